@@ -1,0 +1,57 @@
+"""all_reduce: every rank ends with the sum (product, minimum, maximum, average) of all ranks'
+inputs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from .collective import Buffers, Call, Collective, Comm, Gather, Problem
+from .data import count_wrong, make_input, reduced, spoil
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    if buffers.out is not buffers.x:
+        spoil(buffers.out)
+    buffers.x[:] = make_input(problem, rank, seed)
+    call()
+    return count_wrong(buffers.out, reduced(problem, seed))
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+    out = None if problem.in_place else buffers.out
+    return comm.all_reduce.prepare(buffers.x, out=out, op=problem.op, **plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    # As a user writes it: what is the default is not spelled out.
+    keywords: dict[str, Any] = {} if problem.in_place else {"out": buffers.out}
+    if problem.op != "sum":
+        keywords["op"] = problem.op
+    return partial(comm.all_reduce, buffers.x, **keywords)
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+    op = {"sum": mpi.SUM, "prod": mpi.PROD, "min": mpi.MIN, "max": mpi.MAX}[problem.op or "sum"]
+    return partial(comm.Allreduce, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out, op)
+
+
+COLLECTIVE = Collective(
+    name="all_reduce",
+    order="relaxed",
+    has_data=True,
+    has_op=True,
+    has_root=False,
+    has_out=True,
+    # Every byte leaves a rank once to be reduced and once as a result, but for the rank's own
+    # share.
+    busbw_factor=lambda world_size: 2 * (world_size - 1) / world_size,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+    mpi_algorithm=("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "recursive_doubling"),
+)

@@ -1,0 +1,57 @@
+"""barrier: no rank leaves before the last one has arrived."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from .collective import Buffers, Call, Collective, Comm, Gather, Problem
+
+_LONGEST_DELAY_S = 0.002
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    """Ranks arrive at different times; one that leaves before the last arrival counts as wrong.
+
+    The clock is CLOCK_MONOTONIC, which all processes of one host share.
+    """
+    delay_s = np.random.default_rng((seed, rank)).uniform(0, _LONGEST_DELAY_S)
+    call()
+    time.sleep(delay_s)
+    arrived_ns = time.monotonic_ns()
+    call()
+    left_ns = time.monotonic_ns()
+    return int(left_ns < max(gather(arrived_ns)))
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+    return comm.barrier.prepare(**plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    call: Call = comm.barrier
+    return call
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+    call: Call = comm.Barrier
+    return call
+
+
+COLLECTIVE = Collective(
+    name="barrier",
+    order="acq_rel",
+    has_data=False,
+    has_op=False,
+    has_root=False,
+    has_out=False,
+    busbw_factor=lambda world_size: None,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+)

@@ -1,0 +1,45 @@
+"""broadcast: every rank ends with the root's data."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from .collective import Buffers, Call, Collective, Comm, Gather, Problem
+from .data import count_wrong, make_input
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    # Each rank starts from data of its own, so that a rank that receives nothing is seen.
+    buffers.x[:] = make_input(problem, rank, seed)
+    call()
+    return count_wrong(buffers.x, make_input(problem, problem.root or 0, seed))
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+    return comm.broadcast.prepare(buffers.x, root=problem.root, **plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    return partial(comm.broadcast, buffers.x, root=problem.root)
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+    return partial(comm.Bcast, buffers.x, problem.root)
+
+
+COLLECTIVE = Collective(
+    name="broadcast",
+    order="relaxed",
+    has_data=True,
+    has_op=False,
+    has_root=True,
+    has_out=False,
+    busbw_factor=lambda world_size: 1.0,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+)

@@ -1,0 +1,108 @@
+"""Compare a new document with the recorded ones: `python -m kccl.bench.check new.json`.
+
+`new.json` is a run's output saved to a file (its JSON document is found in it). A row is compared
+with the newest record of the same machine, library, collective, mode, call, size, element type,
+operator, placement and world size. Returns 1 for a regression or a wrong result, 2 when nothing
+could be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .document import Document, load
+from .harness import Row
+
+LATENCY_TOLERANCE = 0.15
+"""A time may exceed the record's by this share."""
+
+_MACHINE = ("cpu_model", "architecture", "cpus", "allowed_cpus")
+_ROW = ("library", "collective", "mode", "call", "bytes", "dtype", "op", "in_place", "world_size")
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row beside its record; `recorded_us` is None when the new row is wrong."""
+
+    row: Row
+    recorded_us: float | None
+    recorded_commit: str
+
+    def __str__(self) -> str:
+        row = self.row
+        call = " ".join(row[key] for key in ("collective", "algorithm", "mode", "call"))
+        what = f"{call}, {row['bytes']} B, {row['dtype']}"
+        if self.recorded_us is None:
+            return f"{what}: {row['wrong']} wrong elements"
+        ratio = row["time_us"] / self.recorded_us
+        record = f"{self.recorded_us:.3f} us of {self.recorded_commit}"
+        return f"{what}: {row['time_us']:.3f} us, {ratio:.2f} times {record}"
+
+
+def compare(new: Document, records: Iterable[Document]) -> tuple[list[Finding], int]:
+    """Regressions of kccl's rows, and how many rows had a record to be compared with.
+
+    Args:
+        new: the document in question.
+        records: earlier documents, oldest first.
+    """
+    known: dict[Key, tuple[float, str]] = {}
+    for record in records:
+        for row in _ours(record):
+            if row["time_us"] is not None:
+                known[_key(record, row)] = (row["time_us"], record["commit"])
+    findings, compared = [], 0
+    for row in _ours(new):
+        if row["wrong"]:
+            findings.append(Finding(row, None, ""))
+            continue
+        if _key(new, row) not in known:
+            continue
+        compared += 1
+        recorded_us, commit = known[_key(new, row)]
+        if row["time_us"] > recorded_us * (1 + LATENCY_TOLERANCE):
+            findings.append(Finding(row, recorded_us, commit))
+    return findings, compared
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what got slower or wrong."""
+    parser = argparse.ArgumentParser(prog="python -m kccl.bench.check", description=__doc__)
+    parser.add_argument("document", type=Path, help="output of kccl bench … --json")
+    parser.add_argument(
+        "--records", type=Path, default=Path(__file__).parent / "records", help="folder of *.jsonl"
+    )
+    args = parser.parse_args(argv)
+    documents = load(args.document)
+    if not documents:
+        print(f"{args.document} holds no JSON document: was it made with --json?", file=sys.stderr)
+        return 2
+    records = [record for path in sorted(args.records.glob("*.jsonl")) for record in load(path)]
+    findings, compared = compare(documents[-1], records)
+    for finding in findings:
+        print(finding)
+    print(f"{compared} rows compared, {len(findings)} worse (tolerance {LATENCY_TOLERANCE:.0%})")
+    if findings:
+        return 1
+    if compared == 0:
+        print(f"no record in {args.records} is of this machine and these problems", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _ours(document: Document) -> list[Row]:
+    return [row for row in document["rows"] if row["library"] == "kccl"]
+
+
+def _key(document: Document, row: Row) -> Key:
+    machine = document["machine"]
+    return (*(machine[name] for name in _MACHINE), *(row[name] for name in _ROW))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Inputs whose exact result is known, and the NumPy oracle that says what it is.
+
+An input depends on seed, rank and index, so that a wrong peer, a stale buffer and an index error
+each show. Values are chosen so that the result is exact in any order of accumulation, in the
+element type itself: comparison is by bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .collective import Array, Problem
+
+# Every integer up to this magnitude is representable: 2 to the number of significant bits.
+_EXACT_INTEGERS = {
+    "float64": 1 << 53,
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "float8_e4m3fn": 1 << 4,
+    "float8_e4m3": 1 << 4,
+    "float8_e4m3fnuz": 1 << 4,
+    "float8_e5m2": 1 << 3,
+    "float8_e5m2fnuz": 1 << 3,
+}
+
+
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether the element type is an integer or bool, whose arithmetic wraps and is exact by
+    itself.
+    """
+    return dtype.kind in "iub"
+
+
+def make_input(problem: Problem, rank: int, seed: int) -> Array:
+    """This rank's input for one check."""
+    dtype = problem.np_dtype
+    assert dtype is not None, "a collective without data has no input"
+    rng = np.random.default_rng((seed, rank))
+    if dtype.kind == "b":
+        return rng.integers(0, 2, problem.count).astype(dtype)
+    if is_integer(dtype):
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, problem.count, dtype=dtype, endpoint=True)
+    exact = _EXACT_INTEGERS[dtype.name]
+    if problem.op == "prod":
+        powers = rng.integers(-1, 2, problem.count)
+        return (np.exp2(powers) * rng.choice((-1, 1), problem.count)).astype(dtype)
+    if problem.op == "avg":
+        return _average_input(problem, rank, seed, exact // 2).astype(dtype)
+    # A sum stays exact in every order when even world_size times the largest value is.
+    largest = min(exact // problem.world_size if problem.op == "sum" else exact, 1 << 20)
+    largest = max(largest, 1)
+    return rng.integers(-largest, largest, problem.count, endpoint=True).astype(dtype)
+
+
+def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Array:
+    """A value all ranks share, plus an offset that the mirrored rank subtracts: the average is
+    exact at any world size.
+    """
+    half = max(largest // 2, 1)
+    shared = np.random.default_rng(seed).integers(-half, half, problem.count, endpoint=True)
+    mirror = problem.world_size - 1 - rank
+    if rank == mirror:
+        return shared
+    pair = np.random.default_rng((seed, min(rank, mirror), 1))
+    offset = pair.integers(1, half, problem.count, endpoint=True)
+    return shared + offset if rank < mirror else shared - offset
+
+
+def reduced(problem: Problem, seed: int) -> Array:
+    """What every rank must hold after an all-reduce of the inputs that belong to `seed`."""
+    dtype = problem.np_dtype
+    assert dtype is not None, "a collective without data has no result"
+    wide = dtype if is_integer(dtype) else np.dtype(np.float64)
+    steps = {
+        "sum": np.add,
+        "avg": np.add,
+        "prod": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+    }
+    step = steps[problem.op or "sum"]
+    total = make_input(problem, 0, seed).astype(wide)
+    for rank in range(1, problem.world_size):
+        # NumPy's add on bool is "or", which is what a sum of bool means here.
+        total = step(total, make_input(problem, rank, seed).astype(wide))
+    if problem.op == "avg":
+        total = total / problem.world_size
+    return total.astype(dtype)
+
+
+def count_wrong(result: Array, expected: Array) -> int:
+    """Number of elements whose bits differ."""
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return max(result.size, expected.size, 1)
+    bits = np.dtype(f"u{expected.itemsize}")
+    return int(np.count_nonzero(result.view(bits) != expected.view(bits)))
+
+
+def spoil(array: Array) -> None:
+    """Overwrite with a byte pattern that no input produces, so that a result that was never written
+    shows.
+    """
+    array.view(np.uint8).fill(0xA5)

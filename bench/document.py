@@ -1,0 +1,84 @@
+"""The JSON document of a run: which machine, which code, which command, which rows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from .harness import Row
+
+Document = dict[str, Any]
+
+
+def document(rows: Sequence[Row], *, ranks: int) -> Document:
+    """The document of these rows, made on this machine by this process."""
+    return {
+        "machine": machine(ranks),
+        "commit": commit(),
+        "command": shlex.join(["kccl", *sys.argv[1:]]),
+        "rows": list(rows),
+    }
+
+
+def machine(ranks: int) -> dict[str, Any]:
+    """What a figure depends on and what may be published: no host name."""
+    from kccl import topology
+
+    found = topology.discover()
+    allowed = found.allowed_cpus
+    return {
+        "cpu_model": found.cpu_model,
+        "architecture": found.architecture,
+        "cpus": len(found.cpus),
+        "allowed_cpus": None if allowed is None else len(allowed),
+        "kernel": found.kernel,
+        "ranks": ranks,
+    }
+
+
+def commit() -> str:
+    """The commit that the running code comes from, "-dirty" when its tree has changes; else the
+    version.
+
+    Code that was installed from a checkout is "<version> installed from <commit>": the checkout may
+    have moved on since.
+    """
+    here = Path(__file__).resolve().parent
+    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
+        return _head(here) or "unknown"
+    try:
+        distribution = importlib.metadata.distribution("kccl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
+    head = _head(Path(unquote(urlparse(origin).path))) if origin.startswith("file://") else None
+    return f"{distribution.version} installed from {head}" if head else distribution.version
+
+
+def _head(folder: Path) -> str | None:
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    return head and head + ("-dirty" if _git(folder, "status", "--porcelain") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command, None where git or the repository is missing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def load(path: Path) -> list[Document]:
+    """Documents of a file, one a line; other lines (a table printed before) are skipped."""
+    lines = path.read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]

@@ -1,0 +1,29 @@
+// What the files of the host core share.
+#pragma once
+
+#include "../include/kccl/abi.h"
+
+extern "C" {
+#include "api.inc"
+}
+
+namespace kccl::host {
+
+using Kernel = void (*)(const KcclCall*);
+
+// Every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels that take bytes stand under [0][0].
+struct KernelTable {
+    Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
+};
+
+#if defined(__x86_64__)
+extern const KernelTable kKernelsV3;  // AVX2, FMA, F16C
+extern const KernelTable kKernelsV4;  // AVX-512 F, BW, DQ, VL
+#endif
+extern const KernelTable kKernelsBaseline;
+
+// Set by the Python extension: called in long waits. Gives up the interpreter's lock, and returns
+// nonzero when a signal handler raised.
+extern uint32_t (*interpreter_hook)(uint64_t waited_ns);
+
+}  // namespace kccl::host

@@ -1,0 +1,57 @@
+// What a rank does between two rounds of polls.
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+
+#include "host.h"
+#include "idle.h"
+
+namespace kccl::host {
+
+uint32_t (*interpreter_hook)(uint64_t waited_ns) = nullptr;
+
+namespace {
+
+// How often a waiting rank looks at its peers' processes and at the interpreter: rarely enough to cost
+// nothing, often enough that a person sees a killed rank or a Ctrl-C at once.
+constexpr uint64_t kLookEveryNs = 2'000'000;
+
+// A pidfd becomes readable when its process ends, also while that is a zombie.
+bool is_gone(int pidfd) {
+    if (pidfd < 0) return false;
+    pollfd poll_fd = {pidfd, POLLIN, 0};
+    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & POLLIN) != 0;
+}
+
+}  // namespace
+}  // namespace kccl::host
+
+extern "C" {
+
+uint64_t kccl_host_clock_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, int32_t* peer) {
+    using namespace kccl::host;
+    auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
+    if (context->holds_gil && interpreter_hook != nullptr && interpreter_hook(waited_ns) != 0) {
+        return kKcclInterrupted;
+    }
+    if (context->shares_cores || waited_ns > kLookEveryNs) sched_yield();
+    const uint64_t now = kccl_host_clock_ns();
+    if (now - context->last_look_ns < kLookEveryNs) return kKcclOk;
+    context->last_look_ns = now;
+    if (*peer >= 0) return is_gone(context->pidfd[*peer]) ? kKcclPeerLost : kKcclOk;
+    for (int32_t rank = 0; rank < kKcclMaxWorldSize; ++rank) {
+        if (is_gone(context->pidfd[rank])) {
+            *peer = rank;
+            return kKcclPeerLost;
+        }
+    }
+    return kKcclOk;
+}
+
+}  // extern "C"

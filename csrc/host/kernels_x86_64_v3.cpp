@@ -1,0 +1,7 @@
+#include "kernel_table.inc"
+
+#if defined(__x86_64__)
+namespace kccl::host {
+extern constinit const KernelTable kKernelsV3 = all_kernels();
+}
+#endif

@@ -1,0 +1,29 @@
+// The C++ face of abi.inc: integer types first, then the declarations, then the layout checks that
+// cffi cannot read.
+#pragma once
+
+#include "platform.cuh"
+
+extern "C" {
+#include "abi.inc"
+}
+
+namespace kccl {
+
+using DeviceComm = ::KcclDeviceComm;
+using Call = ::KcclCall;
+using State = ::KcclState;
+using Record = ::KcclRecord;
+using Status = ::KcclStatus;
+
+static_assert(sizeof(KcclLayout) == 72, "KcclLayout: nine 8-byte fields, no padding");
+static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
+static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
+static_assert(sizeof(KcclDeviceComm) == 24 + 8 + 64 + 72, "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 48, "KcclCall: no padding");
+static_assert(sizeof(KcclState::channel) / sizeof(KcclChannelState) == kKcclMaxChannels,
+              "abi.inc spells array lengths as literals because cffi reads it");
+static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
+              "abi.inc spells array lengths as literals because cffi reads it");
+
+}  // namespace kccl

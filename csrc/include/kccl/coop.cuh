@@ -1,0 +1,49 @@
+// Who acts: one thread, one warp or one block together. A function that takes a coop is called by
+// all its threads, with the same arguments.
+//
+//   index() < size()   this thread's place        sync()     a barrier of the coop's threads; orders
+//   any(mine)          true when any thread's     their memory accesses among each other
+//                      argument is; also a sync
+#pragma once
+
+#include "mem.cuh"
+
+namespace kccl {
+
+struct Thread {
+    KCCL_DEVICE uint32_t index() const { return 0; }
+    KCCL_DEVICE uint32_t size() const { return 1; }
+    KCCL_DEVICE void sync() const {}
+    KCCL_DEVICE bool any(bool mine) const { return mine; }
+};
+
+struct Warp {
+    KCCL_DEVICE uint32_t index() const {
+        return platform::thread_in_block() % platform::kWarpSize;
+    }
+    KCCL_DEVICE uint32_t size() const { return platform::kWarpSize; }
+    KCCL_DEVICE void sync() const { platform::sync_warp(); }
+    KCCL_DEVICE bool any(bool mine) const {
+        platform::sync_warp();
+        return platform::warp_any(mine);
+    }
+};
+
+struct Block {
+    KCCL_DEVICE uint32_t index() const { return platform::thread_in_block(); }
+    KCCL_DEVICE uint32_t size() const { return platform::threads_per_block(); }
+    KCCL_DEVICE void sync() const { platform::sync_block(); }
+    KCCL_DEVICE bool any(bool mine) const { return platform::sync_block_any(mine); }
+};
+
+KCCL_DEVICE Thread thread() { return {}; }
+KCCL_DEVICE Warp warp() { return {}; }
+KCCL_DEVICE Block block() { return {}; }
+
+// True in the one thread that acts for the coop.
+template <class Coop>
+KCCL_DEVICE bool leads(Coop coop) {
+    return coop.index() == 0;
+}
+
+}  // namespace kccl

@@ -1,0 +1,207 @@
+// Element types and operators. Every reduction adds in rank order 0, 1, 2, ... in one accumulator and
+// rounds once, so its bits depend on the inputs only: not on rank, algorithm, length or target.
+//
+//   accumulator   float for float, half and bfloat16; double for double; wrapping integers
+//   NaN           any NaN in gives the canonical quiet NaN out, whatever its sign and payload
+//   min, max      -0 is below +0
+//   avg           the sum divided by the world size in the accumulator; floats only
+#pragma once
+
+#include "mem.cuh"
+
+namespace kccl {
+
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+
+// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN.
+template <class T>
+struct Element;
+
+template <>
+struct Element<float> {
+    using Acc = float;
+    using Bits = uint32_t;
+    KCCL_DEVICE static Acc widen(float value) { return value; }
+    KCCL_DEVICE static float narrow(Acc acc) {
+        return acc != acc ? platform::bit_cast<float>(0x7fc00000u) : acc;
+    }
+};
+
+template <>
+struct Element<double> {
+    using Acc = double;
+    using Bits = uint64_t;
+    KCCL_DEVICE static Acc widen(double value) { return value; }
+    KCCL_DEVICE static double narrow(Acc acc) {
+        return acc != acc ? platform::bit_cast<double>(uint64_t{0x7ff8000000000000u}) : acc;
+    }
+};
+
+template <>
+struct Element<f16> {
+    using Acc = float;
+    using Bits = uint32_t;
+    KCCL_DEVICE static Acc widen(f16 value) { return mem::float_from_half(value.bits); }
+    KCCL_DEVICE static f16 narrow(Acc acc) {
+        return {acc != acc ? uint16_t{0x7e00} : mem::half_from_float(acc)};
+    }
+};
+
+template <>
+struct Element<bf16> {
+    using Acc = float;
+    using Bits = uint32_t;
+    KCCL_DEVICE static Acc widen(bf16 value) {
+        return platform::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+    }
+    // Rounds to nearest even by adding just under half of the dropped part's unit.
+    KCCL_DEVICE static bf16 narrow(Acc acc) {
+        const uint32_t bits = platform::bit_cast<uint32_t>(acc);
+        const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        return {acc != acc ? uint16_t{0x7fc0} : static_cast<uint16_t>(rounded)};
+    }
+};
+
+// Unsigned accumulators, because signed overflow is undefined and unsigned wraps.
+template <>
+struct Element<int32_t> {
+    using Acc = uint32_t;
+    using Signed = int32_t;
+    KCCL_DEVICE static Acc widen(int32_t value) { return static_cast<uint32_t>(value); }
+    KCCL_DEVICE static int32_t narrow(Acc acc) { return static_cast<int32_t>(acc); }
+};
+
+template <>
+struct Element<int64_t> {
+    using Acc = uint64_t;
+    using Signed = int64_t;
+    KCCL_DEVICE static Acc widen(int64_t value) { return static_cast<uint64_t>(value); }
+    KCCL_DEVICE static int64_t narrow(Acc acc) { return static_cast<int64_t>(acc); }
+};
+
+template <class T>
+constexpr bool kIsInteger = false;
+template <>
+inline constexpr bool kIsInteger<int32_t> = true;
+template <>
+inline constexpr bool kIsInteger<int64_t> = true;
+
+// An operator: apply(accumulated, next) in rank order, then finish(accumulated, world_size).
+struct Sum {
+    template <class T, class Acc>
+    KCCL_DEVICE static Acc apply(Acc a, Acc b) {
+        return a + b;
+    }
+    template <class Acc>
+    KCCL_DEVICE static Acc finish(Acc a, int) {
+        return a;
+    }
+};
+
+struct Prod : Sum {
+    template <class T, class Acc>
+    KCCL_DEVICE static Acc apply(Acc a, Acc b) {
+        return a * b;
+    }
+};
+
+struct Avg : Sum {
+    template <class Acc>
+    KCCL_DEVICE static Acc finish(Acc a, int world_size) {
+        return a / static_cast<Acc>(world_size);
+    }
+};
+
+// Equal floats differ at most in the sign of zero: or-ing the bits keeps a minus, and-ing a plus.
+struct Min : Sum {
+    template <class T, class Acc>
+    KCCL_DEVICE static Acc apply(Acc a, Acc b) {
+        if constexpr (kIsInteger<T>) {
+            using Signed = typename Element<T>::Signed;
+            return static_cast<Signed>(b) < static_cast<Signed>(a) ? b : a;
+        } else {
+            using Bits = typename Element<T>::Bits;
+            const Acc zero = platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) |
+                                                     platform::bit_cast<Bits>(b));
+            const Acc ordered = a < b ? a : b < a ? b : zero;
+            return a != a ? a : b != b ? b : ordered;
+        }
+    }
+};
+
+struct Max : Sum {
+    template <class T, class Acc>
+    KCCL_DEVICE static Acc apply(Acc a, Acc b) {
+        if constexpr (kIsInteger<T>) {
+            using Signed = typename Element<T>::Signed;
+            return static_cast<Signed>(a) < static_cast<Signed>(b) ? b : a;
+        } else {
+            using Bits = typename Element<T>::Bits;
+            const Acc zero = platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) &
+                                                     platform::bit_cast<Bits>(b));
+            const Acc ordered = a < b ? b : b < a ? a : zero;
+            return a != a ? a : b != b ? b : ordered;
+        }
+    }
+};
+
+// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1.
+template <class T, class Op>
+KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
+    constexpr int kCount = 8 / sizeof(T);
+    typename Element<T>::Acc acc[kCount];
+    T elements[kCount];
+    __builtin_memcpy(elements, &payloads[0], 8);
+    for (int k = 0; k < kCount; ++k) acc[k] = Element<T>::widen(elements[k]);
+    for (int rank = 1; rank < world_size; ++rank) {
+        __builtin_memcpy(elements, &payloads[rank], 8);
+        for (int k = 0; k < kCount; ++k) {
+            acc[k] = Op::template apply<T>(acc[k], Element<T>::widen(elements[k]));
+        }
+    }
+    for (int k = 0; k < kCount; ++k) {
+        elements[k] = Element<T>::narrow(Op::finish(acc[k], world_size));
+    }
+    uint64_t payload;
+    __builtin_memcpy(&payload, elements, 8);
+    return payload;
+}
+
+template <class T, class Op, int WORLD_SIZE, class Coop>
+KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_t count) {
+    const T* row[WORLD_SIZE];
+    for (int rank = 0; rank < WORLD_SIZE; ++rank) row[rank] = rows[rank];
+    KCCL_INDEPENDENT
+    for (uint64_t i = coop.index(); i < count; i += coop.size()) {
+        typename Element<T>::Acc acc = Element<T>::widen(mem::load_plain(row[0] + i));
+        for (int rank = 1; rank < WORLD_SIZE; ++rank) {
+            acc = Op::template apply<T>(acc, Element<T>::widen(mem::load_plain(row[rank] + i)));
+        }
+        mem::store_plain(out + i, Element<T>::narrow(Op::finish(acc, WORLD_SIZE)));
+    }
+}
+
+// out[i] = the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of the rows.
+// Called by all threads of the coop. The world size is a constant in each loop, so that a CPU's
+// compiler turns it into vector code.
+template <class T, class Op, class Coop>
+KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
+                                    uint64_t count) {
+    switch (world_size) {
+        case 1: return reduce_rows_of<T, Op, 1>(coop, out, rows, count);
+        case 2: return reduce_rows_of<T, Op, 2>(coop, out, rows, count);
+        case 3: return reduce_rows_of<T, Op, 3>(coop, out, rows, count);
+        case 4: return reduce_rows_of<T, Op, 4>(coop, out, rows, count);
+        case 5: return reduce_rows_of<T, Op, 5>(coop, out, rows, count);
+        case 6: return reduce_rows_of<T, Op, 6>(coop, out, rows, count);
+        case 7: return reduce_rows_of<T, Op, 7>(coop, out, rows, count);
+        default: return reduce_rows_of<T, Op, 8>(coop, out, rows, count);
+    }
+}
+
+}  // namespace kccl

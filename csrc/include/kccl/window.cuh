@@ -1,0 +1,55 @@
+// Symmetric windows: where a region of any rank's window lies in this rank's address space.
+// Nothing here touches memory.
+#pragma once
+
+#include "mem.cuh"
+
+namespace kccl {
+
+KCCL_DEVICE State* state_of(const DeviceComm& comm) { return reinterpret_cast<State*>(comm.state); }
+
+template <class T>
+KCCL_DEVICE T* window_at(const DeviceComm& comm, int rank, uint64_t offset) {
+    return reinterpret_cast<T*>(comm.window[rank] + offset);
+}
+
+// The word by which `source` says that it gave up, in `rank`'s window.
+KCCL_DEVICE uint32_t* abort_word(const DeviceComm& comm, int rank, int source) {
+    return window_at<uint32_t>(comm, rank, comm.layout.abort) + source;
+}
+
+KCCL_DEVICE Record* abort_record(const DeviceComm& comm, int rank, int source) {
+    return window_at<Record>(comm, rank, comm.layout.records + source * kKcclLineBytes);
+}
+
+// The word that `source` writes into `rank`'s window; a line of its own.
+KCCL_DEVICE uint32_t* flag_word(const DeviceComm& comm, int rank, int channel, KcclFlag flag,
+                                int source) {
+    const uint64_t line = (uint64_t(channel) * kKcclNumFlags + flag) * comm.world_size + source;
+    return window_at<uint32_t>(comm, rank, comm.layout.flags + line * kKcclLineBytes);
+}
+
+// The counter of signals that `source` sent to `rank` under this id; a line of its own.
+KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_id, int source) {
+    const uint64_t line = uint64_t(signal_id) * comm.world_size + source;
+    return window_at<uint32_t>(comm, rank, comm.layout.signals + line * kKcclLineBytes);
+}
+
+// The packets that `source` pushes into `rank`'s window: a slot of 2 * packet_bytes.
+// The stride per source is fixed, so a word is only ever written by one rank.
+KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
+                                     int source) {
+    const uint64_t slot = (uint64_t(channel) * 2 + parity) * comm.world_size + source;
+    return window_at<mem::Packet>(comm, rank, comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
+}
+
+enum class Half { kInput = 0, kResult = 1 };
+
+// Where `rank` lays its input, or its part of the result, for peers to pull.
+template <class T>
+KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity, Half half) {
+    const uint64_t slot = (uint64_t(channel) * 2 + parity) * 2 + static_cast<uint32_t>(half);
+    return window_at<T>(comm, rank, comm.layout.staging + slot * comm.layout.staging_bytes);
+}
+
+}  // namespace kccl

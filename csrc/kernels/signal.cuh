@@ -1,0 +1,31 @@
+// signal: adds one to the peer's count of signals under an id (call.channel), after everything this
+// rank's coop wrote before, puts included.
+//
+// Each source has its own word, so a plain store of the new count needs no atomic on the peer.
+#pragma once
+
+#include "../include/kccl/signal.cuh"
+
+namespace kccl {
+
+// Called by all threads of the coop.
+template <class Coop>
+KCCL_DEVICE Status signal(Coop coop, const Call& call) {
+    const DeviceComm& comm = call.comm;
+    const Status status = status_of(comm);
+    if (coop.any(status != kKcclOk)) return status_of(comm);
+    coop.sync();
+    if (leads(coop)) {
+        const uint32_t sent = ++state_of(comm)->sent[call.peer][call.channel];
+        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(
+            signal_word(comm, call.peer, call.channel, comm.rank), sent);
+    }
+    return kKcclOk;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::signal(block(), call); }
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,85 @@
+"""KCCL: collectives for messages so small that latency is everything.
+
+    import kccl, numpy as np
+    comm = kccl.init()
+    x = np.full(4, comm.rank, np.float32)
+    comm.all_reduce(x)
+
+Start several ranks with `mpirun -n 4 python program.py` or `kccl run -n 4 -- python program.py`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import bfloat16, float16, float32, float64, int32, int64
+from .errors import (
+    BackendError,
+    CompileError,
+    Error,
+    InvalidArgument,
+    PeerLost,
+    Timeout,
+    WaitFailed,
+)
+
+if TYPE_CHECKING:
+    from . import dtypes, probe, topology
+    from .comm import Communicator
+    from .memory import Window
+    from .plan import Plan
+    from .start import init, run_threads
+
+__all__ = [
+    "BackendError",
+    "Communicator",
+    "CompileError",
+    "Error",
+    "InvalidArgument",
+    "PeerLost",
+    "Plan",
+    "Timeout",
+    "WaitFailed",
+    "Window",
+    "__version__",
+    "bfloat16",
+    "dtypes",
+    "float16",
+    "float32",
+    "float64",
+    "include_dir",
+    "init",
+    "int32",
+    "int64",
+    "probe",
+    "run_threads",
+    "topology",
+]
+
+# Loaded at first use, so that `import kccl` costs what a program needs of it.
+_LAZY = {
+    "Communicator": "comm",
+    "Plan": "plan",
+    "Window": "memory",
+    "init": "start",
+    "run_threads": "start",
+}
+_LAZY_MODULES = ("dtypes", "probe", "topology")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _LAZY_MODULES:
+        return import_module(f".{name}", __name__)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("kccl")
+    raise AttributeError(f"module 'kccl' has no attribute {name!r}")
+
+
+def include_dir() -> str:
+    """The folder to give to a device compiler with -I, for `#include <kccl/kccl.cuh>`."""
+    from pathlib import Path
+
+    return str(Path(__file__).parent / "csrc" / "include")

@@ -1,0 +1,51 @@
+"""The compiled core: its functions, and the constants and structs of abi.inc by name."""
+
+import re
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from typing import Any
+
+from . import _core
+
+ffi: Any = _core.ffi
+lib: Any = _core.lib
+
+
+def _load_fastcall() -> Any:
+    # The second module of the same shared library, which an ordinary import would not find.
+    loader = ExtensionFileLoader("kccl._fastcall", _core.__file__)
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+fastcall: Any = _load_fastcall()
+
+
+def _snake_case(camel: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", camel).lower()
+
+
+def _members(enum: str) -> dict[str, int]:
+    """name in snake case -> value, of one enum of abi.inc, without its closing `Num...` entry."""
+    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
+    names = {_snake_case(name.removeprefix("kKccl")): value for value, name in elements.items()}
+    return {name: value for name, value in names.items() if not name.startswith("num_")}
+
+
+MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
+MAX_CHANNELS: int = lib.kKcclMaxChannels
+NUM_SIGNALS: int = lib.kKcclNumSignals
+LINE_BYTES: int = lib.kKcclLineBytes
+NUM_FLAGS: int = lib.kKcclNumFlags
+ABI_VERSION: int = lib.kKcclAbiVersion
+KERNELS = _members("KcclKernel")
+DTYPES = _members("KcclDtype")
+OPS = _members("KcclOp")
+
+
+def kernel_name(kernel: int) -> str:
+    """The name of the kernel's file for a value of KcclKernel."""
+    return next(name for name, value in KERNELS.items() if value == kernel)

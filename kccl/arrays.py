@@ -1,0 +1,141 @@
+"""What a caller's array is: address, size and element type, without copying it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import dtypes
+from .abi import ffi
+from .errors import InvalidArgument
+
+_BYTES = ffi.typeof("char[]")
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """A caller's memory.
+
+    Attributes:
+        address: Of the first element.
+        count: Number of elements.
+        dtype: Their type.
+        is_buffer: The array itself exports the buffer protocol and names its dtype, so that the fast
+            path can read both.
+        keep: What keeps the memory alive.
+    """
+
+    address: int
+    count: int
+    dtype: dtypes.Dtype
+    is_buffer: bool
+    keep: Any
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+def view(array: Any, name: str, *, writable: bool) -> ArrayView:
+    """Looks at a caller's array: the buffer protocol, else DLPack.
+
+    Args:
+        array: The array.
+        name: What the caller calls it, for error messages.
+        writable: Whether it will be written.
+
+    Raises:
+        InvalidArgument: It is no array in host memory, not contiguous, read-only, or of a type
+            that KCCL does not have.
+    """
+    if hasattr(array, "__cuda_array_interface__"):
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
+            "this communicator's backend is host"
+        )
+    is_buffer = True
+    try:
+        memory = memoryview(array) if not hasattr(array, "dtype") else None
+    except TypeError:
+        memory = None
+        is_buffer = False
+    if not is_buffer or (memory is None and not _has_buffer(array)):
+        array = _from_dlpack(array, name)
+        is_buffer = False
+    dtype = _dtype_of(array, memory, name)
+    if not _is_contiguous(array, memory):
+        raise InvalidArgument(
+            f"{name} has shape {_shape_of(array, memory)} and is not C-contiguous, "
+            "must be C-contiguous"
+        )
+    try:
+        buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
+    except (BufferError, ValueError, TypeError) as error:
+        if writable and _is_readonly(array, memory):
+            raise InvalidArgument(f"{name} is read-only, must be writable") from None
+        raise InvalidArgument(f"{name} does not give its memory: {error}") from error
+    address = int(ffi.cast("uintptr_t", buffer))
+    named = is_buffer and memory is None
+    return ArrayView(address, len(buffer) // dtype.itemsize, dtype, named, buffer)
+
+
+def _has_buffer(array: Any) -> bool:
+    try:
+        ffi.from_buffer(_BYTES, array)
+    except TypeError:
+        return False
+    except (BufferError, ValueError):
+        return True
+    return True
+
+
+def _from_dlpack(array: Any, name: str) -> Any:
+    if not hasattr(array, "__dlpack__"):
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__}, must be an array: something with the buffer "
+            "protocol or DLPack"
+        )
+    import numpy as np
+
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error
+
+
+def _dtype_of(array: Any, memory: memoryview | None, name: str) -> dtypes.Dtype:
+    try:
+        return dtypes.of(array.dtype) if memory is None else dtypes.of_format(memory.format)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+
+
+def _is_contiguous(array: Any, memory: memoryview | None) -> bool:
+    if memory is not None:
+        return memory.c_contiguous
+    return bool(array.flags.c_contiguous) if hasattr(array, "flags") else True
+
+
+def _is_readonly(array: Any, memory: memoryview | None) -> bool:
+    if memory is not None:
+        return memory.readonly
+    return not array.flags.writeable if hasattr(array, "flags") else False
+
+
+def _shape_of(array: Any, memory: memoryview | None) -> Any:
+    return memory.shape if memory is not None else getattr(array, "shape", None)
+
+
+def same_kind(x: ArrayView, out: ArrayView) -> None:
+    """Checks that `out` can take the result of a collective over `x`.
+
+    Raises:
+        InvalidArgument: Types or sizes differ, or the two overlap without being the same.
+    """
+    if out.dtype != x.dtype:
+        raise InvalidArgument(f"out has dtype {out.dtype.name}, x has {x.dtype.name}: must be equal")
+    if out.count != x.count:
+        raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: must be equal")
+    if out.address != x.address and abs(out.address - x.address) < x.nbytes:
+        raise InvalidArgument(
+            f"out begins at {out.address:#x} and x at {x.address:#x}: they overlap, "
+            "must be the same memory or apart"
+        )

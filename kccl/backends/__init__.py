@@ -1,0 +1,1 @@
+"""Backends: how windows, calls and waits are made on one kind of machine."""

@@ -1,0 +1,389 @@
+"""The communicator: what ranks do together.
+
+The main path of a call: `comm.all_reduce(x)` is calls.AllReduce, which checks x, asks plan.choose for
+an algorithm and backends/host.py for a call struct, and hands that to kccl._fastcall. From there it is
+csrc/host/core.cpp, then the kernel file that bears the plan's name, then packet.cuh or barrier.cuh,
+then mem.cuh.
+"""
+
+import json
+import os
+import weakref
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from . import abi, arrays, bootstrap, dtypes, memory, mesh
+from .abi import lib
+from .backends.host import HostBackend, Settings
+from .calls import AllReduce, Barrier, Broadcast, Checked, Prepared
+from .env import Env
+from .errors import Error, InvalidArgument, PeerLost
+from .failure import error_of
+from .plan import Plan, Request, choose, tuning_for
+from .plan import algorithms as algorithms_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .topology import Machine
+
+_open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
+_fork_hook_registered = False
+
+
+def _disown_after_fork() -> None:
+    for comm in list(_open):
+        comm._disown()
+
+
+class Communicator:
+    """The ranks of a job, or of a part of it. Used by one thread at a time; several are independent.
+
+    Attributes:
+        rank, world_size: This rank and their number.
+        local_rank: Index within the machine.
+        launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
+        backend: "host".
+        num_channels: Independent streams of calls, for the `channel` keywords.
+        all_reduce, broadcast, barrier: The collectives; see calls.py.
+    """
+
+    def __init__(
+        self, ranks: mesh.Mesh, env: Env, *, launcher: str, local_rank: int, settings: Settings
+    ) -> None:
+        """Connects windows and checks that all ranks mean the same. Collective; see kccl.init()."""
+        global _fork_hook_registered
+        if ranks.world_size > abi.MAX_WORLD_SIZE:
+            raise InvalidArgument(
+                f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
+            )
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
+        self.local_rank = local_rank
+        self.launcher = launcher
+        self.backend = "host"
+        self.checks = bool(env.check)
+        self.num_channels = settings.num_channels
+        self._mesh = ranks
+        self._env = env
+        self._settings = settings
+        self._is_closed = False
+        cpus = self._agree_at_start()
+        self._backend = HostBackend(
+            ranks,
+            settings,
+            shares_cores=self.world_size > len(cpus),
+            are_threads=launcher == "threads",
+            timeout=env.first_timeout,
+        )
+        self._backend.state.first_limit_ns = int(env.first_timeout * 1e9)
+        self.timeout = env.timeout
+        self._one_sided: dict[str, tuple[Any, Any]] = {}
+        self.all_reduce = AllReduce(self)
+        self.broadcast = Broadcast(self)
+        self.barrier: Barrier = self._barrier_on(0)
+        # No rank may write into a peer's window before that peer has mapped and counts on it.
+        self._mesh.allgather(b"", "start-up", env.first_timeout)
+        if not _fork_hook_registered:
+            os.register_at_fork(after_in_child=_disown_after_fork)
+            _fork_hook_registered = True
+        _open.add(self)
+
+    def _agree_at_start(self) -> set[int]:
+        """The cores of all ranks together, after a check that the ranks fit each other."""
+        mine = {
+            "abi_version": abi.ABI_VERSION,
+            "settings": repr(self._settings),
+            "KCCL_CHECK": self._env.check,
+            "KCCL_ALGORITHM": self._env.algorithm,
+        }
+        cpus = sorted(os.sched_getaffinity(0))
+        message = json.dumps([mine, cpus]).encode()
+        replies = self._mesh.allgather(message, "start-up", self._env.first_timeout)
+        everyone = [json.loads(reply) for reply in replies]
+        for peer, (theirs, _) in enumerate(everyone):
+            for name, value in mine.items():
+                if theirs[name] != value:
+                    raise InvalidArgument(
+                        f"{name} is {value} on rank {self.rank} and {theirs[name]} on rank {peer}, "
+                        "must be the same on all ranks"
+                    )
+        return {cpu for _, its_cpus in everyone for cpu in its_cpus}
+
+    def __repr__(self) -> str:
+        return f"<kccl.Communicator rank {self.rank} of {self.world_size}, {self.backend}>"
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds one wait may last; may be set at any time, also by another thread."""
+        return float(self._backend.state.limit_ns) * 1e-9
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise InvalidArgument(f"timeout is {seconds}, must be positive")
+        self._backend.state.limit_ns = int(seconds * 1e9)
+
+    @cached_property
+    def topology(self) -> "Machine":
+        """This machine's cores, caches and NUMA nodes."""
+        from .topology import discover
+
+        return discover()
+
+    # ---- Symmetric memory and one-sided calls ------------------------------------------------
+
+    def window(self, nbytes: int) -> memory.Window:
+        """Allocates a window of `nbytes` on every rank. Collective.
+
+        Raises:
+            InvalidArgument: The size is not positive, or differs between ranks.
+        """
+        self._check_usable()
+        return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> "np.ndarray[Any, Any]":
+        """A NumPy array in symmetric memory of its own, initially zero. Collective.
+
+        Args:
+            shape: The same on every rank.
+            dtype: A KCCL or NumPy element type.
+        """
+        import numpy as np
+
+        numpy_dtype = dtypes.to_numpy(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = int(np.prod(shape, dtype=np.int64))
+        window = self.window(max(count * numpy_dtype.itemsize, 1))
+        return np.frombuffer(window.local, numpy_dtype, count).reshape(shape)
+
+    def put(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> None:
+        """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it."""
+        view = arrays.view(x, "x", writable=False)
+        address = self._remote(peer, window, offset, view.nbytes)
+        self._run_one_sided("put", input=view.address, output=address, count=view.nbytes, peer=peer)
+
+    def get(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> Any:
+        """Fills x from byte `offset` of the peer's window; returns x."""
+        view = arrays.view(x, "x", writable=True)
+        address = self._remote(peer, window, offset, view.nbytes)
+        self._run_one_sided("get", input=address, output=view.address, count=view.nbytes, peer=peer)
+        return x
+
+    def signal(self, peer: int, signal_id: int = 0) -> None:
+        """Adds one to the peer's signals under this id, after all earlier puts and stores."""
+        self._check_rank("peer", peer)
+        self._check_signal_id(signal_id)
+        self._run_one_sided("signal", peer=peer, channel=signal_id)
+
+    def wait(self, signal_id: int = 0, *, count: int = 1, peer: int | None = None) -> None:
+        """Waits for `count` signals under this id and consumes them.
+
+        Args:
+            signal_id: Which signals.
+            count: How many.
+            peer: Only those of this rank; of any ranks together when None.
+
+        Raises:
+            Timeout, PeerLost: They did not come.
+        """
+        if peer is not None:
+            self._check_rank("peer", peer)
+        self._check_signal_id(signal_id)
+        if not 1 <= count < 2**31:
+            raise InvalidArgument(f"count is {count}, must be between 1 and 2**31 - 1")
+        sender = -1 if peer is None else peer
+        self._run_one_sided("wait", peer=sender, channel=signal_id, count=count)
+
+    def _run_one_sided(self, kernel: str, **fields: int) -> None:
+        if kernel not in self._one_sided:
+            handle = self._backend.op(kernel)
+            address = int(abi.ffi.cast("uintptr_t", handle))
+            self._one_sided[kernel] = handle, abi.fastcall.Op(address, None, self._raise_failure)
+        handle, op = self._one_sided[kernel]
+        for name, value in fields.items():
+            setattr(handle.call, name, value)
+        op()
+
+    def _remote(self, peer: int, window: memory.Window, offset: int, nbytes: int) -> int:
+        self._check_rank("peer", peer)
+        if not 0 <= offset <= window.nbytes - nbytes:
+            raise InvalidArgument(
+                f"offset is {offset} and x has {nbytes} bytes, must end within the window's "
+                f"{window.nbytes} bytes"
+            )
+        return window.addresses[peer] + offset
+
+    # ---- Plans -------------------------------------------------------------------------------
+
+    def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
+        """How a call would run; `.explain()` says why."""
+        return self._plan(collective, nbytes, None if dtype is None else dtypes.of(dtype), "")
+
+    def algorithms(self, collective: str) -> list[str]:
+        """Names of the algorithms of a collective, for the `algorithm` keywords."""
+        return algorithms_of(collective)
+
+    def _plan(
+        self, collective: str, nbytes: int, dtype: dtypes.Dtype | None, algorithm: str
+    ) -> Plan:
+        request = Request(collective, nbytes, self.world_size, self.backend, dtype)
+        forced = algorithm
+        if not forced and self._env.algorithm in algorithms_of(collective):
+            forced = self._env.algorithm
+        return choose(request, tuning_for(self.backend, self._env.tuning), forced)
+
+    def _prepared(self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any) -> Prepared:
+        if self.checks:
+            return Checked(signature, self, chosen, handle, result, keep)
+        return Prepared(self, chosen, handle, result, keep)
+
+    def _barrier_on(self, channel: int) -> Any:
+        if not 0 <= channel < self.num_channels:
+            raise InvalidArgument(
+                f"channel is {channel}, must be between 0 and {self.num_channels - 1}"
+            )
+        chosen = self._plan("barrier", 0, None, "")
+        handle = self._backend.op(chosen.name, channel=channel)
+        return Barrier(self, chosen, handle, None, None)
+
+    # ---- Checks and failures -----------------------------------------------------------------
+
+    def _check_rank(self, name: str, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"{name} is {rank}, must be between 0 and {self.world_size - 1}")
+
+    def _check_signal_id(self, signal_id: int) -> None:
+        if not 0 <= signal_id < abi.NUM_SIGNALS:
+            raise InvalidArgument(
+                f"signal_id is {signal_id}, must be between 0 and {abi.NUM_SIGNALS - 1}"
+            )
+
+    def _check_usable(self) -> None:
+        if self._backend.state.status != lib.kKcclOk:
+            self._raise_failure()
+
+    def _check_agreement(self, signature: str) -> None:
+        """Under KCCL_CHECK=1: raises on every rank when the ranks are about to do different things."""
+        if not self.checks:
+            return
+        self._check_usable()
+        replies = self._mesh.allgather(signature.encode(), "KCCL_CHECK", self.timeout)
+        calls = [reply.decode() for reply in replies]
+        if len(set(calls)) > 1:
+            listing = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+            raise InvalidArgument(f"the ranks disagree about this call: {listing}")
+
+    def _raise_failure(self) -> None:
+        state = self._backend.state
+        raise error_of(state.status, state.record, self.rank)
+
+    def _disown(self) -> None:
+        """In a forked child: every use is an error, and the parent's peers do not hear from it."""
+        self._backend.state.status = lib.kKcclForked
+        self._mesh.close()
+
+    # ---- Groups, recovery, end ---------------------------------------------------------------
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order; for what JSON can carry. Out of band: slow, sleeps."""
+        self._check_open()
+        replies = self._mesh.allgather(
+            json.dumps(value).encode(), "gather_objects", self._env.first_timeout
+        )
+        return [json.loads(reply) for reply in replies]
+
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
+        """Parts the ranks into communicators of equal `color`, ordered by `key`, then rank. Collective.
+
+        Returns:
+            This rank's part; None for a color of None.
+        """
+        self._check_usable()
+        listener, name = mesh.listen()
+        try:
+            everyone = self.gather_objects([color, key, name])
+        except BaseException:
+            listener.close()
+            raise
+        if color is None:
+            listener.close()
+            return None
+        members = sorted(
+            (its_key, rank) for rank, (its_color, its_key, _) in enumerate(everyone) if its_color == color
+        )
+        names = {rank: everyone[rank][2] for _, rank in members}
+        return self._regroup([rank for _, rank in members], names, listener)
+
+    def _regroup(self, members: list[int], names: dict[int, str], listener: Any) -> "Communicator":
+        rank = members.index(self.rank)
+        deadline = bootstrap.deadline_after(self._env.first_timeout)
+        sockets = mesh.connect(rank, [names[member] for member in members], listener, deadline)
+        ranks = mesh.Mesh(rank, len(members), sockets)
+        return Communicator(
+            ranks, self._env, launcher=self.launcher, local_rank=rank, settings=self._settings
+        )
+
+    def reset(self) -> None:
+        """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
+
+        Raises:
+            PeerLost: A rank is gone; use shrink().
+            Timeout: A rank did not call reset() in time.
+        """
+        self._check_open()
+        self._mesh.allgather(b"", "reset", self._env.first_timeout)
+        self._backend.clear()
+        self._mesh.allgather(b"", "reset", self._env.first_timeout)
+
+    def shrink(self) -> "Communicator":
+        """After a rank was lost: the survivors' communicator, in the old order. Collective among them.
+
+        This communicator is closed. Windows and arrays in them stay readable.
+
+        Raises:
+            Timeout: A rank that is alive did not call shrink() in time.
+        """
+        self._check_open()
+        while True:
+            listener, name = mesh.listen()
+            try:
+                survivors = self._mesh.agree_on_survivors(name.encode(), self._env.first_timeout)
+            except BaseException:
+                listener.close()
+                raise
+            names = {rank: text.decode() for rank, text in survivors.items()}
+            try:
+                smaller = self._regroup(list(names), names, listener)
+            except PeerLost:
+                # Another rank went meanwhile: its end is seen in the next round.
+                continue
+            self.close()
+            return smaller
+
+    def close(self) -> None:
+        """Ends the use of this communicator on this rank. Idempotent; arrays in windows stay valid."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._mesh.close()
+        self._backend.state.status = lib.kKcclClosed
+        self.all_reduce.forget()
+        self.broadcast.forget()
+        _open.discard(self)
+
+    def _check_open(self) -> None:
+        if self._backend.state.status in (lib.kKcclClosed, lib.kKcclForked):
+            self._raise_failure()
+        if self._is_closed:
+            raise Error(f"the communicator is closed on rank {self.rank}")
+
+    def _abort(self, culprit: int) -> None:
+        """Fails every rank because rank `culprit` will not go on."""
+        self._backend.abort(culprit)

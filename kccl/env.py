@@ -1,0 +1,64 @@
+"""Every environment variable KCCL reads, in one object; `kccl doctor` prints it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Env:
+    """The variables with their defaults. The name of a variable is `KCCL_` and the field in capitals.
+
+    Attributes:
+        timeout: Seconds one wait may last.
+        first_timeout: The same for the first call and for the start-up, when ranks may be far apart.
+        check: 1: before each collective the ranks compare collective, bytes, dtype and op.
+        algorithm: Force the plan of this name wherever it can run.
+        tuning: Path of a tuning file to use in place of the installed one.
+        epoch_bits: Width of epochs, 4 to 32. For tests: narrow epochs wrap soon.
+        rank, world_size, rendezvous: Set by `kccl run` for its children.
+        openmpi_prefix: Environment with mpi4py and Open MPI, for `kccl bench --baselines`.
+    """
+
+    timeout: float = 30.0
+    first_timeout: float = 300.0
+    check: int = 0
+    algorithm: str = ""
+    tuning: str = ""
+    epoch_bits: int = 32
+    rank: int = -1
+    world_size: int = 0
+    rendezvous: str = ""
+    openmpi_prefix: str = ""
+
+
+def read(environ: Mapping[str, str] | None = None) -> Env:
+    """Reads the variables.
+
+    Raises:
+        InvalidArgument: A value does not parse, or a variable that starts with `KCCL_` is unknown.
+    """
+    environ = os.environ if environ is None else environ
+    known = {f"KCCL_{field.name.upper()}": field for field in fields(Env)}
+    values = {}
+    for name, text in environ.items():
+        if not name.startswith("KCCL_"):
+            continue
+        if name not in known:
+            raise InvalidArgument(f"{name} is no variable of KCCL; known: {', '.join(known)}")
+        field = known[name]
+        kind = type(field.default)
+        try:
+            values[field.name] = kind(text)
+        except ValueError:
+            raise InvalidArgument(f"{name}={text!r} is not of type {kind.__name__}") from None
+    env = Env(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
+    if not 4 <= env.epoch_bits <= 32:
+        raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
+    if env.timeout <= 0 or env.first_timeout <= 0:
+        raise InvalidArgument(
+            f"KCCL_TIMEOUT={env.timeout} and KCCL_FIRST_TIMEOUT={env.first_timeout} must be positive"
+        )
+    return env

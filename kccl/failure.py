@@ -1,0 +1,56 @@
+"""From a failed wait's record to the sentence a person reads."""
+
+from typing import Any
+
+from .abi import kernel_name, lib
+from .errors import Error, PeerLost, Timeout, WaitFailed
+
+_CURES = {
+    Timeout: "all ranks may go on after comm.reset()",
+    PeerLost: "the survivors may go on with comm.shrink()",
+}
+
+
+def error_of(status: int, record: Any, rank: int) -> Error:
+    """The exception for a communicator's status.
+
+    Args:
+        status: KcclStatus, not ok.
+        record: The KcclRecord beside it.
+        rank: The rank that raises.
+    """
+    if status == lib.kKcclForked:
+        return Error(
+            f"this process is a fork of rank {rank}'s process; only that process may use the "
+            "communicator (start ranks with `kccl run`, mpirun or kccl.run_threads)"
+        )
+    if status == lib.kKcclClosed:
+        return Error(f"the communicator is closed on rank {rank}")
+    name = kernel_name(record.kernel)
+    waited_s = record.waited_ns * 1e-9
+    culprit = f"peer {record.peer}" if record.peer >= 0 else "any peer"
+    if record.kernel == lib.kKcclWait:
+        place = f"signal_id {record.channel}"
+        seen = f"{record.seen} signals seen, {record.wanted} wanted"
+    else:
+        place = f"channel {record.channel}"
+        seen = f"epoch seen {record.seen}, wanted {record.wanted}"
+    kind: type[WaitFailed] = PeerLost
+    if record.status == lib.kKcclTimeout:
+        kind, cause = Timeout, f"{culprit} did not arrive"
+    elif record.status == lib.kKcclPeerLost:
+        cause = f"the process of {culprit} has ended"
+    else:
+        cause = f"rank {record.rank} was interrupted"
+    where = f"rank {record.rank} waited for {culprit}: {seen}, after {waited_s:.3g} s"
+    told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
+    return kind(
+        f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}",
+        rank=record.rank,
+        peer=record.peer if record.peer >= 0 else None,
+        collective=name,
+        channel=record.channel,
+        epoch_seen=record.seen,
+        epoch_wanted=record.wanted,
+        waited_s=waited_s,
+    )

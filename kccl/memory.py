@@ -1,0 +1,99 @@
+"""Symmetric windows in host memory: memfd segments that every rank maps.
+
+A segment lives as long as a process maps it or holds its descriptor, so a job that is killed at any
+moment leaves nothing behind.
+"""
+
+import mmap
+import os
+from typing import Any
+
+from . import abi
+from .errors import BackendError, InvalidArgument
+from .mesh import Mesh
+
+
+def layout(
+    world_size: int, num_channels: int, packet_bytes: int, staging_bytes: int
+) -> dict[str, int]:
+    """The fields of KcclLayout: where each region of the library's own window begins, in bytes."""
+    line = abi.LINE_BYTES
+    slots = num_channels * 2
+    regions = {
+        "abort": line,
+        "records": world_size * line,
+        "flags": num_channels * abi.NUM_FLAGS * world_size * line,
+        "signals": abi.NUM_SIGNALS * world_size * line,
+        "packets": slots * world_size * 2 * packet_bytes,
+        "staging": slots * 2 * staging_bytes,
+    }
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, num_bytes in regions.items():
+        # Pages of their own, because each region is written in another pattern.
+        offsets[name] = end
+        end += -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return offsets | {
+        "packet_bytes": packet_bytes,
+        "staging_bytes": staging_bytes,
+        "window_bytes": end,
+    }
+
+
+class Window:
+    """Memory of the same size on every rank, mapped by all of them.
+
+    Attributes:
+        nbytes: Size in bytes.
+        addresses: Where this rank maps each rank's part, in rank order.
+        local: This rank's part, as a writable buffer.
+    """
+
+    def __init__(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
+        """Allocates and maps. Collective.
+
+        Raises:
+            InvalidArgument: The size is not positive, or differs between ranks.
+            BackendError: The kernel refused the memory.
+        """
+        self.nbytes = nbytes
+        sizes = [int(text) for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
+        for peer, size in enumerate(sizes):
+            if size != nbytes:
+                raise InvalidArgument(
+                    f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}: "
+                    "windows have the same size on every rank"
+                )
+        if nbytes <= 0:
+            raise InvalidArgument(f"nbytes is {nbytes}, must be positive")
+        fd = self._allocate(nbytes, mesh.rank)
+        fds = []
+        try:
+            fds = mesh.exchange_fds(fd, what, timeout)
+            maps = [mmap.mmap(peer_fd, nbytes) for peer_fd in fds]
+        except OSError as error:
+            raise BackendError(f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}") from error
+        finally:
+            for each in (fd, *fds):
+                os.close(each)
+        # The buffers pin the mappings: an array in a window keeps it mapped after close.
+        self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
+        self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
+        self.local: Any = maps[mesh.rank]
+
+    @staticmethod
+    def _allocate(nbytes: int, rank: int) -> int:
+        try:
+            fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise BackendError(f"memfd_create failed on rank {rank}: {error}") from error
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise BackendError(f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}") from error
+        return fd
+
+    def clear(self) -> None:
+        """Writes zeros over this rank's part."""
+        abi.ffi.memmove(self.local, b"\0" * self.nbytes, self.nbytes)

@@ -1,0 +1,229 @@
+"""Which algorithm runs a call, and why. Pure: no device, no communicator, only facts and a table."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .dtypes import Dtype
+from .errors import InvalidArgument
+
+OPS = ("sum", "prod", "min", "max", "avg")
+_TUNING = Path(__file__).parent / "tuning"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run.
+
+    Attributes:
+        collective: "all_reduce", "broadcast" or "barrier".
+        nbytes: Message size in nccl-tests' sense.
+        world_size: Number of ranks.
+        backend: "host".
+        dtype: Element type; None for barrier.
+    """
+
+    collective: str
+    nbytes: int
+    world_size: int
+    backend: str
+    dtype: Dtype | None = None
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """An algorithm. Its name is the kernel file's, the benchmark row's and the tuning table's.
+
+    Attributes:
+        name: `<collective>_<algorithm>[_<protocol>]`.
+        collective: The collective it runs.
+        what_moves: One line for people.
+        why_not: Says why it cannot run a request, or None when it can.
+    """
+
+    name: str
+    collective: str
+    what_moves: str
+    why_not: Callable[[Request], str | None]
+
+
+def _always(request: Request) -> str | None:
+    return None
+
+
+def _on_host(request: Request) -> str | None:
+    if request.backend == "host":
+        return None
+    return f"pulls, which is slow on {request.backend}"
+
+
+def _on_host_with_peers(request: Request) -> str | None:
+    if request.world_size == 1:
+        return "one rank has nothing to scatter"
+    return _on_host(request)
+
+
+SPECS = (
+    KernelSpec(
+        "all_reduce_one_shot_ll16",
+        "all_reduce",
+        "packets to every peer; each reduces everything",
+        _always,
+    ),
+    KernelSpec(
+        "all_reduce_one_shot_pull_simple",
+        "all_reduce",
+        "each stages its input; each pulls and reduces everything",
+        _on_host,
+    ),
+    KernelSpec(
+        "all_reduce_two_shot_pull_simple",
+        "all_reduce",
+        "each stages its input, pulls and reduces its chunk, pulls the others' results",
+        _on_host_with_peers,
+    ),
+    KernelSpec(
+        "broadcast_direct_ll16", "broadcast", "packets from the root to every peer", _always
+    ),
+    KernelSpec(
+        "broadcast_pull_simple", "broadcast", "the root stages; every peer pulls", _on_host
+    ),
+    KernelSpec("barrier_direct", "barrier", "one word to every peer", _always),
+)
+
+
+def algorithms(collective: str) -> list[str]:
+    """Names of the algorithms of a collective."""
+    return [spec.name for spec in SPECS if spec.collective == collective]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One line of a tuning table: up to this size, this algorithm."""
+
+    collective: str
+    up_to_bytes: int | None
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Measured choices for one backend, by world size.
+
+    Attributes:
+        source: Where the table came from.
+        thresholds: World size -> thresholds, sizes ascending within a collective.
+    """
+
+    source: str
+    thresholds: dict[int, tuple[Threshold, ...]]
+
+    def of(self, world_size: int) -> tuple[Threshold, ...]:
+        """The table for a world size: its own, else the nearest larger, else the largest."""
+        larger = [size for size in self.thresholds if size >= world_size]
+        return self.thresholds[min(larger) if larger else max(self.thresholds)]
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Reads a tuning file as `bench/tune.py` writes it.
+
+    Raises:
+        InvalidArgument: The file is not such a table.
+    """
+    try:
+        document = json.loads(path.read_text())
+        tables = {
+            int(table["world_size"]): tuple(Threshold(**line) for line in table["thresholds"])
+            for table in document["tables"]
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{path} is no tuning table: {error}") from error
+    known = {spec.name for spec in SPECS}
+    unknown = {line.algorithm for table in tables.values() for line in table} - known
+    if unknown or not tables:
+        raise InvalidArgument(f"{path} names {sorted(unknown)}, known are {sorted(known)}")
+    return Tuning(str(path), tables)
+
+
+@lru_cache(maxsize=8)
+def tuning_for(backend: str, path: str = "") -> Tuning:
+    """The installed table of a backend, or the one at `path`."""
+    return read_tuning(Path(path) if path else _TUNING / f"{backend}.json")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision.
+
+    Attributes:
+        name: The algorithm.
+        request: What was asked.
+        reason: Why this one.
+        rejected: (name, why not) of the collective's other algorithms.
+    """
+
+    name: str
+    request: Request
+    reason: str
+    rejected: tuple[tuple[str, str], ...]
+
+    def explain(self) -> str:
+        """The decision in words, one line an algorithm."""
+        request = self.request
+        dtype = f" {request.dtype.name}" if request.dtype else ""
+        spec = next(spec for spec in SPECS if spec.name == self.name)
+        lines = [
+            f"{request.collective} of {request.nbytes} bytes{dtype} over {request.world_size} "
+            f"ranks on {request.backend}",
+            f"  {self.name}: {self.reason} ({spec.what_moves})",
+            *(f"  not {name}: {why}" for name, why in self.rejected),
+        ]
+        return "\n".join(lines)
+
+
+def choose(request: Request, tuning: Tuning, forced: str = "") -> Plan:
+    """Picks the algorithm for a request.
+
+    Args:
+        request: What is to be run.
+        tuning: Measured thresholds.
+        forced: Name of the algorithm to use whatever the table says; "" for none.
+
+    Raises:
+        InvalidArgument: The forced algorithm is unknown, of another collective, or cannot run this.
+    """
+    candidates = [spec for spec in SPECS if spec.collective == request.collective]
+    if not candidates:
+        known = sorted({spec.collective for spec in SPECS})
+        raise InvalidArgument(f"collective is {request.collective!r}, must be one of {known}")
+    obstacles = {spec.name: spec.why_not(request) for spec in candidates}
+    if forced:
+        if forced not in obstacles:
+            raise InvalidArgument(
+                f"algorithm is {forced!r}, must be one of {list(obstacles)} for {request.collective}"
+            )
+        if obstacles[forced]:
+            raise InvalidArgument(f"algorithm {forced!r} cannot run this: {obstacles[forced]}")
+        name, reason = forced, "asked for by name"
+    else:
+        name, reason = _by_tuning(request, tuning, obstacles)
+    rejected = tuple(
+        (other, obstacle or f"{name} was preferred")
+        for other, obstacle in obstacles.items()
+        if other != name
+    )
+    return Plan(name, request, reason, rejected)
+
+
+def _by_tuning(
+    request: Request, tuning: Tuning, obstacles: dict[str, str | None]
+) -> tuple[str, str]:
+    for line in tuning.of(request.world_size):
+        fits = line.up_to_bytes is None or request.nbytes <= line.up_to_bytes
+        if line.collective == request.collective and fits and not obstacles[line.algorithm]:
+            bound = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
+            return line.algorithm, f"fastest for {bound}, by {Path(tuning.source).name}"
+    able = [name for name, obstacle in obstacles.items() if not obstacle]
+    return able[-1], "the tuning table names none that can run this"

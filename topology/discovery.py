@@ -1,0 +1,223 @@
+"""Finds out what a machine is made of: from sysfs and procfs, or from the records in machines/."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .model import Cache, Cpu, Machine, NumaNode
+
+# Arm cores print no model name in /proc/cpuinfo, only (implementer, part): the server cores.
+_ARM_PARTS = {
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd40"): "Arm Neoverse-V1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+    ("0x41", "0xd4f"): "Arm Neoverse-V2",
+}
+
+
+def discover(root: str | os.PathLike[str] = "/") -> Machine:
+    """Describe the machine whose sysfs and procfs lie under a root.
+
+    Args:
+        root: Folder that holds `sys` and `proc`. With "/", the allowed CPUs are the calling
+            thread's affinity mask; elsewhere they are what `proc/self/status` says.
+
+    Returns:
+        The machine, without devices and latencies, neither of which is looked for here. What
+        cannot be read is None, or an empty tuple of `cpus`, `caches`, `numa_nodes`.
+    """
+    base = Path(root)
+    system = base / "sys/devices/system"
+    cpuinfo = _cpuinfo(base)
+    numa_nodes = _numa_nodes(system / "node")
+    numa_of = {cpu: node.id for node in numa_nodes for cpu in node.cpus}
+    online = _online(system / "cpu", cpuinfo)
+    return Machine(
+        cpu_model=_cpu_model(cpuinfo),
+        architecture=_architecture(base),
+        kernel=_text(base / "proc/sys/kernel/osrelease"),
+        cpus=tuple(_cpu(system / "cpu", cpu, numa_of.get(cpu)) for cpu in online),
+        allowed_cpus=_allowed(base),
+        caches=_caches(system / "cpu", online),
+        numa_nodes=numa_nodes,
+        memory_bytes=_mem_total(base / "proc/meminfo"),
+    )
+
+
+def recorded() -> dict[str, Machine]:
+    """Return the machines recorded with this package, by file name without suffix."""
+    folder = Path(__file__).parent / "machines"
+    return {
+        path.stem: Machine.from_json(path.read_text("utf-8"))
+        for path in sorted(folder.glob("*.json"))
+    }
+
+
+def _is_live(base: Path) -> bool:
+    return base.resolve() == Path("/")
+
+
+def _online(folder: Path, cpuinfo: list[dict[str, str]]) -> tuple[int, ...]:
+    online = _id_list(folder / "online")
+    if online:
+        return online
+    # The list is missing in some containers and jails; then a cpuN folder, or at least a
+    # processor entry, is as good a witness.
+    found = [cpu for cpu, path in _numbered(folder, "cpu") if _text(path / "online") != "0"]
+    if not found:
+        found = [int(entry["processor"]) for entry in cpuinfo if entry["processor"].isdecimal()]
+    return tuple(sorted(found))
+
+
+def _allowed(base: Path) -> tuple[int, ...] | None:
+    if _is_live(base) and hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    for line in (_text(base / "proc/self/status") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key == "Cpus_allowed_list":
+            return _parse_id_list(value)
+    return None
+
+
+def _cpu(folder: Path, cpu: int, numa_node: int | None) -> Cpu:
+    topology = folder / f"cpu{cpu}" / "topology"
+    siblings = _id_list(topology / "core_cpus_list")  # since Linux 5.3
+    if siblings is None:
+        siblings = _id_list(topology / "thread_siblings_list")
+    return Cpu(
+        id=cpu,
+        core_id=_number(topology / "core_id"),
+        package=_number(topology / "physical_package_id"),
+        numa_node=numa_node,
+        smt_siblings=siblings,
+    )
+
+
+def _caches(folder: Path, online: tuple[int, ...]) -> tuple[Cache, ...]:
+    # A shared cache shows up under each of its CPUs; equal entries are one instance.
+    caches: set[Cache] = set()
+    for cpu in online:
+        for _, path in _numbered(folder / f"cpu{cpu}" / "cache", "index"):
+            level = _number(path / "level")
+            kind = _text(path / "type")
+            if level is not None:
+                caches.add(
+                    Cache(
+                        level=level,
+                        type=kind.lower() if kind else None,
+                        size_bytes=_parse_size(_text(path / "size")),
+                        line_bytes=_number(path / "coherency_line_size"),
+                        shared_cpus=_id_list(path / "shared_cpu_list"),
+                    )
+                )
+    return tuple(sorted(caches, key=lambda c: (c.level, c.type or "", c.shared_cpus or ())))
+
+
+def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
+    found = _numbered(folder, "node")
+    nodes = []
+    for node, path in found:
+        words = (_text(path / "distance") or "").split()
+        distances = tuple(int(word) for word in words if word.isdecimal())
+        nodes.append(
+            NumaNode(
+                id=node,
+                cpus=_id_list(path / "cpulist") or (),
+                memory_bytes=_mem_total(path / "meminfo"),
+                # Another length could not be matched to node ids.
+                distances=distances if len(distances) == len(found) else None,
+            )
+        )
+    return tuple(nodes)
+
+
+def _cpuinfo(base: Path) -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = []
+    for line in (_text(base / "proc/cpuinfo") or "").splitlines():
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "processor":
+            entries.append({})
+        if key and entries:
+            entries[-1][key] = value
+    return entries
+
+
+def _cpu_model(cpuinfo: list[dict[str, str]]) -> str | None:
+    first = cpuinfo[0] if cpuinfo else {}
+    for key in ("model name", "cpu", "uarch"):  # x86, POWER, RISC-V
+        if first.get(key):
+            return " ".join(first[key].split())
+    implementer, part = first.get("CPU implementer"), first.get("CPU part")
+    if implementer and part:
+        return _ARM_PARTS.get((implementer, part), f"Arm implementer {implementer} part {part}")
+    return None
+
+
+def _architecture(base: Path) -> str | None:
+    # Kernels before 6.1 have no such file; uname speaks of the running machine only.
+    found = _text(base / "proc/sys/kernel/arch")
+    return os.uname().machine if found is None and _is_live(base) else found
+
+
+def _mem_total(path: Path) -> int | None:
+    # "MemTotal:  4810968 kB" in procfs, "Node 0 MemTotal:  4810968 kB" in sysfs; kB means KiB.
+    for line in (_text(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.split()[-1:] == ["MemTotal"] and value.split()[:1]:
+            number = value.split()[0]
+            return int(number) * 1024 if number.isdecimal() else None
+    return None
+
+
+def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
+    return sorted(
+        (int(path.name.removeprefix(prefix)), path)
+        for path in _entries(folder)
+        if path.name.startswith(prefix) and path.name.removeprefix(prefix).isdecimal()
+    )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir()
+    except OSError:
+        return
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    # The kernel writes -1 for an id that the firmware did not give.
+    text = _text(path) or ""
+    return int(text) if text.isdecimal() else None
+
+
+def _id_list(path: Path) -> tuple[int, ...] | None:
+    text = _text(path)
+    return None if text is None else _parse_id_list(text)
+
+
+def _parse_id_list(text: str) -> tuple[int, ...] | None:
+    """Parse the kernel's list format: "0-3,8" is (0, 1, 2, 3, 8)."""
+    ids: list[int] = []
+    try:
+        for part in text.strip().split(","):
+            first, dash, last = part.partition("-")
+            ids.extend(range(int(first), int(last if dash else first) + 1))
+    except ValueError:
+        return None
+    return tuple(ids)
+
+
+def _parse_size(text: str | None) -> int | None:
+    """Parse a cache's size: "48K" is 49152 bytes."""
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get((text or "")[-1:], 1)
+    number = (text or "").rstrip("KMG")
+    return int(number) * unit if number.isdecimal() else None

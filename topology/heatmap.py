@@ -1,0 +1,111 @@
+"""Draws the core-to-core latencies of a machine as a heat map (needs matplotlib)."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from .distances import NOT_MEASURED, distances, latencies_ns, measured_cpus
+from .model import Cpu, Machine
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MAX_NUMBERED_CPUS = 16  # more numbers than that squared are not read
+_MAX_TICKS = 32
+_MAX_WORDED_PLACES = 8  # more package and NUMA labels than that overlap when spelled out
+
+
+def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
+    """Draw the core-to-core latencies as a heat map.
+
+    CPUs are ordered by package, NUMA node and core, so that near ones are neighbours. Thick lines
+    are package boundaries, thin ones NUMA boundaries.
+
+    Args:
+        machine: A machine whose latencies are measured.
+        path: File to write; its suffix names the format (.png, .svg, .pdf).
+
+    Raises:
+        ValueError: No latency of the machine has been measured.
+    """
+    cpus = measured_cpus(machine)
+    if not cpus:
+        raise ValueError(NOT_MEASURED)
+    # A Figure of its own, not pyplot: no global state, no window system.
+    from matplotlib.figure import Figure
+
+    latency_ns = latencies_ns(machine)
+    values = [[latency_ns.get((a.id, b.id), float("nan")) for b in cpus] for a in cpus]
+    # From zero and past the worst, so that noise between equal pairs takes little of the range.
+    top_ns = 1.1 * max(latency_ns.values())
+    side = min(max(3.0, 0.5 * len(cpus)), 11.0)  # inches
+    width = side + 2.4
+    figure = Figure(figsize=(width, side + 1.4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(values, cmap="YlGnBu", vmin=0, vmax=top_ns)
+    axes.set_facecolor("0.92")  # shines through where nothing is measured
+    figure.colorbar(image, ax=axes, shrink=0.9).set_label("one-way latency (ns)")
+    if len(cpus) <= _MAX_NUMBERED_CPUS:
+        _write_numbers(axes, values, top_ns)
+    _draw_boundaries(axes, cpus)
+
+    ticks = range(0, len(cpus), -(-len(cpus) // _MAX_TICKS))
+    labels = [str(cpus[i].id) for i in ticks]
+    axes.set_xticks(ticks, labels, fontsize=8, rotation=90 if len(cpus) > 99 else 0)
+    axes.set_yticks(ticks, labels, fontsize=8)
+    axes.tick_params(length=0)
+    axes.set_xlabel("to CPU")
+    axes.set_ylabel("from CPU")
+    axes.spines[:].set_visible(False)
+    model = f"{machine.cpu_model or 'CPU model unknown'}: core to core, {len(cpus)} CPUs"
+    medians = " · ".join(f"{d.relation} {d.median_ns:.0f} ns" for d in distances(machine))
+    lines = textwrap.wrap(model, int(10 * width)) + textwrap.wrap(medians, int(10 * width))
+    figure.suptitle("\n".join(lines), fontsize=10, parse_math=False)
+    figure.savefig(path)
+
+
+def _write_numbers(axes: Axes, values: list[list[float]], top_ns: float) -> None:
+    for i, row in enumerate(values):
+        for j, ns in enumerate(row):
+            if i == j:
+                continue
+            text = "?" if ns != ns else f"{ns:.0f}"  # only NaN differs from itself
+            colour = "white" if ns > 0.6 * top_ns else "black"
+            axes.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=9 if len(row) > 8 else 12,
+            )
+
+
+def _draw_boundaries(axes: Axes, cpus: list[Cpu]) -> None:
+    starts = [0]
+    for i, (before, after) in enumerate(pairwise(cpus), start=1):
+        is_package = before.package != after.package
+        if is_package or before.numa_node != after.numa_node:
+            for draw in (axes.axhline, axes.axvline):
+                draw(i - 0.5, color="crimson", linewidth=2.4 if is_package else 1.0)
+            starts.append(i)
+    if len(starts) == 1:
+        return
+    for first, end in pairwise([*starts, len(cpus)]):
+        cpu = cpus[first]
+        package = "?" if cpu.package is None else cpu.package
+        numa_node = "?" if cpu.numa_node is None else cpu.numa_node
+        is_worded = len(starts) <= _MAX_WORDED_PLACES
+        axes.annotate(
+            f"package {package}\nNUMA {numa_node}" if is_worded else f"P{package}\nN{numa_node}",
+            ((first + end - 1) / 2, -0.5),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+        )

@@ -1,0 +1,208 @@
+"""What a machine is made of: frozen dataclasses and their JSON form.
+
+The host's name is no part of a machine, so that a record can be published. None always means
+"not known", never "none".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FORMAT = 1
+"""Version of the JSON form. It grows whenever an older reader would misread a newer record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """A logical CPU, the thing a thread is pinned to.
+
+    `core_id` is the kernel's number and repeats in every package; `smt_siblings` are all logical
+    CPUs of the physical core, this one included.
+    """
+
+    id: int
+    core_id: int | None
+    package: int | None
+    numa_node: int | None
+    smt_siblings: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """One instance of a cache. `type` is "data", "instruction", "unified", or None."""
+
+    level: int
+    type: str | None
+    size_bytes: int | None
+    line_bytes: int | None
+    shared_cpus: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """A NUMA node; one without CPUs is memory only.
+
+    `distances` are the firmware's (10 = local, no unit), in the order of `Machine.numa_nodes`.
+    """
+
+    id: int
+    cpus: tuple[int, ...]
+    memory_bytes: int | None
+    distances: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The links of one device to one peer, taken together.
+
+    `peer` is the other device's index, `kind` a word such as "nvlink", "xgmi" or "pcie", `count`
+    the number of parallel links, `bandwidth_gbps` their sum in one direction in GB/s.
+    """
+
+    peer: int
+    kind: str
+    count: int | None
+    bandwidth_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU. `vendor` is "nvidia" or "amd", `name` what the driver calls it."""
+
+    vendor: str
+    name: str
+    index: int
+    memory_bytes: int | None
+    links: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One host: what is in it and, once probed, how far its CPUs are from each other.
+
+    Attributes:
+        cpu_model: Marketing name of the CPU.
+        architecture: As `uname -m` says it.
+        kernel: Release of the running kernel.
+        cpus: Every online logical CPU, by id.
+        allowed_cpus: Ids in the affinity mask of the process that looked.
+        caches: Every cache instance, by level, type and CPUs.
+        numa_nodes: Every online NUMA node, by id.
+        memory_bytes: Memory that the kernel manages.
+        devices: GPUs, by index, as far as somebody has looked for them.
+        core_to_core_us: One-way latency in microseconds, `[i][j]` from `cpus[i]` to `cpus[j]`.
+            None for a pair that was not measured, and so on the diagonal.
+    """
+
+    cpu_model: str | None
+    architecture: str | None
+    kernel: str | None
+    cpus: tuple[Cpu, ...]
+    allowed_cpus: tuple[int, ...] | None
+    caches: tuple[Cache, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    memory_bytes: int | None
+    devices: tuple[Device, ...] = ()
+    core_to_core_us: tuple[tuple[float | None, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.core_to_core_us is None:
+            return
+        size = len(self.cpus)
+        rows = self.core_to_core_us
+        if len(rows) != size or any(len(row) != size for row in rows):
+            raise ValueError(f"core_to_core_us must be {size} x {size}, one row per cpu")
+        if any(rows[i][i] is not None for i in range(size)):
+            raise ValueError("core_to_core_us must be None on the diagonal")
+        if any(us is not None and not math.isfinite(us) for row in rows for us in row):
+            raise ValueError("core_to_core_us must be finite, or None where not measured")
+
+    @property
+    def online_cpus(self) -> tuple[int, ...]:
+        """Ids of the online logical CPUs."""
+        return tuple(cpu.id for cpu in self.cpus)
+
+    @property
+    def num_cores(self) -> int | None:
+        """Number of physical cores."""
+        return _num_distinct(cpu.smt_siblings for cpu in self.cpus)
+
+    @property
+    def num_packages(self) -> int | None:
+        """Number of packages (sockets)."""
+        return _num_distinct(cpu.package for cpu in self.cpus)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the machine as JSON types, "format" first."""
+        return {"format": FORMAT, **asdict(self)}
+
+    def to_json(self) -> str:
+        """Return the machine as a JSON document with one cpu, cache, node or matrix row a line."""
+        fields = (
+            f"  {json.dumps(key)}: {_json_lines(value)}" for key, value in self.to_dict().items()
+        )
+        return "{\n" + ",\n".join(fields) + "\n}\n"
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Machine:
+        """Return the machine that `to_dict` wrote.
+
+        Raises:
+            ValueError: The record has another format version, or its fields are not those of
+                this version.
+        """
+        version = record.get("format")
+        if version != FORMAT:
+            raise ValueError(
+                f"machine record has format {version!r}, this version of topology reads {FORMAT}"
+            )
+        fields = {key: _tuples(value) for key, value in record.items() if key != "format"}
+        try:
+            fields["cpus"] = tuple(Cpu(**cpu) for cpu in fields["cpus"])
+            fields["caches"] = tuple(Cache(**cache) for cache in fields["caches"])
+            fields["numa_nodes"] = tuple(NumaNode(**node) for node in fields["numa_nodes"])
+            fields["devices"] = tuple(
+                Device(**{**device, "links": tuple(Link(**link) for link in device["links"])})
+                for device in fields["devices"]
+            )
+            return cls(**fields)
+        except KeyError as error:
+            raise ValueError(f"machine record of format {FORMAT} lacks {error}") from error
+        except TypeError as error:
+            raise ValueError(f"machine record of format {FORMAT}: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Machine:
+        """Return the machine that `to_json` wrote.
+
+        Raises:
+            ValueError: `text` is no JSON object, or as for `from_dict`.
+        """
+        record = json.loads(text)
+        if not isinstance(record, dict):
+            raise ValueError(f"machine record is a JSON {type(record).__name__}, not an object")
+        return cls.from_dict(record)
+
+
+def _num_distinct(values: Iterable[Hashable]) -> int | None:
+    distinct = set(values)
+    return None if not distinct or None in distinct else len(distinct)
+
+
+def _tuples(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value
+
+
+def _json_lines(value: object) -> str:
+    if isinstance(value, tuple) and any(isinstance(item, (dict, tuple)) for item in value):
+        lines = ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value)
+        return f"[\n{lines}\n  ]"
+    return json.dumps(value, allow_nan=False)
