@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from . import mpi
 from .collective import Collective, Comm, Problem
-from .harness import Contender, Row, floor_parts
+from .harness import Contender, Row
 
 LIMIT_S = 180.0
 """Seconds after which the Open MPI job is ended."""
@@ -82,14 +81,11 @@ class InJob:
         return mpi.contenders(self._mpi, self._mpi.COMM_WORLD, collective, problem)
 
 
-def open_mpi_rows(
-    comm: Comm, request: Request, measured: Sequence[Row]
-) -> tuple[list[Row], str | None]:
+def open_mpi_rows(comm: Comm, request: Request) -> tuple[list[Row], str | None]:
     """Open MPI's rows from a second job that rank 0 launches, and a sentence where there are none.
     Collective.
 
     The other ranks sleep meanwhile: they wait in an out-of-band gather, which does not spin.
-    `measured` are this job's rows; their floors hold for the same sizes.
     """
     job = _OpenMpiJob(request, comm.world_size) if comm.rank == 0 else None
     try:
@@ -101,8 +97,7 @@ def open_mpi_rows(
         if job is not None:
             job.end()
     rows, missing = answer
-    floors = {floor_parts(row): row["floor_us"] for row in measured}
-    return [row | {"floor_us": floors.get(floor_parts(row))} for row in rows], missing
+    return rows, missing
 
 
 def open_mpi_prefix() -> Path:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import kccl
 
 from . import baselines, mpi
-from .collective import NAMES, OPS, Collective, Comm, Problem, load, parse_size, sweep
+from .collective import NAMES, OPS, Collective, Problem, load, parse_size, sweep
 from .document import document
-from .harness import REPEATS, Row, kccl_contenders, measure
+from .harness import REPEATS, Row, add_floors, kccl_contenders, measure
 from .report import console, legend, print_table, write_csv
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: argparse.Namespace, comm: Comm) -> int:
+def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
     """Run the benchmark; rank 0 prints.
 
     Returns:
@@ -107,7 +107,10 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
 
 
 def _measure(
-    args: argparse.Namespace, collective: Collective, problems: Sequence[Problem], comm: Comm
+    args: argparse.Namespace,
+    collective: Collective,
+    problems: Sequence[Problem],
+    comm: kccl.Communicator,
 ) -> tuple[list[Row], list[str]]:
     """All rows, and a sentence for each peer that has none. Collective."""
     in_job = baselines.InJob(comm) if args.baselines else None
@@ -115,11 +118,15 @@ def _measure(
     unsupported = mpi.unsupported(problems[0])
     if args.baselines and unsupported:
         notes.append(unsupported)
-    one_way_us = kccl.probe.one_way_latency_us(comm)
+    one_ways_us: list[float] = []
+    copies_us: dict[int, float] = {0: 0.0}
     rows: list[Row] = []
     with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
         for problem in problems:
-            copy_us = kccl.probe.copy_us(comm, problem.nbytes) if problem.nbytes else 0.0
+            # Probed at every size, since a machine drifts during a sweep.
+            one_ways_us.append(kccl.probe.one_way_latency_us(comm))
+            if problem.nbytes:
+                copies_us[problem.nbytes] = kccl.probe.copy_us(comm, problem.nbytes)
             contenders = kccl_contenders(comm, collective, problem)
             if in_job is not None:
                 contenders += in_job.contenders(collective, problem)
@@ -129,7 +136,6 @@ def _measure(
                 contenders,
                 rank=comm.rank,
                 gather=comm.gather_objects,
-                floor_us=one_way_us + copy_us,
                 repeats=args.repeats,
                 iterations=args.iterations,
             )
@@ -145,9 +151,11 @@ def _measure(
             repeats=args.repeats,
             iterations=args.iterations,
         )
-        peers, missing = baselines.open_mpi_rows(comm, request, rows)
+        peers, missing = baselines.open_mpi_rows(comm, request)
         rows = merge(rows, peers)
         notes += [missing] if missing else []
+    # A floor is the least that was seen: a disturbed probe would make results look too good.
+    add_floors(rows, min(one_ways_us), copies_us)
     return rows, notes
 
 
@@ -172,7 +180,7 @@ def _progress(wanted: bool, total: int) -> Iterator[Any]:
         yield advance
 
 
-def _print_head(out: Console, args: argparse.Namespace, comm: Comm) -> None:
+def _print_head(out: Console, args: argparse.Namespace, comm: kccl.Communicator) -> None:
     ranks = "1 rank" if comm.world_size == 1 else f"{comm.world_size} ranks"
     place = ", in place" if args.in_place else ", out of place"
     place = place if load(args.collective).has_out else ""
@@ -184,7 +192,11 @@ def _print_head(out: Console, args: argparse.Namespace, comm: Comm) -> None:
 
 
 def _print_report(
-    out: Console, args: argparse.Namespace, comm: Comm, rows: Sequence[Row], notes: Sequence[str]
+    out: Console,
+    args: argparse.Namespace,
+    comm: kccl.Communicator,
+    rows: Sequence[Row],
+    notes: Sequence[str],
 ) -> None:
     print_table(out, rows)
     legend(out, rows)

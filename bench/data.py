@@ -47,7 +47,8 @@ def make_input(problem: Problem, rank: int, seed: int) -> Array:
     exact = _EXACT_INTEGERS[dtype.name]
     if problem.op == "prod":
         powers = rng.integers(-1, 2, problem.count)
-        return (np.exp2(powers) * rng.choice((-1, 1), problem.count)).astype(dtype)
+        signed: Array = np.exp2(powers) * rng.choice((-1, 1), problem.count)
+        return signed.astype(dtype)
     if problem.op == "avg":
         return _average_input(problem, rank, seed, exact // 2).astype(dtype)
     # A sum stays exact in every order when even world_size times the largest value is.

@@ -6,7 +6,7 @@ a job is this rank's index and an out-of-band all-gather of small objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -95,11 +95,10 @@ def measure(
     *,
     rank: int,
     gather: Gather,
-    floor_us: float | None,
     repeats: int = REPEATS,
     iterations: int | None = None,
 ) -> list[Row]:
-    """Rows of all contenders on one problem, the same on every rank. Collective.
+    """Rows of all contenders on one problem, without floors, the same on every rank. Collective.
 
     Each contender is checked with fresh inputs before it is timed and again after. One that is
     wrong gets a row with `wrong` > 0 and no time. Repeats alternate over the contenders, in
@@ -111,7 +110,6 @@ def measure(
         contenders: what is compared; the same list in the same order on every rank.
         rank: this rank.
         gather: all-gather of a small object.
-        floor_us: physical bound of this problem in microseconds, None if it was not measured.
         repeats: repeats of every contender.
         iterations: timed calls in a repeat; None chooses some 8 ms worth, between 30 and 2000
             calls.
@@ -153,7 +151,7 @@ def measure(
 
     rows = []
     for i in everyone:
-        row = _row(collective, problem, contenders[i], floor_us, wrong[i])
+        row = _row(collective, problem, contenders[i], wrong[i])
         if i in medians:
             of_ranks = [results[sound.index(i)] for results in ranks]
             row["wrong"] = sum(late for _, _, late in of_ranks)
@@ -168,9 +166,16 @@ def measure(
     return rows
 
 
-def floor_parts(row: Row) -> tuple[int, str | None]:
-    """What a floor depends on, to find the floor of a row that was measured in another job."""
-    return row["bytes"], row["dtype"]
+def add_floors(rows: Sequence[Row], one_way_us: float, copies_us: Mapping[int, float]) -> None:
+    """Say beside each row what the machine itself costs.
+
+    Args:
+        rows: of the run in which the floors were measured; changed.
+        one_way_us: way of a cache line between two ranks, 0 for one rank.
+        copies_us: bytes -> copy of a message of that size.
+    """
+    for row in rows:
+        row["floor_us"] = one_way_us + copies_us[row["bytes"]]
 
 
 def _sums(ranks: list[list[int]]) -> list[int]:
@@ -197,13 +202,7 @@ def _iterations(contenders: Sequence[Contender], gather: Gather) -> list[int]:
     return [int(np.clip(_BUDGET_US / max(us, 1e-3), _FEWEST, _MOST)) for us in slowest_us]
 
 
-def _row(
-    collective: Collective,
-    problem: Problem,
-    contender: Contender,
-    floor_us: float | None,
-    wrong: int,
-) -> Row:
+def _row(collective: Collective, problem: Problem, contender: Contender, wrong: int) -> Row:
     values: Row = {
         "library": contender.library,
         "collective": collective.name,
@@ -217,7 +216,6 @@ def _row(
         "dtype": problem.dtype,
         "op": problem.op,
         "in_place": problem.in_place,
-        "floor_us": floor_us,
         "wrong": wrong,
     }
     return {column: values.get(column) for column in COLUMNS}

@@ -44,7 +44,6 @@ def main(request: dict[str, Any]) -> int:
             mpi.contenders(MPI, comm, table, problem),
             rank=comm.rank,
             gather=comm.allgather,
-            floor_us=None,
             repeats=request["repeats"],
             iterations=request["iterations"],
         )

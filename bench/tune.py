@@ -83,9 +83,15 @@ def tune(
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows of every algorithm on every problem, and the thresholds they give. Collective.
 
+    A collective with one algorithm has nothing to measure.
+
     Raises:
         kccl.Error: an algorithm's result was wrong, or none runs at a size.
     """
+    names = comm.algorithms(collective.name)
+    if len(names) == 1:
+        entry = {"collective": collective.name, "up_to_bytes": None, "algorithm": names[0]}
+        return [], [entry]
     rows: list[Row] = []
     times_us: dict[int, dict[str, float]] = {}
     for problem in problems:
@@ -98,7 +104,6 @@ def tune(
             contenders,
             rank=comm.rank,
             gather=comm.gather_objects,
-            floor_us=None,
             repeats=repeats,
         )
         for row in found:
@@ -147,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         rows, found = tune(comm, collective, problems, repeats=args.repeats)
         entries += found
-        if comm.rank == 0:
+        if comm.rank == 0 and rows:
             print_table(out, rows)
     if comm.rank == 0:
         known = args.out is not None and args.out.exists()

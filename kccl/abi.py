@@ -5,15 +5,15 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
-from . import _core
+from . import _core as core
 
-ffi: Any = _core.ffi
-lib: Any = _core.lib
+ffi: Any = core.ffi
+lib: Any = core.lib
 
 
 def _load_fastcall() -> Any:
     # The second module of the same shared library, which an ordinary import would not find.
-    loader = ExtensionFileLoader("kccl._fastcall", _core.__file__)
+    loader = ExtensionFileLoader("kccl._fastcall", core.__file__)
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     module = module_from_spec(spec)

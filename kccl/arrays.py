@@ -18,8 +18,8 @@ class ArrayView:
         address: Of the first element.
         count: Number of elements.
         dtype: Their type.
-        is_buffer: The array itself exports the buffer protocol and names its dtype, so that the fast
-            path can read both.
+        is_buffer: The array itself exports the buffer protocol and names its dtype: the fast path
+            can read both.
         keep: What keeps the memory alive.
     """
 
@@ -131,7 +131,9 @@ def same_kind(x: ArrayView, out: ArrayView) -> None:
         InvalidArgument: Types or sizes differ, or the two overlap without being the same.
     """
     if out.dtype != x.dtype:
-        raise InvalidArgument(f"out has dtype {out.dtype.name}, x has {x.dtype.name}: must be equal")
+        raise InvalidArgument(
+            f"out has dtype {out.dtype.name}, x has {x.dtype.name}: must be equal"
+        )
     if out.count != x.count:
         raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: must be equal")
     if out.address != x.address and abs(out.address - x.address) < x.nbytes:

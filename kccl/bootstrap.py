@@ -234,8 +234,3 @@ def _attend_meeting(name: str, rank: int, text: str, deadline: float) -> list[st
                     peer=0,
                     collective="start-up",
                 ) from error
-
-
-def deadline_after(timeout: float) -> float:
-    """The time.monotonic() at which a wait of `timeout` seconds that begins now ends."""
-    return time.monotonic() + timeout

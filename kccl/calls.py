@@ -34,7 +34,9 @@ class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
         plan: How it runs, and why so.
     """
 
-    def __init__(self, comm: "Communicator", plan: Plan, handle: Any, result: Any, keep: Any) -> None:
+    def __init__(
+        self, comm: "Communicator", plan: Plan, handle: Any, result: Any, keep: Any
+    ) -> None:
         super().__init__(_address(handle), result, comm._raise_failure)
         self.plan = plan
         self._comm = comm
@@ -108,7 +110,9 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
                 f"channel is {channel}, must be between 0 and {self._comm.num_channels - 1}"
             )
 
-    def _run(self, key: tuple[Any, ...], make: Any, signature: str, x: ArrayView, out: ArrayView) -> Any:
+    def _run(
+        self, key: tuple[Any, ...], make: Any, signature: str, x: ArrayView, out: ArrayView
+    ) -> Any:
         """Makes the call known under `key`, made by `make` the first time, on these arrays."""
         known = self._ops.get(key)
         if known is None:
@@ -212,7 +216,9 @@ class AllReduce(Collective):
         if op not in OPS:
             raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
         if op == "avg" and not x_view.dtype.is_float:
-            raise InvalidArgument(f"op is 'avg' and x has dtype {x_view.dtype.name}, must be a float")
+            raise InvalidArgument(
+                f"op is 'avg' and x has dtype {x_view.dtype.name}, must be a float"
+            )
         if out is None:
             return x_view, x_view
         out_view = arrays.view(out, "out", writable=True)
@@ -310,4 +316,5 @@ class Barrier(Prepared):
 
     def prepare(self, *, channel: int = 0) -> Prepared:
         """A barrier to be called many times, on the given channel."""
-        return self._comm._barrier_on(channel)
+        barrier: Prepared = self._comm._barrier_on(channel)
+        return barrier

@@ -1,9 +1,9 @@
 """The communicator: what ranks do together.
 
-The main path of a call: `comm.all_reduce(x)` is calls.AllReduce, which checks x, asks plan.choose for
-an algorithm and backends/host.py for a call struct, and hands that to kccl._fastcall. From there it is
-csrc/host/core.cpp, then the kernel file that bears the plan's name, then packet.cuh or barrier.cuh,
-then mem.cuh.
+The main path of a call: `comm.all_reduce(x)` is calls.AllReduce, which checks x, asks plan.choose
+for an algorithm and backends/host.py for a call struct, and hands that to kccl._fastcall. From
+there it is csrc/host/core.cpp, then the kernel file that bears the plan's name, then packet.cuh or
+barrier.cuh, then mem.cuh.
 """
 
 import json
@@ -12,12 +12,12 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import abi, arrays, bootstrap, dtypes, memory, mesh
+from . import abi, arrays, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.host import HostBackend, Settings
 from .calls import AllReduce, Barrier, Broadcast, Checked, Prepared
 from .env import Env
-from .errors import Error, InvalidArgument, PeerLost
+from .errors import Error, InvalidArgument
 from .failure import error_of
 from .plan import Plan, Request, choose, tuning_for
 from .plan import algorithms as algorithms_of
@@ -37,7 +37,7 @@ def _disown_after_fork() -> None:
 
 
 class Communicator:
-    """The ranks of a job, or of a part of it. Used by one thread at a time; several are independent.
+    """The ranks of a job, or of a part of it. Several are independent; one is one thread's.
 
     Attributes:
         rank, world_size: This rank and their number.
@@ -148,7 +148,9 @@ class Communicator:
         self._check_usable()
         return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
 
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> "np.ndarray[Any, Any]":
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32
+    ) -> "np.ndarray[Any, Any]":
         """A NumPy array in symmetric memory of its own, initially zero. Collective.
 
         Args:
@@ -239,7 +241,9 @@ class Communicator:
             forced = self._env.algorithm
         return choose(request, tuning_for(self.backend, self._env.tuning), forced)
 
-    def _prepared(self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any) -> Prepared:
+    def _prepared(
+        self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any
+    ) -> Prepared:
         if self.checks:
             return Checked(signature, self, chosen, handle, result, keep)
         return Prepared(self, chosen, handle, result, keep)
@@ -270,7 +274,7 @@ class Communicator:
             self._raise_failure()
 
     def _check_agreement(self, signature: str) -> None:
-        """Under KCCL_CHECK=1: raises on every rank when the ranks are about to do different things."""
+        """Under KCCL_CHECK=1: raises on every rank when they are about to do different things."""
         if not self.checks:
             return
         self._check_usable()
@@ -292,7 +296,7 @@ class Communicator:
     # ---- Groups, recovery, end ---------------------------------------------------------------
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order; for what JSON can carry. Out of band: slow, sleeps."""
+        """Every rank's `value` that JSON can carry, in rank order. Out of band: slow, sleeps."""
         self._check_open()
         replies = self._mesh.allgather(
             json.dumps(value).encode(), "gather_objects", self._env.first_timeout
@@ -300,35 +304,15 @@ class Communicator:
         return [json.loads(reply) for reply in replies]
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """Parts the ranks into communicators of equal `color`, ordered by `key`, then rank. Collective.
+        """Parts the ranks into communicators of equal `color`, ordered by `key`. Collective.
+
+        Equal keys stay in rank order.
 
         Returns:
             This rank's part; None for a color of None.
         """
         self._check_usable()
-        listener, name = mesh.listen()
-        try:
-            everyone = self.gather_objects([color, key, name])
-        except BaseException:
-            listener.close()
-            raise
-        if color is None:
-            listener.close()
-            return None
-        members = sorted(
-            (its_key, rank) for rank, (its_color, its_key, _) in enumerate(everyone) if its_color == color
-        )
-        names = {rank: everyone[rank][2] for _, rank in members}
-        return self._regroup([rank for _, rank in members], names, listener)
-
-    def _regroup(self, members: list[int], names: dict[int, str], listener: Any) -> "Communicator":
-        rank = members.index(self.rank)
-        deadline = bootstrap.deadline_after(self._env.first_timeout)
-        sockets = mesh.connect(rank, [names[member] for member in members], listener, deadline)
-        ranks = mesh.Mesh(rank, len(members), sockets)
-        return Communicator(
-            ranks, self._env, launcher=self.launcher, local_rank=rank, settings=self._settings
-        )
+        return groups.split(self, color, key)
 
     def reset(self) -> None:
         """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
@@ -343,32 +327,21 @@ class Communicator:
         self._mesh.allgather(b"", "reset", self._env.first_timeout)
 
     def shrink(self) -> "Communicator":
-        """After a rank was lost: the survivors' communicator, in the old order. Collective among them.
+        """After a rank was lost: the survivors' communicator. Collective among them.
 
-        This communicator is closed. Windows and arrays in them stay readable.
+        The survivors keep their order. This communicator is closed; windows and arrays in them stay
+        readable.
 
         Raises:
             Timeout: A rank that is alive did not call shrink() in time.
         """
         self._check_open()
-        while True:
-            listener, name = mesh.listen()
-            try:
-                survivors = self._mesh.agree_on_survivors(name.encode(), self._env.first_timeout)
-            except BaseException:
-                listener.close()
-                raise
-            names = {rank: text.decode() for rank, text in survivors.items()}
-            try:
-                smaller = self._regroup(list(names), names, listener)
-            except PeerLost:
-                # Another rank went meanwhile: its end is seen in the next round.
-                continue
-            self.close()
-            return smaller
+        smaller = groups.shrink(self)
+        self.close()
+        return smaller
 
     def close(self) -> None:
-        """Ends the use of this communicator on this rank. Idempotent; arrays in windows stay valid."""
+        """Ends this rank's use of the communicator. Idempotent; arrays in windows stay valid."""
         if self._is_closed:
             return
         self._is_closed = True

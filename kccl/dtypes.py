@@ -83,5 +83,5 @@ def to_numpy(dtype: Any) -> "np.dtype[Any]":
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]  # ml_dtypes is untyped
     return np.dtype(name)

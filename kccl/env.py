@@ -3,17 +3,18 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from .errors import InvalidArgument
 
 
 @dataclass(frozen=True)
 class Env:
-    """The variables with their defaults. The name of a variable is `KCCL_` and the field in capitals.
+    """The variables with their defaults. A variable's name is `KCCL_` and the field in capitals.
 
     Attributes:
         timeout: Seconds one wait may last.
-        first_timeout: The same for the first call and for the start-up, when ranks may be far apart.
+        first_timeout: The same for start-up and first call, when ranks may be far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
         algorithm: Force the plan of this name wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
@@ -42,23 +43,24 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
     """
     environ = os.environ if environ is None else environ
     known = {f"KCCL_{field.name.upper()}": field for field in fields(Env)}
-    values = {}
+    values: dict[str, Any] = {}
     for name, text in environ.items():
         if not name.startswith("KCCL_"):
             continue
         if name not in known:
             raise InvalidArgument(f"{name} is no variable of KCCL; known: {', '.join(known)}")
         field = known[name]
-        kind = type(field.default)
+        kind: Any = type(field.default)
         try:
             values[field.name] = kind(text)
         except ValueError:
             raise InvalidArgument(f"{name}={text!r} is not of type {kind.__name__}") from None
-    env = Env(**values)  # type: ignore[arg-type]  # each value was converted to its field's type
+    env = Env(**values)
     if not 4 <= env.epoch_bits <= 32:
         raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
     if env.timeout <= 0 or env.first_timeout <= 0:
         raise InvalidArgument(
-            f"KCCL_TIMEOUT={env.timeout} and KCCL_FIRST_TIMEOUT={env.first_timeout} must be positive"
+            f"KCCL_TIMEOUT={env.timeout} and KCCL_FIRST_TIMEOUT={env.first_timeout}, "
+            "must be positive"
         )
     return env

@@ -72,7 +72,9 @@ class Window:
             fds = mesh.exchange_fds(fd, what, timeout)
             maps = [mmap.mmap(peer_fd, nbytes) for peer_fd in fds]
         except OSError as error:
-            raise BackendError(f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}") from error
+            raise BackendError(
+                f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"
+            ) from error
         finally:
             for each in (fd, *fds):
                 os.close(each)
@@ -91,7 +93,9 @@ class Window:
             os.ftruncate(fd, nbytes)
         except OSError as error:
             os.close(fd)
-            raise BackendError(f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}") from error
+            raise BackendError(
+                f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}"
+            ) from error
         return fd
 
     def clear(self) -> None:

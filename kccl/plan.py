@@ -1,4 +1,4 @@
-"""Which algorithm runs a call, and why. Pure: no device, no communicator, only facts and a table."""
+"""Which algorithm runs a call, and why. Pure: no device, no communicator, facts and a table."""
 
 import json
 from collections.abc import Callable
@@ -87,9 +87,7 @@ SPECS = (
     KernelSpec(
         "broadcast_direct_ll16", "broadcast", "packets from the root to every peer", _always
     ),
-    KernelSpec(
-        "broadcast_pull_simple", "broadcast", "the root stages; every peer pulls", _on_host
-    ),
+    KernelSpec("broadcast_pull_simple", "broadcast", "the root stages; every peer pulls", _on_host),
     KernelSpec("barrier_direct", "barrier", "one word to every peer", _always),
 )
 
@@ -202,7 +200,8 @@ def choose(request: Request, tuning: Tuning, forced: str = "") -> Plan:
     if forced:
         if forced not in obstacles:
             raise InvalidArgument(
-                f"algorithm is {forced!r}, must be one of {list(obstacles)} for {request.collective}"
+                f"algorithm is {forced!r}, must for {request.collective} be one of "
+                f"{', '.join(obstacles)}"
             )
         if obstacles[forced]:
             raise InvalidArgument(f"algorithm {forced!r} cannot run this: {obstacles[forced]}")

@@ -53,7 +53,7 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
 
 
 def copy_us(comm: Communicator, nbytes: int) -> float:
-    """Microseconds in which every rank copies `nbytes` at the same time, slowest rank. Collective."""
+    """Microseconds in which every rank copies `nbytes` at once, slowest rank. Collective."""
     iterations = max(5, min(2000, (1 << 26) // max(nbytes, 1)))
     us = ffi.new("double[]", iterations)
     size = max(nbytes, 1)

@@ -79,9 +79,7 @@ def run_threads(
         comm = None
         try:
             settings = Settings(epoch_bits=env.epoch_bits)
-            comm = Communicator(
-                ranks, env, launcher="threads", local_rank=rank, settings=settings
-            )
+            comm = Communicator(ranks, env, launcher="threads", local_rank=rank, settings=settings)
             if timeout is not None:
                 comm.timeout = timeout
             results[rank] = main(comm)

@@ -157,7 +157,7 @@ def test_a_barrier_that_lets_ranks_through_is_wrong() -> None:
 # Rows
 
 
-def measured(comm: FakeComm, name: str, floor_us: float = 0.5) -> list[harness.Row]:
+def measured(comm: FakeComm, name: str) -> list[harness.Row]:
     table = collective.load(name)
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 1}
     asked = table.problems([64], **common, in_place=True, world_size=comm.world_size)[0]
@@ -167,7 +167,6 @@ def measured(comm: FakeComm, name: str, floor_us: float = 0.5) -> list[harness.R
         harness.kccl_contenders(comm, table, asked),
         rank=comm.rank,
         gather=comm.gather_objects,
-        floor_us=floor_us,
         repeats=2,
         iterations=4,
     )
@@ -201,6 +200,12 @@ def test_the_slowest_rank_of_each_repeat_counts() -> None:
     assert empty["busbw_gbps"] == pytest.approx(1.5)
 
 
+def test_floors_are_the_way_plus_the_copy() -> None:
+    rows = [row(bytes=0), row(bytes=8), row(bytes=8, library="openmpi", floor_us=None)]
+    harness.add_floors(rows, 0.25, {0: 0.0, 8: 0.5})
+    assert [each["floor_us"] for each in rows] == [0.25, 0.75, 0.75]
+
+
 def test_repeats_alternate_over_the_contenders() -> None:
     log: list[str] = []
 
@@ -211,7 +216,7 @@ def test_repeats_alternate_over_the_contenders() -> None:
             replace(each, enter=partial(log.append, str(i)))
             for i, each in enumerate(harness.kccl_contenders(comm, table, asked))
         ]
-        common = {"rank": 0, "gather": comm.gather_objects, "floor_us": None}
+        common = {"rank": 0, "gather": comm.gather_objects}
         harness.measure(table, asked, contenders, **common, repeats=3, iterations=2)
 
     FakeWorld(1).run(main)

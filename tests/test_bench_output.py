@@ -124,23 +124,22 @@ def fake_mpirun(prefix: Path, script: str) -> None:
 REQUEST = baselines.Request("all_reduce", [8], "float32", "sum", 0, True, 2, 4)
 
 
-def test_rows_of_the_second_job_get_this_runs_floor(
+def test_rows_of_the_second_job_reach_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = row(library="openmpi", floor_us=None)
     fake_mpirun(tmp_path, f"echo noise; echo '{json.dumps([peer])}'")
     monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    ours = [row(floor_us=0.75)]
-    run = partial(baselines.open_mpi_rows, request=REQUEST, measured=ours)
+    run = partial(baselines.open_mpi_rows, request=REQUEST)
     for rows, missing in FakeWorld(2).run(run):
-        assert rows == [peer | {"floor_us": 0.75}]
+        assert rows == [peer]
         assert missing is None
 
 
 def test_a_second_job_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mpirun(tmp_path, "echo 'not enough slots' >&2; exit 7")
     monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    run = partial(baselines.open_mpi_rows, request=REQUEST, measured=[])
+    run = partial(baselines.open_mpi_rows, request=REQUEST)
     rows, missing = FakeWorld(1).run(run)[0]
     assert rows == []
     assert "returned 7: not enough slots" in str(missing)
@@ -150,7 +149,7 @@ def test_a_second_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     fake_mpirun(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
     monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
     monkeypatch.setattr(baselines, "LIMIT_S", 1.0)
-    run = partial(baselines.open_mpi_rows, request=REQUEST, measured=[])
+    run = partial(baselines.open_mpi_rows, request=REQUEST)
     rows, missing = FakeWorld(1).run(run)[0]
     assert rows == []
     assert "longer than 1 s" in str(missing)

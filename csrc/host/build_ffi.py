@@ -1,4 +1,4 @@
-"""Describes the extension kccl._core to cffi: the ABI and the host core's interface, read verbatim."""
+"""Describes the extension kccl._core to cffi, from abi.inc and api.inc read verbatim."""
 
 from pathlib import Path
 

@@ -3,12 +3,12 @@
 // library"); kccl/abi.py loads both.
 //
 //   Op(address, result, on_failure)   op() makes the call and returns `result`
-//   Dispatcher(slow)                  dispatcher(x) finds the call for x's dtype and size, points it
-//                                     at x and makes it; whatever it has not been taught goes to `slow`
+//   Dispatcher(slow)                  dispatcher(x) finds the call for x's dtype and size, points
+//                                     it at x and makes it; what it was not taught goes to `slow`
 //
-// The interpreter's lock: between processes a call starts holding it and gives it up in its first long
-// wait, because taking it back costs as much as a small message. Between threads of one process, and
-// for long messages, it is given up before.
+// The interpreter's lock: between processes a call starts holding it and gives it up in its first
+// long wait, because taking it back costs as much as a small message. Between threads of one
+// process, and for long messages, it is given up before.
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -90,8 +90,7 @@ PyObject* finish(uint32_t status, PyObject* result, PyObject* on_failure) {
 // ---- Op ---------------------------------------------------------------------------------------
 
 struct Op {
-    PyObject_HEAD
-    KcclHostOp* op;
+    PyObject_HEAD KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
 };
@@ -184,15 +183,14 @@ struct Known {
     PyObject* dtype;
     Py_ssize_t num_bytes;
     KcclHostOp* op;
-    PyObject* owner;       // keeps `op` alive
+    PyObject* owner;  // keeps `op` alive
     PyObject* on_failure;
 };
 
 constexpr uint32_t kKnown = 64;  // a power of two
 
 struct Dispatcher {
-    PyObject_HEAD
-    PyObject* slow;
+    PyObject_HEAD PyObject* slow;
     PyObject* dtype_name;
     Known known[kKnown];
 };
@@ -200,7 +198,8 @@ struct Dispatcher {
 Dispatcher* as_dispatcher(PyObject* self) { return reinterpret_cast<Dispatcher*>(self); }
 
 Known* place(Dispatcher* self, PyObject* dtype, Py_ssize_t num_bytes) {
-    const uint64_t key = reinterpret_cast<uint64_t>(dtype) + static_cast<uint64_t>(num_bytes) * 0x9E3779B97F4A7C15u;
+    const uint64_t key =
+        reinterpret_cast<uint64_t>(dtype) + static_cast<uint64_t>(num_bytes) * 0x9E3779B97F4A7C15u;
     return &self->known[(key >> 20 ^ key >> 7) % kKnown];
 }
 
@@ -317,15 +316,14 @@ PyMethodDef dispatcher_methods[] = {
      "learn(dtype, num_bytes, address, owner, on_failure): calls with such arrays run this call."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
-PyType_Slot dispatcher_slots[] = {
-    {Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},
-    {Py_tp_call, reinterpret_cast<void*>(dispatcher_call)},
-    {Py_tp_methods, dispatcher_methods},
-    {Py_tp_traverse, reinterpret_cast<void*>(dispatcher_traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(dispatcher_clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
-    {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
-    {0, nullptr}};
+PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},
+                                  {Py_tp_call, reinterpret_cast<void*>(dispatcher_call)},
+                                  {Py_tp_methods, dispatcher_methods},
+                                  {Py_tp_traverse, reinterpret_cast<void*>(dispatcher_traverse)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(dispatcher_clear)},
+                                  {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                                  {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                                  {0, nullptr}};
 PyType_Spec dispatcher_spec = {"kccl._fastcall.Dispatcher", sizeof(Dispatcher), 0,
                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
                                dispatcher_slots};
@@ -347,8 +345,8 @@ int execute(PyObject* module) {
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)}, {0, nullptr}};
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "kccl._fastcall", nullptr, 0, nullptr,
-                      module_slots, nullptr, nullptr, nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "kccl._fastcall", nullptr, 0,      nullptr,
+                      module_slots,          nullptr,          nullptr, nullptr};
 
 }  // namespace
 

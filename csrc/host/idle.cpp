@@ -1,10 +1,11 @@
 // What a rank does between two rounds of polls.
+#include "idle.h"
+
 #include <poll.h>
 #include <sched.h>
 #include <time.h>
 
 #include "host.h"
-#include "idle.h"
 
 namespace kccl::host {
 
@@ -12,8 +13,8 @@ uint32_t (*interpreter_hook)(uint64_t waited_ns) = nullptr;
 
 namespace {
 
-// How often a waiting rank looks at its peers' processes and at the interpreter: rarely enough to cost
-// nothing, often enough that a person sees a killed rank or a Ctrl-C at once.
+// How often a waiting rank looks at its peers' processes and at the interpreter: rarely enough to
+// cost nothing, often enough that a person sees a killed rank or a Ctrl-C at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
 // A pidfd becomes readable when its process ends, also while that is a zombie.

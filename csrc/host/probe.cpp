@@ -14,7 +14,8 @@ using kccl::mem::Scope;
 // Polls until *word is `wanted`; looks at the clock rarely. False: limit_ns passed.
 bool poll_until(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t started = 0;
-    for (uint32_t polls = 1; kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) != wanted; ++polls) {
+    for (uint32_t polls = 1; kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) != wanted;
+         ++polls) {
         kccl::mem::poll_pause();
         if (polls % 4096 != 0) continue;
         const uint64_t now = kccl::mem::clock_ns();
@@ -70,7 +71,8 @@ double kccl_host_ping_pong(uint32_t* mine, uint32_t* theirs, uint64_t iterations
         if (!poll_until(mine, i, limit_ns)) return -1;
         if (!leads) kccl::mem::store<Order::kRelaxed, Scope::kSystem>(theirs, i);
     }
-    return static_cast<double>(kccl::mem::clock_ns() - started) / (2.0 * static_cast<double>(iterations));
+    return static_cast<double>(kccl::mem::clock_ns() - started) /
+           (2.0 * static_cast<double>(iterations));
 }
 
 double kccl_host_core_ping_pong(int cpu_a, int cpu_b, uint64_t iterations) {
@@ -87,7 +89,8 @@ double kccl_host_core_ping_pong(int cpu_a, int cpu_b, uint64_t iterations) {
     return started == 2 && players[1].one_way_ns >= 0 ? players[0].one_way_ns : -1;
 }
 
-void kccl_host_copy(void* to, const void* from, uint64_t num_bytes, uint64_t iterations, double* us) {
+void kccl_host_copy(void* to, const void* from, uint64_t num_bytes, uint64_t iterations,
+                    double* us) {
     uint64_t before = kccl::mem::clock_ns();
     for (uint64_t i = 0; i < iterations; ++i) {
         memcpy(to, from, num_bytes);

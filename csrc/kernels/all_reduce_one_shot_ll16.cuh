@@ -1,6 +1,6 @@
 // all_reduce, one_shot, ll16, push: for messages so small that latency is everything.
 //
-//     rank r:  in --pack--> slot[r] in every peer's window        (world_size - 1) * 2 * n bytes out
+//     rank r:  in --pack--> slot[r] in every peer's window    (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out        polls its own memory only
 //
 // No barrier: a packet is its own signal. The next call uses the other parity's slots; why the call
@@ -14,9 +14,9 @@
 
 namespace kccl {
 
-// Called by all threads of the coop. out and in hold call.count elements of T, are the same or do not
-// overlap, and may be reused on return. All threads get the same status; unless it is ok, `out` is
-// undefined. A thread may read only the results it stored itself until the coop syncs.
+// Called by all threads of the coop. out and in hold call.count elements of T, are the same or do
+// not overlap, and may be reused on return. All threads get the same status; unless it is ok, `out`
+// is undefined. A thread may read only the results it stored itself until the coop syncs.
 template <class T, class Op, class Coop>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;
@@ -59,7 +59,8 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
             do {
                 mem::Packet packets[kKcclMaxWorldSize];
                 for (int peer = 0; peer < world_size; ++peer) {
-                    if (active && peer != comm.rank) packets[peer] = mem::load_packet(inbox[peer] + i);
+                    if (active && peer != comm.rank)
+                        packets[peer] = mem::load_packet(inbox[peer] + i);
                 }
                 missing = false;
                 late_peer = -1;

@@ -5,8 +5,8 @@
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
 // A CPU fetches a peer's lines as fast as the peer could push them, and needs no flag in each. The
-// staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has entered
-// the next call has finished pulling from this one.
+// staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has
+// entered the next call has finished pulling from this one.
 #pragma once
 
 #include "../include/kccl/channel.cuh"
@@ -29,11 +29,11 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Coop coop, const Call& call) 
         if (entered != kKcclOk) return entered;
         const T* rows[kKcclMaxWorldSize];
         for (int peer = 0; peer < comm.world_size; ++peer) {
-            rows[peer] =
-                staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kInput);
+            rows[peer] = staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kInput);
         }
 
-        mem::copy(const_cast<T*>(rows[comm.rank]), in, count * sizeof(T), coop.index(), coop.size());
+        mem::copy(const_cast<T*>(rows[comm.rank]), in, count * sizeof(T), coop.index(),
+                  coop.size());
         arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
         const Status staged =
             await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, channel.epoch());

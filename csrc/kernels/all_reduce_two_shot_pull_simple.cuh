@@ -2,13 +2,14 @@
 // Rank r owns chunk r of the message.
 //
 //     reduce-scatter   in, all but chunk r --copy--> its own staging; "staged"
-//                      chunk r of every rank's staging --reduce--> its own result staging; "reduced"
-//     all-gather       chunk p of every peer p's result staging --copy--> out
+//                      chunk r of each rank's staging --reduce--> its own result staging; "reduced"
+//     all-gather       chunk p of each peer p's result staging --copy--> out
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// Rounds are short enough for the staging to stay in the caches, so main memory sees little more than
-// one read of `in` and one write of `out`. The slots alternate by parity as told in channel.cuh.
+// Rounds are short enough for the staging to stay in the caches, so main memory sees little more
+// than one read of `in` and one write of `out`. The slots alternate by parity as told in
+// channel.cuh.
 #pragma once
 
 #include "../include/kccl/channel.cuh"
@@ -65,7 +66,8 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Coop coop, const Call& call) 
         reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine);
         arrive<mem::Order::kRelease>(coop, call, kKcclFlagReduced, channel.epoch());
         // Between arriving and awaiting, because it needs no peer.
-        mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(), coop.size());
+        mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
+                  coop.size());
         const Status reduced =
             await<mem::Order::kAcquire>(coop, call, kKcclFlagReduced, channel.epoch());
         if (reduced != kKcclOk) return reduced;

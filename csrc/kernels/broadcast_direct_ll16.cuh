@@ -1,10 +1,10 @@
 // broadcast, direct, ll16, push: the root writes packets into every peer's window.
 //
-//     root:    in --pack--> slot[root] in every peer's window       (world_size - 1) * 2 * n bytes out
+//     root:    in --pack--> slot[root] in every peer's window   (world_size - 1) * 2 * n bytes out
 //     others:  slot[root] of their own window --> out
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. The root waits for nobody: the call is
-// credited, and channel.cuh keeps it from running more than one call ahead.
+// Payloads are bytes, so every bit pattern arrives unchanged. The root waits for nobody: the call
+// is credited, and channel.cuh keeps it from running more than one call ahead.
 #pragma once
 
 #include "../include/kccl/channel.cuh"
@@ -12,8 +12,8 @@
 
 namespace kccl {
 
-// Called by all threads of the coop. call.count is in bytes; call.peer is the root. `input` is read on
-// the root only, `out` written on the others only; both may be reused on return.
+// Called by all threads of the coop. call.count is in bytes; call.peer is the root. `input` is read
+// on the root only, `out` written on the others only; both may be reused on return.
 template <class Coop>
 KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;

@@ -3,8 +3,8 @@
 //     root:    in --copy--> its own staging; "staged" to every peer
 //     others:  the root's staging --copy--> out
 //
-// The root waits for nobody: the call is credited, so the root refills a staging slot only after every
-// peer has entered the call after the one that used it (channel.cuh).
+// The root waits for nobody: the call is credited, so the root refills a staging slot only after
+// every peer has entered the call after the one that used it (channel.cuh).
 #pragma once
 
 #include "../include/kccl/channel.cuh"

@@ -1,5 +1,5 @@
-// get: copies call.count bytes from the peer's window into this rank's memory. One-sided: whether the
-// peer has written them is for a signal or a barrier before to say.
+// get: copies call.count bytes from the peer's window into this rank's memory. One-sided: whether
+// the peer has written them is for a signal or a barrier before to say.
 #pragma once
 
 #include "../include/kccl/signal.cuh"
@@ -12,8 +12,8 @@ template <class Coop>
 KCCL_DEVICE Status get(Coop coop, const Call& call) {
     const Status status = status_of(call.comm);
     if (coop.any(status != kKcclOk)) return status_of(call.comm);
-    mem::copy(reinterpret_cast<void*>(call.output), reinterpret_cast<const void*>(call.input), call.count,
-              coop.index(), coop.size());
+    mem::copy(reinterpret_cast<void*>(call.output), reinterpret_cast<const void*>(call.input),
+              call.count, coop.index(), coop.size());
     return kKcclOk;
 }
 

@@ -1,5 +1,5 @@
-// put: copies call.count bytes from this rank's memory into the peer's window. One-sided: the peer does
-// nothing, and knows of it only by a later signal or barrier, which also orders it.
+// put: copies call.count bytes from this rank's memory into the peer's window. One-sided: the peer
+// does nothing, and knows of it only by a later signal or barrier, which also orders it.
 #pragma once
 
 #include "../include/kccl/signal.cuh"
@@ -12,8 +12,8 @@ template <class Coop>
 KCCL_DEVICE Status put(Coop coop, const Call& call) {
     const Status status = status_of(call.comm);
     if (coop.any(status != kKcclOk)) return status_of(call.comm);
-    mem::copy(reinterpret_cast<void*>(call.output), reinterpret_cast<const void*>(call.input), call.count,
-              coop.index(), coop.size());
+    mem::copy(reinterpret_cast<void*>(call.output), reinterpret_cast<const void*>(call.input),
+              call.count, coop.index(), coop.size());
     return kKcclOk;
 }
 

@@ -1,5 +1,6 @@
 // wait: waits for call.count signals under an id (call.channel) from call.peer, or from any ranks
-// together when that is -1, and consumes them. What the signalling ranks wrote before is visible after.
+// together when that is -1, and consumes them. What the signalling ranks wrote before is visible
+// after.
 //
 // The words only ever count up; what this rank has consumed of each is kept in its own memory.
 #pragma once
@@ -14,7 +15,7 @@ KCCL_DEVICE Status wait(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;
     const int first = call.peer < 0 ? 0 : call.peer;
     const int last = call.peer < 0 ? comm.world_size : call.peer + 1;
-    uint32_t(&consumed)[kKcclMaxWorldSize][kKcclNumSignals] = state_of(comm)->consumed;
+    uint32_t (&consumed)[kKcclMaxWorldSize][kKcclNumSignals] = state_of(comm)->consumed;
     const uint32_t wanted = static_cast<uint32_t>(call.count);
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);

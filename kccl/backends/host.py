@@ -42,7 +42,13 @@ class HostBackend:
     name = "host"
 
     def __init__(
-        self, mesh: Mesh, settings: Settings, *, shares_cores: bool, are_threads: bool, timeout: float
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
     ) -> None:
         """Allocates the library's own window. Collective.
 

@@ -2,17 +2,18 @@
 //
 // Call e uses the slots of its parity. They were last used by call e-2, so before a rank pushes
 // anything in call e it must know that every peer has left e-2, that is, has entered e-1:
-//   - a pairwise call (all_reduce, barrier) ends only when every peer's words of that call are in, so
-//     after a pairwise call e-1 the rank knows;
+//   - a pairwise call (all_reduce, barrier) ends only when every peer's words of that call are in,
+//     so after a pairwise call e-1 the rank knows;
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
 //     does not wait for it; the call after it waits for these credits, which have long arrived.
 // The sync in next() separates this coop's reads in call e-1 from its writes in call e, so that the
 // argument holds for all its threads, whatever the length and the kind of the two calls.
 //
-// Epochs wrap. A packet's flag must equal the epoch, a flag word must not be behind it, so a word that
-// nobody writes for a whole period would look valid again. Twice a period the channel is scrubbed:
-// every rank resets its own words to the epoch just past, and a barrier keeps the peers from pushing
-// before that. The barrier's words are not reset: the scrub itself writes them twice a period.
+// Epochs wrap. A packet's flag must equal the epoch, a flag word must not be behind it, so a word
+// that nobody writes for a whole period would look valid again. Twice a period the channel is
+// scrubbed: every rank resets its own words to the epoch just past, and a barrier keeps the peers
+// from pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
+// period.
 #pragma once
 
 #include "barrier.cuh"
@@ -39,7 +40,8 @@ KCCL_DEVICE_SHARED Status scrub(Coop coop, const Call& call, uint32_t epoch) {
         if (!leads(coop)) continue;
         for (int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; ++flag) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                flag_word(comm, comm.rank, call.channel, static_cast<KcclFlag>(flag), source), past);
+                flag_word(comm, comm.rank, call.channel, static_cast<KcclFlag>(flag), source),
+                past);
         }
     }
     arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);

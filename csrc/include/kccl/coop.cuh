@@ -1,9 +1,9 @@
 // Who acts: one thread, one warp or one block together. A function that takes a coop is called by
 // all its threads, with the same arguments.
 //
-//   index() < size()   this thread's place        sync()     a barrier of the coop's threads; orders
-//   any(mine)          true when any thread's     their memory accesses among each other
-//                      argument is; also a sync
+//   index() < size()   this thread's place
+//   sync()             a barrier of the coop's threads; orders their memory accesses
+//   any(mine)          true when any thread's argument is; also a sync
 #pragma once
 
 #include "mem.cuh"
@@ -18,9 +18,7 @@ struct Thread {
 };
 
 struct Warp {
-    KCCL_DEVICE uint32_t index() const {
-        return platform::thread_in_block() % platform::kWarpSize;
-    }
+    KCCL_DEVICE uint32_t index() const { return platform::thread_in_block() % platform::kWarpSize; }
     KCCL_DEVICE uint32_t size() const { return platform::kWarpSize; }
     KCCL_DEVICE void sync() const { platform::sync_warp(); }
     KCCL_DEVICE bool any(bool mine) const {

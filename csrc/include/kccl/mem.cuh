@@ -3,7 +3,7 @@
 //
 //   load<Order, Scope>(p)       store<Order, Scope>(p, v)      32 and 64 bits, naturally aligned
 //   load_packet / store_packet  two 64-bit halves, each single-copy atomic, relaxed, system scope
-//   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed, device scope
+//   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
 //   load_plain / store_plain    no order: memory that a signal already hands over
 //   copy                        the share of thread `index` of `size` in a plain copy
 //
@@ -34,28 +34,29 @@ struct Packet {
 
 #if defined(KCCL_TARGET_CUDA)
 
-#define KCCL_MEM_LOAD(order, scope, bits, reg)                                           \
-    asm volatile("ld." order "." scope ".global.u" bits " %0, [%1];" : "=" reg(value)    \
-                 : "l"(address)                                                          \
+#define KCCL_MEM_LOAD(order, scope, bits, reg)                       \
+    asm volatile("ld." order "." scope ".global.u" bits " %0, [%1];" \
+                 : "=" reg(value)                                    \
+                 : "l"(address)                                      \
                  : "memory")
-#define KCCL_MEM_STORE(order, scope, bits, reg)                                          \
+#define KCCL_MEM_STORE(order, scope, bits, reg)                                                 \
     asm volatile("st." order "." scope ".global.u" bits " [%0], %1;" ::"l"(address), reg(value) \
                  : "memory")
-#define KCCL_MEM_BY_SIZE(access, order, scope)                                           \
-    do {                                                                                 \
-        if constexpr (sizeof(T) == 4)                                                    \
-            access(order, scope, "32", "r");                                             \
-        else                                                                             \
-            access(order, scope, "64", "l");                                             \
+#define KCCL_MEM_BY_SIZE(access, order, scope) \
+    do {                                       \
+        if constexpr (sizeof(T) == 4)          \
+            access(order, scope, "32", "r");   \
+        else                                   \
+            access(order, scope, "64", "l");   \
     } while (0)
-#define KCCL_MEM_BY_SCOPE(access, order)                                                 \
-    do {                                                                                 \
-        if constexpr (scope == Scope::kBlock)                                            \
-            KCCL_MEM_BY_SIZE(access, order, "cta");                                      \
-        else if constexpr (scope == Scope::kDevice)                                      \
-            KCCL_MEM_BY_SIZE(access, order, "gpu");                                      \
-        else                                                                             \
-            KCCL_MEM_BY_SIZE(access, order, "sys");                                      \
+#define KCCL_MEM_BY_SCOPE(access, order)            \
+    do {                                            \
+        if constexpr (scope == Scope::kBlock)       \
+            KCCL_MEM_BY_SIZE(access, order, "cta"); \
+        else if constexpr (scope == Scope::kDevice) \
+            KCCL_MEM_BY_SIZE(access, order, "gpu"); \
+        else                                        \
+            KCCL_MEM_BY_SIZE(access, order, "sys"); \
     } while (0)
 
 template <Order order, Scope scope, class T>
@@ -203,11 +204,9 @@ KCCL_DEVICE float float_from_half(uint16_t bits) {
     const uint32_t magnitude = bits & 0x7fffu;
     const uint32_t normal = (magnitude << 13) + (112u << 23);
     const uint32_t special = (magnitude << 13) | 0x7f800000u;
-    const uint32_t subnormal =
-        platform::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-    const uint32_t value = magnitude >= 0x7c00u  ? special
-                           : magnitude < 0x400u ? subnormal
-                                                : normal;
+    const uint32_t subnormal = platform::bit_cast<uint32_t>(
+        static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+    const uint32_t value = magnitude >= 0x7c00u ? special : magnitude < 0x400u ? subnormal : normal;
     return platform::bit_cast<float>(value | sign);
 }
 
@@ -217,7 +216,7 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-    // Adding one half makes the floating-point unit round to multiples of 2^-24, half's smallest step.
+    // Adding one half makes the floating-point unit round to multiples of 2^-24, half's least step.
     const uint32_t subnormal =
         platform::bit_cast<uint32_t>(platform::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t half = magnitude >= 0x477ff000u  ? 0x7c00u
@@ -266,7 +265,8 @@ KCCL_DEVICE void store_plain(T* address, T value) {
     __builtin_memcpy(address, &value, sizeof(T));
 }
 
-KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t index, uint32_t size) {
+KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t index,
+                      uint32_t size) {
 #if defined(KCCL_TARGET_HOST)
     (void)index;
     (void)size;
@@ -277,7 +277,8 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     };
     auto* out = static_cast<uint8_t*>(to);
     auto* in = static_cast<const uint8_t*>(from);
-    const bool aligned = ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(in)) & 15) == 0;
+    const bool aligned =
+        ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(in)) & 15) == 0;
     const uint64_t num_lines = aligned ? num_bytes / sizeof(Line) : 0;
     for (uint64_t i = index; i < num_lines; i += size) {
         reinterpret_cast<Line*>(out)[i] = reinterpret_cast<const Line*>(in)[i];

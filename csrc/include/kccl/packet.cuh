@@ -1,9 +1,9 @@
-// ll16 packets: 8 bytes of payload and the call's epoch twice, in 16 bytes: the data is its own signal.
+// ll16 packets: 8 bytes of payload and the call's epoch twice, in 16 bytes: the data is the signal.
 //
 //     half 0: { payload[0..3], epoch }      half 1: { payload[4..7], epoch }
 //
-// Each half is single-copy atomic and carries its own flag, so no fence is needed and a packet may tear
-// between its halves. A half is valid when its flag equals the epoch; every payload is legal.
+// Each half is single-copy atomic and carries its own flag, so no fence is needed and a packet may
+// tear between its halves. A half is valid when its flag equals the epoch; every payload is legal.
 #pragma once
 
 #include "window.cuh"

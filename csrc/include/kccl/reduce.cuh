@@ -1,5 +1,5 @@
-// Element types and operators. Every reduction adds in rank order 0, 1, 2, ... in one accumulator and
-// rounds once, so its bits depend on the inputs only: not on rank, algorithm, length or target.
+// Element types and operators. Every reduction adds in rank order 0, 1, 2, ... in one accumulator
+// and rounds once, so its bits depend on the inputs only: not on rank, algorithm, length or target.
 //
 //   accumulator   float for float, half and bfloat16; double for double; wrapping integers
 //   NaN           any NaN in gives the canonical quiet NaN out, whatever its sign and payload
@@ -126,8 +126,8 @@ struct Min : Sum {
             return static_cast<Signed>(b) < static_cast<Signed>(a) ? b : a;
         } else {
             using Bits = typename Element<T>::Bits;
-            const Acc zero = platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) |
-                                                     platform::bit_cast<Bits>(b));
+            const Acc zero =
+                platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) | platform::bit_cast<Bits>(b));
             const Acc ordered = a < b ? a : b < a ? b : zero;
             return a != a ? a : b != b ? b : ordered;
         }
@@ -142,8 +142,8 @@ struct Max : Sum {
             return static_cast<Signed>(a) < static_cast<Signed>(b) ? b : a;
         } else {
             using Bits = typename Element<T>::Bits;
-            const Acc zero = platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) &
-                                                     platform::bit_cast<Bits>(b));
+            const Acc zero =
+                platform::bit_cast<Acc>(platform::bit_cast<Bits>(a) & platform::bit_cast<Bits>(b));
             const Acc ordered = a < b ? b : b < a ? a : zero;
             return a != a ? a : b != b ? b : ordered;
         }
@@ -186,9 +186,9 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
     }
 }
 
-// out[i] = the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of the rows.
-// Called by all threads of the coop. The world size is a constant in each loop, so that a CPU's
-// compiler turns it into vector code.
+// out[i] = the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of the
+// rows. Called by all threads of the coop. The world size is a constant in each loop, so that a
+// CPU's compiler turns it into vector code.
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count) {

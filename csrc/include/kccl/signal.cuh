@@ -6,9 +6,10 @@
 //     do { poll; } while (wait.again(missing, peer, seen));
 //     if (wait.failed()) ...
 //
-// again() returns false when nothing is missing, or when the wait failed: the limit passed, the peer's
-// process is gone, a peer gave up first, or the interpreter was interrupted. A failed wait writes one
-// record, raises the abort word at all peers and leaves a status in KcclState that stays until reset.
+// again() returns false when nothing is missing, or when the wait failed: the limit passed, the
+// peer's process is gone, a peer gave up first, or the interpreter was interrupted. A failed wait
+// writes one record, raises the abort word at all peers and leaves a status in KcclState that stays
+// until reset.
 #pragma once
 
 #include "coop.cuh"
@@ -16,8 +17,8 @@
 
 namespace kccl {
 
-// True when epoch `seen` is `wanted` or later. Holds across the wrap as long as the two are less than
-// half a period apart, which the scrub in channel.cuh sees to.
+// True when epoch `seen` is `wanted` or later. Holds across the wrap as long as the two are less
+// than half a period apart, which the scrub in channel.cuh sees to.
 KCCL_DEVICE bool has_reached(uint32_t seen, uint32_t wanted) {
     return static_cast<int32_t>(seen - wanted) >= 0;
 }
@@ -35,11 +36,13 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     for (int peer = 0; peer < comm.world_size; ++peer) {
         if (peer == comm.rank) continue;
         mem::store_plain(abort_record(comm, peer, comm.rank), record);
-        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank), 1u);
+        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
+                                                              1u);
     }
 }
 
-// Fails this rank because `source` gave up: keeps the record of the cause. The source tells the others.
+// Fails this rank because `source` gave up: keeps the record of the cause. The source tells the
+// others.
 KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     State* state = state_of(comm);
     if (!mem::claim(&state->status, static_cast<uint32_t>(kKcclAborted))) return;
@@ -53,7 +56,8 @@ struct Patience {
     uint64_t started_ns = 0;
 };
 
-// Looks at the clock, at the abort words and, on a CPU, at the peer's process. False: the wait failed.
+// Looks at the clock, at the abort words and, on a CPU, at the peer's process. False: the wait
+// failed.
 KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t wanted, int peer,
                                 uint32_t seen) {
     const DeviceComm& comm = call.comm;

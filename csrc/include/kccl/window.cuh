@@ -40,14 +40,16 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                                      int source) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * comm.world_size + source;
-    return window_at<mem::Packet>(comm, rank, comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
+    return window_at<mem::Packet>(comm, rank,
+                                  comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
 }
 
 enum class Half { kInput = 0, kResult = 1 };
 
 // Where `rank` lays its input, or its part of the result, for peers to pull.
 template <class T>
-KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity, Half half) {
+KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
+                            Half half) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * 2 + static_cast<uint32_t>(half);
     return window_at<T>(comm, rank, comm.layout.staging + slot * comm.layout.staging_bytes);
 }

