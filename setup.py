@@ -2,7 +2,11 @@
 
 import os
 import platform
+import shlex
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 from setuptools import setup
@@ -16,8 +20,12 @@ COMMON_FLAGS = [
     "-fno-rtti",
     "-fvisibility=hidden",
     "-ffp-contract=off",
+    # Debug information would be nine tenths of the library.
+    "-g0",
     "-Wall",
     "-Wextra",
+    # clang: loops over some element types have no vector form, which is known and no fault.
+    "-Wno-pass-failed",
 ]
 AVX2 = ["-mavx2", "-mbmi2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -29,8 +37,28 @@ FLAGS_BY_FILE = {
 }
 
 
+def find_compiler() -> None:
+    """Sets CC and CXX to the compiler inside the ziglang wheel where the system has none."""
+    if "CXX" in os.environ or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return
+    if find_spec("ziglang") is None:
+        sys.exit(
+            "kccl needs a C++ compiler: CXX is not set, and there is no g++, clang++ or c++. "
+            "Install one, or build with the one in the ziglang wheel: pip install ziglang==0.17.0 "
+            "'setuptools>=77' 'cffi>=2.0', then pip install --no-build-isolation ..."
+        )
+    zig = f"{shlex.quote(sys.executable)} -m ziglang"
+    # Zig compiles for the CPU it runs on unless told otherwise, and the wheel may go elsewhere.
+    os.environ["CC"] = f"{zig} cc -mcpu=baseline"
+    os.environ["CXX"] = f"{zig} c++ -mcpu=baseline"
+
+
 class BuildExt(build_ext):
     """Compiles the files of the extension side by side, each with its own flags."""
+
+    def run(self) -> None:
+        find_compiler()
+        super().run()
 
     def build_extensions(self) -> None:
         compiler: Any = self.compiler
@@ -64,7 +92,8 @@ class BuildExt(build_ext):
 
 
 setup(
-    cffi_modules=["csrc/host/build_ffi.py:ffibuilder"],
+    # Through the package's symbolic link, because an sdist has only what lies in the package.
+    cffi_modules=["kccl/csrc/host/build_ffi.py:ffibuilder"],
     cmdclass={"build_ext": BuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -46,6 +46,20 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         InvalidArgument: It is no array in host memory, not contiguous, read-only, or of a type
             that KCCL does not have.
     """
+    try:
+        dtype = dtypes.of(array.dtype)
+        buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
+    except (AttributeError, BufferError, TypeError, ValueError):
+        return _view_of_others(array, name, writable)
+    return ArrayView(_address(buffer), len(buffer) // dtype.itemsize, dtype, True, buffer)
+
+
+def _address(buffer: Any) -> int:
+    return int(ffi.cast("uintptr_t", buffer))
+
+
+def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
+    """The same for what is not plainly a good NumPy array, or the error that says why."""
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
@@ -72,9 +86,8 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         if writable and _is_readonly(array, memory):
             raise InvalidArgument(f"{name} is read-only, must be writable") from None
         raise InvalidArgument(f"{name} does not give its memory: {error}") from error
-    address = int(ffi.cast("uintptr_t", buffer))
     named = is_buffer and memory is None
-    return ArrayView(address, len(buffer) // dtype.itemsize, dtype, named, buffer)
+    return ArrayView(_address(buffer), len(buffer) // dtype.itemsize, dtype, named, buffer)
 
 
 def _has_buffer(array: Any) -> bool:

@@ -27,6 +27,12 @@ def _address(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
 
 
+def _check_integer(name: str, value: Any) -> None:
+    # Anything that Python takes for an index, such as NumPy's integers.
+    if not hasattr(value, "__index__"):
+        raise InvalidArgument(f"{name} is {value!r}, must be an integer")
+
+
 class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
     """A call planned once, to be made many times: `op()` runs it and returns the result array.
 
@@ -96,15 +102,18 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
     """One collective of one communicator. Subclasses say in `_slow` what its arguments mean."""
 
     _slow: Callable[..., Any]
+    # The keyword whose values the fast path tells apart.
+    _OPTION: str
 
     def __init__(self, comm: "Communicator") -> None:
-        super().__init__(self._slow)
+        super().__init__(self._slow, self._OPTION)
         self._comm = comm
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def _check_common(self, stream: Any, channel: int) -> None:
         if stream is not None:
             raise InvalidArgument(f"stream is {stream!r}, must be None: host memory has no streams")
+        _check_integer("channel", channel)
         if not 0 <= channel < self._comm.num_channels:
             raise InvalidArgument(
                 f"channel is {channel}, must be between 0 and {self._comm.num_channels - 1}"
@@ -128,14 +137,24 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         op()
         return handle
 
-    def _learn(self, array: Any, x: ArrayView, handle: Any) -> None:
-        """Lets the fast path take the next call with an array of this dtype and size."""
+    def _learn(self, array: Any, value: Any, default: Any, x: ArrayView, handle: Any) -> None:
+        """Lets the fast path take the next call with such an array and this value of the option."""
         if x.is_buffer and not self._comm.checks:
-            self.learn(array.dtype, x.nbytes, _address(handle), handle, self._comm._raise_failure)
+            for given in (value, ...) if value == default else (value,):
+                self.learn(
+                    array.dtype,
+                    x.nbytes,
+                    given,
+                    _address(handle),
+                    handle,
+                    self._comm._raise_failure,
+                )
 
 
 class AllReduce(Collective):
     """all_reduce(x, *, out=None, op="sum", stream=None, channel=0): reduces over all ranks."""
+
+    _OPTION = "op"
 
     def _slow(
         self,
@@ -172,15 +191,15 @@ class AllReduce(Collective):
             handle = self._run(
                 key,
                 lambda: self._make(plan, x_view, op, channel),
-                self._signature(x_view, op),
+                self._signature(plan, x_view, op, channel),
                 x_view,
                 out_view,
             )
-            if out is None and op == "sum" and channel == 0 and not algorithm:
-                self._learn(x, x_view, handle)
+            if out is None and channel == 0 and not algorithm:
+                self._learn(x, op, "sum", x_view, handle)
         else:
             self._comm._check_usable()
-            self._comm._check_agreement(self._signature(x_view, op))
+            self._comm._check_agreement(self._signature(plan, x_view, op, channel))
         return x if out is None else out
 
     def prepare(
@@ -200,7 +219,7 @@ class AllReduce(Collective):
         x_view, out_view = self._views(x, out, op, stream, channel)
         plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
         result = x if out is None else out
-        signature = self._signature(x_view, op)
+        signature = self._signature(plan, x_view, op, channel)
         if x_view.count == 0:
             return Empty(self._comm, plan, signature, result)
         handle = self._make(plan, x_view, op, channel)
@@ -213,7 +232,7 @@ class AllReduce(Collective):
     ) -> tuple[ArrayView, ArrayView]:
         self._check_common(stream, channel)
         x_view = arrays.view(x, "x", writable=out is None)
-        if op not in OPS:
+        if not isinstance(op, str) or op not in OPS:
             raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
         if op == "avg" and not x_view.dtype.is_float:
             raise InvalidArgument(
@@ -231,12 +250,15 @@ class AllReduce(Collective):
         )
 
     @staticmethod
-    def _signature(x: ArrayView, op: str) -> str:
-        return f"all_reduce, {x.nbytes} bytes, {x.dtype.name}, {op}"
+    def _signature(plan: Plan, x: ArrayView, op: str, channel: int) -> str:
+        what = f"all_reduce, {x.nbytes} bytes, {x.dtype.name}, {op}"
+        return f"{what}, channel {channel}, {plan.name}"
 
 
 class Broadcast(Collective):
     """broadcast(x, root=0, *, stream=None, channel=0): copies the root's x to all ranks."""
+
+    _OPTION = "root"
 
     def _slow(
         self,
@@ -268,15 +290,15 @@ class Broadcast(Collective):
             handle = self._run(
                 key,
                 lambda: self._make(plan, view, root, channel),
-                self._signature(view, root),
+                self._signature(plan, view, root, channel),
                 view,
                 view,
             )
-            if root == 0 and channel == 0 and not algorithm:
-                self._learn(x, view, handle)
+            if channel == 0 and not algorithm:
+                self._learn(x, root, 0, view, handle)
         else:
             self._comm._check_usable()
-            self._comm._check_agreement(self._signature(view, root))
+            self._comm._check_agreement(self._signature(plan, view, root, channel))
         return x
 
     def prepare(
@@ -291,7 +313,7 @@ class Broadcast(Collective):
         """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
         view = self._view(x, root, stream, channel)
         plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
-        signature = self._signature(view, root)
+        signature = self._signature(plan, view, root, channel)
         if view.count == 0:
             return Empty(self._comm, plan, signature, x)
         handle = self._make(plan, view, root, channel)
@@ -300,15 +322,17 @@ class Broadcast(Collective):
 
     def _view(self, x: Any, root: int, stream: Any, channel: int) -> ArrayView:
         self._check_common(stream, channel)
+        _check_integer("root", root)
         self._comm._check_rank("root", root)
-        return arrays.view(x, "x", writable=self._comm.rank != root)
+        return arrays.view(x, "x", writable=bool(self._comm.rank != root))
 
     def _make(self, plan: Plan, x: ArrayView, root: int, channel: int) -> Any:
         return self._comm._backend.op(plan.name, count=x.nbytes, peer=root, channel=channel)
 
     @staticmethod
-    def _signature(x: ArrayView, root: int) -> str:
-        return f"broadcast, {x.nbytes} bytes, {x.dtype.name}, root {root}"
+    def _signature(plan: Plan, x: ArrayView, root: int, channel: int) -> str:
+        what = f"broadcast, {x.nbytes} bytes, {x.dtype.name}, root {int(root)}"
+        return f"{what}, channel {channel}, {plan.name}"
 
 
 class Barrier(Prepared):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from .topology import Machine
 
+# Plans a communicator remembers; a program that uses more sizes makes some of them again.
+_KNOWN_PLANS = 1024
+
 _open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 _fork_hook_registered = False
 
@@ -78,6 +81,7 @@ class Communicator:
         )
         self._backend.state.first_limit_ns = int(env.first_timeout * 1e9)
         self.timeout = env.timeout
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._one_sided: dict[str, tuple[Any, Any]] = {}
         self.all_reduce = AllReduce(self)
         self.broadcast = Broadcast(self)
@@ -235,11 +239,17 @@ class Communicator:
     def _plan(
         self, collective: str, nbytes: int, dtype: dtypes.Dtype | None, algorithm: str
     ) -> Plan:
+        key = (collective, nbytes, dtype, algorithm)
+        if key in self._plans:
+            return self._plans[key]
         request = Request(collective, nbytes, self.world_size, self.backend, dtype)
         forced = algorithm
         if not forced and self._env.algorithm in algorithms_of(collective):
             forced = self._env.algorithm
-        return choose(request, tuning_for(self.backend, self._env.tuning), forced)
+        if len(self._plans) >= _KNOWN_PLANS:
+            self._plans.clear()
+        self._plans[key] = choose(request, tuning_for(self.backend, self._env.tuning), forced)
+        return self._plans[key]
 
     def _prepared(
         self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import mesh
+from . import mesh, sockets
 from .errors import PeerLost
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | None":
     """See Communicator.split."""
-    listener, name = mesh.listen()
+    listener, name = sockets.listen()
     try:
         everyone = comm.gather_objects([color, key, name])
     except BaseException:
@@ -32,8 +32,10 @@ def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | 
 
 def shrink(comm: "Communicator") -> "Communicator":
     """See Communicator.shrink."""
+    # Peers that still wait in a call, perhaps for this rank, leave it and come too.
+    comm._abort(next(iter(comm._mesh.lost()), -1))
     while True:
-        listener, name = mesh.listen()
+        listener, name = sockets.listen()
         try:
             survivors = comm._mesh.agree_on_survivors(name.encode(), comm._env.first_timeout)
         except BaseException:
@@ -51,8 +53,13 @@ def _connect(comm: "Communicator", names: dict[int, str], listener: Any) -> "Com
     """A communicator of the ranks of `comm` that `names` lists, in its order."""
     rank = list(names).index(comm.rank)
     deadline = time.monotonic() + comm._env.first_timeout
-    sockets = mesh.connect(rank, list(names.values()), listener, deadline)
-    ranks = mesh.Mesh(rank, len(names), sockets)
-    return type(comm)(
-        ranks, comm._env, launcher=comm.launcher, local_rank=rank, settings=comm._settings
-    )
+    streams = sockets.connect(rank, list(names.values()), listener, deadline)
+    ranks = mesh.Mesh(rank, len(names), streams)
+    try:
+        return type(comm)(
+            ranks, comm._env, launcher=comm.launcher, local_rank=rank, settings=comm._settings
+        )
+    except BaseException:
+        # The peers hear at once that this rank gave up, and do not wait for it in vain.
+        ranks.close()
+        raise

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from . import abi
-from .errors import BackendError, InvalidArgument
+from .errors import BackendError, InvalidArgument, WaitFailed
 from .mesh import Mesh
 
 
@@ -57,20 +57,22 @@ class Window:
             BackendError: The kernel refused the memory.
         """
         self.nbytes = nbytes
-        sizes = [int(text) for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
+        sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
         for peer, size in enumerate(sizes):
-            if size != nbytes:
+            if size != str(nbytes):
                 raise InvalidArgument(
                     f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}: "
                     "windows have the same size on every rank"
                 )
-        if nbytes <= 0:
-            raise InvalidArgument(f"nbytes is {nbytes}, must be positive")
+        if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
+            raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
         fd = self._allocate(nbytes, mesh.rank)
         fds = []
         try:
             fds = mesh.exchange_fds(fd, what, timeout)
             maps = [mmap.mmap(peer_fd, nbytes) for peer_fd in fds]
+        except WaitFailed:  # an OSError too
+            raise
         except OSError as error:
             raise BackendError(
                 f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"

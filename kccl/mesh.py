@@ -1,8 +1,8 @@
 """The out-of-band connection of a communicator's ranks: a Unix socket between each two.
 
 It carries what is rare and may be slow: names, memory handles (as SCM_RIGHTS), agreement after a
-failure. A waiting rank sleeps. The sockets have names in the abstract namespace, so a killed rank
-leaves nothing behind, and a rank's end is seen as the end of its stream.
+failure. A waiting rank sleeps, and a rank's end is seen as the end of its stream. sockets.py makes
+the connections.
 """
 
 import array
@@ -14,96 +14,15 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from .errors import BackendError, PeerLost, Timeout
+from .errors import BackendError, Timeout
+from .sockets import peer_lost, peer_pid
 
 _HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
 _FD_BYTES = array.array("i").itemsize
-_UCRED = struct.Struct("3i")
-
-
-def listen() -> tuple[socket.socket, str]:
-    """A listening socket, and the name under which `connect` finds it."""
-    name = f"kccl-{os.urandom(16).hex()}"
-    return bind(name), name
-
-
-def bind(name: str) -> socket.socket:
-    """A socket listening under `name`; OSError when the name is taken."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def peer_pid(connection: socket.socket) -> int:
-    """Process id of the other side.
-
-    Raises:
-        BackendError: The other side belongs to another user.
-    """
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(credentials)
-    if uid != os.getuid():
-        raise BackendError(f"a process of user {uid} answered, expected user {os.getuid()}")
-    return int(pid)
-
-
-def connect(
-    rank: int, names: list[str], listener: socket.socket, deadline: float
-) -> dict[int, socket.socket]:
-    """Connects this rank with every other; `names[r]` is rank r's listener. Collective.
-
-    Raises:
-        Timeout: A rank did not connect before `deadline` (of time.monotonic()).
-        PeerLost: A rank's listener is gone.
-    """
-    sockets: dict[int, socket.socket] = {}
-    try:
-        for peer in range(rank):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sockets[peer] = connection
-            try:
-                connection.connect(f"\0{names[peer]}")
-            except ConnectionRefusedError:
-                raise PeerLost(
-                    f"rank {rank} cannot connect to rank {peer}: its process has ended",
-                    rank=rank,
-                    peer=peer,
-                    collective="start-up",
-                ) from None
-            peer_pid(connection)
-            connection.sendall(struct.pack("<I", rank))
-        while len(sockets) < len(names) - 1:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                missing = sorted(set(range(len(names))) - set(sockets) - {rank})
-                raise Timeout(
-                    f"rank {rank} waited in vain for rank {missing[0]} to connect",
-                    rank=rank,
-                    peer=missing[0],
-                    collective="start-up",
-                ) from None
-            peer_pid(connection)
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            (peer,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))
-            sockets[peer] = connection
-    except BaseException:
-        for connection in sockets.values():
-            connection.close()
-        raise
-    finally:
-        listener.close()
-    return sockets
 
 
 class _Link:
-    """One peer's stream: bytes received and not yet used, descriptors received and not yet taken."""
+    """One peer's stream: bytes and descriptors received and not yet taken."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -116,7 +35,9 @@ class _Link:
         """Receives what has arrived; a stream that ended turns `is_open` off."""
         while self.is_open:
             try:
-                data, ancillary, _, _ = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(_FD_BYTES))
+                data, ancillary, _, _ = self.socket.recvmsg(
+                    1 << 16, socket.CMSG_SPACE(_FD_BYTES), socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except OSError:
@@ -140,7 +61,7 @@ class _Link:
 
 
 class Mesh:
-    """The connected ranks. All methods but `close` are collective among the ranks they name."""
+    """The connected ranks. Methods are collective among the ranks they name, or say otherwise."""
 
     def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
         self.rank = rank
@@ -148,15 +69,22 @@ class Mesh:
         self._links = {peer: _Link(connection) for peer, connection in sockets.items()}
         self._sequence = 0
         self._round = 0
-        self.pidfds = {peer: self._open_pidfd(link.socket) for peer, link in self._links.items()}
+        self.pidfds = dict.fromkeys(self._links, -1)
+        try:
+            for peer, link in self._links.items():
+                self.pidfds[peer] = self._open_pidfd(peer, link.socket)
+        except BaseException:
+            self.close()
+            raise
 
-    @staticmethod
-    def _open_pidfd(connection: socket.socket) -> int:
+    def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
         pid = peer_pid(connection)
         if pid == os.getpid():
             return -1
         try:
             return os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise peer_lost(self.rank, peer, "start-up") from None
         except OSError as error:
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
 
@@ -175,12 +103,7 @@ class Mesh:
         got = self._exchange(b"data", self._next(), payload, what, timeout, self._links)
         lost = sorted(set(self._links) - set(got))
         if lost:
-            raise PeerLost(
-                f"rank {self.rank} lost rank {lost[0]} during {what}: its process has ended",
-                rank=self.rank,
-                peer=lost[0],
-                collective=what,
-            )
+            raise peer_lost(self.rank, lost[0], what)
         return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
 
     def exchange_fds(self, fd: int, what: str, timeout: float) -> list[int]:
@@ -190,9 +113,12 @@ class Mesh:
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         self.allgather(b"", what, timeout)
-        for link in self._links.values():
-            # A byte with a descriptor fits the stream's empty buffer, so this never blocks for long.
-            link.socket.sendmsg([_HEADER.pack(b"fd  ", self._sequence, 0)], ancillary)
+        for peer, link in self._links.items():
+            # All peers have just answered, so the stream's buffer has room.
+            try:
+                link.socket.sendmsg([_HEADER.pack(b"fd  ", self._sequence, 0)], ancillary)
+            except ConnectionError:
+                raise peer_lost(self.rank, peer, what) from None
         self._exchange(b"fd  ", self._next(), None, what, timeout, self._links)
         fds = []
         for rank in range(self.world_size):
@@ -200,14 +126,17 @@ class Mesh:
                 fds.append(os.dup(fd))
                 continue
             if not self._links[rank].fds:
-                raise PeerLost(
-                    f"rank {self.rank} lost rank {rank} during {what}: its process has ended",
-                    rank=self.rank,
-                    peer=rank,
-                    collective=what,
-                )
+                for received in fds:
+                    os.close(received)
+                raise peer_lost(self.rank, rank, what)
             fds.append(self._links[rank].fds.pop(0))
         return fds
+
+    def lost(self) -> list[int]:
+        """The ranks whose streams have ended, as far as this rank can see now. Not collective."""
+        for link in self._links.values():
+            link.fill()
+        return [peer for peer, link in self._links.items() if not link.is_open]
 
     def agree_on_survivors(self, payload: bytes, timeout: float) -> dict[int, bytes]:
         """The ranks that are alive, the same on each of them, with their payloads.
@@ -232,7 +161,7 @@ class Mesh:
             alive = {peer for peer in got if all(peer in seen for seen in views.values())}
 
     def close(self) -> None:
-        """Ends this rank's streams. Idempotent."""
+        """Ends this rank's streams. Idempotent, not collective."""
         for peer, link in self._links.items():
             link.socket.close()
             link.is_open = False
@@ -270,7 +199,7 @@ class Mesh:
             while True:
                 for peer, link in links.items():
                     if peer not in got:
-                        self._take(link, peer, kind, sequence, got)
+                        self._take(link, peer, kind, sequence, what, got)
                 ended = {peer for peer, link in links.items() if not link.is_open}
                 if all(not rest for peer, rest in unsent.items() if peer not in ended) and (
                     set(links) <= set(got) | ended
@@ -313,7 +242,13 @@ class Mesh:
                 selector.modify(link.socket, selectors.EVENT_READ, peer)
 
     def _take(
-        self, link: _Link, peer: int, kind: bytes, sequence: int, got: dict[int, bytes]
+        self,
+        link: _Link,
+        peer: int,
+        kind: bytes,
+        sequence: int,
+        what: str,
+        got: dict[int, bytes],
     ) -> None:
         """Moves the peer's message of this exchange into `got`, if it is there."""
         while (message := link.take()) is not None:
@@ -321,10 +256,19 @@ class Mesh:
             if (seen_kind, seen_sequence) == (kind, sequence):
                 got[peer] = payload
                 return
-            # After a failure the streams may hold messages of exchanges that were given up.
-            if kind == b"live":
+            # After a failure the streams may hold messages of exchanges that were given up. An
+            # earlier step is such a one, because this rank left it without the peer's message.
+            is_earlier = (seen_sequence - sequence) & 0xFFFFFFFF >= 1 << 31
+            if seen_kind == b"live" and kind != b"live":
+                # The peer shrinks and takes no more part in this. Its message is for this rank's
+                # own shrink().
+                link.received[:0] = _HEADER.pack(*message[:2], len(payload)) + payload
+                view = payload[1 : 1 + payload[0]]
+                absent = sorted(set(range(self.world_size)) - set(view))
+                raise peer_lost(self.rank, absent[0] if absent else peer, what)
+            if kind == b"live" or is_earlier:
                 continue
             raise BackendError(
-                f"rank {self.rank} is at step {sequence} and rank {peer} at step {seen_sequence} of "
-                "their out-of-band exchanges: not all ranks made the same calls in the same order"
+                f"rank {self.rank} is at step {sequence} and rank {peer} at step {seen_sequence} "
+                "of their out-of-band exchanges: the ranks made different calls, or in other order"
             )

@@ -39,13 +39,18 @@ def init(backend: str = "auto") -> Communicator:
     env = read()
     launch = bootstrap.detect(env, os.environ)
     ranks = bootstrap.connect(launch, env.first_timeout)
-    return Communicator(
-        ranks,
-        env,
-        launcher=launch.launcher,
-        local_rank=launch.local_rank,
-        settings=Settings(epoch_bits=env.epoch_bits),
-    )
+    try:
+        return Communicator(
+            ranks,
+            env,
+            launcher=launch.launcher,
+            local_rank=launch.local_rank,
+            settings=Settings(epoch_bits=env.epoch_bits),
+        )
+    except BaseException:
+        # The peers hear at once that this rank gave up.
+        ranks.close()
+        raise
 
 
 def run_threads(

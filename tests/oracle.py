@@ -70,13 +70,14 @@ _APPLY = {
 
 def exact(name, op, count, rank, salt=0):
     """`rank`'s input: differs by rank, index and salt; sums and products of 8 are representable."""
-    index = np.arange(count, dtype=np.int64)
-    mixed = index * 2654435761 + rank * 40503 + salt * 69069 + 12345
+    mixed = np.arange(count, dtype=np.uint64) * 2654435761 + (rank * 40503 + salt * 69069 + 12345)
     mixed ^= mixed >> 15
+    mixed *= 2246822519
+    mixed = (mixed >> 13) % (1 << 20)
     if op == "prod":
         factors = (1, 2, -1, -2, 1, 4) if name in INTEGERS else (1, 2, -1, -2, 0.5, -0.25)
         return np.array(factors)[mixed % len(factors)].astype(numpy_dtype(name))
-    return (mixed % 31 - 15).astype(numpy_dtype(name))
+    return (mixed.astype(np.int64) % 31 - 15).astype(numpy_dtype(name))
 
 
 def any_bits(name, count, rng):
@@ -91,11 +92,14 @@ def any_bits(name, count, rng):
 
 
 def random_floats(name, count, rng):
-    """Floats whose sums are not exact, some of them subnormal or infinite; no NaN among them."""
+    """Floats whose sums depend on the order, some subnormal or infinite; no NaN among them."""
     dtype = numpy_dtype(name)
     x = rng.standard_normal(count) * np.exp2(rng.integers(-6, 7, count))
     tiny = rng.random(count) < 0.2
     x[tiny] = rng.integers(-9, 10, tiny.sum()) * float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    # Every fifth element is lost beside, or left over from, great ones that cancel.
+    great = {"float16": 2.0**14, "float64": 2.0**60}.get(name, 2.0**40)
+    x[::5] = rng.choice([great, -great, 2.0**-11, 3 * 2.0**-12], x[::5].size)
     infinite = rng.random(count) < 0.02
     x[infinite] = rng.choice([np.inf, -np.inf], infinite.sum())
     return x.astype(dtype)
@@ -105,3 +109,15 @@ def _edges(dtype):
     info = ml_dtypes.finfo(dtype)
     edges = (info.max, info.smallest_normal, info.smallest_subnormal, info.eps)
     return [sign * float(edge) for edge in edges for sign in (1, -1)]
+
+
+def assert_same(got, want, *what):
+    """Fails with the first element whose bits differ."""
+    assert got.dtype == want.dtype and got.shape == want.shape, what
+    different = np.flatnonzero(bits(got) != bits(want))
+    if different.size:
+        first = different[0]
+        raise AssertionError(
+            f"{what}: {different.size} of {got.size} elements differ; [{first}] is {got[first]} "
+            f"({bits(got)[first]:#x}), must be {want[first]} ({bits(want)[first]:#x})"
+        )

@@ -2,6 +2,11 @@
 #include "../include/kccl/signal.cuh"
 #include "host.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 namespace kccl::host {
 namespace {
 
@@ -10,15 +15,31 @@ struct InstructionSet {
     const KernelTable* kernels;
 };
 
+#if defined(__x86_64__)
+// Registers that the operating system saves, as bits of XCR0.
+constexpr uint64_t kYmm = 0x06, kZmm = 0xe6;
+__attribute__((target("xsave"))) uint64_t saved_registers() { return _xgetbv(0); }
+
+// Why not __builtin_cpu_supports: the clang of the ziglang wheel lacks its run-time part.
+const InstructionSet* best_of_x86_64() {
+    static constexpr InstructionSet kV3 = {"x86-64-v3", &kKernelsV3};
+    static constexpr InstructionSet kV4 = {"x86-64-v4", &kKernelsV4};
+    constexpr uint32_t kV3Leaf1 = bit_OSXSAVE | bit_AVX | bit_FMA, kV3Leaf7 = bit_AVX2 | bit_BMI2;
+    constexpr uint32_t kV4Leaf7 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    uint32_t eax, leaf7, leaf1, edx, unused;
+    if (!__get_cpuid(1, &eax, &unused, &leaf1, &edx) || (leaf1 & kV3Leaf1) != kV3Leaf1 ||
+        !__get_cpuid_count(7, 0, &eax, &leaf7, &unused, &edx) || (leaf7 & kV3Leaf7) != kV3Leaf7) {
+        return nullptr;
+    }
+    const uint64_t saved = saved_registers();
+    if ((leaf7 & kV4Leaf7) == kV4Leaf7 && (saved & kZmm) == kZmm) return &kV4;
+    return (saved & kYmm) == kYmm ? &kV3 : nullptr;
+}
+#endif
+
 InstructionSet best_instruction_set() {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2");
-    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (v4) return {"x86-64-v4", &kKernelsV4};
-    if (v3) return {"x86-64-v3", &kKernelsV3};
+    if (const InstructionSet* best = best_of_x86_64()) return *best;
 #endif
     return {"baseline", &kKernelsBaseline};
 }

@@ -3,8 +3,9 @@
 // library"); kccl/abi.py loads both.
 //
 //   Op(address, result, on_failure)   op() makes the call and returns `result`
-//   Dispatcher(slow)                  dispatcher(x) finds the call for x's dtype and size, points
-//                                     it at x and makes it; what it was not taught goes to `slow`
+//   Dispatcher(slow, option)          dispatcher(x) and dispatcher(x, option=value) find the call for
+//                                     x's dtype, size and the value, point it at x and make it; what
+//                                     was not taught goes to `slow`
 //
 // The interpreter's lock: between processes a call starts holding it and gives it up in its first
 // long wait, because taking it back costs as much as a small message. Between threads of one
@@ -90,7 +91,8 @@ PyObject* finish(uint32_t status, PyObject* result, PyObject* on_failure) {
 // ---- Op ---------------------------------------------------------------------------------------
 
 struct Op {
-    PyObject_HEAD KcclHostOp* op;
+    PyObject_HEAD
+    KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
 };
@@ -178,9 +180,11 @@ PyType_Spec op_spec = {"kccl._fastcall.Op", sizeof(Op), 0,
 
 // ---- Dispatcher -------------------------------------------------------------------------------
 
-// A call taught by `learn`: for arrays of this dtype object and size.
+// A call taught by `learn`: for arrays of this dtype object and size, and this object as the option's
+// value (null: not given). Values are compared by identity: literals in a program are one object.
 struct Known {
     PyObject* dtype;
+    PyObject* value;
     Py_ssize_t num_bytes;
     KcclHostOp* op;
     PyObject* owner;  // keeps `op` alive
@@ -190,31 +194,47 @@ struct Known {
 constexpr uint32_t kKnown = 64;  // a power of two
 
 struct Dispatcher {
-    PyObject_HEAD PyObject* slow;
+    PyObject_HEAD
+    PyObject* slow;
+    PyObject* option;
     PyObject* dtype_name;
     Known known[kKnown];
 };
 
 Dispatcher* as_dispatcher(PyObject* self) { return reinterpret_cast<Dispatcher*>(self); }
 
-Known* place(Dispatcher* self, PyObject* dtype, Py_ssize_t num_bytes) {
+Known* place(Dispatcher* self, PyObject* dtype, PyObject* value, Py_ssize_t num_bytes) {
     const uint64_t key =
-        reinterpret_cast<uint64_t>(dtype) + static_cast<uint64_t>(num_bytes) * 0x9E3779B97F4A7C15u;
-    return &self->known[(key >> 20 ^ key >> 7) % kKnown];
+        (reinterpret_cast<uint64_t>(dtype) ^ reinterpret_cast<uint64_t>(value) * 3) +
+        static_cast<uint64_t>(num_bytes) * 0x9E3779B97F4A7C15u;
+    return &self->known[(key >> 40 ^ key >> 20 ^ key >> 6) % kKnown];
 }
 
 int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
-    PyObject* slow;
-    if (!PyArg_ParseTuple(args, "O", &slow)) return -1;
+    PyObject *slow, *option;
+    if (!PyArg_ParseTuple(args, "OU", &slow, &option)) return -1;
     PyObject* dtype_name = PyUnicode_InternFromString("dtype");
     if (dtype_name == nullptr) return -1;
     set_reference(&as_dispatcher(self)->slow, Py_NewRef(slow));
+    set_reference(&as_dispatcher(self)->option, Py_NewRef(option));
     set_reference(&as_dispatcher(self)->dtype_name, dtype_name);
     return 0;
 }
 
-// The taught call for x, pointed at x's memory; null when the slow path must look at x.
-Known* find(Dispatcher* self, PyObject* x) {
+// The option's value in a call (x, **kwargs), null when not given. False: there is something else.
+bool only_option(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value) {
+    *value = nullptr;
+    if (PyTuple_Size(args) != 1) return false;
+    if (kwargs == nullptr || PyDict_Size(kwargs) == 0) return true;
+    if (PyDict_Size(kwargs) != 1) return false;
+    Py_ssize_t position = 0;
+    PyObject* name;
+    PyDict_Next(kwargs, &position, &name, value);
+    return name == self->option || PyUnicode_Compare(name, self->option) == 0;
+}
+
+// The taught call for x and the value, pointed at x's memory; null when the slow path must look.
+Known* find(Dispatcher* self, PyObject* x, PyObject* value) {
     PyObject* dtype = PyObject_GetAttr(x, self->dtype_name);
     if (dtype == nullptr) {
         PyErr_Clear();
@@ -227,9 +247,10 @@ Known* find(Dispatcher* self, PyObject* x) {
         Py_DECREF(dtype);
         return nullptr;
     }
-    Known* known = place(self, dtype, view.len);
-    if (known->dtype == dtype && known->num_bytes == view.len) {
-        known->op->call.input = known->op->call.output = reinterpret_cast<uint64_t>(view.buf);
+    Known* known = place(self, dtype, value, view.len);
+    if (known->dtype == dtype && known->value == value && known->num_bytes == view.len) {
+        const auto address = reinterpret_cast<uint64_t>(view.buf);
+        known->op->call.input = known->op->call.output = address;
     } else {
         known = nullptr;
     }
@@ -245,9 +266,10 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         PyErr_SetString(PyExc_TypeError, "Dispatcher has not been initialised");
         return nullptr;
     }
-    if (PyTuple_Size(args) == 1 && (kwargs == nullptr || PyDict_Size(kwargs) == 0)) {
+    PyObject* value;
+    if (only_option(dispatcher, args, kwargs, &value)) {
         PyObject* x = PyTuple_GetItem(args, 0);
-        const Known* known = find(dispatcher, x);
+        const Known* known = find(dispatcher, x, value);
         if (known != nullptr) {
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
@@ -260,18 +282,29 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     return PyObject_Call(dispatcher->slow, args, kwargs);
 }
 
-// learn(dtype, num_bytes, address, owner, on_failure)
+void forget(Known& known) {
+    Py_CLEAR(known.dtype);
+    Py_CLEAR(known.value);
+    Py_CLEAR(known.owner);
+    Py_CLEAR(known.on_failure);
+}
+
+// learn(dtype, num_bytes, value, address, owner, on_failure); a value of ... means "not given".
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
-    PyObject *dtype, *owner, *on_failure;
+    PyObject *dtype, *value, *owner, *on_failure;
     Py_ssize_t num_bytes;
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OnKOO", &dtype, &num_bytes, &address, &owner, &on_failure)) {
+    if (!PyArg_ParseTuple(args, "OnOKOO", &dtype, &num_bytes, &value, &address, &owner,
+                          &on_failure)) {
         return nullptr;
     }
-    Known* known = place(as_dispatcher(self), dtype, num_bytes);
-    set_reference(&known->dtype, Py_NewRef(dtype));
-    set_reference(&known->owner, Py_NewRef(owner));
-    set_reference(&known->on_failure, Py_NewRef(on_failure));
+    if (value == Py_Ellipsis) value = nullptr;
+    Known* known = place(as_dispatcher(self), dtype, value, num_bytes);
+    forget(*known);
+    known->dtype = Py_NewRef(dtype);
+    known->value = Py_XNewRef(value);
+    known->owner = Py_NewRef(owner);
+    known->on_failure = Py_NewRef(on_failure);
     known->num_bytes = num_bytes;
     known->op = reinterpret_cast<KcclHostOp*>(address);
     Py_RETURN_NONE;
@@ -283,6 +316,7 @@ int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(dispatcher->slow);
     for (Known& known : dispatcher->known) {
         Py_VISIT(known.dtype);
+        Py_VISIT(known.value);
         Py_VISIT(known.owner);
         Py_VISIT(known.on_failure);
     }
@@ -292,28 +326,21 @@ int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
 int dispatcher_clear(PyObject* self) {
     Dispatcher* dispatcher = as_dispatcher(self);
     Py_CLEAR(dispatcher->slow);
+    Py_CLEAR(dispatcher->option);
     Py_CLEAR(dispatcher->dtype_name);
-    for (Known& known : dispatcher->known) {
-        Py_CLEAR(known.dtype);
-        Py_CLEAR(known.owner);
-        Py_CLEAR(known.on_failure);
-    }
+    for (Known& known : dispatcher->known) forget(known);
     return 0;
 }
 
 // forget(): drops everything taught, and the references it holds.
 PyObject* dispatcher_forget(PyObject* self, PyObject*) {
-    for (Known& known : as_dispatcher(self)->known) {
-        Py_CLEAR(known.dtype);
-        Py_CLEAR(known.owner);
-        Py_CLEAR(known.on_failure);
-    }
+    for (Known& known : as_dispatcher(self)->known) forget(known);
     Py_RETURN_NONE;
 }
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, num_bytes, address, owner, on_failure): calls with such arrays run this call."},
+     "learn(dtype, num_bytes, value, address, owner, on_failure): such calls run this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},

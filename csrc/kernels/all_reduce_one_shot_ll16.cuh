@@ -17,10 +17,12 @@ namespace kccl {
 // Called by all threads of the coop. out and in hold call.count elements of T, are the same or do
 // not overlap, and may be reused on return. All threads get the same status; unless it is ok, `out`
 // is undefined. A thread may read only the results it stored itself until the coop syncs.
-template <class T, class Op, class Coop>
+//
+// WORLD_SIZE: the communicator's, so that loops over peers unroll; 0: whatever it is.
+template <class T, class Op, int WORLD_SIZE, class Coop>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;
-    const int world_size = comm.world_size;
+    const int world_size = WORLD_SIZE > 0 ? WORLD_SIZE : comm.world_size;
     const uint64_t round = comm.layout.packet_bytes / sizeof(T);
     Channel channel(call);
     for (uint64_t begin = 0; begin < call.count; begin += round) {
@@ -57,7 +59,7 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
             Wait wait(call, epoch);
             // All peers' packets are loaded before any is checked: their latencies overlap.
             do {
-                mem::Packet packets[kKcclMaxWorldSize];
+                mem::Packet packets[kKcclMaxWorldSize] = {};
                 for (int peer = 0; peer < world_size; ++peer) {
                     if (active && peer != comm.rank)
                         packets[peer] = mem::load_packet(inbox[peer] + i);
@@ -88,7 +90,12 @@ namespace kernels {
 
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::all_reduce_one_shot_ll16<T, Op>(block(), call);
+    // Two ranks are where a CPU's time goes into instructions rather than into waiting.
+    if (call.comm.world_size == 2) {
+        kccl::all_reduce_one_shot_ll16<T, Op, 2>(block(), call);
+    } else {
+        kccl::all_reduce_one_shot_ll16<T, Op, 0>(block(), call);
+    }
 }
 
 }  // namespace kernels

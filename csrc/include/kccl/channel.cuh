@@ -48,6 +48,10 @@ KCCL_DEVICE_SHARED Status scrub(Coop coop, const Call& call, uint32_t epoch) {
     return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, epoch);
 }
 
+// Why on a CPU: peers pull from the slots, and their reads must come before their credit (mem.cuh).
+constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
+constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
+
 class Channel {
   public:
     KCCL_DEVICE explicit Channel(const Call& call) : call_(call) {}
@@ -74,11 +78,11 @@ class Channel {
         if ((epoch_ << 1) == 0) {
             entered = scrub(coop, call_, epoch_);
         } else if (credit_due) {
-            entered = await<mem::Order::kRelaxed>(coop, call_, kKcclFlagCredit, last_epoch);
+            entered = await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch);
         }
         if (entered != kKcclOk) return entered;
         if (exchange == Exchange::kCredited) {
-            arrive<mem::Order::kRelaxed>(coop, call_, kKcclFlagCredit, epoch_);
+            arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_);
         }
         return kKcclOk;
     }

@@ -241,28 +241,42 @@ KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, int32_t* pe
 
 #endif
 
+// On a CPU pulling calls share channels with calls by packets, and what a peer has pulled must be read
+// before it is overwritten: there a packet orders what came before it, which costs x86 nothing.
+constexpr Order kPacketLoad = platform::kCpu ? Order::kAcquire : Order::kRelaxed;
+constexpr Order kPacketStore = platform::kCpu ? Order::kRelease : Order::kRelaxed;
+
 KCCL_DEVICE Packet load_packet(const Packet* address) {
     return {{load<Order::kRelaxed, Scope::kSystem>(&address->half[0]),
-             load<Order::kRelaxed, Scope::kSystem>(&address->half[1])}};
+             load<kPacketLoad, Scope::kSystem>(&address->half[1])}};
 }
 
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelaxed, Scope::kSystem>(&address->half[0], packet.half[0]);
-    store<Order::kRelaxed, Scope::kSystem>(&address->half[1], packet.half[1]);
+    store<kPacketStore, Scope::kSystem>(&address->half[1], packet.half[1]);
 }
 
 #endif
 
+// Why typed on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment.
 template <class T>
 KCCL_DEVICE T load_plain(const T* address) {
+#if defined(KCCL_TARGET_CUDA)
+    return *address;
+#else
     T value;
     __builtin_memcpy(&value, address, sizeof(T));
     return value;
+#endif
 }
 
 template <class T>
 KCCL_DEVICE void store_plain(T* address, T value) {
+#if defined(KCCL_TARGET_CUDA)
+    *address = value;
+#else
     __builtin_memcpy(address, &value, sizeof(T));
+#endif
 }
 
 KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t index,

@@ -60,7 +60,7 @@ KCCL_DEVICE uint64_t load_payload(const T* array, uint64_t i, uint64_t count) {
         if (i * kElements<T> + k < count) elements[k] = mem::load_plain(first + k);
     }
     uint64_t payload;
-    __builtin_memcpy(&payload, elements, sizeof(payload));
+    platform::copy_bytes(&payload, elements, sizeof(payload));
     return payload;
 }
 
@@ -72,7 +72,7 @@ KCCL_DEVICE void store_payload(T* array, uint64_t i, uint64_t count, uint64_t pa
         return;
     }
     T elements[kElements<T>];
-    __builtin_memcpy(elements, &payload, sizeof(payload));
+    platform::copy_bytes(elements, &payload, sizeof(payload));
     for (uint64_t k = 0; k < kElements<T>; ++k) {
         if (i * kElements<T> + k < count) mem::store_plain(first + k, elements[k]);
     }

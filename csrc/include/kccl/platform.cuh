@@ -121,11 +121,20 @@ KCCL_DEVICE bool warp_any(bool mine) { return mine; }
 
 #endif
 
+// Between variables of this thread: a change of type, not an access to memory.
+KCCL_DEVICE void copy_bytes(void* to, const void* from, uint64_t num_bytes) {
+#if defined(KCCL_TARGET_CUDA)
+    memcpy(to, from, num_bytes);
+#else
+    __builtin_memcpy(to, from, num_bytes);
+#endif
+}
+
 template <class To, class From>
 KCCL_DEVICE To bit_cast(const From& from) {
     static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
     To to;
-    __builtin_memcpy(&to, &from, sizeof(To));
+    copy_bytes(&to, &from, sizeof(To));
     return to;
 }
 

@@ -156,10 +156,10 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     constexpr int kCount = 8 / sizeof(T);
     typename Element<T>::Acc acc[kCount];
     T elements[kCount];
-    __builtin_memcpy(elements, &payloads[0], 8);
+    platform::copy_bytes(elements, &payloads[0], 8);
     for (int k = 0; k < kCount; ++k) acc[k] = Element<T>::widen(elements[k]);
     for (int rank = 1; rank < world_size; ++rank) {
-        __builtin_memcpy(elements, &payloads[rank], 8);
+        platform::copy_bytes(elements, &payloads[rank], 8);
         for (int k = 0; k < kCount; ++k) {
             acc[k] = Op::template apply<T>(acc[k], Element<T>::widen(elements[k]));
         }
@@ -168,7 +168,7 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
         elements[k] = Element<T>::narrow(Op::finish(acc[k], world_size));
     }
     uint64_t payload;
-    __builtin_memcpy(&payload, elements, 8);
+    platform::copy_bytes(&payload, elements, 8);
     return payload;
 }
 

@@ -1,0 +1,100 @@
+"""Write the README's tables from the records: `python -m kccl.bench.readme README.md`.
+
+A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest document
+of bench/records/FILE that has rows of the collective. `--check` only says whether the tables are up
+to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from .document import Document, load
+from .harness import Row
+
+RECORDS = Path(__file__).parent / "records"
+_TABLE = re.compile(r"(<!-- record (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_HEAD = (
+    "| bytes | from C | `op()` | `comm.{collective}(x)` | best MPI | MPI / `op()` | floor |\n"
+    "|---:|---:|---:|---:|---:|---:|---:|\n"
+)
+
+
+def table(document: Document, collective: str) -> str:
+    """Microseconds by size: KCCL in its three forms, the best MPI, their ratio, and the floor."""
+    rows = [row for row in document["rows"] if row["collective"] == collective]
+    lines = []
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        here = [row for row in rows if row["bytes"] == nbytes and row["time_us"] is not None]
+        ours = {(row["mode"], row["call"]): row for row in here if row["library"] == "kccl"}
+        peers = [row for row in here if row["library"] != "kccl"]
+        prepared = _time(ours.get(("eager", "prepared")))
+        best = min(peers, key=lambda row: row["time_us"], default=None)
+        ratio = f"{best['time_us'] / prepared:.1f}" if best and prepared else ""
+        floors = [row["floor_us"] for row in here if row["floor_us"] is not None]
+        cells = [
+            f"{nbytes:,}",
+            _text(_time(next((row for key, row in ours.items() if key[0] == "host"), None))),
+            _text(prepared),
+            _text(_time(ours.get(("eager", "direct")))),
+            f"{_text(_time(best))} {best['library']}" if best else "",
+            ratio,
+            _text(min(floors, default=None)),
+        ]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    machine = document["machine"]
+    source = (
+        f"\nMicroseconds, medians of the slowest of {machine['ranks']} ranks on "
+        f"{machine['allowed_cpus']} cores of {machine['cpu_model']}; commit {document['commit']}.\n"
+    )
+    return _HEAD.format(collective=collective) + "".join(lines) + source
+
+
+def _time(row: Row | None) -> float | None:
+    return None if row is None else row["time_us"]
+
+
+def _text(us: float | None) -> str:
+    return "" if us is None else f"{us:.3f}" if us < 10 else f"{us:,.1f}"
+
+
+def update(text: str, records: Path = RECORDS) -> str:
+    """`text` with every table made anew from its record.
+
+    Raises:
+        ValueError: A table names a record that does not exist or has no such rows.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        begin, name, collective, end = match.groups()
+        documents = [
+            document
+            for document in load(records / name)
+            if any(row["collective"] == collective for row in document["rows"])
+        ]
+        if not documents:
+            raise ValueError(f"{records / name} has no rows of {collective}")
+        return begin + table(documents[-1], collective) + end
+
+    return _TABLE.sub(replace, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m kccl.bench.readme")
+    parser.add_argument("readme", type=Path)
+    parser.add_argument("--check", action="store_true", help="change nothing, say what is stale")
+    args = parser.parse_args(argv)
+    old = args.readme.read_text()
+    new = update(old)
+    if args.check:
+        print("up to date" if new == old else f"{args.readme} is older than its records")
+        return int(new != old)
+    args.readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""What the tests share: an environment of their own, and ranks that are processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKERS = Path(__file__).parent / "workers"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """No KCCL variable of the caller's shell counts, and a hang ends before pytest's time-out."""
+    for name in os.environ:
+        if name.startswith("KCCL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KCCL_TIMEOUT", "20")
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")
+
+
+@pytest.fixture
+def mpirun():
+    """mpirun(n, worker, *args): runs tests/workers/<worker>.py as n ranks; returns its output."""
+
+    def run(num_ranks, worker, *args):
+        command = [
+            Path(sys.executable).parent / "mpirun",
+            *("-n", str(num_ranks), sys.executable, WORKERS / f"{worker}.py", *args),
+        ]
+        path = os.pathsep.join(
+            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run

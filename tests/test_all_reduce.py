@@ -1,0 +1,210 @@
+"""all_reduce against the oracle, bit by bit: every type, operator, algorithm, number of ranks."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import oracle
+import pytest
+
+import kccl
+from kccl.backends.host import Settings
+from kccl.plan import algorithms
+
+PACKET = Settings.packet_bytes
+STAGING = Settings.staging_bytes
+LENGTHS = (0, 1, 2, 3, 4, 7, 8, 9, 31, 65, 515)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; `inputs` are all ranks'."""
+
+    inputs: tuple
+    op: str
+    algorithm: str
+    channel: int = 0
+    in_place: bool = True
+
+
+def algorithms_for(world_size):
+    """The names that can run, and "" for the plan's choice."""
+    names = algorithms("all_reduce")
+    return ["", *(name for name in names if world_size > 1 or "two_shot" not in name)]
+
+
+def run_cases(world_size, cases):
+    """Makes the calls one after the other on all ranks and compares each with the oracle."""
+
+    def main(comm):
+        results = []
+        for case in cases:
+            x = case.inputs[comm.rank].copy()
+            keywords = dict(op=case.op, algorithm=case.algorithm, channel=case.channel)
+            if case.in_place:
+                assert comm.all_reduce(x, **keywords) is x
+                results.append(x)
+            else:
+                out = np.empty_like(x)
+                assert comm.all_reduce(x, out=out, **keywords) is out
+                oracle.assert_same(x, case.inputs[comm.rank], "the input", case)
+                results.append(out)
+        return results
+
+    results = kccl.run_threads(main, world_size)
+    for number, case in enumerate(cases):
+        want = oracle.all_reduce(case.inputs, case.op)
+        for rank in range(world_size):
+            what = (case.op, case.algorithm, f"channel {case.channel}", f"rank {rank}", number)
+            oracle.assert_same(results[rank][number], want, *what)
+
+
+def exact_inputs(world_size, dtype, op, count, salt=0):
+    return tuple(oracle.exact(dtype, op, count, rank, salt) for rank in range(world_size))
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_matrix(world_size, dtype):
+    matrix = itertools.product(
+        oracle.ops_of(dtype), algorithms_for(world_size), LENGTHS, (True, False)
+    )
+    run_cases(
+        world_size,
+        [
+            Case(exact_inputs(world_size, dtype, op, count, salt), op, algorithm, in_place=in_place)
+            for salt, (op, algorithm, count, in_place) in enumerate(matrix)
+        ],
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_around_slots(world_size, dtype):
+    itemsize = oracle.numpy_dtype(dtype).itemsize
+    around_packets = [n * PACKET // itemsize + d for n in (1, 2) for d in (-1, 0, 1, 3)]
+    lines = [n * world_size * 128 // itemsize + d for n in (1, 2) for d in (-1, 0, 1)]
+    around_staging = [STAGING // itemsize + d for d in (-1, 0, 1)]
+    cases = [
+        Case(exact_inputs(world_size, dtype, "sum", count, count), "sum", algorithm)
+        for algorithm in algorithms_for(world_size)
+        for count in (*around_packets, *lines, *around_staging, 5 * STAGING // itemsize // 2 + 3)
+    ]
+    run_cases(world_size, cases)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8])
+def test_any_bits(world_size, dtype):
+    """NaN of every sign and payload, both zeros, infinities, subnormals; integers that wrap."""
+    rng = np.random.default_rng(world_size)
+    cases = [
+        Case(tuple(oracle.any_bits(dtype, 1500, rng) for _ in range(world_size)), op, algorithm)
+        for op in oracle.ops_of(dtype)
+        for algorithm in algorithms_for(world_size)
+    ]
+    run_cases(world_size, cases)
+
+
+@pytest.mark.parametrize("dtype", oracle.FLOATS)
+@pytest.mark.parametrize("world_size", [3, 8])
+def test_bits_of_inexact_floats(world_size, dtype):
+    """Element i's bits are the same on every rank, by every algorithm, channel and length."""
+    rng = np.random.default_rng(7)
+    inputs = [oracle.random_floats(dtype, 3001, rng) for _ in range(world_size)]
+    cases = [
+        Case(tuple(x[:count] for x in inputs), op, algorithm, channel)
+        for op in ("sum", "prod", "avg")
+        for channel, algorithm in enumerate(algorithms_for(world_size))
+        for count in (1, 6, 700, 2049, 3001)
+    ]
+    run_cases(world_size, cases)
+    whole = oracle.all_reduce(inputs, "sum")
+    reordered = oracle.all_reduce(inputs[::-1], "sum")
+    assert (oracle.bits(whole) != oracle.bits(reordered)).any(), "these inputs show no order"
+
+
+@pytest.mark.parametrize("dtype", oracle.FLOATS)
+def test_zeros_and_nans(dtype):
+    """Spelled out, so that the oracle itself is checked here."""
+    x = np.array([[0.0, -0.0, -0.0, np.nan, 1.0], [-0.0, 0.0, -0.0, 1.0, -np.nan]])
+    inputs = tuple(x.astype(oracle.numpy_dtype(dtype)))
+    quiet = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000}
+    nan = quiet.get(dtype, 0x7FF8000000000000)
+    for op, zeros in (("min", "---"), ("max", "++-"), ("sum", "++-"), ("avg", "++-")):
+        want = oracle.all_reduce(inputs, op)
+        assert "".join("-" if np.signbit(zero) else "+" for zero in want[:3]) == zeros
+        assert (want[:3] == 0).all() and list(oracle.bits(want)[3:]) == [nan, nan]
+        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2)])
+
+
+@pytest.mark.parametrize("dtype", oracle.INTEGERS)
+def test_integers_wrap(dtype):
+    info = np.iinfo(dtype)
+    inputs = (np.array([info.max, info.min, info.max], dtype), np.array([1, -1, info.max], dtype))
+    assert list(oracle.all_reduce(inputs, "sum")) == [info.min, info.max, -2]
+    assert list(oracle.all_reduce(inputs, "prod")) == [info.max, info.min, 1]
+    for op in oracle.ops_of(dtype):
+        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2)])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_unaligned(world_size):
+    """Arrays may start at any byte; what lies before and behind them stays."""
+    shapes = list(itertools.product(oracle.DTYPES, algorithms_for(world_size), (1, 3, 130, 2051)))
+
+    def main(comm):
+        for salt, (dtype, algorithm, count) in enumerate(shapes):
+            inputs = exact_inputs(world_size, dtype, "sum", count, salt)
+            want = oracle.all_reduce(inputs, "sum").tobytes()
+            offset = (1, 3, 5, 7)[(salt + comm.rank) % 4]
+            before, behind = b"b" * offset, b"e" * 9
+            memory = bytearray(before + inputs[comm.rank].tobytes() + behind)
+            x = np.frombuffer(memory, inputs[0].dtype, count, offset)
+            target = bytearray(len(memory))
+            out = np.frombuffer(target, x.dtype, count, offset)
+            comm.all_reduce(x, out=out, algorithm=algorithm)
+            assert target == bytes(offset) + want + bytes(9), (dtype, algorithm, count)
+            comm.all_reduce(x, algorithm=algorithm)
+            assert memory == before + want + behind, (dtype, algorithm, count)
+
+    kccl.run_threads(main, world_size)
+
+
+def test_known_calls_follow_the_array():
+    """Calls of a known size are made without Python: with the array, type and size of now."""
+
+    def main(comm):
+        for salt in range(30):
+            for dtype, count in itertools.product(oracle.DTYPES, (2, 4, 8, 16)):
+                inputs = exact_inputs(comm.world_size, dtype, "sum", count, salt)
+                x = inputs[comm.rank].reshape(2, -1).copy()
+                assert comm.all_reduce(x) is x
+                oracle.assert_same(x.ravel(), oracle.all_reduce(inputs, "sum"), dtype, count, salt)
+
+    kccl.run_threads(main, 2)
+
+
+def test_prepared():
+    def main(comm):
+        x, out = np.empty(100, np.float32), np.empty(100, np.float32)
+        ops = [
+            (comm.all_reduce.prepare(x, out=out, algorithm=algorithm, op=op, channel=1), op)
+            for algorithm in algorithms_for(comm.world_size)
+            for op in ("sum", "max")
+        ]
+        for salt in range(20):
+            for prepared, op in ops:
+                inputs = exact_inputs(comm.world_size, "float32", op, 100, salt)
+                x[:] = inputs[comm.rank]
+                assert prepared() is out
+                oracle.assert_same(out, oracle.all_reduce(inputs, op), op, salt)
+        empty = np.empty(0, np.float32)
+        assert comm.all_reduce.prepare(empty)() is empty
+
+    kccl.run_threads(main, 3)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_processes(mpirun, num_ranks):
+    assert mpirun(num_ranks, "matrix").count("right") == num_ranks

@@ -1,0 +1,182 @@
+"""The command `kccl`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import environment
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+def kccl(*arguments, launcher=(), **variables):
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "kccl.cli", *arguments],
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_doctor():
+    done = kccl("doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["is_well"]
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["2 ranks"]["status"] == "ok"
+    for check in checks.values():
+        assert check["found"]
+        assert (check["status"] == "ok") == (not check["reason"] and not check["cure"])
+    assert "no cuda backend yet" in checks["CUDA"]["reason"]
+    assert document["variables"]["KCCL_TIMEOUT"] == {"value": "20", "is_set": True}
+
+
+def test_doctor_shows_what_fails():
+    done = kccl("doctor", "--json", KCCL_TIMEOT="5")
+    assert done.returncode == 1
+    document = json.loads(done.stdout.splitlines()[-1])
+    failed = {check["name"] for check in document["checks"] if check["status"] == "no"}
+    assert {"variables", "1 rank", "2 ranks"} <= failed
+    assert "KCCL_TIMEOT is no variable of KCCL" in done.stdout
+    assert document["variables"]["KCCL_TIMEOT"] == {"value": "5", "is_set": True}
+
+
+def test_topo():
+    done = kccl("topo", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    machine = json.loads(done.stdout.splitlines()[-1])
+    assert machine["format"] == 1
+    assert machine["core_to_core_us"] is None
+    assert "CPU model" in done.stdout
+
+
+def test_topo_plot_probes(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "distances.svg"
+    done = kccl("topo", "--json", "--plot", str(picture))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout.splitlines()[-1])["core_to_core_us"][0][1] > 0
+    assert picture.read_text().startswith("<?xml")
+    done = kccl("topo", "--plot", str(tmp_path / "nowhere" / "distances.svg"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("kccl: cannot write ")
+
+
+def test_plan():
+    done = kccl("plan", "all_reduce", "--bytes", "8", "-n", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("all_reduce of 8 bytes float32 over 4 ranks on host\n")
+    done = kccl(
+        "plan", "all_reduce", "--bytes", "8K", KCCL_ALGORITHM="all_reduce_two_shot_pull_simple"
+    )
+    assert "  all_reduce_two_shot_pull_simple: asked for by name" in done.stdout
+    assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
+
+
+def test_bench_alone():
+    done = kccl("bench", "all_reduce", "-b", "8", "-e", "16", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {row["wrong"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]} == {0}
+
+
+def test_version_and_include_dir():
+    import kccl as package
+
+    assert kccl("--version").stdout == f"kccl {package.__version__}\n"
+    folder = Path(kccl("include-dir").stdout.strip())
+    assert (folder / "kccl" / "kccl.cuh").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nonsense",),
+        ("bench",),
+        ("bench", "nonsense"),
+        ("bench", "all_reduce", "-d", "float7"),
+        ("bench", "all_reduce", "-b", "x"),
+        ("plan", "nonsense"),
+        ("plan", "all_reduce", "--bytes", "6"),
+        ("plan", "all_reduce", "--bytes", "x"),
+        ("plan", "all_reduce", "--dtype", "float7"),
+        ("plan", "all_reduce", "-n", "9"),
+        ("run", "--", "true"),
+        ("run", "-n", "2"),
+        ("run", "-n", "0", "--", "true"),
+        ("run", "-n", "2", "--timeout", "0", "--", "true"),
+        ("topo", "--nonsense"),
+        ("doctor", "nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_give_one_line(arguments):
+    done = kccl(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("kccl")
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrong_variables_give_one_line():
+    for variables in ({"KCCL_EPOCH_BITS": "x"}, {"KCCL_TIMEOT": "1"}, {"PMI_RANK": "x"}):
+        done = kccl("plan", "barrier", **variables)
+        assert done.returncode == 2
+        assert done.stderr.startswith("kccl: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m kccl.cli topo --json | true"
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+
+
+def test_start_is_cheap():
+    program = (
+        "import sys; from kccl import cli; cli.main(['--version']); "
+        "print([name for name in ('numpy', 'rich', 'mpi4py', 'kccl._core') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (("topo",), "Machine"),
+        (("plan", "barrier"), "barrier of 0 bytes over 2 ranks on host"),
+        (("doctor",), " check"),
+        (("--version",), "kccl "),
+        (("include-dir",), "/"),
+        (("bench", "barrier"), "# kccl bench barrier: 2 ranks, backend host"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("way", ["mpirun", "kccl run"])
+def test_under_a_launcher_rank_0_prints(arguments, first, way):
+    if way == "mpirun":
+        if not MPIRUN.exists():
+            pytest.skip("no mpirun beside this Python")
+        launcher = [str(MPIRUN), "-n", "2"]
+    else:
+        launcher = [sys.executable, "-m", "kccl.cli", "run", "-n", "2", "--"]
+    done = kccl(*arguments, launcher=launcher)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(first)]
+    assert len(lines) == 1
+
+
+def test_run_under_mpirun_is_refused():
+    if not MPIRUN.exists():
+        pytest.skip("no mpirun beside this Python")
+    done = kccl("run", "-n", "2", "--", "true", launcher=[str(MPIRUN), "-n", "2"])
+    assert done.returncode == 2
+    assert done.stderr.count("kccl run starts the ranks itself") == 1

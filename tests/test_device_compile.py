@@ -1,0 +1,217 @@
+"""Every kernel compiles for NVIDIA and AMD GPUs, into the instructions that the protocols count on.
+
+No GPU is needed: NVRTC and clang come as wheels.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_compilers import (
+    Reduction,
+    amd_functions,
+    amd_metadata,
+    compile_cuda,
+    compile_hip,
+    find_nvrtc,
+    has_zig,
+    ptx_entries,
+)
+
+import kccl
+from kccl.plan import SPECS, Request
+
+INCLUDE = Path(kccl.include_dir())
+KERNELS = sorted(path.stem for path in INCLUDE.parent.glob("kernels/*.cuh"))
+SOURCE = "#include <kccl/kccl.cuh>\n"
+LL16 = [name for name in KERNELS if name.endswith("_ll16")]
+
+needs_nvrtc = pytest.mark.skipif(
+    find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
+)
+needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
+pytestmark = pytest.mark.timeout(300)
+
+
+def _is_template(kernel: str) -> bool:
+    text = (INCLUDE.parent / "kernels" / f"{kernel}.cuh").read_text()
+    return re.search(r"template <class T, class Op>\nKCCL_KERNEL", text) is not None
+
+
+def _runs_on_gpus(kernel: str) -> bool:
+    """False for kernels that the planner keeps on CPUs: those compile, and need not be good."""
+    specs = [spec for spec in SPECS if spec.name == kernel]
+    return all(spec.why_not(Request(spec.collective, 8, 2, "cuda")) is None for spec in specs)
+
+
+def _reductions(kernel: str) -> list[Reduction]:
+    if not _runs_on_gpus(kernel):
+        return [Reduction(kernel, "float", "Sum")]
+    elements = ("float", "kccl::bf16", "int64_t")
+    return [Reduction(kernel, element, op) for element in elements for op in ("Sum", "Min")]
+
+
+@dataclass
+class Compiled:
+    """What a compiler made of the kernels.
+
+    Attributes:
+        bodies: (kernel, assembly), one or more a kernel.
+        spills: (kernel, whether it spills registers).
+    """
+
+    bodies: list[tuple[str, str]]
+    spills: list[tuple[str, bool]]
+
+    def of(self, kernel: str) -> list[str]:
+        bodies = [body for name, body in self.bodies if name == kernel]
+        assert bodies, f"the compiler made nothing of {kernel}"
+        return bodies
+
+
+def _kernel_of(symbol: str) -> str | None:
+    """The kernel that a mangled name belongs to; None for other functions."""
+    match = re.match(r"_ZN4kccl7kernels(\d+)(\w+)", symbol)
+    return match[2][: int(match[1])] if match else None
+
+
+def _cuda(kernels: list[str], include_dir: Path) -> Compiled:
+    library = find_nvrtc()
+    assert library is not None
+    expressions = []
+    for kernel in kernels:
+        if _is_template(kernel):
+            expressions += [each.expression for each in _reductions(kernel)]
+        else:
+            expressions.append(f"kccl::kernels::{kernel}")
+    ptx, log = compile_cuda(library, SOURCE, expressions, "sm_90a", include_dir)
+    bodies = [(_kernel_of(symbol) or "", body) for symbol, body in ptx_entries(ptx).items()]
+    spills = [
+        (_kernel_of(symbol) or "", frame != "0 bytes spill stores, 0 bytes spill loads")
+        for symbol, frame in re.findall(
+            r"Function properties for (\w+)\nptxas[ .]*\d+ bytes stack frame, ([^\n]*)", log
+        )
+    ]
+    return Compiled(bodies, spills)
+
+
+def _hip(kernels: list[str], arch: str, folder: Path, include_dir: Path) -> Compiled:
+    source = SOURCE
+    for kernel in kernels:
+        if _is_template(kernel):
+            for each in _reductions(kernel):
+                source += f"template KCCL_KERNEL void {each.expression}(const KcclCall);\n"
+    assembly = compile_hip(source, arch, folder, include_dir)
+    bodies = [(_kernel_of(symbol) or "", body) for symbol, body in amd_functions(assembly).items()]
+    spills = [
+        (_kernel_of(symbol) or "", numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"] > 0)
+        for symbol, numbers in amd_metadata(assembly).items()
+    ]
+    return Compiled(bodies, spills)
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Compiled:
+    return _cuda(KERNELS, INCLUDE)
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx950"])
+def hip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return _hip(KERNELS, request.param, tmp_path_factory.mktemp(request.param), INCLUDE)
+
+
+@pytest.fixture(scope="module")
+def without_scrub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Headers in which a channel never scrubs, so that only what every call does is left."""
+    folder = tmp_path_factory.mktemp("without_scrub") / "csrc"
+    shutil.copytree(INCLUDE.parent, folder)
+    channel = folder / "include" / "kccl" / "channel.cuh"
+    text = channel.read_text()
+    scrub = "entered = scrub(coop, call_, epoch_);"
+    assert text.count(scrub) == 1, "channel.cuh changed: cut the scrub out at its new place"
+    channel.write_text(text.replace(scrub, "entered = kKcclOk;"))
+    yield folder / "include"
+    shutil.rmtree(folder)
+
+
+def _check_spills(compiled: Compiled) -> None:
+    assert {name for name, _ in compiled.spills} >= set(KERNELS)
+    assert [name for name, spills in compiled.spills if spills and _runs_on_gpus(name)] == []
+
+
+# CUDA
+
+
+@needs_nvrtc
+def test_cuda_packets_move_as_two_64_bit_halves(cuda):
+    for kernel in LL16:
+        for body in cuda.of(kernel):
+            assert "st.relaxed.sys.global.v2.b64" in body
+            assert "ld.relaxed.sys.global.v2.b64" in body
+
+
+@needs_nvrtc
+def test_cuda_signals_release_and_waits_acquire(cuda):
+    for kernel in ("barrier_direct", "signal"):
+        assert all("st.release.sys.global.u32" in body for body in cuda.of(kernel))
+    for kernel in ("barrier_direct", "wait"):
+        assert all("ld.acquire.sys.global.u32" in body for body in cuda.of(kernel))
+
+
+@needs_nvrtc
+def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
+    for kernel in KERNELS:
+        for body in cuda.of(kernel):
+            assert re.findall(r"\b(?:fence|membar)\b.*|\w+\.volatile.*", body) == []
+
+
+@needs_nvrtc
+def test_cuda_kernels_do_not_spill(cuda):
+    _check_spills(cuda)
+
+
+@needs_nvrtc
+def test_cuda_packets_order_nothing_else(without_scrub):
+    compiled = _cuda(LL16, without_scrub)
+    for kernel in LL16:
+        for body in compiled.of(kernel):
+            assert re.findall(r"\w+\.(?:release|acquire|acq_rel|sc)\b.*", body) == []
+
+
+# HIP
+
+SYSTEM_SCOPE_8_BYTES = r"(?:flat|global)_{}_dwordx2 .*\bsc0 sc1$"
+
+
+@needs_zig
+def test_amd_packets_move_as_8_byte_accesses_of_system_scope(hip):
+    for kernel in LL16:
+        for body in hip.of(kernel):
+            for access in ("load", "store"):
+                pattern = SYSTEM_SCOPE_8_BYTES.format(access)
+                # Two halves a packet.
+                assert len(re.findall(pattern, body, re.MULTILINE)) >= 2, (kernel, access)
+
+
+@needs_zig
+def test_amd_signals_write_caches_back_and_waits_invalidate_them(hip):
+    for kernel in ("barrier_direct", "signal"):
+        assert all("buffer_wbl2 sc0 sc1" in body for body in hip.of(kernel))
+    for kernel in ("barrier_direct", "wait"):
+        assert all("buffer_inv sc0 sc1" in body for body in hip.of(kernel))
+
+
+@needs_zig
+def test_amd_kernels_do_not_spill(hip):
+    _check_spills(hip)
+
+
+@needs_zig
+def test_amd_packets_leave_the_caches_alone(without_scrub, tmp_path):
+    compiled = _hip(LL16, "gfx942", tmp_path, without_scrub)
+    for kernel in LL16:
+        for body in compiled.of(kernel):
+            assert re.findall(r"buffer_(?:wbl2|inv).*", body) == []

@@ -1,0 +1,320 @@
+"""Waits end, say why, and the ranks go on after reset()."""
+
+import threading
+import time
+
+import numpy as np
+import oracle
+import pytest
+
+import kccl
+from kccl.plan import algorithms
+
+LIMIT = 0.15
+CALLS = {name: "all_reduce" for name in algorithms("all_reduce")}
+CALLS |= {name: "broadcast" for name in algorithms("broadcast")} | {"barrier_direct": "barrier"}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Waits end after LIMIT seconds, the first ones too."""
+    monkeypatch.setenv("KCCL_TIMEOUT", str(LIMIT))
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", str(LIMIT))
+
+
+def call(comm, name):
+    x = np.full(9, comm.rank + 1, np.float32)
+    if name == "barrier_direct":
+        comm.barrier()
+    else:
+        getattr(comm, CALLS[name])(x, algorithm=name)
+    return x
+
+
+def check_all_right(comm):
+    """Every call works, on every channel."""
+    size = comm.world_size
+    for name in CALLS:
+        x = call(comm, name)
+        want = {"all_reduce": size * (size + 1) / 2, "broadcast": 1, "barrier": comm.rank + 1}
+        assert (x == want[CALLS[name]]).all(), name
+    for channel in range(comm.num_channels):
+        x = np.ones(2000, np.float32)
+        comm.all_reduce(x, channel=channel)
+        assert (x == size).all()
+    comm.signal((comm.rank + 1) % size)
+    comm.wait()
+
+
+def check_fails_at_once(comm, kind):
+    x, window_bytes = np.ones(4, np.float32), 64
+    for use in (
+        comm.barrier,
+        lambda: comm.all_reduce(x),
+        lambda: comm.all_reduce(x[:0]),
+        lambda: comm.broadcast(x, 1),
+        lambda: comm.all_reduce.prepare(x)(),
+        lambda: comm.signal(0),
+        lambda: comm.wait(),
+        lambda: comm.window(window_bytes),
+        lambda: comm.split(0),
+    ):
+        started = time.perf_counter()
+        with pytest.raises(kind) as caught:
+            use()
+        assert time.perf_counter() - started < 0.01, caught.value
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_late_rank(short, name):
+    """The others time out with the names of all that matters; the late one fails soon; all reset."""
+    late = 0 if CALLS[name] == "broadcast" else 1
+    all_failed = threading.Barrier(3)
+
+    def main(comm):
+        check_all_right(comm)
+        if comm.rank != late:
+            started = time.perf_counter()
+            with pytest.raises(kccl.Timeout) as caught:
+                call(comm, name)
+            error = caught.value
+            assert LIMIT * 0.9 < time.perf_counter() - started < LIMIT + 0.3
+            assert (error.peer, error.collective, error.channel) == (late, name, 0)
+            assert error.epoch_wanted == error.epoch_seen + 1 > 1
+            assert f"{name} on channel 0: peer {late} did not arrive" in str(error)
+            assert f"epoch seen {error.epoch_seen}, wanted {error.epoch_wanted}" in str(error)
+            assert str(check_fails_at_once(comm, kccl.Timeout)) == str(error)
+        all_failed.wait()
+        if comm.rank == late:
+            # The first call may find the others' words, the next one cannot.
+            started = time.perf_counter()
+            with pytest.raises(kccl.Timeout, match=f"peer {late} did not arrive.*heard it from"):
+                for _ in range(3):
+                    comm.barrier()
+            assert time.perf_counter() - started < 0.1
+            check_fails_at_once(comm, kccl.Timeout)
+        comm.reset()
+        check_all_right(comm)
+        check_all_right(comm)
+
+    kccl.run_threads(main, 3)
+
+
+def test_reset_again_and_again(short, monkeypatch):
+    """With narrow epochs, so that what is left of older epochs would be seen."""
+    monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
+
+    def main(comm):
+        for number in range(12):
+            comm.timeout = 0.02
+            x = np.full(1000 + number, comm.rank + number, np.int64)
+            try:
+                for _ in range(number):
+                    comm.all_reduce(x.copy(), algorithm="all_reduce_one_shot_ll16")
+                if comm.rank != number % 2:
+                    comm.all_reduce(x.copy())
+                    raise AssertionError("nobody came, and yet the call returned")
+                else:
+                    time.sleep(0.1)
+                    comm.barrier()
+                    comm.barrier()
+            except kccl.Timeout:
+                pass
+            comm.reset()
+            inputs = [np.full(x.size, rank + number, np.int64) for rank in range(2)]
+            comm.all_reduce(x)
+            oracle.assert_same(x, oracle.all_reduce(inputs, "sum"), number)
+
+    kccl.run_threads(main, 2)
+
+
+def test_wait_times_out(short):
+    def main(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            comm.signal(0, 9)
+            with pytest.raises(kccl.Timeout) as caught:
+                comm.wait(9, count=3)
+            error = caught.value
+            assert "wait on signal_id 9: any peer did not arrive" in str(error)
+            assert "1 signals seen, 3 wanted" in str(error)
+            assert (error.peer, error.epoch_seen, error.epoch_wanted) == (None, 1, 3)
+            check_fails_at_once(comm, kccl.Timeout)
+        comm.reset()
+        check_all_right(comm)
+        if comm.rank == 1:
+            with pytest.raises(kccl.Timeout, match="peer 0 did not arrive") as caught:
+                comm.wait(9, peer=0)
+            assert caught.value.peer == 0
+
+    kccl.run_threads(main, 2)
+
+
+def test_waiting_ranks_follow_the_first(short):
+    """One rank gives up; those with more patience end then, and name what it waited for."""
+
+    def main(comm):
+        check_all_right(comm)
+        if comm.rank == 0:
+            time.sleep(2 * LIMIT)
+            return
+        comm.timeout = LIMIT if comm.rank == 1 else 30
+        started = time.perf_counter()
+        with pytest.raises(kccl.Timeout, match="peer 0 did not arrive; rank 1 waited for peer 0"):
+            comm.barrier()
+        assert time.perf_counter() - started < LIMIT + 0.2
+
+    kccl.run_threads(main, 3)
+
+
+def test_timeout_changes_during_a_wait():
+    """Another thread shortens the limit of a rank that waits."""
+
+    def main(comm):
+        check_all_right(comm)
+        comm.timeout = 30
+        assert comm.timeout == 30
+        if comm.rank == 1:
+            time.sleep(0.3)
+            return
+        threading.Timer(0.05, setattr, (comm, "timeout", 0.01)).start()
+        started = time.perf_counter()
+        with pytest.raises(kccl.Timeout):
+            comm.barrier()
+        assert 0.04 < time.perf_counter() - started < 0.25
+
+    kccl.run_threads(main, 2)
+
+
+@pytest.mark.xfail(strict=True, reason="until the second call KCCL_FIRST_TIMEOUT alone counts")
+def test_timeout_set_before_the_first_call(monkeypatch):
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1")
+
+    def main(comm):
+        comm.timeout = 0.05
+        started = time.perf_counter()
+        if comm.rank == 0:
+            with pytest.raises(kccl.Timeout):
+                comm.wait()
+            return time.perf_counter() - started
+        time.sleep(0.1)
+        return 0
+
+    assert kccl.run_threads(main, 2)[0] < 0.5
+
+
+class Mishap(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "where", ["first call", "later", "all_reduce", "window", "wait", "inside with"]
+)
+def test_a_rank_raises(where):
+    """The others end at once, whatever they wait in, and its error is the one that is raised."""
+
+    def main(comm):
+        if where != "first call":
+            check_all_right(comm)
+        if comm.rank == 1:
+            time.sleep(0.03)
+            if where == "inside with":
+                with comm:
+                    raise Mishap
+            raise Mishap
+        if where == "wait":
+            comm.wait(peer=1 if comm.rank else None)
+        elif where == "window":
+            comm.window(64)
+        else:
+            for _ in range(3):
+                comm.all_reduce(np.ones(3000), channel=2)
+
+    started = time.perf_counter()
+    with pytest.raises(Mishap):
+        kccl.run_threads(main, 3, timeout=3)
+    assert time.perf_counter() - started < 1
+
+
+def test_a_rank_raises_while_others_use_a_part():
+    """The other ranks are in calls of a communicator that the failing rank has split off."""
+
+    def main(comm):
+        check_all_right(comm)
+        part = comm.split(0)
+        part.timeout = 2
+        part.barrier()
+        part.barrier()
+        if comm.rank == 1:
+            raise Mishap
+        part.barrier()
+
+    started = time.perf_counter()
+    with pytest.raises(Mishap):
+        kccl.run_threads(main, 2)
+    assert time.perf_counter() - started < 1
+
+
+def test_reset_that_was_given_up(monkeypatch):
+    """A rank that was late for reset() can be waited for again."""
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.1")
+    gave_up = threading.Event()
+
+    def main(comm):
+        if comm.rank == 0:
+            with pytest.raises(kccl.Timeout, match="rank 1 during reset"):
+                comm.reset()
+            gave_up.set()
+        else:
+            gave_up.wait(5)
+            with pytest.raises(kccl.Timeout):
+                comm.reset()
+        threading.Barrier(1)
+        comm.reset()
+        check_all_right(comm)
+
+    kccl.run_threads(main, 2)
+
+
+def test_use_after_close():
+    def main(comm):
+        x = np.ones(4, np.float32)
+        prepared, window = comm.all_reduce.prepare(x), comm.window(16)
+        check_all_right(comm)
+        comm.all_reduce(x)
+        comm.close()
+        comm.close()
+        for use in (
+            prepared,
+            comm.barrier,
+            lambda: comm.all_reduce(x),
+            lambda: comm.all_reduce(x[:0]),
+            lambda: comm.broadcast(x),
+            lambda: comm.all_reduce.prepare(x)(),
+            lambda: comm.put(x, 0, window),
+            lambda: comm.get(x, 0, window),
+            lambda: comm.signal(0),
+            lambda: comm.wait(),
+            lambda: comm.window(16),
+            lambda: comm.empty(3),
+            lambda: comm.gather_objects(1),
+            lambda: comm.split(0),
+            lambda: comm.reset(),
+            lambda: comm.shrink(),
+        ):
+            with pytest.raises(kccl.Error, match=f"communicator is closed on rank {comm.rank}"):
+                use()
+        assert bytes(window.local) == bytes(16)
+
+    kccl.run_threads(main, 2)
+
+
+def test_close_is_on_exit():
+    def main(comm):
+        with comm:
+            check_all_right(comm)
+        with pytest.raises(kccl.Error, match="is closed"):
+            comm.barrier()
+
+    kccl.run_threads(main, 2)

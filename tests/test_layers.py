@@ -1,0 +1,228 @@
+"""Who may use what: the layers of csrc and kccl as tables, held against the text of the source."""
+
+import re
+
+import pytest
+from source_tree import (
+    ROOT,
+    identifiers,
+    include_graph,
+    python_files,
+    python_imports,
+    source_files,
+    without_comments,
+)
+
+import kccl
+
+# ---- csrc: which header may include which ------------------------------------------------------
+
+INCLUDES = {
+    "platform.cuh": set(),
+    "abi.inc": set(),
+    "abi.h": {"platform.cuh", "abi.inc"},
+    # The host's side of a wait.
+    "idle.h": set(),
+    "mem.cuh": {"abi.h", "idle.h"},
+    "coop.cuh": {"mem.cuh"},
+    "window.cuh": {"mem.cuh"},
+    "packet.cuh": {"window.cuh"},
+    "reduce.cuh": {"mem.cuh"},
+    "signal.cuh": {"coop.cuh", "window.cuh"},
+    "barrier.cuh": {"signal.cuh"},
+    "channel.cuh": {"barrier.cuh"},
+}
+FOR_KERNELS = {"signal.cuh", "channel.cuh", "packet.cuh", "reduce.cuh"}
+FOR_HOST = {"abi.h", "api.inc", "host.h", "idle.h", "kccl.cuh", "kernel_table.inc", "mem.cuh"}
+FOR_HOST |= {"signal.cuh"}
+
+
+def test_csrc_includes_only_what_lies_below():
+    graph = include_graph()
+    assert set(INCLUDES) <= {path.name for path in graph}
+    for path, included in graph.items():
+        if path.name in INCLUDES and path.parent.name != "kernels":
+            allowed = INCLUDES[path.name]
+        elif path.parent.name == "kernels":
+            allowed = FOR_KERNELS
+        elif path.name == "kccl.cuh":
+            allowed = {f"{each.stem}.cuh" for each in (ROOT / "csrc/kernels").iterdir()}
+        else:
+            assert path.parent.name == "host", f"{path}: give it a line in INCLUDES"
+            allowed = FOR_HOST
+        assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
+
+
+# What only mem.cuh may contain, and who else may contain it for which reason.
+ONLY_IN_MEM = {
+    r"\basm\b": {},
+    r"\b__atomic_\w+": {"probe.cpp": {"__atomic_signal_fence"}},
+    # Below mem.cuh: AMD has no block-wide vote, so the block counts in shared memory of its own.
+    r"\b__scoped_atomic_\w+": {
+        "platform.cuh": {"__scoped_atomic_fetch_or", "__scoped_atomic_load_n"}
+    },
+    r"\bvolatile\b": {},
+}
+
+
+@pytest.mark.parametrize("pattern", ONLY_IN_MEM)
+def test_instructions_live_in_mem(pattern):
+    elsewhere = ONLY_IN_MEM[pattern]
+    for path in source_files("csrc", "cuh", "h", "inc", "cpp"):
+        if path.name == "mem.cuh":
+            continue
+        found = set(re.findall(pattern, without_comments(path)))
+        assert found <= elsewhere.get(path.name, set()), f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_volatile_is_a_property_of_assembly_only():
+    text = without_comments(ROOT / "csrc/include/kccl/mem.cuh")
+    assert re.findall(r"(?<!asm )\bvolatile\b", text) == []
+
+
+# ---- kccl: which module may import which -------------------------------------------------------
+
+# Modules by layer, lowest first. A module imports from layers below its own.
+LAYERS = (
+    {"errors", "_core"},
+    {"env", "dtypes", "abi", "sockets"},
+    {"arrays", "mesh", "plan", "failure", "topology"},
+    {"bootstrap", "memory", "groups"},
+    {"backends.host", "calls"},
+    {"comm"},
+    {"start", "probe"},
+    # What a person starts. These print, and may use everything.
+    {"launch", "bench"},
+    {"checks"},
+    {"doctor"},
+    {"cli"},
+)
+# Only for annotations, at most: these name a class of a layer above and never run.
+ANNOTATED_UPWARDS = {("calls", "comm"), ("groups", "comm")}
+# kccl/__init__.py loads everything at first use, and is what bench and cli see of kccl.
+PACKAGE = "__init__"
+LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
+
+
+def test_kccl_imports_only_downwards():
+    for path in python_files("kccl"):
+        module = ".".join(path.relative_to(ROOT / "kccl").with_suffix("").parts)
+        if module == PACKAGE or module.endswith(".__init__"):
+            continue
+        assert module in LEVEL, f"{path.name}: give it a place in LAYERS"
+        for name, when in python_imports(path):
+            if not name.startswith("kccl."):
+                continue
+            below = name.removeprefix("kccl.")
+            below = below if below in LEVEL else below.split(".")[0]
+            if below not in LEVEL:
+                # A name of kccl itself.
+                assert below in {*kccl.__all__, PACKAGE}, f"{module} imports {name}"
+                assert LEVEL[module] > LEVEL["comm"], f"{module} imports kccl.{below}"
+                continue
+            if when == "annotation" and (module, below) in ANNOTATED_UPWARDS:
+                continue
+            assert LEVEL[below] < LEVEL[module], f"{module} imports {below} ({when})"
+
+
+def test_topology_imports_nothing_of_kccl():
+    for path in python_files("topology"):
+        for name, _ in python_imports(path):
+            assert name.startswith("kccl.topology.") or name.split(".")[0] != "kccl", path.name
+
+
+@pytest.mark.parametrize("folder", ["bench", "examples"])
+def test_users_of_kccl_see_its_public_names_only(folder):
+    public = {*kccl.__all__, "bench"}
+    for path in python_files(folder):
+        for name, _ in python_imports(path):
+            parts = name.split(".")
+            if parts[0] == "kccl" and len(parts) > 1:
+                assert parts[1] in public, f"{path.name} imports {name}"
+        text = path.read_text()
+        used = set(re.findall(r"(?<![.\w/])kccl\.(\w+)", text)) - {"cuh"}
+        assert used <= public, f"{path.name} uses kccl.{used - public}"
+        private = set(re.findall(r"\bcomm\.(_\w+)", text))
+        assert not private, f"{path.name} uses comm.{private}"
+
+
+# Who may import a big library, always inside a function.
+LAZY_ONLY = {
+    "mpi4py": {"kccl/bootstrap.py", "bench/baselines.py", "bench/mpi_job.py"},
+    "torch": set(),
+    "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
+    "pandas": {"bench/report.py"},
+    "rich": None,  # anywhere
+}
+
+
+@pytest.mark.parametrize("library", LAZY_ONLY)
+def test_big_libraries_are_imported_lazily(library):
+    allowed = LAZY_ONLY[library]
+    for folder in ("kccl", "bench", "topology"):
+        for path in python_files(folder):
+            where = path.relative_to(ROOT).as_posix()
+            for name, when in python_imports(path):
+                if name.split(".")[0] != library or when == "annotation":
+                    continue
+                assert when == "function", f"{where} imports {name} when it is imported"
+                assert allowed is None or where in allowed, f"{where} imports {name}"
+
+
+# ---- Names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["kccl", "kccl.topology"])
+def test_all_names_only_what_exists(package):
+    module = __import__(package, fromlist=["__all__"])
+    missing = [name for name in module.__all__ if not hasattr(module, name)]
+    assert missing == []
+
+
+# One concept, one word: what is refused, and what is said instead.
+REFUSED = {
+    "nranks": "world_size",
+    "num_ranks": "world_size",
+    "n_ranks": "world_size",
+    "n_devices": "world_size",
+    "my_rank": "rank",
+    "cur_rank": "rank",
+    "my_pe": "rank",
+    "npes": "world_size",
+    "remote_rank": "peer",
+    "dst_rank": "peer",
+    "source_rank": "root",
+    "sym_mem": "window",
+    "ipc_buffer": "window",
+    "semaphore": "signal",
+    "workspace": "scratch",
+    "buf_id": "parity",
+    "allpair": "one_shot",
+    "fullmesh": "one_shot",
+    "1stage": "one_shot",
+    "rsag": "two_shot",
+    "2stage": "two_shot",
+    "nvls": "multimem",
+    "low_latency": "ll8, ll16",
+    "num_sms": "num_blocks",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+}
+# MPI's and NCCL's own names; the out-of-band exchange is named as mpi4py names its own.
+FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather"}
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def test_refused_words_are_in_no_identifier():
+    refused = re.compile("|".join(map(re.escape, REFUSED)))
+    found = []
+    for path in source_files(".", "cuh", "h", "inc", "cpp", "py"):
+        for name in identifiers(path):
+            match = refused.search(_snake_case(name))
+            if match and name not in FOREIGN:
+                found.append(f"{path.relative_to(ROOT)}: {name}, say {REFUSED[match[0]]}")
+    assert found == []

@@ -1,0 +1,70 @@
+"""Calls of every kind in random order: on one channel, on several, on two communicators."""
+
+import threading
+
+import pytest
+from programs import random_program, run_program
+
+import kccl
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_one_channel(world_size):
+    steps = random_program(world_size, 1500, seed=world_size)
+    kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_channels_are_independent(world_size):
+    steps = random_program(world_size, 1000, seed=42, num_channels=4)
+    kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
+
+
+def test_two_communicators_by_turns():
+    steps = random_program(3, 600, seed=1)
+
+    def main(comm):
+        # Ranks in the opposite order, so that nothing fits by accident.
+        other = comm.split(0, key=-comm.rank)
+        assert (other.rank, other.world_size) == (2 - comm.rank, 3)
+        for begin in range(0, len(steps), 20):
+            run_program(comm if begin % 40 else other, steps[begin : begin + 20])
+
+    kccl.run_threads(main, 3)
+
+
+def test_two_communicators_at_once():
+    """Each rank drives one in a thread of its own, with different calls at any moment."""
+    steps = random_program(2, 500, seed=2), random_program(2, 700, seed=3)
+
+    def main(comm):
+        other = comm.split(0)
+        errors = []
+
+        def drive():
+            try:
+                run_program(other, steps[1])
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=drive)
+        thread.start()
+        run_program(comm, steps[0])
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    kccl.run_threads(main, 2)
+
+
+def test_parts_of_a_communicator():
+    """Ranks 0, 2, 4 and ranks 1, 3 work at the same time, and then all together again."""
+    parts = random_program(3, 300, seed=4), random_program(2, 300, seed=5)
+    whole = random_program(5, 200, seed=6)
+
+    def main(comm):
+        part = comm.split(comm.rank % 2)
+        run_program(part, parts[comm.rank % 2])
+        run_program(comm, whole)
+
+    kccl.run_threads(main, 5)
