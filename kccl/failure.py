@@ -26,9 +26,16 @@ def error_of(status: int, record: Any, rank: int) -> Error:
         )
     if status == lib.kKcclClosed:
         return Error(f"the communicator is closed on rank {rank}")
+    if record.status == lib.kKcclAborted:
+        return PeerLost(
+            f"rank {record.rank} gave up outside of a call: an exception ended its part, or it "
+            f"called shrink(); {_CURES[PeerLost]}",
+            rank=record.rank,
+            peer=record.peer,
+        )
     name = kernel_name(record.kernel)
     waited_s = record.waited_ns * 1e-9
-    culprit = f"peer {record.peer}" if record.peer >= 0 else "any peer"
+    peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
     if record.kernel == lib.kKcclWait:
         place = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
@@ -37,12 +44,14 @@ def error_of(status: int, record: Any, rank: int) -> Error:
         seen = f"epoch seen {record.seen}, wanted {record.wanted}"
     kind: type[WaitFailed] = PeerLost
     if record.status == lib.kKcclTimeout:
-        kind, cause = Timeout, f"{culprit} did not arrive"
+        kind, cause = Timeout, f"{peer} did not arrive"
     elif record.status == lib.kKcclPeerLost:
-        cause = f"the process of {culprit} has ended"
+        cause = f"the process of {peer} has ended"
+    elif record.status == lib.kKcclPeerLeft:
+        cause = f"{peer} has closed the communicator"
     else:
-        cause = f"rank {record.rank} was interrupted"
-    where = f"rank {record.rank} waited for {culprit}: {seen}, after {waited_s:.3g} s"
+        cause, peer = f"rank {record.rank} was interrupted", "its peers"
+    where = f"rank {record.rank} waited for {peer}: {seen}, after {waited_s:.3g} s"
     told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
         f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}",

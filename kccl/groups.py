@@ -33,7 +33,7 @@ def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | 
 def shrink(comm: "Communicator") -> "Communicator":
     """See Communicator.shrink."""
     # Peers that still wait in a call, perhaps for this rank, leave it and come too.
-    comm._abort(next(iter(comm._mesh.lost()), -1))
+    comm._abort()
     while True:
         listener, name = sockets.listen()
         try:

@@ -132,12 +132,6 @@ class Mesh:
             fds.append(self._links[rank].fds.pop(0))
         return fds
 
-    def lost(self) -> list[int]:
-        """The ranks whose streams have ended, as far as this rank can see now. Not collective."""
-        for link in self._links.values():
-            link.fill()
-        return [peer for peer, link in self._links.items() if not link.is_open]
-
     def agree_on_survivors(self, payload: bytes, timeout: float) -> dict[int, bytes]:
         """The ranks that are alive, the same on each of them, with their payloads.
 

@@ -79,19 +79,23 @@ def run_threads(
     results: list[Any] = [None] * world_size
     # In the order in which they were raised: the first is the cause of the others.
     errors: list[BaseException] = []
+    comms: list[Communicator] = []
 
     def be(rank: int, ranks: mesh.Mesh) -> None:
         comm = None
         try:
             settings = Settings(epoch_bits=env.epoch_bits)
             comm = Communicator(ranks, env, launcher="threads", local_rank=rank, settings=settings)
+            comms.append(comm)
             if timeout is not None:
                 comm.timeout = timeout
             results[rank] = main(comm)
+            # As the end of a process would be seen: whoever still waits for this rank gives up.
+            comm.close()
         except BaseException as error:
             errors.append(error)
             if comm is not None:
-                comm._abort(rank)
+                comm._abort()
             ranks.close()
 
     threads = [
@@ -100,10 +104,19 @@ def run_threads(
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    for ranks in meshes:
-        ranks.close()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        # Ctrl-C reaches only this thread: it ends the ranks' waits.
+        for comm in list(comms):
+            comm._abort()
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        for ranks in meshes:
+            ranks.close()
     if errors:
         raise errors[0]
     return results

@@ -171,18 +171,34 @@ def test_unaligned(world_size):
     kccl.run_threads(main, world_size)
 
 
-def test_known_calls_follow_the_array():
-    """Calls of a known size are made without Python: with the array, type and size of now."""
+def test_known_calls_follow_the_arguments():
+    """Calls like earlier ones are made without Python: with the array, type, size and op of now."""
 
     def main(comm):
-        for salt in range(30):
+        for salt in range(8):
             for dtype, count in itertools.product(oracle.DTYPES, (2, 4, 8, 16)):
+                for op in ("sum", *oracle.ops_of(dtype)):
+                    inputs = exact_inputs(comm.world_size, dtype, op, count, salt)
+                    x = inputs[comm.rank].reshape(2, -1).copy()
+                    y = inputs[comm.rank].copy()
+                    # A string of the same value that is another object.
+                    assert comm.all_reduce(x, op=op) is x
+                    assert comm.all_reduce(y, op="".join(op)) is y
+                    want = oracle.all_reduce(inputs, op)
+                    oracle.assert_same(x.ravel(), want, dtype, op, count, salt)
+                    oracle.assert_same(y, want, dtype, op, count, salt)
                 inputs = exact_inputs(comm.world_size, dtype, "sum", count, salt)
-                x = inputs[comm.rank].reshape(2, -1).copy()
-                assert comm.all_reduce(x) is x
-                oracle.assert_same(x.ravel(), oracle.all_reduce(inputs, "sum"), dtype, count, salt)
+                x = inputs[comm.rank].copy()
+                comm.all_reduce(x)
+                oracle.assert_same(x, oracle.all_reduce(inputs, "sum"), dtype, count, salt)
+                for root in (0, 1, 2):
+                    x = np.full(count, comm.rank + salt, inputs[0].dtype)
+                    y = x.copy()
+                    comm.broadcast(x, root=root)
+                    comm.broadcast(y, root)
+                    assert (x == root + salt).all() and (y == root + salt).all()
 
-    kccl.run_threads(main, 2)
+    kccl.run_threads(main, 3)
 
 
 def test_prepared():

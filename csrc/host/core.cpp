@@ -87,4 +87,12 @@ void kccl_host_abort(const KcclDeviceComm* comm, const KcclRecord* record) {
     kccl::give_up(*comm, *record);
 }
 
+void kccl_host_leave(const KcclDeviceComm* comm) {
+    // A rank that gave up has told its peers something they must not lose.
+    if (kccl::status_of(*comm) != kKcclOk) return;
+    for (int peer = 0; peer < comm->world_size; ++peer) {
+        if (peer != comm->rank) kccl::depart(*comm, peer, kKcclLeft);
+    }
+}
+
 }  // extern "C"

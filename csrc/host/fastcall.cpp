@@ -3,9 +3,9 @@
 // library"); kccl/abi.py loads both.
 //
 //   Op(address, result, on_failure)   op() makes the call and returns `result`
-//   Dispatcher(slow, option)          dispatcher(x) and dispatcher(x, option=value) find the call for
-//                                     x's dtype, size and the value, point it at x and make it; what
-//                                     was not taught goes to `slow`
+//   Dispatcher(slow, option)          dispatcher(x) and dispatcher(x, option=value) find the call
+//                                     for x's dtype, size and the value, point it at x and make it;
+//                                     what was not taught goes to `slow`
 //
 // The interpreter's lock: between processes a call starts holding it and gives it up in its first
 // long wait, because taking it back costs as much as a small message. Between threads of one
@@ -180,8 +180,9 @@ PyType_Spec op_spec = {"kccl._fastcall.Op", sizeof(Op), 0,
 
 // ---- Dispatcher -------------------------------------------------------------------------------
 
-// A call taught by `learn`: for arrays of this dtype object and size, and this object as the option's
-// value (null: not given). Values are compared by identity: literals in a program are one object.
+// A call taught by `learn`: for arrays of this dtype object and size, and this object as the
+// option's value (null: not given). Values are compared by identity: literals in a program are one
+// object.
 struct Known {
     PyObject* dtype;
     PyObject* value;

@@ -35,7 +35,8 @@ uint64_t kccl_host_clock_ns() {
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, int32_t* peer) {
+uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
+                        uint32_t* gone) {
     using namespace kccl::host;
     auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
     if (context->holds_gil && interpreter_hook != nullptr && interpreter_hook(waited_ns) != 0) {
@@ -45,12 +46,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, int32_t* peer
     const uint64_t now = kccl_host_clock_ns();
     if (now - context->last_look_ns < kLookEveryNs) return kKcclOk;
     context->last_look_ns = now;
-    if (*peer >= 0) return is_gone(context->pidfd[*peer]) ? kKcclPeerLost : kKcclOk;
-    for (int32_t rank = 0; rank < kKcclMaxWorldSize; ++rank) {
-        if (is_gone(context->pidfd[rank])) {
-            *peer = rank;
-            return kKcclPeerLost;
-        }
+    for (int rank = 0; rank < kKcclMaxWorldSize; ++rank) {
+        if ((missing >> rank & 1u) != 0 && is_gone(context->pidfd[rank])) *gone |= 1u << rank;
     }
     return kKcclOk;
 }

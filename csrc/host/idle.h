@@ -9,8 +9,10 @@ extern "C" {
 // Monotonic nanoseconds.
 uint64_t kccl_host_clock_ns();
 
-// Called between two rounds of polls. Yields the core when ranks share cores, looks whether a
-// peer's process is gone and whether the interpreter has a signal to handle. Returns a KcclStatus;
-// kKcclPeerLost sets *peer to the rank that is gone.
-uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, int32_t* peer);
+// Called between two rounds of polls. Yields the core when ranks share cores, lets the interpreter
+// handle signals, and sets *gone to those of the `missing` ranks, as bits, whose process has ended.
+// It looks at the processes now and then only, so bits that are not set say nothing.
+// Returns kKcclInterrupted or kKcclOk.
+uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
+                        uint32_t* gone);
 }

@@ -53,8 +53,7 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
             const uint64_t i = first + coop.index();
             const bool active = i < num_packets;
             uint64_t payloads[kKcclMaxWorldSize];
-            bool missing;
-            int late_peer;
+            uint32_t missing;
             uint32_t late_seen;
             Wait wait(call, epoch);
             // All peers' packets are loaded before any is checked: their latencies overlap.
@@ -64,18 +63,16 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
                     if (active && peer != comm.rank)
                         packets[peer] = mem::load_packet(inbox[peer] + i);
                 }
-                missing = false;
-                late_peer = -1;
+                missing = 0;
                 late_seen = 0;
                 for (int peer = 0; peer < world_size; ++peer) {
                     if (!active || peer == comm.rank) continue;
                     payloads[peer] = ll16::unpack(packets[peer]);
                     if (ll16::is_valid(packets[peer], epoch)) continue;
-                    missing = true;
-                    late_peer = peer;
-                    late_seen = ll16::stale_flag(packets[peer], epoch);
+                    if (missing == 0) late_seen = ll16::stale_flag(packets[peer], epoch);
+                    missing |= 1u << peer;
                 }
-            } while (wait.again(missing, late_peer, late_seen));
+            } while (wait.again(missing, late_seen));
             failed = wait.failed();
             if (failed || !active) continue;
             payloads[comm.rank] = ll16::load_payload(in, i, count);

@@ -49,12 +49,12 @@ KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
             const uint64_t i = first + coop.index();
             const bool active = i < num_packets;
             mem::Packet packet = {};
-            bool missing;
+            uint32_t missing;
             Wait wait(call, epoch);
             do {
                 if (active) packet = mem::load_packet(inbox + i);
-                missing = active && !ll16::is_valid(packet, epoch);
-            } while (wait.again(missing, root, ll16::stale_flag(packet, epoch)));
+                missing = active && !ll16::is_valid(packet, epoch) ? 1u << root : 0;
+            } while (wait.again(missing, ll16::stale_flag(packet, epoch)));
             failed = wait.failed();
             if (!failed && active) ll16::store_payload(out, i, count, ll16::unpack(packet));
         }

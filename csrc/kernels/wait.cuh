@@ -22,7 +22,12 @@ KCCL_DEVICE Status wait(Coop coop, const Call& call) {
 
     uint32_t pending[kKcclMaxWorldSize];
     uint32_t total;
-    Wait wait(call, wanted);
+    // The ranks whose end would make the wait hopeless: this one waits, so it cannot signal itself.
+    const uint32_t sources = (1u << last) - (1u << first);
+    const uint32_t others = sources & ~(1u << comm.rank);
+    const uint32_t hopes = others != 0 ? others : sources;
+    uint32_t missing;
+    Wait wait(call, wanted, call.peer < 0 ? Need::kAny : Need::kEach);
     do {
         total = 0;
         for (int source = first; source < last; ++source) {
@@ -31,7 +36,8 @@ KCCL_DEVICE Status wait(Coop coop, const Call& call) {
             pending[source] = sent - consumed[source][call.channel];
             total += pending[source];
         }
-    } while (wait.again(leads(coop) && total < wanted, call.peer, total));
+        missing = leads(coop) && total < wanted ? hopes : 0;
+    } while (wait.again(missing, total));
     if (coop.any(wait.failed())) return status_of(comm);
     if (leads(coop)) {
         uint32_t rest = wanted;

@@ -104,14 +104,16 @@ class HostBackend:
         """A window for the caller. Collective."""
         return Window(mesh, nbytes, "window", timeout)
 
-    def abort(self, peer: int) -> None:
-        """Fails this rank and all its peers, because rank `peer` will not go on."""
+    def abort(self) -> None:
+        """Fails this rank and whatever its peers wait for, now or later."""
         record = ffi.new("KcclRecord *")
-        record.status = lib.kKcclPeerLost
-        record.rank = self._comm.rank
-        record.peer = peer
-        record.kernel = lib.kKcclBarrierDirect
+        record.status = lib.kKcclAborted
+        record.rank = record.peer = self._comm.rank
         lib.kccl_host_abort(self._comm, record)
+
+    def leave(self) -> None:
+        """Tells the peers that this rank makes no more calls."""
+        lib.kccl_host_leave(self._comm)
 
     def clear(self) -> None:
         """Forgets every call, signal and failure of this rank. All ranks are between calls."""

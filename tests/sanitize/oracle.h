@@ -1,5 +1,5 @@
-// What ranks_as_threads.cpp compares with: inputs whose results are exact in every element type, and
-// those results, computed in integers.
+// What ranks_as_threads.cpp compares with: inputs whose results are exact in every element type,
+// and those results, computed in integers.
 #pragma once
 
 #include <cstdarg>
@@ -35,7 +35,8 @@ inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
     return x >> 32;
 }
 
-// Element i of a rank's input: small, so that results fit bfloat16; for avg a multiple of the divisor.
+// Element i of a rank's input: small, so that results fit bfloat16; for avg a multiple of the
+// divisor.
 inline int input(int op, uint64_t seed, int rank, uint64_t i, int world_size) {
     const int number = static_cast<int>(mix(seed, static_cast<uint64_t>(rank), i) % 9) - 4;
     if (op == kKcclProd) return number < 0 ? -2 : 1;

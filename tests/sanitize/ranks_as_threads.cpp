@@ -1,6 +1,7 @@
-// Ranks as threads of one process: the host core and every kernel under a sanitizer, without Python.
-// Exits with 1 at the first wrong result. tests/test_sanitizers.py builds it and writes layouts.h:
-// kLayouts[world_size], the numbers of kccl.memory.layout; the settings they were made for; kDtypes.
+// Ranks as threads of one process: the host core and every kernel under a sanitizer, without
+// Python. Exits with 1 at the first wrong result. tests/test_sanitizers.py builds it and writes
+// layouts.h: kLayouts[world_size], the numbers of kccl.memory.layout; the settings they were made
+// for; kDtypes.
 //
 // Windows are ordinary memory that the threads share, so that ThreadSanitizer sees every access to
 // them and knows only the order that the source asks for.
@@ -83,7 +84,8 @@ constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,       kKcclAllReduceO
 
 // ---- Scenarios --------------------------------------------------------------------------------
 
-// Every operator, and every length at which a slot, a packet or a line is filled, cut or overfilled.
+// Every operator, and every length at which a slot, a packet or a line is filled, cut or
+// overfilled.
 void matrix(const Rank& rank) {
     const uint64_t lengths[] = {
         8, 16, 24, 72, kPacketBytes, kStagingBytes - 8, kStagingBytes + 8, 3 * kStagingBytes + 40};
@@ -158,8 +160,8 @@ void ring(World& world, Rank& rank) {
     }
 }
 
-// The last rank comes too late. Who waits for it fails; it may still find all words of that call, but
-// fails in the next; and everybody stays failed, with the record of a time-out.
+// The last rank comes too late. Who waits for it fails; it may still find all words of that call,
+// but fails in the next; and everybody stays failed, with the record of a time-out.
 void late_rank(int world_size, int kernel) {
     World world(world_size, 32);
     // Relaxed, so that it orders nothing that the calls do not.

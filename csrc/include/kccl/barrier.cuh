@@ -27,23 +27,20 @@ KCCL_DEVICE Status await(Coop coop, const Call& call, KcclFlag flag, uint32_t ep
                          int last) {
     const DeviceComm& comm = call.comm;
     Wait wait(call, epoch);
-    bool missing;
-    int late_peer;
+    uint32_t missing;
     uint32_t late_seen;
     do {
-        missing = false;
-        late_peer = -1;
+        missing = 0;
         late_seen = 0;
         for (int peer = first + coop.index(); peer < last; peer += coop.size()) {
             if (peer == comm.rank) continue;
             const uint32_t seen = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 flag_word(comm, comm.rank, call.channel, flag, peer));
             if (has_reached(seen, epoch)) continue;
-            missing = true;
-            late_peer = peer;
-            late_seen = seen;
+            if (missing == 0) late_seen = seen;
+            missing |= 1u << peer;
         }
-    } while (wait.again(missing, late_peer, late_seen));
+    } while (wait.again(missing, late_seen));
     if constexpr (order == mem::Order::kAcquire) {
         for (int peer = first + coop.index(); peer < last; peer += coop.size()) {
             if (peer == comm.rank) continue;

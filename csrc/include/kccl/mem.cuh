@@ -7,8 +7,9 @@
 //   load_plain / store_plain    no order: memory that a signal already hands over
 //   copy                        the share of thread `index` of `size` in a plain copy
 //
-// clock_ns, poll_pause and idle are what a thread does while it polls: idle() yields to other ranks
-// and says, by a KcclStatus, when the wait cannot end well.
+// clock_ns, poll_pause and idle are what a thread does while it polls: idle() yields to other
+// ranks, says which of the missing ones are gone, and by its KcclStatus whether the user
+// interrupted.
 //
 // Order says what else becomes visible with this access; Scope says to whom: the block, the device,
 // or the system (peers and the CPU).
@@ -131,7 +132,7 @@ KCCL_DEVICE uint64_t clock_ns() {
 
 KCCL_DEVICE void poll_pause() {}
 
-KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, int32_t*) { return kKcclOk; }
+KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
 #else  // GCC's and clang's atomic builtins cover AMD GPUs and CPUs
 
@@ -178,7 +179,7 @@ KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; 
 
 KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
 
-KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, int32_t*) { return kKcclOk; }
+KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
 #else  // host: threads and processes share one coherent memory, so every scope is the same
 
@@ -235,14 +236,16 @@ KCCL_DEVICE void poll_pause() {
 #endif
 }
 
-KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, int32_t* peer) {
-    return kccl_host_idle(idle_context, waited_ns, peer);
+KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
+                          uint32_t* gone) {
+    return kccl_host_idle(idle_context, waited_ns, missing, gone);
 }
 
 #endif
 
-// On a CPU pulling calls share channels with calls by packets, and what a peer has pulled must be read
-// before it is overwritten: there a packet orders what came before it, which costs x86 nothing.
+// On a CPU pulling calls share channels with calls by packets, and what a peer has pulled must be
+// read before it is overwritten: there a packet orders what came before it. On x86 every load and
+// store does so anyway.
 constexpr Order kPacketLoad = platform::kCpu ? Order::kAcquire : Order::kRelaxed;
 constexpr Order kPacketStore = platform::kCpu ? Order::kRelease : Order::kRelaxed;
 

@@ -3,13 +3,13 @@
 // Every poll loop of the library has one form:
 //
 //     Wait wait(call, wanted);
-//     do { poll; } while (wait.again(missing, peer, seen));
+//     do { poll; } while (wait.again(missing, seen));
 //     if (wait.failed()) ...
 //
-// again() returns false when nothing is missing, or when the wait failed: the limit passed, the
-// peer's process is gone, a peer gave up first, or the interpreter was interrupted. A failed wait
-// writes one record, raises the abort word at all peers and leaves a status in KcclState that stays
-// until reset.
+// again() returns false when nothing is missing, or when the wait failed: the limit passed, a peer
+// that is missing is gone, any peer gave up first, or the interpreter was interrupted. A failed
+// wait writes one record, raises the abort word at all peers and leaves a status in KcclState that
+// stays until reset.
 #pragma once
 
 #include "coop.cuh"
@@ -28,6 +28,12 @@ KCCL_DEVICE Status status_of(const DeviceComm& comm) {
         mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->status));
 }
 
+// Tells `peer` how this rank departs, after everything written before.
+KCCL_DEVICE void depart(const DeviceComm& comm, int peer, KcclDeparture departure) {
+    mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
+                                                          static_cast<uint32_t>(departure));
+}
+
 // Fails this rank: keeps `record`, tells every peer. Only the first failure of a rank is kept.
 KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     State* state = state_of(comm);
@@ -36,8 +42,7 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     for (int peer = 0; peer < comm.world_size; ++peer) {
         if (peer == comm.rank) continue;
         mem::store_plain(abort_record(comm, peer, comm.rank), record);
-        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
-                                                              1u);
+        depart(comm, peer, kKcclGaveUp);
     }
 }
 
@@ -49,16 +54,28 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     state->record = mem::load_plain(abort_record(comm, comm.rank, source));
 }
 
-// What a wait remembers between two looks at the clock.
+// Whom a wait needs: each of the missing peers, or any one of them.
+enum class Need { kEach, kAny };
+
+// What a wait is for, and what it remembers between two looks at the clock.
 struct Patience {
+    uint32_t wanted;
+    Need need;
     uint32_t polls = 0;
-    bool peer_was_lost = false;
+    bool a_peer_was_lost = false;
     uint64_t started_ns = 0;
 };
 
-// Looks at the clock, at the abort words and, on a CPU, at the peer's process. False: the wait
-// failed.
-KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t wanted, int peer,
+// The rank of the lowest bit of a set of ranks, which is not empty.
+KCCL_DEVICE int first_of(uint32_t ranks) {
+    int rank = 0;
+    while ((ranks >> rank & 1u) == 0) ++rank;
+    return rank;
+}
+
+// Looks at the clock, at the abort words and, on a CPU, at the processes of the peers in `missing`,
+// a set of ranks as bits. False: the wait failed. `seen` goes into the record.
+KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t missing,
                                 uint32_t seen) {
     const DeviceComm& comm = call.comm;
     State* state = state_of(comm);
@@ -66,44 +83,57 @@ KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t w
     const uint64_t now = mem::clock_ns();
     if (patience.started_ns == 0) patience.started_ns = now;
     const uint64_t waited_ns = now - patience.started_ns;
+    uint32_t left = 0;
     for (int source = 0; source < comm.world_size; ++source) {
-        const uint32_t gave_up = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
+        const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
             abort_word(comm, comm.rank, source));
-        if (gave_up != 0) {
+        if (departure == kKcclGaveUp) {
             follow(comm, source);
             return false;
         }
+        if (departure == kKcclLeft) left |= 1u << source;
     }
-    const uint64_t limit_ns = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
-        state->contacted != 0 ? &state->limit_ns : &state->first_limit_ns);
-    uint32_t status = waited_ns > limit_ns ? kKcclTimeout : kKcclOk;
-    int32_t culprit = peer;
-    if (status == kKcclOk) status = mem::idle(state->idle_context, waited_ns, &culprit);
-    // A peer may have sent its word and then left: its last words are looked for once more.
-    if (status == kKcclPeerLost && !patience.peer_was_lost) {
-        patience.peer_was_lost = true;
+    uint32_t gone = 0;
+    uint32_t status = mem::idle(state->idle_context, waited_ns, missing, &gone);
+    const uint32_t lost = (left | gone) & missing;
+    const bool is_hopeless = patience.need == Need::kEach ? lost != 0 : lost == missing;
+    // A peer may have sent its word and then left: last words are looked for once more.
+    if (status == kKcclOk && is_hopeless && !patience.a_peer_was_lost) {
+        patience.a_peer_was_lost = true;
         return true;
     }
-    if (status == kKcclOk) return true;
-    give_up(comm, Record{status, comm.rank, culprit, call.kernel, call.channel, seen, wanted, 0,
-                         waited_ns});
+    int32_t culprit = patience.need == Need::kAny ? -1 : first_of(missing);
+    if (status == kKcclInterrupted) {
+        culprit = comm.rank;
+    } else if (is_hopeless) {
+        culprit = first_of(lost);
+        status = (gone >> culprit & 1u) != 0 ? kKcclPeerLost : kKcclPeerLeft;
+    } else {
+        const uint64_t limit_ns = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
+            state->contacted != 0 ? &state->limit_ns : &state->first_limit_ns);
+        if (waited_ns <= limit_ns) return true;
+        status = kKcclTimeout;
+    }
+    give_up(comm, Record{status, comm.rank, culprit, call.kernel, call.channel, seen,
+                         patience.wanted, 0, waited_ns});
     return false;
 }
 
 class Wait {
   public:
-    // `call` and `wanted` are what the record will name.
-    KCCL_DEVICE Wait(const Call& call, uint32_t wanted) : call_(call), wanted_(wanted) {}
+    // `call` and `wanted`, an epoch or a count, are what the record will name.
+    KCCL_DEVICE Wait(const Call& call, uint32_t wanted, Need need = Need::kEach)
+        : call_(call), patience_{wanted, need} {}
 
     // To be called after each poll by all threads of a warp, so that the loop stays warp-uniform.
-    // `missing`: this thread has not seen all it waits for, namely a word of `peer` (-1: any peer)
-    // that last read `seen`.
-    KCCL_DEVICE bool again(bool missing, int peer, uint32_t seen) {
-        if (!platform::warp_any(missing)) return false;
+    // `missing`: the ranks, as bits, of which this thread has not seen all it waits for; one of
+    // their words last read `seen`.
+    KCCL_DEVICE bool again(uint32_t missing, uint32_t seen) {
+        if (!platform::warp_any(missing != 0)) return false;
         mem::poll_pause();
         if (++patience_.polls < call_.comm.polls_per_check) return true;
         patience_.polls = 0;
-        failed_ = platform::warp_any(missing && !may_go_on(call_, patience_, wanted_, peer, seen));
+        failed_ = platform::warp_any(missing != 0 && !may_go_on(call_, patience_, missing, seen));
         return !failed_;
     }
 
@@ -111,7 +141,6 @@ class Wait {
 
   private:
     const Call& call_;
-    uint32_t wanted_;
     Patience patience_;
     bool failed_ = false;
 };
