@@ -22,12 +22,12 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def mpirun():
-    """mpirun(n, worker, *args): runs tests/workers/<worker>.py as n ranks; returns its output."""
+    """mpirun(world_size, worker, *args): runs tests/workers/<worker>.py; returns its output."""
 
-    def run(num_ranks, worker, *args):
+    def run(world_size, worker, *args):
         command = [
             Path(sys.executable).parent / "mpirun",
-            *("-n", str(num_ranks), sys.executable, WORKERS / f"{worker}.py", *args),
+            *("-n", str(world_size), sys.executable, WORKERS / f"{worker}.py", *args),
         ]
         path = os.pathsep.join(
             [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -221,6 +221,6 @@ def test_prepared():
     kccl.run_threads(main, 3)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_processes(mpirun, num_ranks):
-    assert mpirun(num_ranks, "matrix").count("right") == num_ranks
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_processes(mpirun, world_size):
+    assert mpirun(world_size, "matrix").count("right") == world_size

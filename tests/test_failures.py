@@ -134,6 +134,8 @@ def test_reset_again_and_again(short, monkeypatch):
 
 
 def test_wait_times_out(short):
+    done = threading.Event()
+
     def main(comm):
         check_all_right(comm)
         if comm.rank == 0:
@@ -151,42 +153,49 @@ def test_wait_times_out(short):
             with pytest.raises(kccl.Timeout, match="peer 0 did not arrive") as caught:
                 comm.wait(9, peer=0)
             assert caught.value.peer == 0
+            done.set()
+        # A rank that returns has left, and is not waited for.
+        assert done.wait(5)
 
     kccl.run_threads(main, 2)
 
 
 def test_waiting_ranks_follow_the_first(short):
     """One rank gives up; those with more patience end then, and name what it waited for."""
+    failed = threading.Barrier(3)
 
     def main(comm):
         check_all_right(comm)
         if comm.rank == 0:
-            time.sleep(2 * LIMIT)
+            failed.wait(5)
             return
         comm.timeout = LIMIT if comm.rank == 1 else 30
         started = time.perf_counter()
         with pytest.raises(kccl.Timeout, match="peer 0 did not arrive; rank 1 waited for peer 0"):
             comm.barrier()
         assert time.perf_counter() - started < LIMIT + 0.5
+        failed.wait(5)
 
     kccl.run_threads(main, 3)
 
 
 def test_timeout_changes_during_a_wait():
     """Another thread shortens the limit of a rank that waits."""
+    failed = threading.Barrier(2)
 
     def main(comm):
         check_all_right(comm)
         comm.timeout = 30
         assert comm.timeout == pytest.approx(30)
         if comm.rank == 1:
-            time.sleep(0.3)
+            failed.wait(5)
             return
         threading.Timer(0.05, setattr, (comm, "timeout", 0.01)).start()
         started = time.perf_counter()
         with pytest.raises(kccl.Timeout):
             comm.barrier()
-        assert 0.04 < time.perf_counter() - started < 0.25
+        assert 0.04 < time.perf_counter() - started < 0.5
+        failed.wait(5)
 
     kccl.run_threads(main, 2)
 

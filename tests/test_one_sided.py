@@ -1,5 +1,8 @@
 """put, get, signal, wait, windows and arrays in symmetric memory."""
 
+import threading
+import time
+
 import numpy as np
 import oracle
 import pytest
@@ -34,6 +37,7 @@ def test_ring(world_size):
 def test_many_producers(count):
     """Waits that ask for fewer signals than have come leave the others for later."""
     world_size, items = 4, 15
+    done = threading.Event()
 
     def main(comm):
         window = comm.window(world_size * items * 8)
@@ -46,6 +50,7 @@ def test_many_producers(count):
                 comm.put(value, 0, window, (comm.rank * items + item) * 8)
                 comm.signal(0, signal_id=63)
             comm.wait(signal_id=2)
+            assert done.wait(10)
             return
         table = np.frombuffer(window.local, np.int64).reshape(world_size, items)
         for seen in range(count, 3 * items + 1, count):
@@ -55,11 +60,13 @@ def test_many_producers(count):
         for peer in (1, 2, 3):
             comm.signal(peer, signal_id=2)
         expect_no_signal(comm, signal_id=63)
+        done.set()
 
     kccl.run_threads(main, world_size)
 
 
 def expect_no_signal(comm, **which):
+    """The other ranks are still there: a wait for ranks that have left ends otherwise."""
     comm.timeout = 0.02
     with pytest.raises(kccl.Timeout, match="0 signals seen, 1 wanted"):
         comm.wait(**which)
@@ -67,6 +74,8 @@ def expect_no_signal(comm, **which):
 
 def test_wait_for_one_peer():
     """Signals of other peers and under other ids neither count nor get lost."""
+
+    done = threading.Event()
 
     def main(comm):
         comm.barrier()
@@ -83,6 +92,26 @@ def test_wait_for_one_peer():
             comm.signal(0, 7)
             comm.wait(7, peer=0)
             expect_no_signal(comm, signal_id=5)
+            done.set()
+        assert done.wait(10)
+
+    kccl.run_threads(main, 3)
+
+
+def test_signals_of_ranks_that_left():
+    """They count, and a wait for any rank goes on as long as one can still signal."""
+
+    def main(comm):
+        comm.barrier()
+        comm.barrier()
+        if comm.rank == 2:
+            time.sleep(0.02)
+        if comm.rank > 0:
+            comm.signal(0, 4)
+            return
+        comm.wait(4, count=2)
+        with pytest.raises(kccl.PeerLost, match="0 signals seen, 1 wanted"):
+            comm.wait(4)
 
     kccl.run_threads(main, 3)
 
