@@ -249,7 +249,14 @@ class Communicator:
         key = (collective, nbytes, dtype, algorithm)
         if key in self._plans:
             return self._plans[key]
-        request = Request(collective, nbytes, self.world_size, self.backend, dtype)
+        request = Request(
+            collective,
+            nbytes,
+            self.world_size,
+            self.backend,
+            dtype,
+            can_attach=self._backend.can_attach,
+        )
         forced = algorithm
         if not forced and self._env.algorithm in algorithms_of(collective):
             forced = self._env.algorithm

@@ -18,6 +18,11 @@ def layout(
 ) -> dict[str, int]:
     """The fields of KcclLayout: where each region of the library's own window begins, in bytes."""
     line = abi.LINE_BYTES
+    if packet_bytes % 8 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
+        raise InvalidArgument(
+            f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples of "
+            f"8 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
+        )
     slots = num_channels * 2
     regions = {
         "abort": line,

@@ -23,6 +23,7 @@ class Request:
         world_size: Number of ranks.
         backend: "host".
         dtype: Element type; None for barrier.
+        can_attach: Every rank's process may read every other's memory.
     """
 
     collective: str
@@ -30,6 +31,7 @@ class Request:
     world_size: int
     backend: str
     dtype: Dtype | None = None
+    can_attach: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ def _on_host_with_peers(request: Request) -> str | None:
     return _on_host(request)
 
 
+def _on_host_attached(request: Request) -> str | None:
+    if not request.can_attach:
+        return "the ranks' processes may not read each other's memory (process_vm_readv)"
+    return _on_host_with_peers(request)
+
+
 SPECS = (
     KernelSpec(
         "all_reduce_one_shot_ll16",
@@ -83,6 +91,12 @@ SPECS = (
         "all_reduce",
         "each stages its input, pulls and reduces its chunk, pulls the others' results",
         _on_host_with_peers,
+    ),
+    KernelSpec(
+        "all_reduce_two_shot_cma_simple",
+        "all_reduce",
+        "each reads its chunk of the others' memory, reduces it, reads the others' results",
+        _on_host_attached,
     ),
     KernelSpec(
         "broadcast_direct_ll16", "broadcast", "packets from the root to every peer", _always

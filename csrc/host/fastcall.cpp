@@ -42,8 +42,8 @@ uint32_t on_idle(uint64_t waited_ns) {
 
 uint64_t num_bytes(const KcclCall& call) {
     constexpr uint64_t kItemBytes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
-    return call.kernel <= kKcclAllReduceTwoShotPullSimple ? call.count * kItemBytes[call.dtype]
-                                                          : call.count;
+    return call.kernel <= kKcclAllReduceTwoShotCmaSimple ? call.count * kItemBytes[call.dtype]
+                                                         : call.count;
 }
 
 // Runs `call` with the interpreter's lock handled; an interrupt leaves its exception set.

@@ -1,8 +1,10 @@
 // What a rank does between two rounds of polls.
 #include "idle.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include "host.h"
@@ -33,6 +35,24 @@ uint64_t kccl_host_clock_ns() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                        uint64_t num_bytes) {
+    const auto* context = reinterpret_cast<const KcclHostContext*>(idle_context);
+    auto* next = static_cast<uint8_t*>(to);
+    while (num_bytes > 0) {
+        const iovec here = {next, num_bytes};
+        const iovec there = {reinterpret_cast<void*>(from), num_bytes};
+        const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
+        // A peer that ends while it is read leaves a short copy, then an error.
+        if (done < 0) return errno;
+        if (done == 0) return EFAULT;
+        next += done;
+        from += static_cast<uint64_t>(done);
+        num_bytes -= static_cast<uint64_t>(done);
+    }
+    return 0;
 }
 
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,

@@ -9,6 +9,10 @@ extern "C" {
 // Monotonic nanoseconds.
 uint64_t kccl_host_clock_ns();
 
+// Copies num_bytes from address `from` in the process of rank `peer`. Returns 0 or errno.
+int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                        uint64_t num_bytes);
+
 // Called between two rounds of polls. Yields the core when ranks share cores, lets the interpreter
 // handle signals, and sets *gone to those of the `missing` ranks, as bits, whose process has ended.
 // It looks at the processes now and then only, so bits that are not set say nothing.

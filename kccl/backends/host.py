@@ -1,5 +1,7 @@
 """The host backend: ranks are processes or threads of one machine, windows are memfd segments."""
 
+import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,7 @@ class HostBackend:
     Attributes:
         name: "host".
         state: The rank's KcclState.
+        can_attach: Every rank's process may read every other's memory.
     """
 
     name = "host"
@@ -82,6 +85,31 @@ class HostBackend:
             self._comm.window[rank] = address
         for name, value in fields.items():
             setattr(self._comm.layout, name, value)
+
+        self.can_attach = self._try_to_attach(mesh, timeout)
+
+    def _try_to_attach(self, mesh: Mesh, timeout: float) -> bool:
+        """Whether every rank can read every other's memory. Collective.
+
+        Each reads a word of each, because permission depends on the pair, and process ids mean
+        something else in another container.
+        """
+        token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
+        mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
+        replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
+        word = ffi.new("uint64_t *")
+        is_able = True
+        for rank, reply in enumerate(replies):
+            theirs = json.loads(reply)
+            self._context.pid[rank] = theirs["pid"]
+            error = lib.kccl_host_read_peer(
+                self.state.idle_context, rank, word, theirs["address"], ffi.sizeof("uint64_t")
+            )
+            is_able = is_able and error == 0 and word[0] == theirs["token"]
+        return all(
+            reply == b"1"
+            for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
+        )
 
     def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
         """A KcclHostOp for a kernel by name; `fields` are KcclCall's.

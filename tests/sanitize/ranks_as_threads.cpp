@@ -75,12 +75,16 @@ void broadcast(const Rank& rank, int kernel, int root, uint64_t num_bytes, int c
 
 bool is_all_reduce(int kernel) {
     return kernel == kKcclAllReduceOneShotLl16 || kernel == kKcclAllReduceOneShotPullSimple ||
-           kernel == kKcclAllReduceTwoShotPullSimple;
+           kernel == kKcclAllReduceTwoShotPullSimple || kernel == kKcclAllReduceTwoShotCmaSimple;
 }
 
-constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,       kKcclAllReduceOneShotPullSimple,
-                                kKcclAllReduceTwoShotPullSimple, kKcclBroadcastDirectLl16,
-                                kKcclBroadcastPullSimple,        kKcclBarrierDirect};
+constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,
+                                kKcclAllReduceOneShotPullSimple,
+                                kKcclAllReduceTwoShotPullSimple,
+                                kKcclAllReduceTwoShotCmaSimple,
+                                kKcclBroadcastDirectLl16,
+                                kKcclBroadcastPullSimple,
+                                kKcclBarrierDirect};
 
 // ---- Scenarios --------------------------------------------------------------------------------
 

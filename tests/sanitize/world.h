@@ -1,6 +1,8 @@
 // The ranks of one world, with their memory and their threads, and how a rank makes a call.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -34,6 +36,7 @@ class World {
         for (int r = 0; r < size; ++r) {
             Rank& rank = ranks[r];
             for (int32_t& pidfd : rank.context.pidfd) pidfd = -1;
+            for (int32_t& pid : rank.context.pid) pid = getpid();
             rank.context.shares_cores = 1;
             rank.state.limit_ns = rank.state.first_limit_ns = kPatientNs;
             rank.state.idle_context = reinterpret_cast<uint64_t>(&rank.context);

@@ -4,6 +4,7 @@
 
 #include "../../kernels/all_reduce_one_shot_ll16.cuh"
 #include "../../kernels/all_reduce_one_shot_pull_simple.cuh"
+#include "../../kernels/all_reduce_two_shot_cma_simple.cuh"
 #include "../../kernels/all_reduce_two_shot_pull_simple.cuh"
 #include "../../kernels/barrier_direct.cuh"
 #include "../../kernels/broadcast_direct_ll16.cuh"

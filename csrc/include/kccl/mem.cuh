@@ -5,6 +5,7 @@
 //   load_packet / store_packet  two 64-bit halves, each single-copy atomic, relaxed, system scope
 //   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
 //   load_plain / store_plain    no order: memory that a signal already hands over
+//   read_peer                   a plain copy from another process's own memory; CPUs only
 //   copy                        the share of thread `index` of `size` in a plain copy
 //
 // clock_ns, poll_pause and idle are what a thread does while it polls: idle() yields to other
@@ -132,6 +133,8 @@ KCCL_DEVICE uint64_t clock_ns() {
 
 KCCL_DEVICE void poll_pause() {}
 
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+
 KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
 #else  // GCC's and clang's atomic builtins cover AMD GPUs and CPUs
@@ -178,6 +181,8 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
 KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
+
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
 
 KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
@@ -234,6 +239,11 @@ KCCL_DEVICE void poll_pause() {
 #elif defined(__aarch64__)
     asm volatile("isb");
 #endif
+}
+
+KCCL_DEVICE bool read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                           uint64_t num_bytes) {
+    return kccl_host_read_peer(idle_context, peer, to, from, num_bytes) == 0;
 }
 
 KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,

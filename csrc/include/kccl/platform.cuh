@@ -39,8 +39,7 @@ using uint64_t = unsigned long;
 #define KCCL_INDEPENDENT
 #elif defined(KCCL_TARGET_HIP)
 #define KCCL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
-// Inlined, because clang copies what a call takes by reference to scratch memory.
-#define KCCL_DEVICE_COLD KCCL_DEVICE
+#define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
 #define KCCL_KERNEL __attribute__((global))
 #define KCCL_KERNEL_PARAM(type) const type
