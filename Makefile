@@ -31,7 +31,7 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.wheel: $(VENV)/.created $(SOURCES)
-	rm -rf $(VENV)/wheel
+	rm -rf $(VENV)/wheel build
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(VENV)/wheel .
 	touch $@
 

@@ -21,7 +21,7 @@ def _check(
     return count_wrong(buffers.out, reduced(problem, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
     out = None if problem.in_place else buffers.out
     return comm.all_reduce.prepare(buffers.x, out=out, op=problem.op, **plan)
 
@@ -34,7 +34,7 @@ def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.all_reduce, buffers.x, **keywords)
 
 
-def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     op = {"sum": mpi.SUM, "prod": mpi.PROD, "min": mpi.MIN, "max": mpi.MAX}[problem.op or "sum"]
     return partial(comm.Allreduce, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out, op)
 

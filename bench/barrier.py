@@ -28,7 +28,7 @@ def _check(
     return int(left_ns < max(gather(arrived_ns)))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
     return comm.barrier.prepare(**plan)
 
 
@@ -37,7 +37,7 @@ def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
     return call
 
 
-def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     call: Call = comm.Barrier
     return call
 

@@ -18,7 +18,7 @@ def _check(
     return count_wrong(buffers.x, make_input(problem, problem.root or 0, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:  # noqa: ANN401
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
     return comm.broadcast.prepare(buffers.x, root=problem.root, **plan)
 
 
@@ -26,7 +26,7 @@ def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.broadcast, buffers.x, root=problem.root)
 
 
-def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:  # noqa: ANN401
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.Bcast, buffers.x, problem.root)
 
 

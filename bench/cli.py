@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,21 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _check_outputs(args: argparse.Namespace) -> None:
+    """What would fail only after a long sweep fails before it, as a ValueError."""
+    for option, path, library in (
+        ("--csv", args.csv, "pandas"),
+        ("--plot", args.plot, "matplotlib"),
+    ):
+        if path is None:
+            continue
+        if find_spec(library) is None:
+            raise ValueError(f"{option} needs {library}: pip install 'kccl[bench]'")
+        folder = Path(path).resolve().parent
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"{option} {path}: {folder} is no folder that can be written to")
+
+
 def _problems(args: argparse.Namespace, collective: Collective, world_size: int) -> list[Problem]:
     if args.repeats < 1 or (args.iterations is not None and args.iterations < 1):
         raise ValueError("--repeats and --iterations are 1 or more")
@@ -95,6 +112,7 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
         raise ValueError(f"--root {args.root} is no rank of {world_size}")
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
+    _check_outputs(args)
     return collective.problems(
         sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,
@@ -161,12 +179,23 @@ def _measure(
 
 @contextmanager
 def _progress(wanted: bool, total: int) -> Iterator[Any]:
-    """A bar on stderr when a terminal is attached; yields the function that advances it.
+    """Progress on stderr; yields the function that advances it.
 
-    It is drawn between sizes only: a thread that redraws it would be noise in rank 0's figures.
+    A bar on a terminal, a line a size elsewhere: mpirun hands its ranks a pipe. Both are drawn
+    between sizes only: a thread that redraws would be noise in rank 0's figures.
     """
-    if not wanted or not sys.stderr.isatty():
+    if not wanted:
         yield lambda: None
+        return
+    if not sys.stderr.isatty():
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            print(f"# size {done} of {total} measured", file=sys.stderr, flush=True)
+
+        yield count
         return
     from rich.progress import Progress
 

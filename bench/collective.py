@@ -35,7 +35,7 @@ class Comm(Protocol):
     broadcast: Any
     barrier: Any
 
-    def gather_objects(self, value: Any, /) -> list[Any]: ...  # noqa: ANN401
+    def gather_objects(self, value: Any, /) -> list[Any]: ...
 
     def algorithms(self, collective: str) -> list[str]: ...
 

@@ -66,7 +66,7 @@ def eager(
     )
 
 
-def looped(algorithm: str, buffers: Buffers, op: Any) -> Contender:  # noqa: ANN401
+def looped(algorithm: str, buffers: Buffers, op: Any) -> Contender:
     """A prepared kccl operation looped and clocked in C (`op.time`)."""
 
     def clock(iterations: int, warmup: int) -> tuple[Array, Array]:

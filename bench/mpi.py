@@ -28,7 +28,7 @@ def unsupported(problem: Problem) -> str | None:
     return None
 
 
-def library(mpi: Any) -> str:  # noqa: ANN401
+def library(mpi: Any) -> str:
     """Row name of the loaded MPI library: "mpich", "openmpi", or the first word of what it calls
     itself.
     """
@@ -38,7 +38,7 @@ def library(mpi: Any) -> str:  # noqa: ANN401
     )
 
 
-def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) -> list[Contender]:  # noqa: ANN401
+def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) -> list[Contender]:
     """The library's default and, in MPICH, the collective's second algorithm; both on the same
     buffers.
     """

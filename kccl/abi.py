@@ -3,9 +3,17 @@
 import re
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 from typing import Any
 
-from . import _core as core
+try:
+    from . import _core as core
+except ImportError as error:
+    raise ImportError(
+        f"the compiled core of kccl is not in {Path(__file__).parent} ({error}). If that is the "
+        "checkout and not an installed package, run from another folder, or build it in place: "
+        "pip install -e ."
+    ) from error
 
 ffi: Any = core.ffi
 lib: Any = core.lib

@@ -7,7 +7,7 @@ comes through `_slow` here, is checked argument by argument, and is taught to it
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import arrays
+from . import arguments, arrays
 from .abi import fastcall, ffi
 from .arrays import ArrayView
 from .errors import InvalidArgument
@@ -25,12 +25,6 @@ _KNOWN_CALLS = 1024
 
 def _address(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
-
-
-def _check_integer(name: str, value: Any) -> None:
-    # Anything that Python takes for an index, such as NumPy's integers.
-    if not hasattr(value, "__index__"):
-        raise InvalidArgument(f"{name} is {value!r}, must be an integer")
 
 
 class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
@@ -110,14 +104,10 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         self._comm = comm
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def _check_common(self, stream: Any, channel: int) -> None:
+    def _channel(self, stream: Any, channel: Any) -> int:
         if stream is not None:
             raise InvalidArgument(f"stream is {stream!r}, must be None: host memory has no streams")
-        _check_integer("channel", channel)
-        if not 0 <= channel < self._comm.num_channels:
-            raise InvalidArgument(
-                f"channel is {channel}, must be between 0 and {self._comm.num_channels - 1}"
-            )
+        return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
 
     def _run(
         self, key: tuple[Any, ...], make: Any, signature: str, x: ArrayView, out: ArrayView
@@ -184,7 +174,8 @@ class AllReduce(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        x_view, out_view = self._views(x, out, op, stream, channel)
+        channel = self._channel(stream, channel)
+        x_view, out_view = self._views(x, out, op)
         plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
         if x_view.count > 0:
             key = (x_view.dtype, x_view.count, op, channel, plan.name)
@@ -216,7 +207,8 @@ class AllReduce(Collective):
 
         Arguments, result and errors as in the call itself. The arrays stay referenced.
         """
-        x_view, out_view = self._views(x, out, op, stream, channel)
+        channel = self._channel(stream, channel)
+        x_view, out_view = self._views(x, out, op)
         plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
         result = x if out is None else out
         signature = self._signature(plan, x_view, op, channel)
@@ -227,10 +219,8 @@ class AllReduce(Collective):
         handle.call.output = out_view.address
         return self._comm._prepared(signature, plan, handle, result, (x_view, out_view, x))
 
-    def _views(
-        self, x: Any, out: Any, op: str, stream: Any, channel: int
-    ) -> tuple[ArrayView, ArrayView]:
-        self._check_common(stream, channel)
+    @staticmethod
+    def _views(x: Any, out: Any, op: str) -> tuple[ArrayView, ArrayView]:
         x_view = arrays.view(x, "x", writable=out is None)
         if not isinstance(op, str) or op not in OPS:
             raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
@@ -283,7 +273,9 @@ class Broadcast(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        view = self._view(x, root, stream, channel)
+        channel = self._channel(stream, channel)
+        root = arguments.between("root", root, 0, self._comm.world_size - 1)
+        view = self._view(x, root)
         plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
         if view.count > 0:
             key = (view.nbytes, root, channel, plan.name)
@@ -311,7 +303,9 @@ class Broadcast(Collective):
         algorithm: str = "",
     ) -> Any:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
-        view = self._view(x, root, stream, channel)
+        channel = self._channel(stream, channel)
+        root = arguments.between("root", root, 0, self._comm.world_size - 1)
+        view = self._view(x, root)
         plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
         signature = self._signature(plan, view, root, channel)
         if view.count == 0:
@@ -320,18 +314,15 @@ class Broadcast(Collective):
         handle.call.input = handle.call.output = view.address
         return self._comm._prepared(signature, plan, handle, x, (view, x))
 
-    def _view(self, x: Any, root: int, stream: Any, channel: int) -> ArrayView:
-        self._check_common(stream, channel)
-        _check_integer("root", root)
-        self._comm._check_rank("root", root)
-        return arrays.view(x, "x", writable=bool(self._comm.rank != root))
+    def _view(self, x: Any, root: int) -> ArrayView:
+        return arrays.view(x, "x", writable=self._comm.rank != root)
 
     def _make(self, plan: Plan, x: ArrayView, root: int, channel: int) -> Any:
         return self._comm._backend.op(plan.name, count=x.nbytes, peer=root, channel=channel)
 
     @staticmethod
     def _signature(plan: Plan, x: ArrayView, root: int, channel: int) -> str:
-        what = f"broadcast, {x.nbytes} bytes, {x.dtype.name}, root {int(root)}"
+        what = f"broadcast, {x.nbytes} bytes, {x.dtype.name}, root {root}"
         return f"{what}, channel {channel}, {plan.name}"
 
 
@@ -342,3 +333,7 @@ class Barrier(Prepared):
         """A barrier to be called many times, on the given channel."""
         barrier: Prepared = self._comm._barrier_on(channel)
         return barrier
+
+
+class CheckedBarrier(Checked, Barrier):
+    """The same under KCCL_CHECK=1."""

@@ -8,18 +8,19 @@ barrier.cuh, then mem.cuh.
 
 import contextlib
 import json
+import math
 import os
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import abi, arrays, dtypes, groups, memory, mesh
+from . import abi, arguments, arrays, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.host import HostBackend, Settings
-from .calls import AllReduce, Barrier, Broadcast, Checked, Prepared
+from .calls import AllReduce, Barrier, Broadcast, Checked, CheckedBarrier, Prepared
 from .env import Env
 from .errors import Error, InvalidArgument, PeerLost
-from .failure import error_of
+from .failure import error_of, unfinished_reset
 from .plan import Plan, Request, choose, tuning_for
 from .plan import algorithms as algorithms_of
 
@@ -72,7 +73,13 @@ class Communicator:
         self._env = env
         self._settings = settings
         self._is_closed = False
-        cpus = self._agree_at_start()
+        # What split() and shrink() made.
+        self._parts: list[weakref.ref[Communicator]] = []
+        limits = {
+            "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
+            "limit_ns": arguments.nanoseconds("KCCL_TIMEOUT", env.timeout),
+        }
+        cpus = groups.agree_at_start(ranks, env, settings)
         self._backend = HostBackend(
             ranks,
             settings,
@@ -80,8 +87,8 @@ class Communicator:
             are_threads=launcher == "threads",
             timeout=env.first_timeout,
         )
-        self._backend.state.first_limit_ns = int(env.first_timeout * 1e9)
-        self.timeout = env.timeout
+        for name, limit in limits.items():
+            setattr(self._backend.state, name, limit)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._one_sided: dict[str, tuple[Any, Any]] = {}
         self.all_reduce = AllReduce(self)
@@ -92,27 +99,6 @@ class Communicator:
             os.register_at_fork(after_in_child=_disown_after_fork)
             _fork_hook_registered = True
         _open.add(self)
-
-    def _agree_at_start(self) -> set[int]:
-        """The cores of all ranks together, after a check that the ranks fit each other."""
-        mine = {
-            "abi_version": abi.ABI_VERSION,
-            "settings": repr(self._settings),
-            "KCCL_CHECK": self._env.check,
-            "KCCL_ALGORITHM": self._env.algorithm,
-        }
-        cpus = sorted(os.sched_getaffinity(0))
-        message = json.dumps([mine, cpus]).encode()
-        replies = self._mesh.allgather(message, "start-up", self._env.first_timeout)
-        everyone = [json.loads(reply) for reply in replies]
-        for peer, (theirs, _) in enumerate(everyone):
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise InvalidArgument(
-                        f"{name} is {value} on rank {self.rank} and {theirs[name]} on rank {peer}, "
-                        "must be the same on all ranks"
-                    )
-        return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 
     def _meet_at_start(self) -> None:
         """Holds this rank until every rank has mapped the windows and may be written to."""
@@ -127,19 +113,24 @@ class Communicator:
     def __enter__(self) -> "Communicator":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:
+            self._abort()
         self.close()
 
     @property
     def timeout(self) -> float:
-        """Seconds one wait may last; may be set at any time, also by another thread."""
-        return float(self._backend.state.limit_ns) * 1e-9
+        """Seconds one wait may last; may be set at any time, also by another thread.
+
+        At first KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT for the first call and for the first after
+        reset(). A value that is set here holds for these too.
+        """
+        return float(self._backend.state.limit_ns / 1e9)
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise InvalidArgument(f"timeout is {seconds}, must be positive")
-        self._backend.state.limit_ns = int(seconds * 1e9)
+        limit_ns = arguments.nanoseconds("timeout", seconds)
+        self._backend.state.limit_ns = self._backend.state.first_limit_ns = limit_ns
 
     @cached_property
     def topology(self) -> "Machine":
@@ -157,6 +148,7 @@ class Communicator:
             InvalidArgument: The size is not positive, or differs between ranks.
         """
         self._check_usable()
+        nbytes = arguments.integer("nbytes", nbytes)
         return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
 
     def empty(
@@ -171,29 +163,30 @@ class Communicator:
         import numpy as np
 
         numpy_dtype = dtypes.to_numpy(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = int(np.prod(shape, dtype=np.int64))
+        shape = arguments.shape(shape)
+        count = math.prod(shape)
         window = self.window(max(count * numpy_dtype.itemsize, 1))
         return np.frombuffer(window.local, numpy_dtype, count).reshape(shape)
 
     def put(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> None:
         """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it."""
         view = arrays.view(x, "x", writable=False)
+        peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
         self._run_one_sided("put", input=view.address, output=address, count=view.nbytes, peer=peer)
 
     def get(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> Any:
         """Fills x from byte `offset` of the peer's window; returns x."""
         view = arrays.view(x, "x", writable=True)
+        peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
         self._run_one_sided("get", input=address, output=view.address, count=view.nbytes, peer=peer)
         return x
 
     def signal(self, peer: int, signal_id: int = 0) -> None:
         """Adds one to the peer's signals under this id, after all earlier puts and stores."""
-        self._check_rank("peer", peer)
-        self._check_signal_id(signal_id)
-        self._run_one_sided("signal", peer=peer, channel=signal_id)
+        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
+        self._run_one_sided("signal", peer=self._peer(peer), channel=signal_id)
 
     def wait(self, signal_id: int = 0, *, count: int = 1, peer: int | None = None) -> None:
         """Waits for `count` signals under this id and consumes them.
@@ -206,12 +199,9 @@ class Communicator:
         Raises:
             Timeout, PeerLost: They did not come.
         """
-        if peer is not None:
-            self._check_rank("peer", peer)
-        self._check_signal_id(signal_id)
-        if not 1 <= count < 2**31:
-            raise InvalidArgument(f"count is {count}, must be between 1 and 2**31 - 1")
-        sender = -1 if peer is None else peer
+        sender = -1 if peer is None else self._peer(peer)
+        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
+        count = arguments.between("count", count, 1, 2**31 - 1)
         self._run_one_sided("wait", peer=sender, channel=signal_id, count=count)
 
     def _run_one_sided(self, kernel: str, **fields: int) -> None:
@@ -224,8 +214,13 @@ class Communicator:
             setattr(handle.call, name, value)
         op()
 
+    def _peer(self, peer: Any) -> int:
+        return arguments.between("peer", peer, 0, self.world_size - 1)
+
     def _remote(self, peer: int, window: memory.Window, offset: int, nbytes: int) -> int:
-        self._check_rank("peer", peer)
+        if not isinstance(window, memory.Window):
+            raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
+        offset = arguments.integer("offset", offset)
         if not 0 <= offset <= window.nbytes - nbytes:
             raise InvalidArgument(
                 f"offset is {offset} and x has {nbytes} bytes, must end within the window's "
@@ -237,6 +232,7 @@ class Communicator:
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
         """How a call would run; `.explain()` says why."""
+        nbytes = arguments.not_negative("nbytes", nbytes)
         return self._plan(collective, nbytes, None if dtype is None else dtypes.of(dtype), "")
 
     def algorithms(self, collective: str) -> list[str]:
@@ -257,12 +253,14 @@ class Communicator:
             dtype,
             can_attach=self._backend.can_attach,
         )
-        forced = algorithm
-        if not forced and self._env.algorithm in algorithms_of(collective):
-            forced = self._env.algorithm
         if len(self._plans) >= _KNOWN_PLANS:
             self._plans.clear()
-        self._plans[key] = choose(request, tuning_for(self.backend, self._env.tuning), forced)
+        self._plans[key] = choose(
+            request,
+            tuning_for(self.backend, self._env.tuning),
+            forced=algorithm,
+            preferred=self._env.algorithm,
+        )
         return self._plans[key]
 
     def _prepared(
@@ -273,25 +271,15 @@ class Communicator:
         return Prepared(self, chosen, handle, result, keep)
 
     def _barrier_on(self, channel: int) -> Any:
-        if not 0 <= channel < self.num_channels:
-            raise InvalidArgument(
-                f"channel is {channel}, must be between 0 and {self.num_channels - 1}"
-            )
+        channel = arguments.between("channel", channel, 0, self.num_channels - 1)
         chosen = self._plan("barrier", 0, None, "")
         handle = self._backend.op(chosen.name, channel=channel)
+        if self.checks:
+            signature = f"barrier, channel {channel}, {chosen.name}"
+            return CheckedBarrier(signature, self, chosen, handle, None, None)
         return Barrier(self, chosen, handle, None, None)
 
     # ---- Checks and failures -----------------------------------------------------------------
-
-    def _check_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"{name} is {rank}, must be between 0 and {self.world_size - 1}")
-
-    def _check_signal_id(self, signal_id: int) -> None:
-        if not 0 <= signal_id < abi.NUM_SIGNALS:
-            raise InvalidArgument(
-                f"signal_id is {signal_id}, must be between 0 and {abi.NUM_SIGNALS - 1}"
-            )
 
     def _check_usable(self) -> None:
         if self._backend.state.status != lib.kKcclOk:
@@ -310,6 +298,8 @@ class Communicator:
 
     def _raise_failure(self) -> None:
         state = self._backend.state
+        if self._mesh.is_resetting and not self._has_left():
+            raise unfinished_reset(self.rank)
         raise error_of(state.status, state.record, self.rank)
 
     def _disown(self) -> None:
@@ -322,6 +312,8 @@ class Communicator:
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's `value` that JSON can carry, in rank order. Out of band: slow, sleeps."""
         self._check_open()
+        if self._mesh.is_resetting:
+            self._raise_failure()
         replies = self._mesh.allgather(
             json.dumps(value).encode(), "gather_objects", self._env.first_timeout
         )
@@ -341,14 +333,14 @@ class Communicator:
     def reset(self) -> None:
         """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
 
+        Until it has succeeded every other call but shrink() and close() fails.
+
         Raises:
             PeerLost: A rank is gone; use shrink().
-            Timeout: A rank did not call reset() in time.
+            Timeout: A rank did not call reset() in time; it may be called again.
         """
         self._check_open()
-        self._mesh.allgather(b"", "reset", self._env.first_timeout)
-        self._backend.clear()
-        self._mesh.allgather(b"", "reset", self._env.first_timeout)
+        groups.reset(self)
 
     def shrink(self) -> "Communicator":
         """After a rank was lost: the survivors' communicator. Collective among them.
@@ -377,11 +369,26 @@ class Communicator:
         _open.discard(self)
 
     def _check_open(self) -> None:
-        if self._backend.state.status in (lib.kKcclClosed, lib.kKcclForked):
+        if self._has_left():
             self._raise_failure()
         if self._is_closed:
             raise Error(f"the communicator is closed on rank {self.rank}")
 
-    def _abort(self) -> None:
-        """Makes the peers' waits fail, because this rank will not go on."""
+    def _has_left(self) -> bool:
+        return self._backend.state.status in (lib.kKcclClosed, lib.kKcclForked)
+
+    def _give_up(self) -> None:
+        """Makes the peers' waits in calls fail, because this rank will not go on."""
+        if self._mesh.is_resetting:
+            # It has failed without telling the peers, and they hear a rank's first failure only.
+            self._backend.state.status = lib.kKcclOk
         self._backend.abort()
+
+    def _abort(self) -> None:
+        """Makes all the peers' waits fail, here and in parts split off. Any thread may call it."""
+        for part in [known() for known in self._parts]:
+            if part is not None:
+                part._abort()
+        if not self._has_left():
+            self._give_up()
+            self._mesh.hang_up()

@@ -1,5 +1,7 @@
 """Element types: one name everywhere, and what other libraries call them."""
 
+import struct
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,37 +20,58 @@ class Dtype:
         name: "float32", "bfloat16", ...: also NumPy's and PyTorch's name.
         itemsize: Bytes of one element.
         is_float: False for integers.
-        buffer_formats: Format characters of the buffer protocol that mean it.
     """
 
     name: str
     itemsize: int
     is_float: bool
-    buffer_formats: str = ""
 
     def __repr__(self) -> str:
         return f"kccl.{self.name}"
 
 
-float32 = Dtype("float32", 4, True, "f")
-float64 = Dtype("float64", 8, True, "d")
-float16 = Dtype("float16", 2, True, "e")
+float32 = Dtype("float32", 4, True)
+float64 = Dtype("float64", 8, True)
+float16 = Dtype("float16", 2, True)
 bfloat16 = Dtype("bfloat16", 2, True)
-int32 = Dtype("int32", 4, False, "i")
-int64 = Dtype("int64", 8, False, "ql")
+int32 = Dtype("int32", 4, False)
+int64 = Dtype("int64", 8, False)
 
 ALL = (float32, float64, float16, bfloat16, int32, int64)
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
-_BY_FORMAT = {character: dtype for dtype in ALL for character in dtype.buffer_formats}
 
 
-@lru_cache(maxsize=256)
+def _formats(prefix: str) -> dict[str, Dtype]:
+    """Format strings of the buffer protocol that begin with a prefix for byte order and sizes."""
+    dtypes = {"e": float16, "f": float32, "d": float64}
+    by_size = {dtype.itemsize: dtype for dtype in (int32, int64)}
+    # "l" has the size of C's long natively, and 4 bytes in the standard sizes.
+    dtypes |= {letter: by_size[struct.calcsize(prefix + letter)] for letter in "ilq"}
+    return {prefix + letter: dtype for letter, dtype in dtypes.items()}
+
+
+# No prefix and "@" mean native sizes; "=" and "<" or ">" standard ones, which ctypes names.
+_BY_FORMAT = {
+    name: dtype
+    for prefix in ("", "@", "=", "<" if sys.byteorder == "little" else ">")
+    for name, dtype in _formats(prefix).items()
+}
+
+
 def of(dtype: Any) -> Dtype:
     """The Dtype that `dtype` means: a Dtype, its name, or a NumPy dtype or scalar type.
 
     Raises:
         InvalidArgument: KCCL has no such element type, or its byte order is not the machine's.
     """
+    try:
+        return _of(dtype)
+    except TypeError:  # not hashable
+        raise InvalidArgument(f"dtype is {dtype}, must be one of {', '.join(_BY_NAME)}") from None
+
+
+@lru_cache(maxsize=256)
+def _of(dtype: Any) -> Dtype:
     if isinstance(dtype, Dtype):
         return dtype
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
@@ -67,7 +90,7 @@ def of_format(buffer_format: str) -> Dtype:
     Raises:
         InvalidArgument: No element type has it.
     """
-    dtype = _BY_FORMAT.get(buffer_format.lstrip("@="))
+    dtype = _BY_FORMAT.get(buffer_format)
     if dtype is None:
         raise InvalidArgument(
             f"buffer format is {buffer_format!r}, must be one of {', '.join(_BY_FORMAT)}"

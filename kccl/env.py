@@ -16,7 +16,7 @@ class Env:
         timeout: Seconds one wait may last.
         first_timeout: The same for start-up and first call, when ranks may be far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
-        algorithm: Force the plan of this name wherever it can run.
+        algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
         epoch_bits: Width of epochs, 4 to 32. For tests: narrow epochs wrap soon.
         rank, world_size, rendezvous: Set by `kccl run` for its children.

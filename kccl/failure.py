@@ -11,6 +11,15 @@ _CURES = {
 }
 
 
+def unfinished_reset(rank: int) -> Timeout:
+    """The exception for any use between a reset() that was given up and one that succeeds."""
+    return Timeout(
+        f"reset() has begun on rank {rank} and is not complete: call it again",
+        rank=rank,
+        collective="reset",
+    )
+
+
 def error_of(status: int, record: Any, rank: int) -> Error:
     """The exception for a communicator's status.
 

@@ -1,13 +1,46 @@
-"""New communicators from old ones: parts of one, or what is left of one."""
+"""What the ranks agree on out of band: that they fit, parts of a communicator, a fresh start."""
 
+import json
+import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
-from . import mesh, sockets
-from .errors import PeerLost
+from . import abi, mesh, sockets
+from .abi import lib
+from .env import Env
+from .errors import InvalidArgument, PeerLost
 
 if TYPE_CHECKING:
     from .comm import Communicator
+
+
+def agree_at_start(ranks: mesh.Mesh, env: Env, settings: object) -> set[int]:
+    """The cores of all ranks together, after a check that the ranks fit each other. Collective.
+
+    Args:
+        ranks: Who takes part.
+        env: Variables, of which some must be the same on all ranks.
+        settings: What else must be; compared as text.
+    """
+    mine = {
+        "abi_version": abi.ABI_VERSION,
+        "settings": repr(settings),
+        "KCCL_CHECK": env.check,
+        "KCCL_ALGORITHM": env.algorithm,
+    }
+    cpus = sorted(os.sched_getaffinity(0))
+    message = json.dumps([mine, cpus]).encode()
+    replies = ranks.allgather(message, "start-up", env.first_timeout)
+    everyone = [json.loads(reply) for reply in replies]
+    for peer, (theirs, _) in enumerate(everyone):
+        for name, value in mine.items():
+            if theirs[name] != value:
+                raise InvalidArgument(
+                    f"{name} is {value} on rank {ranks.rank} and {theirs[name]} on rank {peer}, "
+                    "must be the same on all ranks"
+                )
+    return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 
 
 def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | None":
@@ -30,10 +63,25 @@ def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | 
     return _connect(comm, names, listener)
 
 
+def reset(comm: "Communicator") -> None:
+    """See Communicator.reset."""
+    state = comm._backend.state
+
+    def clear() -> None:
+        comm._backend.clear()
+        state.status = lib.kKcclAborted
+
+    # Until all have come, every call fails here: the others count on it, see Mesh.reset.
+    if state.status == lib.kKcclOk:
+        state.status = lib.kKcclAborted
+    comm._mesh.reset(clear, comm._env.first_timeout)
+    state.status = lib.kKcclOk
+
+
 def shrink(comm: "Communicator") -> "Communicator":
     """See Communicator.shrink."""
     # Peers that still wait in a call, perhaps for this rank, leave it and come too.
-    comm._abort()
+    comm._give_up()
     while True:
         listener, name = sockets.listen()
         try:
@@ -56,10 +104,13 @@ def _connect(comm: "Communicator", names: dict[int, str], listener: Any) -> "Com
     streams = sockets.connect(rank, list(names.values()), listener, deadline)
     ranks = mesh.Mesh(rank, len(names), streams)
     try:
-        return type(comm)(
+        part = type(comm)(
             ranks, comm._env, launcher=comm.launcher, local_rank=rank, settings=comm._settings
         )
     except BaseException:
         # The peers hear at once that this rank gave up, and do not wait for it in vain.
         ranks.close()
         raise
+    # A new list each time, because another thread may be going through the old one.
+    comm._parts = [known for known in comm._parts if known() is not None] + [weakref.ref(part)]
+    return part

@@ -20,8 +20,8 @@ def layout(
     line = abi.LINE_BYTES
     if packet_bytes % 8 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
         raise InvalidArgument(
-            f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples of "
-            f"8 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
+            f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples "
+            f"of 8 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
         )
     slots = num_channels * 2
     regions = {

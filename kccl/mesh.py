@@ -6,12 +6,13 @@ the connections.
 """
 
 import array
+import contextlib
 import os
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import BackendError, Timeout
@@ -59,6 +60,12 @@ class _Link:
         del self.received[:end]
         return kind, sequence, payload
 
+    def drop_fds(self) -> None:
+        """Closes the descriptors that nobody took."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
 
 class Mesh:
     """The connected ranks. Methods are collective among the ranks they name, or say otherwise."""
@@ -69,6 +76,10 @@ class Mesh:
         self._links = {peer: _Link(connection) for peer, connection in sockets.items()}
         self._sequence = 0
         self._round = 0
+        # Of reset(): what this rank and the others have said, and what is complete.
+        self._stage = 0
+        self._heard = dict.fromkeys(self._links, 0)
+        self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
         try:
             for peer, link in self._links.items():
@@ -101,9 +112,7 @@ class Mesh:
             PeerLost: A rank is gone.
         """
         got = self._exchange(b"data", self._next(), payload, what, timeout, self._links)
-        lost = sorted(set(self._links) - set(got))
-        if lost:
-            raise peer_lost(self.rank, lost[0], what)
+        self._check_complete(got, what)
         return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
 
     def exchange_fds(self, fd: int, what: str, timeout: float) -> list[int]:
@@ -154,14 +163,63 @@ class Mesh:
                 return dict(sorted((payloads | {self.rank: payload}).items()))
             alive = {peer for peer in got if all(peer in seen for seen in views.values())}
 
+    @property
+    def is_resetting(self) -> bool:
+        """A reset() has begun and not been completed; it may be called again."""
+        return self._stage != self._completed
+
+    def reset(self, clear: Callable[[], None], timeout: float) -> None:
+        """Forgets exchanges that were given up, and calls `clear` while no rank is in a call.
+
+        A rank for which `is_resetting` holds must make no other call, except shrink's.
+
+        Raises:
+            Timeout: A rank did not take part in time. Calling it again goes on where this ended.
+            PeerLost: A rank is gone.
+        """
+        # Reset number g has two stages. In stage 2g - 1 a rank says "I make no call before reset g
+        # is complete", and in stage 2g "besides, I have cleared my memory for reset g".
+        # Why this holds when ranks give up and come again: both sentences stay true until the rank
+        # has completed g, so however old they are they need be heard only once (`_heard`), and a
+        # rank that gave up keeps its stage. Nobody clears before all have said the first, so no
+        # call is in flight; nobody clears twice in g, and nobody goes on before all have said the
+        # second, so what a rank that goes on writes is not wiped. A rank that is late in stage 2g
+        # may find others in g + 1: to have said more is to have said this too.
+        if not self.is_resetting:
+            self._stage += 1
+        if self._stage % 2 == 1:
+            self._reach_stage(timeout)
+            for link in self._links.values():
+                link.drop_fds()
+            clear()
+            self._stage += 1
+        self._reach_stage(timeout)
+        # Streams are read in order: what was sent before stage 2g has been read and dropped, so
+        # all ranks may count from 0.
+        self._sequence = 0
+        self._completed = self._stage
+
+    def _reach_stage(self, timeout: float) -> None:
+        got = self._exchange(b"rset", self._stage, b"", "reset", timeout, self._links)
+        self._check_complete(got, "reset")
+
+    def _check_complete(self, got: dict[int, bytes], what: str) -> None:
+        lost = sorted(set(self._links) - set(got))
+        if lost:
+            raise peer_lost(self.rank, lost[0], what)
+
+    def hang_up(self) -> None:
+        """Ends all waits in these streams, the peers' and this rank's. Any thread may call it."""
+        for link in self._links.values():
+            with contextlib.suppress(OSError):  # closed already
+                link.socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Ends this rank's streams. Idempotent, not collective."""
         for peer, link in self._links.items():
             link.socket.close()
             link.is_open = False
-            for fd in link.fds:
-                os.close(fd)
-            link.fds.clear()
+            link.drop_fds()
             if self.pidfds[peer] >= 0:
                 os.close(self.pidfds[peer])
                 self.pidfds[peer] = -1
@@ -245,8 +303,26 @@ class Mesh:
         got: dict[int, bytes],
     ) -> None:
         """Moves the peer's message of this exchange into `got`, if it is there."""
-        while (message := link.take()) is not None:
+        while True:
+            if kind == b"rset" and self._heard[peer] >= sequence:
+                got[peer] = b""
+                return
+            if kind in (b"data", b"fd  ") and self._heard[peer] > self._stage:
+                raise Timeout(
+                    f"rank {peer} called reset() and will not answer rank {self.rank} during "
+                    f"{what}; all ranks may go on after comm.reset()",
+                    rank=self.rank,
+                    peer=peer,
+                    collective=what,
+                )
+            message = link.take()
+            if message is None:
+                return
             seen_kind, seen_sequence, payload = message
+            if seen_kind == b"rset":
+                # Whatever this rank is doing: it is said once.
+                self._heard[peer] = max(self._heard[peer], seen_sequence)
+                continue
             if (seen_kind, seen_sequence) == (kind, sequence):
                 got[peer] = payload
                 return
@@ -260,7 +336,7 @@ class Mesh:
                 view = payload[1 : 1 + payload[0]]
                 absent = sorted(set(range(self.world_size)) - set(view))
                 raise peer_lost(self.rank, absent[0] if absent else peer, what)
-            if kind == b"live" or is_earlier:
+            if kind in (b"live", b"rset") or is_earlier:
                 continue
             raise BackendError(
                 f"rank {self.rank} is at step {sequence} and rank {peer} at step {seen_sequence} "

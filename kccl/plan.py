@@ -195,13 +195,14 @@ class Plan:
         return "\n".join(lines)
 
 
-def choose(request: Request, tuning: Tuning, forced: str = "") -> Plan:
+def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = "") -> Plan:
     """Picks the algorithm for a request.
 
     Args:
         request: What is to be run.
         tuning: Measured thresholds.
         forced: Name of the algorithm to use whatever the table says; "" for none.
+        preferred: Name of the algorithm to use wherever it can run; "" for none.
 
     Raises:
         InvalidArgument: The forced algorithm is unknown, of another collective, or cannot run this.
@@ -220,6 +221,8 @@ def choose(request: Request, tuning: Tuning, forced: str = "") -> Plan:
         if obstacles[forced]:
             raise InvalidArgument(f"algorithm {forced!r} cannot run this: {obstacles[forced]}")
         name, reason = forced, "asked for by name"
+    elif preferred in obstacles and not obstacles[preferred]:
+        name, reason = preferred, "KCCL_ALGORITHM prefers it"
     else:
         name, reason = _by_tuning(request, tuning, obstacles)
     rejected = tuple(

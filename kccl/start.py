@@ -9,7 +9,7 @@ from . import bootstrap, mesh
 from .backends.host import Settings
 from .comm import Communicator
 from .env import read
-from .errors import BackendError, InvalidArgument
+from .errors import BackendError, InvalidArgument, WaitFailed
 
 _BACKENDS = ("auto", "host")
 
@@ -69,7 +69,7 @@ def run_threads(
         main: What each rank does.
         world_size: Number of ranks, 1 to 8.
         backend: "auto" or "host".
-        timeout: Seconds one wait may last; KCCL_TIMEOUT when None.
+        timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
     """
     _check_backend(backend)
     if not 1 <= world_size <= 8:
@@ -77,7 +77,7 @@ def run_threads(
     env = read()
     meshes = bootstrap.thread_meshes(world_size)
     results: list[Any] = [None] * world_size
-    # In the order in which they were raised: the first is the cause of the others.
+    # In the order in which they were kept.
     errors: list[BaseException] = []
     comms: list[Communicator] = []
 
@@ -111,6 +111,8 @@ def run_threads(
         # Ctrl-C reaches only this thread: it ends the ranks' waits.
         for comm in list(comms):
             comm._abort()
+        for ranks in meshes:
+            ranks.hang_up()
         for thread in threads:
             thread.join()
         raise
@@ -118,5 +120,7 @@ def run_threads(
         for ranks in meshes:
             ranks.close()
     if errors:
-        raise errors[0]
+        # The others may have seen the cause, and failed by it, before its rank could keep it here.
+        causes = [error for error in errors if not isinstance(error, WaitFailed)]
+        raise (causes or errors)[0]
     return results

@@ -2,12 +2,14 @@
 
 import array
 import ctypes
+import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import kccl
+from kccl import dtypes
 
 
 class OnGpu:
@@ -120,6 +122,24 @@ WRONG = {
     "prepare root": (lambda comm: comm.broadcast.prepare(FOUR, 9), "root is 9, must be between"),
     "times": (lambda comm: comm.barrier.time(0), "iterations is 0 .*, must be positive"),
     "timeout": (lambda comm: setattr(comm, "timeout", 0), "timeout is 0, must be positive"),
+    "timeout inf": (lambda comm: setattr(comm, "timeout", float("inf")), "timeout is inf, must"),
+    "timeout nan": (lambda comm: setattr(comm, "timeout", float("nan")), "timeout is nan, must"),
+    "timeout text": (lambda comm: setattr(comm, "timeout", "5"), "timeout is '5', must"),
+    "channel array": (reduce(FOUR, channel=FOUR), "channel is array.*, must be an integer"),
+    "barrier channel": (
+        lambda comm: comm.barrier.prepare(channel=0.5),
+        "channel is 0.5, must be an integer",
+    ),
+    "empty below": (lambda comm: comm.empty(-1), "shape is -1, must be an integer or a tuple"),
+    "empty shape": (lambda comm: comm.empty((2, -3)), r"shape is \(2, -3\), must be"),
+    "empty float": (lambda comm: comm.empty(2.5), "shape is 2.5, must be"),
+    "empty None": (lambda comm: comm.empty(None), "shape is None, must be"),
+    "empty text": (lambda comm: comm.empty("ab"), "shape is 'ab', must be"),
+    "empty dtype": (lambda comm: comm.empty(3, dtype=["f4"]), "dtype is .'f4'., must be one of"),
+    "window": (lambda comm: comm.window(1.5), "nbytes is 1.5, must be an integer"),
+    "plan dtype": (lambda comm: comm.plan("all_reduce", 8, []), "dtype is .., must be one of"),
+    "plan below": (lambda comm: comm.plan("all_reduce", -1), "nbytes is -1, must not be negative"),
+    "plan text": (lambda comm: comm.plan("all_reduce", "8"), "nbytes is '8', must be an integer"),
     "plan": (
         lambda comm: comm.plan("all_to_nobody"),
         "collective is 'all_to_nobody', must be one of",
@@ -174,10 +194,11 @@ def test_two_shot_of_one_rank():
         lambda: np.array([1, 2, 3], np.longlong),
         lambda: DlpackOnly(np.array([1, 2, 3], np.float32)),
         lambda: DlpackOnly(np.array([1, 2, 3], np.int64)),
-        pytest.param(
-            lambda: (ctypes.c_float * 3)(1, 2, 3),
-            marks=pytest.mark.xfail(strict=True, reason="dtypes.of_format refuses '<f'"),
-        ),
+        lambda: (ctypes.c_float * 3)(1, 2, 3),
+        lambda: (ctypes.c_double * 3)(1, 2, 3),
+        lambda: (ctypes.c_int * 3)(1, 2, 3),
+        lambda: (ctypes.c_long * 3)(1, 2, 3),
+        lambda: (ctypes.c_longlong * 3)(1, 2, 3),
     ],
 )
 def test_kinds_of_arrays(make):
@@ -211,12 +232,58 @@ def test_shapes(shape):
     kccl.run_threads(main, 2)
 
 
+@pytest.mark.parametrize(
+    ("buffer_format", "name"),
+    [
+        ("f", "float32"),
+        ("<f", "float32"),
+        ("=d", "float64"),
+        ("<d", "float64"),
+        ("@e", "float16"),
+        ("i", "int32"),
+        ("<i", "int32"),
+        ("<q", "int64"),
+        ("@q", "int64"),
+        # C's long, against the 4 bytes of the standard size.
+        ("l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
+        ("@l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
+        ("<l", "int32"),
+        ("=l", "int32"),
+    ],
+)
+def test_formats(buffer_format, name):
+    if sys.byteorder == "big":
+        buffer_format = buffer_format.replace("<", ">")
+    assert dtypes.of_format(buffer_format).name == name
+
+
+@pytest.mark.parametrize("buffer_format", ["", "<", ">f", "!d", "<<f", "@=f", "3f", "ff", "?", "B"])
+def test_formats_that_mean_nothing_here(buffer_format):
+    if sys.byteorder == "big":
+        buffer_format = buffer_format.translate({ord("<"): ">", ord(">"): "<", ord("!"): "<"})
+    with pytest.raises(kccl.InvalidArgument, match="buffer format is"):
+        dtypes.of_format(buffer_format)
+
+
 def test_arguments_of_numpy():
     def main(comm):
         x = np.full(3, comm.rank, np.int32)
         for _ in range(3):
             comm.broadcast(x, np.int64(1), channel=np.int8(2))
             comm.broadcast(x, root=True)
+            comm.all_reduce(x.copy(), channel=np.array(3))
             assert (x == 1).all()
+        comm.barrier.prepare(channel=np.int8(1))()
+        window = comm.window(np.int64(16))
+        array = comm.empty((np.int32(2), 3), np.float64)
+        assert array.shape == (2, 3) and comm.empty(np.uint8(3)).shape == (3,)
+        other = np.int64(1 - comm.rank)
+        comm.put(x, other, window, np.uint16(4))
+        comm.signal(other, np.int8(3))
+        comm.wait(np.int8(3), count=np.int64(1), peer=other)
+        assert list(np.frombuffer(window.local, np.int32)) == [0, 1, 1, 1]
+        comm.timeout = np.float32(2.5)
+        assert comm.timeout == 2.5
+        assert comm.plan("all_reduce", np.int64(8), np.float32).request.nbytes == 8
 
     kccl.run_threads(main, 2)

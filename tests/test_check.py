@@ -47,6 +47,11 @@ DISAGREEMENTS = {
         lambda comm: comm.all_reduce(four()),
         ["barrier", "all_reduce"],
     ),
+    "prepared barrier": (
+        lambda comm: comm.barrier.prepare(channel=1)(),
+        lambda comm: comm.barrier.prepare(channel=2)(),
+        ["barrier, channel 1", "barrier, channel 2"],
+    ),
     "channel": (
         lambda comm: comm.all_reduce(four()),
         lambda comm: comm.all_reduce(four(), channel=1),
@@ -60,18 +65,7 @@ DISAGREEMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(
-            what,
-            marks=pytest.mark.xfail(
-                what == "barrier", strict=True, reason="comm.barrier is not checked"
-            ),
-        )
-        for what in DISAGREEMENTS
-    ],
-)
+@pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_ranks_disagree(monkeypatch, what):
     """KCCL_CHECK=1 tells every rank what each was about to do, and nothing is lost by it."""
     monkeypatch.setenv("KCCL_CHECK", "1")
@@ -89,3 +83,21 @@ def test_ranks_disagree(monkeypatch, what):
             oracle.assert_same(x, np.full(40, 6, np.float32))
 
     kccl.run_threads(main, 3)
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_only_checked_calls_pass_through_python(monkeypatch, check):
+    """Without KCCL_CHECK nothing of Python stands between a call and the compiled core."""
+    monkeypatch.setenv("KCCL_CHECK", check)
+
+    def main(comm):
+        x = four()
+        for call in (comm.barrier, comm.barrier.prepare(channel=1), comm.all_reduce.prepare(x)):
+            assert is_python(type(call)) == (check == "1")
+            call()
+
+    kccl.run_threads(main, 2)
+
+
+def is_python(kind):
+    return any("__call__" in vars(base) for base in kind.__mro__ if base.__module__ == "kccl.calls")

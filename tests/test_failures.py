@@ -125,7 +125,10 @@ def test_reset_again_and_again(short, monkeypatch):
                     comm.barrier()
             except kccl.Timeout:
                 pass
+            # Holds after reset() too, also for the first call.
+            comm.timeout = 5
             comm.reset()
+            assert comm.timeout == 5
             inputs = [np.full(x.size, rank + number, np.int64) for rank in range(2)]
             comm.all_reduce(x)
             oracle.assert_same(x, oracle.all_reduce(inputs, "sum"), number)
@@ -186,7 +189,7 @@ def test_timeout_changes_during_a_wait():
     def main(comm):
         check_all_right(comm)
         comm.timeout = 30
-        assert comm.timeout == pytest.approx(30)
+        assert comm.timeout == 30
         if comm.rank == 1:
             failed.wait(5)
             return
@@ -200,12 +203,15 @@ def test_timeout_changes_during_a_wait():
     kccl.run_threads(main, 2)
 
 
-@pytest.mark.xfail(strict=True, reason="until the second call KCCL_FIRST_TIMEOUT alone counts")
-def test_timeout_set_before_the_first_call(monkeypatch):
+@pytest.mark.parametrize("is_reset_first", [False, True])
+def test_timeout_set_before_the_first_call(monkeypatch, is_reset_first):
+    """Also before the first call after a reset."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1")
 
     def main(comm):
         comm.timeout = 0.05
+        if is_reset_first:
+            comm.reset()
         started = time.perf_counter()
         if comm.rank == 0:
             with pytest.raises(kccl.Timeout):
@@ -217,23 +223,100 @@ def test_timeout_set_before_the_first_call(monkeypatch):
     assert kccl.run_threads(main, 2)[0] < 0.5
 
 
-@pytest.mark.xfail(strict=True, reason="the second attempt meets messages of the first")
-def test_reset_that_was_given_up(monkeypatch):
+def give_reset_up(comm, times):
+    for _ in range(times):
+        with pytest.raises(kccl.Timeout, match="during reset"):
+            comm.reset()
+    check_fails_at_once(comm, kccl.Timeout)
+    with pytest.raises(kccl.Timeout, match=r"reset\(\) has begun .* call it again"):
+        comm.gather_objects(1)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_reset_that_was_given_up(monkeypatch, times):
     """After a Timeout in reset() the ranks that came too early may call it again."""
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
+    gave_up = threading.Barrier(3)
+
+    def main(comm):
+        if comm.rank != 1:
+            give_reset_up(comm, times if comm.rank == 0 else 1)
+        gave_up.wait(5)
+        for _ in range(3):
+            comm.reset()
+            check_all_right(comm)
+        assert comm.gather_objects(comm.rank) == [0, 1, 2]
+        comm.window(64)
+
+    kccl.run_threads(main, 3)
+
+
+def test_reset_given_up_after_clearing(monkeypatch):
+    """What a rank that went on has written stays when another calls reset() once more."""
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
+    gave_up, sent = threading.Event(), threading.Event()
+
+    def main(comm):
+        check_all_right(comm)
+        clear = comm._backend.clear
+
+        def late_clear():
+            clear()
+            assert gave_up.wait(5)
+
+        if comm.rank == 1:
+            comm._backend.clear = late_clear
+            comm.reset()
+            comm.signal(0, 3)
+            sent.set()
+        else:
+            give_reset_up(comm, 1)
+            gave_up.set()
+            assert sent.wait(5)
+            comm.reset()
+            comm.wait(3, peer=1)
+        check_all_right(comm)
+        assert comm.gather_objects(comm.rank) == [0, 1]
+
+    kccl.run_threads(main, 2)
+
+
+def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
+    """It hears at once that the other will not come; what either sent is no one's message later."""
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
+
+    def main(comm):
+        if comm.rank == 1:
+            started = time.perf_counter()
+            with pytest.raises(kccl.Timeout, match=r"rank 0 called reset\(\) and will not answer"):
+                comm.window(4096)
+            assert time.perf_counter() - started < 1
+        comm.reset()
+        check_all_right(comm)
+        window = comm.window(64)
+        assert comm.gather_objects(window.nbytes) == [64, 64, 64]
+
+    kccl.run_threads(main, 3)
+
+
+def test_shrink_after_a_reset_that_was_given_up(monkeypatch):
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
     gave_up = threading.Event()
 
     def main(comm):
+        if comm.rank == 2:
+            assert gave_up.wait(5)
+            return
         if comm.rank == 0:
-            with pytest.raises(kccl.Timeout, match="rank 1 during reset"):
-                comm.reset()
+            give_reset_up(comm, 1)
             gave_up.set()
         else:
-            gave_up.wait(5)
-        comm.reset()
-        check_all_right(comm)
+            assert gave_up.wait(5)
+        smaller = comm.shrink()
+        assert smaller.world_size == 2
+        check_all_right(smaller)
 
-    kccl.run_threads(main, 2)
+    kccl.run_threads(main, 3)
 
 
 def test_use_after_close():

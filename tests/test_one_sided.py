@@ -182,6 +182,16 @@ def test_wrong_arguments():
             (lambda: comm.wait(0, count=0), "count is 0"),
             (lambda: comm.wait(0, count=2**31), "count is 2147483648"),
             (lambda: comm.wait(0, peer=2), "peer is 2"),
+            (lambda: comm.put(x, 0.5, window), "peer is 0.5, must be an integer"),
+            (lambda: comm.put(x, 1, None), "window is None, must be what comm.window"),
+            (lambda: comm.get(x, 1, x), "window is array.*, must be what comm.window"),
+            (lambda: comm.put(x, 1, window, None), "offset is None, must be an integer"),
+            (lambda: comm.get(x, 1, window, 1.0), "offset is 1.0, must be an integer"),
+            (lambda: comm.signal("1"), "peer is '1', must be an integer"),
+            (lambda: comm.signal(1, 2.0), "signal_id is 2.0, must be an integer"),
+            (lambda: comm.wait(None), "signal_id is None, must be an integer"),
+            (lambda: comm.wait(0, count=1.5), "count is 1.5, must be an integer"),
+            (lambda: comm.wait(0, peer="0"), "peer is '0', must be an integer"),
         ):
             with pytest.raises(kccl.InvalidArgument, match=message):
                 wrong()

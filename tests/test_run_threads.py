@@ -1,5 +1,7 @@
 """run_threads: a rank that raises ends the others, and its error is the one that is raised."""
 
+import signal
+import threading
 import time
 
 import numpy as np
@@ -41,12 +43,7 @@ class Mishap(Exception):
         "later",
         "window",
         "wait",
-        pytest.param(
-            "inside with",
-            marks=pytest.mark.xfail(
-                reason="a race: the others may see close() before the error is kept"
-            ),
-        ),
+        "inside with",
     ],
 )
 def test_a_rank_raises(where):
@@ -58,8 +55,12 @@ def test_a_rank_raises(where):
         if comm.rank == 1:
             time.sleep(0.03)
             if where == "inside with":
-                with comm:
-                    raise Mishap
+                try:
+                    with comm:
+                        raise Mishap
+                finally:
+                    # The others fail before this rank's error is known.
+                    time.sleep(0.1)
             raise Mishap
         if where == "wait":
             comm.wait(peer=1 if comm.rank else None)
@@ -75,21 +76,70 @@ def test_a_rank_raises(where):
     assert time.perf_counter() - started < 1
 
 
-@pytest.mark.xfail(strict=True, reason="only the whole communicator is told")
-def test_a_rank_raises_while_others_use_a_part():
+def use_part(comm, part):
+    part.barrier()
+
+
+def use_part_of_part(comm, part):
+    finer = part.split(0)
+    finer.barrier()
+
+
+def allocate_in_part(comm, part):
+    part.window(64)
+
+
+@pytest.mark.parametrize("use", [use_part, use_part_of_part, allocate_in_part])
+def test_a_rank_raises_while_others_use_a_part(use):
     """The other ranks are in calls of a communicator that the failing rank has split off."""
 
     def main(comm):
-        meet(comm)
         part = comm.split(0)
-        part.timeout = 2
-        part.barrier()
-        part.barrier()
+        use(comm, part)
         if comm.rank == 1:
             raise Mishap
-        part.barrier()
+        use(comm, part)
 
     started = time.perf_counter()
     with pytest.raises(Mishap):
         kccl.run_threads(main, 2)
     assert time.perf_counter() - started < 1
+
+
+def test_an_exception_inside_with_is_told():
+    """The others hear that it was no ordinary end, also those that do not wait for this rank."""
+    failed = threading.Event()
+
+    def main(comm):
+        meet(comm)
+        if comm.rank == 1:
+            with pytest.raises(Mishap), comm:
+                raise Mishap
+            assert failed.wait(5)
+        elif comm.rank == 0:
+            with pytest.raises(kccl.PeerLost, match=r"rank 1 gave up .*: an exception ended"):
+                comm.wait(peer=2)
+            failed.set()
+        else:
+            assert failed.wait(5)
+
+    kccl.run_threads(main, 3)
+
+
+@pytest.mark.parametrize("where", ["call", "part", "window"])
+def test_interrupt(where):
+    """Ctrl-C reaches the main thread only, and ends the waits of all ranks."""
+
+    def main(comm):
+        part = comm.split(0)
+        if comm.rank == 0:
+            main_thread = threading.main_thread().ident
+            threading.Timer(0.1, signal.pthread_kill, [main_thread, signal.SIGINT]).start()
+            {"call": comm.wait, "part": part.wait, "window": lambda: comm.window(64)}[where]()
+        else:
+            part.wait(peer=0)
+
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        kccl.run_threads(main, 2)
+    assert time.perf_counter() - started < 2

@@ -16,6 +16,7 @@
 #include <structmember.h>
 
 #include "host.h"
+#include "idle.h"
 
 namespace {
 
@@ -23,17 +24,21 @@ namespace {
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 constexpr uint64_t kLongMessageBytes = 32768;
 
-// This thread's interpreter state while the lock is given up in a call.
+// Whether this thread is in a call that Python made, and its interpreter state while that call has
+// given up the lock. Calls that others make, from C, leave the interpreter alone.
+thread_local bool called_by_python = false;
 thread_local PyThreadState* released = nullptr;
 thread_local uint64_t signals_handled_ns = 0;
 
-uint32_t on_idle(uint64_t waited_ns) {
+uint32_t on_idle() {
+    if (!called_by_python) return 0;
+    const uint64_t now = kccl_host_clock_ns();
     if (released == nullptr) {
         released = PyEval_SaveThread();
-        signals_handled_ns = waited_ns;
+        signals_handled_ns = now;
     }
-    if (waited_ns - signals_handled_ns < kHandleSignalsEveryNs) return 0;
-    signals_handled_ns = waited_ns;
+    if (now - signals_handled_ns < kHandleSignalsEveryNs) return 0;
+    signals_handled_ns = now;
     PyEval_RestoreThread(released);
     const int raised = PyErr_CheckSignals();
     released = PyEval_SaveThread();
@@ -51,12 +56,14 @@ template <class F>
 uint32_t with_lock_handled(const KcclHostOp* op, bool is_long, F&& call) {
     const auto* state = reinterpret_cast<const KcclState*>(op->call.comm.state);
     const auto* context = reinterpret_cast<const KcclHostContext*>(state->idle_context);
+    called_by_python = true;
     released = nullptr;
     if (is_long || !context->holds_gil) {
         released = PyEval_SaveThread();
-        signals_handled_ns = 0;
+        signals_handled_ns = kccl_host_clock_ns();
     }
     const uint32_t status = call();
+    called_by_python = false;
     if (released != nullptr) {
         PyEval_RestoreThread(released);
         released = nullptr;
@@ -234,29 +241,28 @@ bool only_option(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** 
     return name == self->option || PyUnicode_Compare(name, self->option) == 0;
 }
 
-// The taught call for x and the value, pointed at x's memory; null when the slow path must look.
-Known* find(Dispatcher* self, PyObject* x, PyObject* value) {
+// The taught call for x and the value, pointed at x's memory, which `view` then holds; null when
+// the slow path must look.
+Known* find(Dispatcher* self, PyObject* x, PyObject* value, Py_buffer* view) {
     PyObject* dtype = PyObject_GetAttr(x, self->dtype_name);
     if (dtype == nullptr) {
         PyErr_Clear();
         return nullptr;
     }
-    Py_buffer view;
-    if (PyObject_GetBuffer(x, &view, PyBUF_ND | PyBUF_WRITABLE) != 0) {
+    if (PyObject_GetBuffer(x, view, PyBUF_ND | PyBUF_WRITABLE) != 0) {
         // The slow path says what is wrong with x, by the name of the argument.
         PyErr_Clear();
         Py_DECREF(dtype);
         return nullptr;
     }
-    Known* known = place(self, dtype, value, view.len);
-    if (known->dtype == dtype && known->value == value && known->num_bytes == view.len) {
-        const auto address = reinterpret_cast<uint64_t>(view.buf);
+    Known* known = place(self, dtype, value, view->len);
+    if (known->dtype == dtype && known->value == value && known->num_bytes == view->len) {
+        const auto address = reinterpret_cast<uint64_t>(view->buf);
         known->op->call.input = known->op->call.output = address;
     } else {
         known = nullptr;
+        PyBuffer_Release(view);
     }
-    // The caller holds x until the call returns, and only the caller could resize it.
-    PyBuffer_Release(&view);
     Py_DECREF(dtype);
     return known;
 }
@@ -270,11 +276,14 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     PyObject* value;
     if (only_option(dispatcher, args, kwargs, &value)) {
         PyObject* x = PyTuple_GetItem(args, 0);
-        const Known* known = find(dispatcher, x, value);
+        Py_buffer view;
+        const Known* known = find(dispatcher, x, value, &view);
         if (known != nullptr) {
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
-            PyObject* result = finish(run(known->op), x, on_failure);
+            const uint32_t status = run(known->op);
+            PyBuffer_Release(&view);
+            PyObject* result = finish(status, x, on_failure);
             Py_DECREF(owner);
             Py_DECREF(on_failure);
             return result;

@@ -22,8 +22,12 @@ extern const KernelTable kKernelsV4;  // AVX-512 F, BW, DQ, VL
 #endif
 extern const KernelTable kKernelsBaseline;
 
-// Set by the Python extension: called in long waits. Gives up the interpreter's lock, and returns
-// nonzero when a signal handler raised.
-extern uint32_t (*interpreter_hook)(uint64_t waited_ns);
+static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
+                  sizeof(KcclHostContext::pidfd) == 4 * kKcclMaxWorldSize,
+              "api.inc spells array lengths as literals because cffi reads it");
+
+// Set by the Python extension: called in long waits and long loops. Gives up the interpreter's lock
+// when the call holds it, and returns nonzero when a signal handler raised.
+extern uint32_t (*interpreter_hook)();
 
 }  // namespace kccl::host

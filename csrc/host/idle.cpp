@@ -11,7 +11,7 @@
 
 namespace kccl::host {
 
-uint32_t (*interpreter_hook)(uint64_t waited_ns) = nullptr;
+uint32_t (*interpreter_hook)() = nullptr;
 
 namespace {
 
@@ -59,7 +59,7 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
                         uint32_t* gone) {
     using namespace kccl::host;
     auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
-    if (context->holds_gil && interpreter_hook != nullptr && interpreter_hook(waited_ns) != 0) {
+    if (context->holds_gil && interpreter_hook != nullptr && interpreter_hook() != 0) {
         return kKcclInterrupted;
     }
     if (context->shares_cores || waited_ns > kLookEveryNs) sched_yield();

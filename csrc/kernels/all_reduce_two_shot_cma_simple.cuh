@@ -10,11 +10,17 @@
 //
 // In place is safe: chunk r of rank r's buffer is overwritten by rank r only and read by the others
 // only after "reduced"; the other chunks are overwritten after their owners have said so. The call
-// ends with "pulled" of all, because then the caller may write its buffers.
+// ends with "pulled" of all, because then the caller may write its buffers. A rank that gives up
+// hands its buffers back before that, but tells its peers first: so each looks at the abort words
+// after its last read, and believes nothing that it read from a rank that gave up.
+//
+// Memory that no other process may read (some drivers' pinned memory) is found out by its own rank;
+// then all ranks stage the message.
 #pragma once
 
 #include "../include/kccl/channel.cuh"
 #include "../include/kccl/reduce.cuh"
+#include "all_reduce_two_shot_pull_simple.cuh"
 
 namespace kccl {
 
@@ -22,17 +28,30 @@ namespace kccl {
 struct Whereabouts {
     uint64_t in;
     uint64_t out;
+    uint64_t is_readable;
 };
 
-// Fails the call because a peer's memory cannot be read: its process has ended.
+// True when another process could read the array: this one tries its first and last bytes.
+KCCL_DEVICE bool is_readable(const Call& call, uint64_t address, uint64_t num_bytes) {
+    const uint64_t context = state_of(call.comm)->idle_context;
+    uint8_t ends[2];
+    return mem::read_peer(context, call.comm.rank, &ends[0], address, 1) &&
+           mem::read_peer(context, call.comm.rank, &ends[1], address + num_bytes - 1, 1);
+}
+
+// Fails the call because a peer's memory could not be read: it gave up and freed it, or its process
+// has ended.
 KCCL_DEVICE_COLD Status give_up_reading(const Call& call, int peer, uint32_t epoch) {
-    give_up(call.comm, Record{kKcclPeerLost, call.comm.rank, peer, call.kernel, call.channel, epoch,
-                              epoch, 0, 0});
+    uint32_t left = 0;
+    if (nobody_gave_up(call.comm, &left)) {
+        give_up(call.comm, Record{kKcclPeerLost, call.comm.rank, peer, call.kernel, call.channel,
+                                  epoch, epoch, 0, 0});
+    }
     return status_of(call.comm);
 }
 
-// Contract as all_reduce_one_shot_ll16, for a coop of one thread: a CPU's block. Every rank's process
-// may read every other's (the planner knows).
+// Contract as all_reduce_one_shot_ll16, for a coop of one thread: a CPU's block. Every rank's
+// process may read every other's (the planner knows).
 template <class T, class Op, class Coop>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;
@@ -53,15 +72,20 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Coop coop, const Call& call) {
     const uint32_t epoch = channel.epoch();
     mem::store_plain(
         staging_slot<Whereabouts>(comm, comm.rank, call.channel, channel.parity(), Half::kInput),
-        Whereabouts{call.input, call.output});
+        Whereabouts{call.input, call.output,
+                    is_readable(call, call.input, call.count * sizeof(T)) &&
+                        is_readable(call, call.output, call.count * sizeof(T))});
     arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, epoch);
     const Status staged = await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, epoch);
     if (staged != kKcclOk) return staged;
     Whereabouts peers[kKcclMaxWorldSize];
+    bool all_readable = true;
     for (int peer = 0; peer < world_size; ++peer) {
         peers[peer] = mem::load_plain(
             staging_slot<Whereabouts>(comm, peer, call.channel, channel.parity(), Half::kInput));
+        all_readable = all_readable && peers[peer].is_readable != 0;
     }
+    if (!all_readable) return all_reduce_two_shot_pull_simple<T, Op>(coop, call);
 
     // The rows of one piece share this rank's result staging, which no peer reads in this call.
     T* rows = staging_slot<T>(comm, comm.rank, call.channel, channel.parity(), Half::kResult);
@@ -92,6 +116,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Coop coop, const Call& call) {
             return give_up_reading(call, peer, epoch);
         }
     }
+    uint32_t left = 0;
+    if (!nobody_gave_up(comm, &left)) return status_of(comm);
     arrive<mem::Order::kRelease>(coop, call, kKcclFlagPulled, epoch);
     return await<mem::Order::kAcquire>(coop, call, kKcclFlagPulled, epoch);
 }

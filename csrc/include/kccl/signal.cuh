@@ -62,7 +62,7 @@ struct Patience {
     uint32_t wanted;
     Need need;
     uint32_t polls = 0;
-    bool a_peer_was_lost = false;
+    uint32_t looked_again = 0;  // lost peers, as bits, whose last words were looked for once more
     uint64_t started_ns = 0;
 };
 
@@ -71,6 +71,21 @@ KCCL_DEVICE int first_of(uint32_t ranks) {
     int rank = 0;
     while ((ranks >> rank & 1u) == 0) ++rank;
     return rank;
+}
+
+// Looks at the abort words. False: a peer gave up, and this rank with it. *left: the peers, as
+// bits, that have closed their communicators.
+KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
+    for (int source = 0; source < comm.world_size; ++source) {
+        const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
+            abort_word(comm, comm.rank, source));
+        if (departure == kKcclGaveUp) {
+            follow(comm, source);
+            return false;
+        }
+        if (departure == kKcclLeft) *left |= 1u << source;
+    }
+    return true;
 }
 
 // Looks at the clock, at the abort words and, on a CPU, at the processes of the peers in `missing`,
@@ -84,22 +99,15 @@ KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t m
     if (patience.started_ns == 0) patience.started_ns = now;
     const uint64_t waited_ns = now - patience.started_ns;
     uint32_t left = 0;
-    for (int source = 0; source < comm.world_size; ++source) {
-        const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
-            abort_word(comm, comm.rank, source));
-        if (departure == kKcclGaveUp) {
-            follow(comm, source);
-            return false;
-        }
-        if (departure == kKcclLeft) left |= 1u << source;
-    }
+    if (!nobody_gave_up(comm, &left)) return false;
     uint32_t gone = 0;
     uint32_t status = mem::idle(state->idle_context, waited_ns, missing, &gone);
     const uint32_t lost = (left | gone) & missing;
     const bool is_hopeless = patience.need == Need::kEach ? lost != 0 : lost == missing;
-    // A peer may have sent its word and then left: last words are looked for once more.
-    if (status == kKcclOk && is_hopeless && !patience.a_peer_was_lost) {
-        patience.a_peer_was_lost = true;
+    // A peer may have sent its word and then left: the last words of each are looked for once more.
+    const uint32_t last_words = is_hopeless ? lost & ~patience.looked_again : 0;
+    if (status == kKcclOk && last_words != 0) {
+        patience.looked_again |= last_words;
         return true;
     }
     int32_t culprit = patience.need == Need::kAny ? -1 : first_of(missing);
