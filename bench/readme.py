@@ -1,8 +1,8 @@
 """Write the README's tables from the records: `python -m kccl.bench.readme README.md`.
 
 A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest
-document of bench/records/FILE that has rows of the collective. `--check` only says whether the tables
-are up to date.
+document of bench/records/FILE that has rows of the collective. `--check` only says whether the
+tables are up to date.
 """
 
 from __future__ import annotations

@@ -220,6 +220,8 @@ class Communicator:
     def _remote(self, peer: int, window: memory.Window, offset: int, nbytes: int) -> int:
         if not isinstance(window, memory.Window):
             raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
+        if window.mesh is not self._mesh:
+            raise InvalidArgument("window is another communicator's, must be this one's")
         offset = arguments.integer("offset", offset)
         if not 0 <= offset <= window.nbytes - nbytes:
             raise InvalidArgument(

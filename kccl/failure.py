@@ -7,6 +7,7 @@ from .errors import Error, PeerLost, Timeout, WaitFailed
 
 _CURES = {
     Timeout: "all ranks may go on after comm.reset()",
+    WaitFailed: "all ranks may go on after comm.reset()",
     PeerLost: "the survivors may go on with comm.shrink()",
 }
 
@@ -59,7 +60,7 @@ def error_of(status: int, record: Any, rank: int) -> Error:
     elif record.status == lib.kKcclPeerLeft:
         cause = f"{peer} has closed the communicator"
     else:
-        cause, peer = f"rank {record.rank} was interrupted", "its peers"
+        kind, cause, peer = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
     where = f"rank {record.rank} waited for {peer}: {seen}, after {waited_s:.3g} s"
     told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(

@@ -4,12 +4,14 @@ import json
 import os
 import time
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import abi, mesh, sockets
 from .abi import lib
 from .env import Env
 from .errors import InvalidArgument, PeerLost
+from .plan import SPECS, tuning_for
 
 if TYPE_CHECKING:
     from .comm import Communicator
@@ -23,8 +25,16 @@ def agree_at_start(ranks: mesh.Mesh, env: Env, settings: object) -> set[int]:
         env: Variables, of which some must be the same on all ranks.
         settings: What else must be; compared as text.
     """
+    known = [spec.name for spec in SPECS]
+    if env.algorithm and env.algorithm not in known:
+        raise InvalidArgument(
+            f"KCCL_ALGORITHM is {env.algorithm!r}, must be one of {', '.join(known)}"
+        )
+    tuning = tuning_for("host", env.tuning)
     mine = {
         "abi_version": abi.ABI_VERSION,
+        "kernels": ", ".join(abi.KERNELS),
+        "tuning": f"{tuning.source} ({zlib.crc32(repr(tuning.thresholds).encode()):08x})",
         "settings": repr(settings),
         "KCCL_CHECK": env.check,
         "KCCL_ALGORITHM": env.algorithm,

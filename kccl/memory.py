@@ -50,6 +50,7 @@ class Window:
 
     Attributes:
         nbytes: Size in bytes.
+        mesh: The ranks it belongs to.
         addresses: Where this rank maps each rank's part, in rank order.
         local: This rank's part, as a writable buffer.
     """
@@ -62,6 +63,7 @@ class Window:
             BackendError: The kernel refused the memory.
         """
         self.nbytes = nbytes
+        self.mesh = mesh
         sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
         for peer, size in enumerate(sizes):
             if size != str(nbytes):

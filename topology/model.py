@@ -193,7 +193,7 @@ def _num_distinct(values: Iterable[Hashable]) -> int | None:
     return None if not distinct or None in distinct else len(distinct)
 
 
-def _tuples(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower type
+def _tuples(value: object) -> Any:
     if isinstance(value, list):
         return tuple(_tuples(item) for item in value)
     if isinstance(value, dict):
