@@ -32,8 +32,8 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Coop coop, const Call& call) 
             rows[peer] = staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kInput);
         }
 
-        mem::copy(const_cast<T*>(rows[comm.rank]), in, count * sizeof(T), coop.index(),
-                  coop.size());
+        mem::stage(const_cast<T*>(rows[comm.rank]), in, count * sizeof(T), coop.index(),
+                   coop.size());
         arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
         const Status staged =
             await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, channel.epoch());

@@ -50,9 +50,9 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Coop coop, const Call& call) 
         }
 
         T* staging = const_cast<T*>(inputs[comm.rank]);
-        mem::copy(staging, in, mine * sizeof(T), coop.index(), coop.size());
-        mem::copy(staging + mine_end, in + mine_end, (count - mine_end) * sizeof(T), coop.index(),
-                  coop.size());
+        mem::stage(staging, in, mine * sizeof(T), coop.index(), coop.size());
+        mem::stage(staging + mine_end, in + mine_end, (count - mine_end) * sizeof(T), coop.index(),
+                   coop.size());
         arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
         const Status staged =
             await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, channel.epoch());

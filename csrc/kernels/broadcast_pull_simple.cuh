@@ -28,7 +28,7 @@ KCCL_DEVICE Status broadcast_pull_simple(Coop coop, const Call& call) {
         auto* staging =
             staging_slot<uint8_t>(comm, root, call.channel, channel.parity(), Half::kInput);
         if (comm.rank == root) {
-            mem::copy(staging, in, count, coop.index(), coop.size());
+            mem::stage(staging, in, count, coop.index(), coop.size());
             arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
             continue;
         }

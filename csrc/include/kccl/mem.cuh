@@ -6,6 +6,7 @@
 //   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
 //   load_plain / store_plain    no order: memory that a signal already hands over
 //   read_peer                   a plain copy from another process's own memory; CPUs only
+//   stage                       a copy to where a peer has read: see there
 //   copy                        the share of thread `index` of `size` in a plain copy
 //
 // clock_ns, poll_pause and idle are what a thread does while it polls: idle() yields to other
@@ -311,6 +312,29 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
         reinterpret_cast<Line*>(out)[i] = reinterpret_cast<const Line*>(in)[i];
     }
     for (uint64_t i = num_lines * sizeof(Line) + index; i < num_bytes; i += size) out[i] = in[i];
+#endif
+}
+
+// As copy(), into lines that peers hold because they read them two calls ago. A CPU asks for them
+// ahead of the stores: stores wait in order for their lines, requests do not.
+KCCL_DEVICE void stage(void* to, const void* from, uint64_t num_bytes, uint32_t index,
+                       uint32_t size) {
+#if defined(KCCL_TARGET_HOST)
+    (void)index;
+    (void)size;
+    constexpr uint64_t kLine = 64;
+    constexpr uint64_t kAhead = 16 * kLine;
+    auto* out = static_cast<uint8_t*>(to);
+    auto* in = static_cast<const uint8_t*>(from);
+    const uint64_t whole = num_bytes / kLine * kLine;
+    for (uint64_t i = 0; i < num_bytes && i < kAhead; i += kLine) __builtin_prefetch(out + i, 1, 3);
+    for (uint64_t i = 0; i < whole; i += kLine) {
+        if (i + kAhead < num_bytes) __builtin_prefetch(out + i + kAhead, 1, 3);
+        __builtin_memcpy(out + i, in + i, kLine);
+    }
+    __builtin_memcpy(out + whole, in + whole, num_bytes - whole);
+#else
+    copy(to, from, num_bytes, index, size);
 #endif
 }
 
