@@ -36,6 +36,11 @@ def error_of(status: int, record: Any, rank: int) -> Error:
         )
     if status == lib.kKcclClosed:
         return Error(f"the communicator is closed on rank {rank}")
+    if record.status == lib.kKcclOk:
+        return Error(
+            f"the communicator cannot be used on rank {rank} until the reset() that has begun "
+            "succeeds; call comm.reset() again, or comm.shrink()"
+        )
     if record.status == lib.kKcclAborted:
         return PeerLost(
             f"rank {record.rank} gave up outside of a call: an exception ended its part, or it "

@@ -1,5 +1,6 @@
 """What the ranks agree on out of band: that they fit, parts of a communicator, a fresh start."""
 
+import contextlib
 import json
 import os
 import time
@@ -100,11 +101,17 @@ def shrink(comm: "Communicator") -> "Communicator":
             listener.close()
             raise
         names = {rank: text.decode() for rank, text in survivors.items()}
-        try:
-            return _connect(comm, names, listener)
-        except PeerLost:
-            # Another rank went meanwhile: the next round sees its end.
-            continue
+        part = None
+        # Another rank may go meanwhile, and perhaps only some see it: so each says whether it has
+        # the new communicator, and it counts only if all have it.
+        with contextlib.suppress(PeerLost):
+            part = _connect(comm, names, listener)
+        vote = b"has it" if part is not None else b"has not"
+        votes = comm._mesh.agree_on_survivors(vote, comm._env.first_timeout)
+        if part is not None and votes == dict.fromkeys(names, b"has it"):
+            return part
+        if part is not None:
+            part.close()
 
 
 def _connect(comm: "Communicator", names: dict[int, str], listener: Any) -> "Communicator":

@@ -11,8 +11,12 @@ WORKERS = Path(__file__).parent / "workers"
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """No KCCL variable of the caller's shell counts, and a hang ends before pytest's time-out."""
+def environment(monkeypatch, tmp_path):
+    """An installed package, a clean environment, and waits that end before pytest's time-out.
+
+    In the checkout's root `python -m` and `-c` would import the source tree, not the package.
+    """
+    monkeypatch.chdir(tmp_path)
     for name in os.environ:
         if name.startswith("KCCL_"):
             monkeypatch.delenv(name)
