@@ -126,8 +126,16 @@ def test_an_exception_inside_with_is_told():
     kccl.run_threads(main, 3)
 
 
+@pytest.fixture
+def keyboard():
+    """Ctrl-C as at a terminal: the background jobs of a shell, CI perhaps, ignore it from birth."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("where", ["call", "part", "window"])
-def test_interrupt(where):
+def test_interrupt(where, keyboard):
     """Ctrl-C reaches the main thread only, and ends the waits of all ranks."""
 
     def main(comm):
