@@ -3,10 +3,10 @@
 import os
 import platform
 import shlex
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from setuptools import setup
@@ -40,18 +40,18 @@ FLAGS_BY_FILE = {
 
 def find_compiler() -> None:
     """Sets CC and CXX to the compiler inside the ziglang wheel where the system has none."""
-    if "CXX" in os.environ or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
-        return
-    if find_spec("ziglang") is None:
+    # By itself, because the package may not be there yet.
+    compilers = run_path(str(Path(__file__).parent / "kccl" / "compilers.py"))
+    cxx = compilers["find_cxx"]()
+    if cxx is None:
         sys.exit(
             "kccl needs a C++ compiler: CXX is not set, and there is no g++, clang++ or c++. "
-            "Install one, or build with the one in the ziglang wheel: pip install ziglang==0.17.0 "
-            "'setuptools>=77' 'cffi>=2.0', then pip install --no-build-isolation ..."
+            f"{compilers['CURE']} 'setuptools>=77' 'cffi>=2.0', then "
+            "pip install --no-build-isolation ..."
         )
-    zig = f"{shlex.quote(sys.executable)} -m ziglang"
-    # Zig compiles for the CPU it runs on unless told otherwise, and the wheel may go elsewhere.
-    os.environ["CC"] = f"{zig} cc -mcpu=baseline"
-    os.environ["CXX"] = f"{zig} c++ -mcpu=baseline"
+    if compilers["is_zig"](cxx) and "CXX" not in os.environ:
+        os.environ["CC"] = shlex.join(compilers["zig"]("cc"))
+        os.environ["CXX"] = shlex.join(cxx)
 
 
 class BuildExt(build_ext):

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
     )
     parser.add_argument(
-        "-e", "--end", type=_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
+        "-e", "--end", type=_size, metavar="SIZE", help="last size (1M; simulated 8K)"
     )
     parser.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (2)")
     parser.add_argument("-d", "--dtype", default="float32", help="element type (float32)")
@@ -45,8 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines", action="store_true", help="measure MPICH and Open MPI beside kccl"
     )
-    parser.add_argument("--iterations", type=int, help="timed calls a repeat (8 ms worth)")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repeats ({REPEATS})")
+    parser.add_argument(
+        "--iterations", type=int, help="timed calls a repeat (8 ms worth; simulated 3)"
+    )
+    parser.add_argument("--repeats", type=int, help=f"repeats ({REPEATS}; simulated 1)")
+    parser.add_argument(
+        "--backend", choices=("host", "sim"), default="host", help="sim: simulated GPUs (host)"
+    )
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="simulated ranks (2)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the simulation (0)")
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"
     )
@@ -64,6 +71,7 @@ def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
     """
     collective = load(args.collective)
     out = console()
+    _fill_defaults(args)
     try:
         problems = _problems(args, collective, comm.world_size)
     except ValueError as error:
@@ -90,6 +98,23 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _fill_defaults(args: argparse.Namespace) -> None:
+    # A simulated call takes milliseconds, and its time tells nothing that repeats would sharpen.
+    is_simulated = args.backend == "sim"
+    args.end = args.end or (8 << 10 if is_simulated else 1 << 20)
+    args.repeats = (1 if is_simulated else REPEATS) if args.repeats is None else args.repeats
+    if is_simulated and args.iterations is None:
+        args.iterations = 3
+
+
+def _check_backend(args: argparse.Namespace) -> None:
+    if args.backend == "sim":
+        if args.baselines:
+            raise ValueError("--baselines would compare a simulation's time with a machine's")
+    elif args.ranks is not None or args.seed is not None:
+        raise ValueError("--ranks and --seed are for --backend sim; start ranks by mpirun -n N")
+
+
 def _check_outputs(args: argparse.Namespace) -> None:
     """What would fail only after a long sweep fails before it, as a ValueError."""
     for option, path, library in (
@@ -113,6 +138,7 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
     _check_outputs(args)
+    _check_backend(args)
     return collective.problems(
         sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,
@@ -141,10 +167,11 @@ def _measure(
     rows: list[Row] = []
     with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
         for problem in problems:
-            # Probed at every size, since a machine drifts during a sweep.
-            one_ways_us.append(kccl.probe.one_way_latency_us(comm))
-            if problem.nbytes:
-                copies_us[problem.nbytes] = kccl.probe.copy_us(comm, problem.nbytes)
+            if args.backend != "sim":
+                # Probed at every size, since a machine drifts during a sweep.
+                one_ways_us.append(kccl.probe.one_way_latency_us(comm))
+                if problem.nbytes:
+                    copies_us[problem.nbytes] = kccl.probe.copy_us(comm, problem.nbytes)
             contenders = kccl_contenders(comm, collective, problem)
             if in_job is not None:
                 contenders += in_job.contenders(collective, problem)
@@ -172,6 +199,11 @@ def _measure(
         peers, missing = baselines.open_mpi_rows(comm, request)
         rows = merge(rows, peers)
         notes += [missing] if missing else []
+    if args.backend == "sim":
+        # Nothing that a machine could be measured by.
+        for row in rows:
+            row["algbw_gbps"] = row["busbw_gbps"] = None
+        return rows, notes
     # A floor is the least that was seen: a disturbed probe would make results look too good.
     add_floors(rows, min(one_ways_us), copies_us)
     return rows, notes
@@ -214,6 +246,8 @@ def _print_head(out: Console, args: argparse.Namespace, comm: kccl.Communicator)
     place = ", in place" if args.in_place else ", out of place"
     place = place if load(args.collective).has_out else ""
     out.print(f"# kccl bench {args.collective}: {ranks}, backend {comm.backend}{place}")
+    if args.backend == "sim":
+        out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
         out.print(
             f"# 1 rank exchanges nothing. Start two: mpirun -n 2 kccl bench {args.collective}"

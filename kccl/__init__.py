@@ -18,6 +18,7 @@ from .errors import (
     Error,
     InvalidArgument,
     PeerLost,
+    ProtocolError,
     Timeout,
     WaitFailed,
 )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from . import dtypes, probe, topology
     from .comm import Communicator
     from .memory import Window
+    from .module import Kernel, Module, compile
     from .plan import Plan
     from .start import init, run_threads
 
@@ -35,13 +37,17 @@ __all__ = [
     "CompileError",
     "Error",
     "InvalidArgument",
+    "Kernel",
+    "Module",
     "PeerLost",
     "Plan",
+    "ProtocolError",
     "Timeout",
     "WaitFailed",
     "Window",
     "__version__",
     "bfloat16",
+    "compile",
     "dtypes",
     "float16",
     "float32",
@@ -58,8 +64,11 @@ __all__ = [
 # Loaded at first use, so that `import kccl` costs what a program needs of it.
 _LAZY = {
     "Communicator": "comm",
+    "Kernel": "module",
+    "Module": "module",
     "Plan": "plan",
     "Window": "memory",
+    "compile": "module",
     "init": "start",
     "run_threads": "start",
 }

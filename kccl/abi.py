@@ -36,22 +36,23 @@ def _snake_case(camel: str) -> str:
     return re.sub(r"(?<!^)([A-Z])", r"_\1", camel).lower()
 
 
-def _members(enum: str) -> dict[str, int]:
-    """name in snake case -> value, of one enum of abi.inc, without its closing `Num...` entry."""
+def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
+    """name in snake case -> value, of one enum of C, without its closing `Num...` entry."""
     elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
-    names = {_snake_case(name.removeprefix("kKccl")): value for value, name in elements.items()}
+    names = {_snake_case(name.removeprefix(prefix)): value for value, name in elements.items()}
     return {name: value for name, value in names.items() if not name.startswith("num_")}
 
 
 MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
-MAX_CHANNELS: int = lib.kKcclMaxChannels
+MAX_BLOCKS: int = lib.kKcclMaxBlocks
 NUM_SIGNALS: int = lib.kKcclNumSignals
+NUM_SENTINEL_SLOTS: int = lib.kKcclNumSentinelSlots
 LINE_BYTES: int = lib.kKcclLineBytes
 NUM_FLAGS: int = lib.kKcclNumFlags
 ABI_VERSION: int = lib.kKcclAbiVersion
-KERNELS = _members("KcclKernel")
-DTYPES = _members("KcclDtype")
-OPS = _members("KcclOp")
+KERNELS = members("KcclKernel")
+DTYPES = members("KcclDtype")
+OPS = members("KcclOp")
 
 
 def kernel_name(kernel: int) -> str:

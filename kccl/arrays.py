@@ -54,6 +54,20 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
     return ArrayView(_address(buffer), len(buffer) // dtype.itemsize, dtype, True, buffer)
 
 
+def pointer(array: Any, name: str) -> tuple[int, Any]:
+    """The address of a writable array of any element type, and what keeps its memory.
+
+    Raises:
+        InvalidArgument: It is no array in host memory, not contiguous, or read-only.
+    """
+    try:
+        buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
+    except (BufferError, TypeError, ValueError):
+        found = _view_of_others(array, name, writable=True)
+        return found.address, found.keep
+    return _address(buffer), buffer
+
+
 def _address(buffer: Any) -> int:
     return int(ffi.cast("uintptr_t", buffer))
 
@@ -63,7 +77,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
-            "this communicator's backend is host"
+            "this communicator's backend is host or sim"
         )
     is_buffer = True
     try:

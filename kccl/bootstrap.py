@@ -149,12 +149,12 @@ def connect(launch: Launch, timeout: float) -> mesh.Mesh:
     return mesh.Mesh(launch.rank, launch.world_size, streams)
 
 
-def thread_meshes(world_size: int) -> list[mesh.Mesh]:
-    """Meshes of ranks that are threads of this process, in rank order."""
+def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
+    """For each of the ranks that are threads of this process, its streams by peer."""
     streams: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):
         streams[low][high], streams[high][low] = socket.socketpair()
-    return [mesh.Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
+    return streams
 
 
 def _machine_id() -> str:

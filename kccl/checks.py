@@ -337,6 +337,19 @@ def _gpus(library: str, init: str, count: str, backend: str, driver: str) -> Fin
     )
 
 
+def _simulator() -> Finding:
+    from .compilers import CURE
+    from .jit import cache_folder, compiler_name
+    from .sim.library import library_kernel
+
+    name = compiler_name()
+    if not name:
+        reason = "The simulator's kernels are compiled at run time."
+        return Finding("no", "no C++ compiler", reason, CURE)
+    library_kernel("barrier_direct", warp_size=32)
+    return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
+
+
 def _packages() -> Finding:
     missing = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
     if not missing:
@@ -369,6 +382,7 @@ CHECKS: tuple[tuple[str, bool, Callable[[], Finding]], ...] = (
     ("CPU quota", False, _quota),
     ("MPI", False, _mpi),
     ("Open MPI, for baselines", False, _open_mpi),
+    ("simulator", False, _simulator),
     ("CUDA", False, _cuda),
     ("HIP", False, _hip),
     ("plots and CSV", False, _packages),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
+_SIM_RANKS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,8 +181,18 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     from .bench import cli
-    from .start import init
+    from .start import init, run_threads
 
+    if args.backend == "sim":
+        if bootstrap.mpi_world_size(os.environ) > 1:
+            raise errors.InvalidArgument(
+                "--backend sim runs all ranks in one process: leave out mpirun, and give --ranks"
+            )
+        world_size = args.ranks or _SIM_RANKS
+        codes = run_threads(
+            lambda comm: cli.main(args, comm), world_size, backend="sim", seed=args.seed
+        )
+        return int(max(codes))
     with init() as comm:
         return cli.main(args, comm)
 

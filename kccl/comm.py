@@ -14,19 +14,22 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import abi, arguments, arrays, dtypes, groups, memory, mesh
+from . import abi, arguments, dtypes, groups, memory, mesh
 from .abi import lib
-from .backends.host import HostBackend, Settings
+from .backends.common import Backend, DeviceComm, Settings
+from .backends.host import HostBackend
 from .calls import AllReduce, Barrier, Broadcast, Checked, CheckedBarrier, Prepared
 from .env import Env
 from .errors import Error, InvalidArgument, PeerLost
 from .failure import error_of, unfinished_reset
+from .one_sided import OneSided
 from .plan import Plan, Request, choose, tuning_for
 from .plan import algorithms as algorithms_of
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from .module import Kernel
     from .topology import Machine
 
 # Plans a communicator remembers; a program that uses more sizes makes some of them again.
@@ -41,23 +44,32 @@ def _disown_after_fork() -> None:
         comm._disown()
 
 
-class Communicator:
+class Communicator(OneSided):
     """The ranks of a job, or of a part of it. Several are independent; one is one thread's.
 
     Attributes:
         rank, world_size: This rank and their number.
         local_rank: Index within the machine.
         launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
-        backend: "host".
+        backend: "host" or "sim".
         num_channels: Independent streams of calls, for the `channel` keywords.
         all_reduce, broadcast, barrier: The collectives; see calls.py.
+        put, get, signal, wait: See one_sided.py.
     """
 
     def __init__(
-        self, ranks: mesh.Mesh, env: Env, *, launcher: str, local_rank: int, settings: Settings
+        self,
+        ranks: mesh.Mesh,
+        env: Env,
+        *,
+        launcher: str,
+        local_rank: int,
+        settings: Settings,
+        opens: type[Backend] = HostBackend,
     ) -> None:
         """Connects windows and checks that all ranks mean the same. Collective; see kccl.init()."""
         global _fork_hook_registered
+        super().__init__()
         if ranks.world_size > abi.MAX_WORLD_SIZE:
             raise InvalidArgument(
                 f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
@@ -66,12 +78,13 @@ class Communicator:
         self.world_size = ranks.world_size
         self.local_rank = local_rank
         self.launcher = launcher
-        self.backend = "host"
+        self.backend = opens.name
         self.checks = bool(env.check)
         self.num_channels = settings.num_channels
         self._mesh = ranks
         self._env = env
         self._settings = settings
+        self._opens = opens
         self._is_closed = False
         # What split() and shrink() made.
         self._parts: list[weakref.ref[Communicator]] = []
@@ -79,8 +92,8 @@ class Communicator:
             "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
             "limit_ns": arguments.nanoseconds("KCCL_TIMEOUT", env.timeout),
         }
-        cpus = groups.agree_at_start(ranks, env, settings)
-        self._backend = HostBackend(
+        cpus = groups.agree_at_start(ranks, self.backend, env, settings)
+        self._backend = opens(
             ranks,
             settings,
             shares_cores=self.world_size > len(cpus),
@@ -90,7 +103,6 @@ class Communicator:
         for name, limit in limits.items():
             setattr(self._backend.state, name, limit)
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._one_sided: dict[str, tuple[Any, Any]] = {}
         self.all_reduce = AllReduce(self)
         self.broadcast = Broadcast(self)
         self.barrier: Barrier = self._barrier_on(0)
@@ -139,7 +151,7 @@ class Communicator:
 
         return discover()
 
-    # ---- Symmetric memory and one-sided calls ------------------------------------------------
+    # ---- Symmetric memory --------------------------------------------------------------------
 
     def window(self, nbytes: int) -> memory.Window:
         """Allocates a window of `nbytes` on every rank. Collective.
@@ -168,67 +180,15 @@ class Communicator:
         window = self.window(max(count * numpy_dtype.itemsize, 1))
         return np.frombuffer(window.local, numpy_dtype, count).reshape(shape)
 
-    def put(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> None:
-        """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it."""
-        view = arrays.view(x, "x", writable=False)
-        peer = self._peer(peer)
-        address = self._remote(peer, window, offset, view.nbytes)
-        self._run_one_sided("put", input=view.address, output=address, count=view.nbytes, peer=peer)
+    def device_comm(self) -> DeviceComm:
+        """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm` by value."""
+        self._check_usable()
+        return self._backend.device_comm()
 
-    def get(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> Any:
-        """Fills x from byte `offset` of the peer's window; returns x."""
-        view = arrays.view(x, "x", writable=True)
-        peer = self._peer(peer)
-        address = self._remote(peer, window, offset, view.nbytes)
-        self._run_one_sided("get", input=address, output=view.address, count=view.nbytes, peer=peer)
-        return x
-
-    def signal(self, peer: int, signal_id: int = 0) -> None:
-        """Adds one to the peer's signals under this id, after all earlier puts and stores."""
-        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        self._run_one_sided("signal", peer=self._peer(peer), channel=signal_id)
-
-    def wait(self, signal_id: int = 0, *, count: int = 1, peer: int | None = None) -> None:
-        """Waits for `count` signals under this id and consumes them.
-
-        Args:
-            signal_id: Which signals.
-            count: How many.
-            peer: Only those of this rank; of any ranks together when None.
-
-        Raises:
-            Timeout, PeerLost: They did not come.
-        """
-        sender = -1 if peer is None else self._peer(peer)
-        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        count = arguments.between("count", count, 1, 2**31 - 1)
-        self._run_one_sided("wait", peer=sender, channel=signal_id, count=count)
-
-    def _run_one_sided(self, kernel: str, **fields: int) -> None:
-        if kernel not in self._one_sided:
-            handle = self._backend.op(kernel)
-            address = int(abi.ffi.cast("uintptr_t", handle))
-            self._one_sided[kernel] = handle, abi.fastcall.Op(address, None, self._raise_failure)
-        handle, op = self._one_sided[kernel]
-        for name, value in fields.items():
-            setattr(handle.call, name, value)
-        op()
-
-    def _peer(self, peer: Any) -> int:
-        return arguments.between("peer", peer, 0, self.world_size - 1)
-
-    def _remote(self, peer: int, window: memory.Window, offset: int, nbytes: int) -> int:
-        if not isinstance(window, memory.Window):
-            raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
-        if window.mesh is not self._mesh:
-            raise InvalidArgument("window is another communicator's, must be this one's")
-        offset = arguments.integer("offset", offset)
-        if not 0 <= offset <= window.nbytes - nbytes:
-            raise InvalidArgument(
-                f"offset is {offset} and x has {nbytes} bytes, must end within the window's "
-                f"{window.nbytes} bytes"
-            )
-        return window.addresses[peer] + offset
+    def _launch(self, kernel: "Kernel", data: bytes, **shape: int) -> None:
+        self._check_usable()
+        self._backend.launch(kernel, data, **shape)
+        self._check_usable()
 
     # ---- Plans -------------------------------------------------------------------------------
 
@@ -299,6 +259,9 @@ class Communicator:
             raise InvalidArgument(f"the ranks disagree about this call: {listing}")
 
     def _raise_failure(self) -> None:
+        cause = self._backend.failure()
+        if cause is not None:
+            raise cause
         state = self._backend.state
         if self._mesh.is_resetting and not self._has_left():
             raise unfinished_reset(self.rank)

@@ -19,6 +19,8 @@ class Env:
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
         epoch_bits: Width of epochs, 4 to 32. For tests: narrow epochs wrap soon.
+        cache: Folder of kernels compiled at run time; "" for kccl in $XDG_CACHE_HOME, which is
+            ~/.cache unless set.
         rank, world_size, rendezvous: Set by `kccl run` for its children.
         openmpi_prefix: Environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """
@@ -29,6 +31,7 @@ class Env:
     algorithm: str = ""
     tuning: str = ""
     epoch_bits: int = 32
+    cache: str = ""
     rank: int = -1
     world_size: int = 0
     rendezvous: str = ""

@@ -1,5 +1,7 @@
 """What can go wrong, by whose fault it is."""
 
+from typing import Any
+
 
 class Error(Exception):
     """Base of everything KCCL raises on purpose."""
@@ -14,7 +16,15 @@ class BackendError(Error, RuntimeError):
 
 
 class CompileError(Error, RuntimeError):
-    """Device source did not compile. Carries the compiler's log."""
+    """Device source did not compile.
+
+    Attributes:
+        log: What the compiler said.
+    """
+
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
 
 
 class WaitFailed(Error):
@@ -58,3 +68,49 @@ class Timeout(WaitFailed, TimeoutError):
 
 class PeerLost(WaitFailed, ConnectionError):
     """A peer is gone. The survivors go on with the communicator that `comm.shrink()` returns."""
+
+
+class ProtocolError(Error):
+    """The simulator found that ranks, blocks or threads do not exchange data soundly.
+
+    The simulated machine has stopped, and every rank's next call raises this too. The text is the
+    whole report: what, who, where, and the last steps.
+
+    Attributes:
+        kind: What was found, as in "data_race": kccl/sim/report.py has all.
+        rank, block, thread: Who did it; a block of -1 is the rank's host.
+        site: Where in the source, as in "csrc/kernels/put.cuh:15".
+        kernel, channel, epoch: The library's call it belongs to; "", -1 and 0 without one.
+        seed: Replays it.
+        other: The earlier access, with the same attributes; None without one.
+        timeline: The last steps, one a line.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        seed: int,
+        rank: int,
+        block: int = -1,
+        thread: int = -1,
+        site: str = "",
+        kernel: str = "",
+        channel: int = -1,
+        epoch: int = 0,
+        other: Any = None,
+        timeline: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.seed = seed
+        self.rank = rank
+        self.block = block
+        self.thread = thread
+        self.site = site
+        self.kernel = kernel
+        self.channel = channel
+        self.epoch = epoch
+        self.other = other
+        self.timeline = timeline

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .abi import kernel_name, lib
-from .errors import Error, PeerLost, Timeout, WaitFailed
+from .errors import Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
 _CURES = {
     Timeout: "all ranks may go on after comm.reset()",
@@ -49,14 +49,24 @@ def error_of(status: int, record: Any, rank: int) -> Error:
             peer=record.peer,
         )
     name = kernel_name(record.kernel)
+    if record.status == lib.kKcclGridTooLarge:
+        return InvalidArgument(
+            f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
+            f"{record.wanted}; all ranks may go on after comm.reset()"
+        )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
-    if record.kernel == lib.kKcclWait:
+    place = f"channel {record.channel}"
+    seen = f"epoch seen {record.seen}, wanted {record.wanted}"
+    if record.kernel == lib.kKcclGridSync:
+        place, peer = f"rank {record.rank}", f"block {record.channel}"
+    elif record.kernel == lib.kKcclWait:
         place = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
-    else:
-        place = f"channel {record.channel}"
-        seen = f"epoch seen {record.seen}, wanted {record.wanted}"
+    elif record.peer == record.rank and record.status == lib.kKcclTimeout:
+        # Only copies through a ring are waited for within a rank (stage.cuh).
+        peer = "a warp of the same block"
+        seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
     if record.status == lib.kKcclTimeout:
         kind, cause = Timeout, f"{peer} did not arrive"

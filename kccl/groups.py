@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from .comm import Communicator
 
 
-def agree_at_start(ranks: mesh.Mesh, env: Env, settings: object) -> set[int]:
+def agree_at_start(ranks: mesh.Mesh, backend: str, env: Env, settings: object) -> set[int]:
     """The cores of all ranks together, after a check that the ranks fit each other. Collective.
 
     Args:
         ranks: Who takes part.
+        backend: Name of the backend.
         env: Variables, of which some must be the same on all ranks.
         settings: What else must be; compared as text.
     """
@@ -31,7 +32,7 @@ def agree_at_start(ranks: mesh.Mesh, env: Env, settings: object) -> set[int]:
         raise InvalidArgument(
             f"KCCL_ALGORITHM is {env.algorithm!r}, must be one of {', '.join(known)}"
         )
-    tuning = tuning_for("host", env.tuning)
+    tuning = tuning_for(backend, env.tuning)
     mine = {
         "abi_version": abi.ABI_VERSION,
         "kernels": ", ".join(abi.KERNELS),
@@ -116,13 +117,19 @@ def shrink(comm: "Communicator") -> "Communicator":
 
 def _connect(comm: "Communicator", names: dict[int, str], listener: Any) -> "Communicator":
     """A communicator of the ranks of `comm` that `names` lists, in its order."""
-    rank = list(names).index(comm.rank)
+    members, listeners = list(names), list(names.values())
+    rank = members.index(comm.rank)
     deadline = time.monotonic() + comm._env.first_timeout
-    streams = sockets.connect(rank, list(names.values()), listener, deadline)
-    ranks = mesh.Mesh(rank, len(names), streams)
+    streams = sockets.connect(rank, listeners, listener, deadline)
+    ranks = comm._mesh.part(rank, members, " ".join(listeners), streams)
     try:
         part = type(comm)(
-            ranks, comm._env, launcher=comm.launcher, local_rank=rank, settings=comm._settings
+            ranks,
+            comm._env,
+            launcher=comm.launcher,
+            local_rank=rank,
+            settings=comm._settings,
+            opens=comm._opens,
         )
     except BaseException:
         # The peers hear at once that this rank gave up, and do not wait for it in vain.

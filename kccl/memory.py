@@ -18,10 +18,10 @@ def layout(
 ) -> dict[str, int]:
     """The fields of KcclLayout: where each region of the library's own window begins, in bytes."""
     line = abi.LINE_BYTES
-    if packet_bytes % 8 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
+    if packet_bytes % 16 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
         raise InvalidArgument(
             f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples "
-            f"of 8 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
+            f"of 16 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
         )
     slots = num_channels * 2
     regions = {
@@ -29,8 +29,10 @@ def layout(
         "records": world_size * line,
         "flags": num_channels * abi.NUM_FLAGS * world_size * line,
         "signals": abi.NUM_SIGNALS * world_size * line,
+        "grid": abi.MAX_BLOCKS * line,
         "packets": slots * world_size * 2 * packet_bytes,
         "staging": slots * 2 * staging_bytes,
+        "sentinel": num_channels * abi.NUM_SENTINEL_SLOTS * world_size * packet_bytes,
     }
     offsets: dict[str, int] = {}
     end = 0
@@ -73,24 +75,29 @@ class Window:
                 )
         if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
             raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
-        fd = self._allocate(nbytes, mesh.rank)
-        fds = []
         try:
-            fds = mesh.exchange_fds(fd, what, timeout)
-            maps = [mmap.mmap(peer_fd, nbytes) for peer_fd in fds]
+            maps = self._map(what, timeout)
         except WaitFailed:  # an OSError too
             raise
         except OSError as error:
             raise BackendError(
                 f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"
             ) from error
-        finally:
-            for each in (fd, *fds):
-                os.close(each)
         # The buffers pin the mappings: an array in a window keeps it mapped after close.
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
         self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
         self.local: Any = maps[mesh.rank]
+
+    def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
+        """Every rank's part, in rank order."""
+        fd = self._allocate(self.nbytes, self.mesh.rank)
+        fds = []
+        try:
+            fds = self.mesh.exchange_fds(fd, what, timeout)
+            return [mmap.mmap(peer_fd, self.nbytes) for peer_fd in fds]
+        finally:
+            for each in (fd, *fds):
+                os.close(each)
 
     @staticmethod
     def _allocate(nbytes: int, rank: int) -> int:

@@ -88,6 +88,19 @@ class Mesh:
             self.close()
             raise
 
+    def part(
+        self, rank: int, members: list[int], name: str, sockets: dict[int, socket.socket]
+    ) -> "Mesh":
+        """The mesh of some of the ranks, connected by streams of their own.
+
+        Args:
+            rank: This rank's number in it.
+            members: Ranks of this mesh, in its order.
+            name: The same for all members, and for no other mesh.
+            sockets: The streams, by rank in it.
+        """
+        return Mesh(rank, len(members), sockets)
+
     def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
         pid = peer_pid(connection)
         if pid == os.getpid():

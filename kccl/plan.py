@@ -21,7 +21,7 @@ class Request:
         collective: "all_reduce", "broadcast" or "barrier".
         nbytes: Message size in nccl-tests' sense.
         world_size: Number of ranks.
-        backend: "host".
+        backend: "host" or "sim".
         dtype: Element type; None for barrier.
         can_attach: Every rank's process may read every other's memory.
     """
@@ -55,6 +55,12 @@ def _always(request: Request) -> str | None:
     return None
 
 
+def _on_floats(request: Request) -> str | None:
+    if request.dtype is None or request.dtype.is_float:
+        return None
+    return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
+
+
 def _on_host(request: Request) -> str | None:
     if request.backend == "host":
         return None
@@ -79,6 +85,12 @@ SPECS = (
         "all_reduce",
         "packets to every peer; each reduces everything",
         _always,
+    ),
+    KernelSpec(
+        "all_reduce_one_shot_sentinel",
+        "all_reduce",
+        "bare words to every peer; each reduces everything",
+        _on_floats,
     ),
     KernelSpec(
         "all_reduce_one_shot_pull_simple",
@@ -127,10 +139,12 @@ class Tuning:
     Attributes:
         source: Where the table came from.
         thresholds: World size -> thresholds, sizes ascending within a collective.
+        merit: What the table prefers an algorithm for.
     """
 
     source: str
     thresholds: dict[int, tuple[Threshold, ...]]
+    merit: str = "fastest"
 
     def of(self, world_size: int) -> tuple[Threshold, ...]:
         """The table for a world size: its own, else the nearest larger, else the largest."""
@@ -146,6 +160,7 @@ def read_tuning(path: Path) -> Tuning:
     """
     try:
         document = json.loads(path.read_text())
+        merit = str(document.get("merit", Tuning.merit))
         tables = {
             int(table["world_size"]): tuple(Threshold(**line) for line in table["thresholds"])
             for table in document["tables"]
@@ -156,7 +171,7 @@ def read_tuning(path: Path) -> Tuning:
     unknown = {line.algorithm for table in tables.values() for line in table} - known
     if unknown or not tables:
         raise InvalidArgument(f"{path} names {sorted(unknown)}, known are {sorted(known)}")
-    return Tuning(str(path), tables)
+    return Tuning(str(path), tables, merit)
 
 
 @lru_cache(maxsize=8)
@@ -240,6 +255,6 @@ def _by_tuning(
         fits = line.up_to_bytes is None or request.nbytes <= line.up_to_bytes
         if line.collective == request.collective and fits and not obstacles[line.algorithm]:
             bound = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
-            return line.algorithm, f"fastest for {bound}, by {Path(tuning.source).name}"
+            return line.algorithm, f"{tuning.merit} for {bound}, by {Path(tuning.source).name}"
     able = [name for name, obstacle in obstacles.items() if not obstacle]
     return able[-1], "the tuning table names none that can run this"

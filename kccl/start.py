@@ -2,22 +2,29 @@
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from . import bootstrap, mesh
-from .backends.host import Settings
+from . import arguments, bootstrap
+from .abi import MAX_WORLD_SIZE
+from .backends.common import Settings
 from .comm import Communicator
 from .env import read
 from .errors import BackendError, InvalidArgument, WaitFailed
+from .mesh import Mesh
+
+if TYPE_CHECKING:
+    from .sim.machine import Machine
 
 _BACKENDS = ("auto", "host")
+_OF_THREADS = (*_BACKENDS, "sim")
 
 
-def _check_backend(backend: str) -> None:
-    if backend not in _BACKENDS:
+def _check_backend(backend: str, known: Sequence[str]) -> None:
+    if backend not in known:
         raise BackendError(
-            f"backend is {backend!r}, this version has {', '.join(_BACKENDS)}; "
+            f"backend is {backend!r}, this version has {', '.join(known)}; "
             "`kccl doctor` says what runs on this machine"
         )
 
@@ -35,7 +42,12 @@ def init(backend: str = "auto") -> Communicator:
         InvalidArgument: Variables are wrong or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
-    _check_backend(backend)
+    if backend == "sim":
+        raise BackendError(
+            "backend 'sim' simulates all ranks in one process: use "
+            'kccl.run_threads(main, world_size, backend="sim") in place of kccl.init()'
+        )
+    _check_backend(backend, _BACKENDS)
     env = read()
     launch = bootstrap.detect(env, os.environ)
     ranks = bootstrap.connect(launch, env.first_timeout)
@@ -59,33 +71,74 @@ def run_threads(
     backend: str = "host",
     *,
     timeout: float | None = None,
+    seed: int | None = None,
+    warp_size: int | None = None,
+    model: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> list[Any]:
     """Calls `main(comm)` in one thread a rank and returns what they return, in rank order.
 
     When a rank raises, the others' waits fail, and the first rank's error that is not such a
     consequence is raised here.
 
+    With backend "sim" the ranks share one simulated machine of GPUs, on which the seed decides who
+    moves when and what each load sees; `main` drives its rank by one thread. Waits' limits count
+    virtual time while all ranks wait.
+
     Args:
         main: What each rank does.
         world_size: Number of ranks, 1 to 8.
-        backend: "auto" or "host".
+        backend: "auto", "host" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
+        seed: Of the simulation; 0 when None. The same seed gives the same run.
+        warp_size: Of the simulated GPUs: 32, or 64; 32 when None.
+        model: Their memory model: "sm_90", or "gfx942"; "sm_90" when None.
+        trace: Path for the simulation's last steps, for Perfetto or chrome://tracing.
+
+    Raises:
+        ProtocolError: The simulation found that ranks, blocks or threads race, or wait in vain.
     """
-    _check_backend(backend)
-    if not 1 <= world_size <= 8:
-        raise InvalidArgument(f"world_size is {world_size}, must be between 1 and 8")
+    _check_backend(backend, _OF_THREADS)
+    world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
     env = read()
-    meshes = bootstrap.thread_meshes(world_size)
-    results: list[Any] = [None] * world_size
+    connect = partial(
+        Communicator, env=env, launcher="threads", settings=Settings(epoch_bits=env.epoch_bits)
+    )
+    simulated = {"seed": seed, "warp_size": warp_size, "model": model, "trace": trace}
+    given: dict[str, Any] = {name: told for name, told in simulated.items() if told is not None}
+    if backend != "sim":
+        for name, value in given.items():
+            raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
+        streams = bootstrap.thread_streams(world_size)
+        meshes = [Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
+        return _run(main, meshes, connect, timeout)
+    # What only a simulation needs is loaded for it alone.
+    from .backends.sim import SimBackend
+    from .sim.machine import simulated_machine
+    from .sim.mesh import thread_meshes
+
+    with simulated_machine(world_size, **given) as machine:
+        meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
+        return _run(main, meshes, partial(connect, opens=SimBackend), timeout, machine)
+
+
+def _run(
+    main: Callable[[Communicator], Any],
+    meshes: Sequence[Mesh],
+    connect: Callable[..., Communicator],
+    timeout: float | None,
+    machine: "Machine | None" = None,
+) -> list[Any]:
+    """The ranks' threads, from their start to the end of the last."""
+    results: list[Any] = [None] * len(meshes)
     # In the order in which they were kept.
     errors: list[BaseException] = []
     comms: list[Communicator] = []
 
-    def be(rank: int, ranks: mesh.Mesh) -> None:
+    def be(rank: int, ranks: Mesh) -> None:
         comm = None
         try:
-            settings = Settings(epoch_bits=env.epoch_bits)
-            comm = Communicator(ranks, env, launcher="threads", local_rank=rank, settings=settings)
+            comm = connect(ranks, local_rank=rank)
             comms.append(comm)
             if timeout is not None:
                 comm.timeout = timeout
@@ -97,6 +150,9 @@ def run_threads(
             if comm is not None:
                 comm._abort()
             ranks.close()
+        finally:
+            if machine is not None:
+                machine.leave(rank)
 
     threads = [
         threading.Thread(target=be, args=(rank, ranks), name=f"kccl rank {rank}")
@@ -119,6 +175,10 @@ def run_threads(
     finally:
         for ranks in meshes:
             ranks.close()
+    found = None if machine is None else machine.failure()
+    if found is not None:
+        # Whatever the ranks made of it.
+        raise found
     if errors:
         # The others may have seen the cause, and failed by it, before its rank could keep it here.
         causes = [error for error in errors if not isinstance(error, WaitFailed)]

@@ -1,13 +1,29 @@
 """What the tests share: an environment of their own, and ranks that are processes."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
+
+
+_cache = ""
+
+
+def pytest_configure():
+    """Kernels that a session compiles are its own, and one test's serve the next."""
+    global _cache
+    _cache = tempfile.mkdtemp(prefix="kccl-tests-")
+    os.environ["KCCL_CACHE"] = _cache
+
+
+def pytest_unconfigure():
+    shutil.rmtree(_cache, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +34,7 @@ def environment(monkeypatch, tmp_path):
     """
     monkeypatch.chdir(tmp_path)
     for name in os.environ:
-        if name.startswith("KCCL_"):
+        if name.startswith("KCCL_") and name != "KCCL_CACHE":
             monkeypatch.delenv(name)
     monkeypatch.setenv("KCCL_TIMEOUT", "20")
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import oracle
 
-from kccl.plan import algorithms
+from kccl import dtypes
+from kccl.plan import SPECS, Request
 
 # Mostly short; some longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
@@ -27,6 +28,13 @@ class Step:
     late: int
 
 
+def algorithms_for(collective, world_size, dtype):
+    """Names of the algorithms that can run such calls."""
+    request = Request(collective, 8, world_size, "host", dtypes.of(dtype))
+    specs = [spec for spec in SPECS if spec.collective == collective]
+    return [spec.name for spec in specs if spec.why_not(request) is None]
+
+
 def random_program(world_size, num_calls, seed, *, counts=COUNTS, num_channels=1):
     rng = np.random.default_rng(seed)
     return [_random_step(world_size, salt, rng, counts, num_channels) for salt in range(num_calls)]
@@ -38,7 +46,7 @@ def _random_step(world_size, salt, rng, counts, num_channels):
     op = str(rng.choice(oracle.ops_of(dtype)))
     count = int(rng.choice(counts))
     root = int(rng.integers(world_size))
-    names = [name for name in algorithms(collective) if world_size > 1 or "two" not in name]
+    names = algorithms_for(collective, world_size, dtype)
     inputs = tuple(oracle.exact(dtype, op, count, rank, salt) for rank in range(world_size))
     return Step(
         collective,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import oracle
+import programs
 import pytest
 
 import kccl
 from kccl.backends.host import Settings
-from kccl.plan import algorithms
 
 PACKET = Settings.packet_bytes
 STAGING = Settings.staging_bytes
@@ -27,10 +27,9 @@ class Case:
     in_place: bool = True
 
 
-def algorithms_for(world_size):
+def algorithms_for(world_size, dtype):
     """The names that can run, and "" for the plan's choice."""
-    names = algorithms("all_reduce")
-    return ["", *(name for name in names if world_size > 1 or "two_shot" not in name)]
+    return ["", *programs.algorithms_for("all_reduce", world_size, dtype)]
 
 
 def run_cases(world_size, cases):
@@ -67,7 +66,7 @@ def exact_inputs(world_size, dtype, op, count, salt=0):
 @pytest.mark.parametrize("world_size", range(1, 9))
 def test_matrix(world_size, dtype):
     matrix = itertools.product(
-        oracle.ops_of(dtype), algorithms_for(world_size), LENGTHS, (True, False)
+        oracle.ops_of(dtype), algorithms_for(world_size, dtype), LENGTHS, (True, False)
     )
     run_cases(
         world_size,
@@ -87,7 +86,7 @@ def test_around_slots(world_size, dtype):
     around_staging = [STAGING // itemsize + d for d in (-1, 0, 1)]
     cases = [
         Case(exact_inputs(world_size, dtype, "sum", count, count), "sum", algorithm)
-        for algorithm in algorithms_for(world_size)
+        for algorithm in algorithms_for(world_size, dtype)
         for count in (*around_packets, *lines, *around_staging, 5 * STAGING // itemsize // 2 + 3)
     ]
     run_cases(world_size, cases)
@@ -101,7 +100,7 @@ def test_any_bits(world_size, dtype):
     cases = [
         Case(tuple(oracle.any_bits(dtype, 1500, rng) for _ in range(world_size)), op, algorithm)
         for op in oracle.ops_of(dtype)
-        for algorithm in algorithms_for(world_size)
+        for algorithm in algorithms_for(world_size, dtype)
     ]
     run_cases(world_size, cases)
 
@@ -115,7 +114,7 @@ def test_bits_of_inexact_floats(world_size, dtype):
     cases = [
         Case(tuple(x[:count] for x in inputs), op, algorithm, number % 4)
         for op in ("sum", "prod", "avg")
-        for number, algorithm in enumerate(algorithms_for(world_size))
+        for number, algorithm in enumerate(algorithms_for(world_size, dtype))
         for count in (1, 6, 700, 2049, 3001)
     ]
     run_cases(world_size, cases)
@@ -135,7 +134,7 @@ def test_zeros_and_nans(dtype):
         want = oracle.all_reduce(inputs, op)
         assert "".join("-" if np.signbit(zero) else "+" for zero in want[:3]) == zeros
         assert (want[:3] == 0).all() and list(oracle.bits(want)[3:]) == [nan, nan]
-        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2)])
+        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2, dtype)])
 
 
 @pytest.mark.parametrize("dtype", oracle.INTEGERS)
@@ -145,13 +144,18 @@ def test_integers_wrap(dtype):
     assert list(oracle.all_reduce(inputs, "sum")) == [info.min, info.max, -2]
     assert list(oracle.all_reduce(inputs, "prod")) == [info.max, info.min, 1]
     for op in oracle.ops_of(dtype):
-        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2)])
+        run_cases(2, [Case(inputs, op, algorithm) for algorithm in algorithms_for(2, dtype)])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_unaligned(world_size):
     """Arrays may start at any byte; what lies before and behind them stays."""
-    shapes = list(itertools.product(oracle.DTYPES, algorithms_for(world_size), (1, 3, 130, 2051)))
+    shapes = [
+        (dtype, algorithm, count)
+        for dtype in oracle.DTYPES
+        for algorithm in algorithms_for(world_size, dtype)
+        for count in (1, 3, 130, 2051)
+    ]
 
     def main(comm):
         for salt, (dtype, algorithm, count) in enumerate(shapes):
@@ -206,7 +210,7 @@ def test_prepared():
         x, out = np.empty(100, np.float32), np.empty(100, np.float32)
         ops = [
             (comm.all_reduce.prepare(x, out=out, algorithm=algorithm, op=op, channel=1), op)
-            for algorithm in algorithms_for(comm.world_size)
+            for algorithm in algorithms_for(comm.world_size, "float32")
             for op in ("sum", "max")
         ]
         for salt in range(20):

@@ -33,6 +33,7 @@ def test_doctor():
         assert check["found"]
         assert (check["status"] == "ok") == (not check["reason"] and not check["cure"])
     assert "no cuda backend yet" in checks["CUDA"]["reason"]
+    assert checks["simulator"]["status"] == "ok"
     assert document["variables"]["KCCL_TIMEOUT"] == {"value": "20", "is_set": True}
 
 
@@ -84,6 +85,18 @@ def test_bench_alone():
     assert {row["wrong"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]} == {0}
 
 
+def test_bench_simulated():
+    arguments = ("--backend", "sim", "-n", "3", "-e", "16", "--seed", "2", "--json")
+    done = kccl("bench", "all_reduce", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# kccl bench all_reduce: 3 ranks, backend sim, in place\n")
+    assert "# times are those of the simulation on this CPU, not of any GPU" in done.stdout
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert {row["bytes"] for row in rows} == {8, 16}
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)
+    assert all(row[name] is None for row in rows for name in ("floor_us", "busbw_gbps"))
+
+
 def test_version_and_include_dir():
     import kccl as package
 
@@ -101,6 +114,8 @@ def test_version_and_include_dir():
         ("bench", "nonsense"),
         ("bench", "all_reduce", "-d", "float7"),
         ("bench", "all_reduce", "-b", "x"),
+        ("bench", "all_reduce", "-n", "2"),
+        ("bench", "all_reduce", "--backend", "sim", "-n", "9"),
         ("plan", "nonsense"),
         ("plan", "all_reduce", "--bytes", "6"),
         ("plan", "all_reduce", "--bytes", "x"),

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,17 @@ from device_compilers import (
 )
 
 import kccl
+from kccl import dtypes
 from kccl.plan import SPECS, Request
 
 INCLUDE = Path(kccl.include_dir())
 KERNELS = sorted(path.stem for path in INCLUDE.parent.glob("kernels/*.cuh"))
 SOURCE = "#include <kccl/kccl.cuh>\n"
 LL16 = [name for name in KERNELS if name.endswith("_ll16")]
+SENTINEL = [name for name in KERNELS if name.endswith("_sentinel")]
+# A kernel that streams through a ring (stage.cuh).
+RING = Path(__file__).parent / "kernels" / "stage_sum.cuh"
+ELEMENTS = {"float": "float32", "kccl::bf16": "bfloat16", "int64_t": "int64"}
 
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
@@ -37,21 +43,30 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def _is_template(kernel: str) -> bool:
-    text = (INCLUDE.parent / "kernels" / f"{kernel}.cuh").read_text()
-    return re.search(r"template <class T, class Op>\nKCCL_KERNEL", text) is not None
+    path = RING if kernel == RING.stem else INCLUDE.parent / "kernels" / f"{kernel}.cuh"
+    return re.search(r"template <class T, class Op>\nKCCL_KERNEL", path.read_text()) is not None
 
 
 def _runs_on_gpus(kernel: str) -> bool:
     """False for kernels that the planner keeps on CPUs: those compile, and need not be good."""
+    return _runs_on("cuda", kernel, "float32")
+
+
+def _runs_on(backend: str, kernel: str, dtype: str) -> bool:
+    request = partial(Request, nbytes=8, world_size=2, backend=backend, dtype=dtypes.of(dtype))
     specs = [spec for spec in SPECS if spec.name == kernel]
-    return all(spec.why_not(Request(spec.collective, 8, 2, "cuda")) is None for spec in specs)
+    return all(spec.why_not(request(spec.collective)) is None for spec in specs)
 
 
 def _reductions(kernel: str) -> list[Reduction]:
     if not _runs_on_gpus(kernel):
         return [Reduction(kernel, "float", "Sum")]
-    elements = ("float", "kccl::bf16", "int64_t")
-    return [Reduction(kernel, element, op) for element in elements for op in ("Sum", "Min")]
+    return [
+        Reduction(kernel, element, op)
+        for element, dtype in ELEMENTS.items()
+        for op in ("Sum", "Min")
+        if _runs_on("cuda", kernel, dtype)
+    ]
 
 
 @dataclass
@@ -78,7 +93,9 @@ def _kernel_of(symbol: str) -> str | None:
     return match[2][: int(match[1])] if match else None
 
 
-def _cuda(kernels: list[str], include_dir: Path) -> Compiled:
+def _cuda(
+    kernels: list[str], include_dir: Path, *, source: str = SOURCE, arch: str = "sm_90a"
+) -> Compiled:
     library = find_nvrtc()
     assert library is not None
     expressions = []
@@ -87,7 +104,7 @@ def _cuda(kernels: list[str], include_dir: Path) -> Compiled:
             expressions += [each.expression for each in _reductions(kernel)]
         else:
             expressions.append(f"kccl::kernels::{kernel}")
-    ptx, log = compile_cuda(library, SOURCE, expressions, "sm_90a", include_dir)
+    ptx, log = compile_cuda(library, source, expressions, arch, include_dir)
     bodies = [(_kernel_of(symbol) or "", body) for symbol, body in ptx_entries(ptx).items()]
     spills = [
         (_kernel_of(symbol) or "", frame != "0 bytes spill stores, 0 bytes spill loads")
@@ -98,8 +115,9 @@ def _cuda(kernels: list[str], include_dir: Path) -> Compiled:
     return Compiled(bodies, spills)
 
 
-def _hip(kernels: list[str], arch: str, folder: Path, include_dir: Path) -> Compiled:
-    source = SOURCE
+def _hip(
+    kernels: list[str], arch: str, folder: Path, include_dir: Path, *, source: str = SOURCE
+) -> Compiled:
     for kernel in kernels:
         if _is_template(kernel):
             for each in _reductions(kernel):
@@ -147,7 +165,7 @@ def _check_spills(compiled: Compiled) -> None:
 
 @needs_nvrtc
 def test_cuda_packets_move_as_two_64_bit_halves(cuda):
-    for kernel in LL16:
+    for kernel in LL16 + SENTINEL:
         for body in cuda.of(kernel):
             assert "st.relaxed.sys.global.v2.b64" in body
             assert "ld.relaxed.sys.global.v2.b64" in body
@@ -159,13 +177,20 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
         assert all("st.release.sys.global.u32" in body for body in cuda.of(kernel))
     for kernel in ("barrier_direct", "wait"):
         assert all("ld.acquire.sys.global.u32" in body for body in cuda.of(kernel))
+    for body in cuda.of("grid_sync"):
+        assert "st.release.gpu.global.u32" in body
+        assert "ld.acquire.gpu.global.u32" in body
 
 
 @needs_nvrtc
 def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
     for kernel in KERNELS:
+        # Between re-arming and the next push (sentinel.cuh), once for each number of ranks.
+        allowed = {"fence.acq_rel.sys;"} if kernel in SENTINEL else set()
         for body in cuda.of(kernel):
-            assert re.findall(r"\b(?:fence|membar)\b.*|\w+\.volatile.*", body) == []
+            found = re.findall(r"\b(?:fence|membar)\b.*|\w+\.volatile.*", body)
+            assert set(found) == allowed, kernel
+            assert len(found) == 2 * len(allowed), kernel
 
 
 @needs_nvrtc
@@ -181,6 +206,60 @@ def test_cuda_packets_order_nothing_else(without_scrub):
             assert re.findall(r"\w+\.(?:release|acquire|acq_rel|sc)\b.*", body) == []
 
 
+@needs_nvrtc
+def test_cuda_sentinel_words_order_nothing_else(without_scrub):
+    compiled = _cuda(SENTINEL, without_scrub)
+    for kernel in SENTINEL:
+        for body in compiled.of(kernel):
+            found = re.findall(r"\w+\.(?:release|acquire|acq_rel|sc)\b.*", body)
+            assert set(found) == {"fence.acq_rel.sys;"}
+
+
+@needs_nvrtc
+def test_cuda_ring_copies_in_bulk_where_the_hardware_can():
+    compiled = _cuda(["stage_sum"], INCLUDE, source=f'#include "{RING}"\n')
+    (body,) = compiled.of("stage_sum")
+    bulk = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    for instruction in (
+        bulk,
+        "mbarrier.init.shared::cta.b64",
+        "mbarrier.arrive.expect_tx.release.cta",
+        "mbarrier.arrive.release.cta",
+        "mbarrier.try_wait.parity.acquire.cta",
+        "fence.proxy.async",
+    ):
+        assert instruction in body
+    # One thread of the warp starts a copy, so no thread copies by itself.
+    assert "st.shared.v2" not in body
+    assert ("stage_sum", False) in compiled.spills
+
+
+@needs_nvrtc
+def test_cuda_ring_copies_through_registers_elsewhere():
+    source = f'#include "{RING}"\n'
+    compiled = _cuda(["stage_sum"], INCLUDE, source=source, arch="sm_80")
+    (body,) = compiled.of("stage_sum")
+    assert "mbarrier" not in body and "cp.async" not in body
+    for instruction in ("atom.acq_rel.cta.shared.add.u32", "ld.acquire.cta.shared.u32"):
+        assert instruction in body
+    assert "st.shared.v2" in body, "copies move 16 bytes at a time"
+    assert ("stage_sum", False) in compiled.spills
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120"])
+def test_cuda_kernels_compile_for_other_chips(arch):
+    kernels = [kernel for kernel in KERNELS if _runs_on_gpus(kernel)]
+    expressions = [
+        _reductions(kernel)[0].expression if _is_template(kernel) else f"kccl::kernels::{kernel}"
+        for kernel in kernels
+    ]
+    library = find_nvrtc()
+    assert library is not None
+    ptx, _ = compile_cuda(library, SOURCE, expressions, arch, INCLUDE)
+    assert {_kernel_of(symbol) for symbol in ptx_entries(ptx)} >= set(kernels)
+
+
 # HIP
 
 SYSTEM_SCOPE_8_BYTES = r"(?:flat|global)_{}_dwordx2 .*\bsc0 sc1$"
@@ -188,7 +267,7 @@ SYSTEM_SCOPE_8_BYTES = r"(?:flat|global)_{}_dwordx2 .*\bsc0 sc1$"
 
 @needs_zig
 def test_amd_packets_move_as_8_byte_accesses_of_system_scope(hip):
-    for kernel in LL16:
+    for kernel in LL16 + SENTINEL:
         for body in hip.of(kernel):
             for access in ("load", "store"):
                 pattern = SYSTEM_SCOPE_8_BYTES.format(access)
@@ -202,6 +281,9 @@ def test_amd_signals_write_caches_back_and_waits_invalidate_them(hip):
         assert all("buffer_wbl2 sc0 sc1" in body for body in hip.of(kernel))
     for kernel in ("barrier_direct", "wait"):
         assert all("buffer_inv sc0 sc1" in body for body in hip.of(kernel))
+    for body in hip.of("grid_sync"):
+        assert re.search(r"buffer_wbl2 sc1$", body, re.MULTILINE)
+        assert re.search(r"buffer_inv sc1$", body, re.MULTILINE)
 
 
 @needs_zig
@@ -215,3 +297,22 @@ def test_amd_packets_leave_the_caches_alone(without_scrub, tmp_path):
     for kernel in LL16:
         for body in compiled.of(kernel):
             assert re.findall(r"buffer_(?:wbl2|inv).*", body) == []
+
+
+@needs_zig
+def test_amd_sentinel_words_are_fenced_once(without_scrub, tmp_path):
+    """Once for each number of ranks."""
+    compiled = _hip(SENTINEL, "gfx942", tmp_path, without_scrub)
+    for kernel in SENTINEL:
+        for body in compiled.of(kernel):
+            for instruction in ("buffer_wbl2 sc0 sc1", "buffer_inv sc0 sc1"):
+                assert body.count(instruction) == 2, (kernel, instruction)
+
+
+@needs_zig
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_amd_ring_copies_through_registers(arch, tmp_path):
+    compiled = _hip(["stage_sum"], arch, tmp_path, INCLUDE, source=f'#include "{RING}"\n')
+    (body,) = compiled.of("stage_sum")
+    assert "ds_write_b128" in body and "ds_add_rtn_u32" in body
+    assert ("stage_sum", False) in compiled.spills

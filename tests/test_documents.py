@@ -68,7 +68,9 @@ def test_readme_python_block(folder):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_example_runs_as_its_head_says(path, folder):
     head = path.read_text().split('"""')[1]
-    lines = [line for line in head.splitlines() if line.startswith(("mpirun ", "kccl run "))]
+    lines = [
+        line for line in head.splitlines() if line.startswith(("mpirun ", "kccl run ", "python "))
+    ]
     assert lines, f"{path.name} does not say how to run it"
     for line in lines:
         done = run(shlex.split(line), folder)

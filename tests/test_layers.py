@@ -17,22 +17,36 @@ import kccl
 
 # ---- csrc: which header may include which ------------------------------------------------------
 
+# The targets' parts of mem.cuh, which includes one of them.
+MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
 INCLUDES = {
-    "platform.cuh": set(),
+    # The host's side of a wait, and the simulator's of every access.
+    "idle.h": set(),
+    "device.h": set(),
+    "platform.cuh": {"device.h"},
     "abi.inc": set(),
     "abi.h": {"platform.cuh", "abi.inc"},
-    # The host's side of a wait.
-    "idle.h": set(),
-    "mem.cuh": {"abi.h", "idle.h"},
+    "mem.cuh": {"abi.h", *MEM},
+    "mem_cpu.cuh": set(),
+    "mem_cuda.cuh": set(),
+    "mem_hip.cuh": set(),
+    "mem_host.cuh": {"mem_cpu.cuh", "idle.h"},
+    "mem_sim.cuh": {"mem_cpu.cuh", "device.h"},
+    "mem_copies.cuh": set(),
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
-    "packet.cuh": {"window.cuh"},
+    "payload.cuh": {"mem.cuh"},
+    "packet.cuh": {"payload.cuh", "window.cuh"},
     "reduce.cuh": {"mem.cuh"},
     "signal.cuh": {"coop.cuh", "window.cuh"},
     "barrier.cuh": {"signal.cuh"},
+    "grid.cuh": {"signal.cuh"},
+    "stage.cuh": {"signal.cuh"},
     "channel.cuh": {"barrier.cuh"},
+    "sentinel.cuh": {"channel.cuh"},
 }
-FOR_KERNELS = {"signal.cuh", "channel.cuh", "packet.cuh", "reduce.cuh"}
+FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
+FOR_KERNELS |= {"packet.cuh", "payload.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
 FOR_HOST = {"abi.h", "api.inc", "host.h", "idle.h", "kccl.cuh", "kernel_table.inc", "mem.cuh"}
@@ -48,17 +62,25 @@ def test_csrc_includes_only_what_lies_below():
         elif path.parent.name == "kernels":
             allowed = FOR_KERNELS | FALLS_BACK_TO.get(path.stem, set())
         elif path.name == "kccl.cuh":
+            # What no kernel of the library needs, it adds itself.
             allowed = {f"{each.stem}.cuh" for each in (ROOT / "csrc/kernels").iterdir()}
+            allowed |= {"stage.cuh"}
+        elif path.parent.name == "sim":
+            allowed = {each.name for each in (ROOT / "csrc/sim").iterdir()} | {"abi.h"}
         else:
             assert path.parent.name == "host", f"{path}: give it a line in INCLUDES"
             allowed = FOR_HOST
         assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
 
 
-# What only mem.cuh may contain, and who else may contain it for which reason.
+# What only the targets' parts of mem.cuh may contain, and who else may for which reason.
 ONLY_IN_MEM = {
     r"\basm\b": {},
-    r"\b__atomic_\w+": {"probe.cpp": {"__atomic_signal_fence"}},
+    r"\b__atomic_\w+": {
+        "probe.cpp": {"__atomic_signal_fence"},
+        # The simulated memory itself, which the ranks' host threads share.
+        "memory.cpp": {"__atomic_load_n", "__atomic_store_n"},
+    },
     # Below mem.cuh: AMD has no block-wide vote, so the block counts in shared memory of its own.
     r"\b__scoped_atomic_\w+": {
         "platform.cuh": {"__scoped_atomic_fetch_or", "__scoped_atomic_load_n"}
@@ -71,28 +93,36 @@ ONLY_IN_MEM = {
 def test_instructions_live_in_mem(pattern):
     elsewhere = ONLY_IN_MEM[pattern]
     for path in source_files("csrc", "cuh", "h", "inc", "cpp"):
-        if path.name == "mem.cuh":
+        if path.name in MEM:
             continue
         found = set(re.findall(pattern, without_comments(path)))
         assert found <= elsewhere.get(path.name, set()), f"{path.relative_to(ROOT)}: {found}"
 
 
 def test_volatile_is_a_property_of_assembly_only():
-    text = without_comments(ROOT / "csrc/include/kccl/mem.cuh")
-    assert re.findall(r"(?<!asm )\bvolatile\b", text) == []
+    for name in MEM:
+        text = without_comments(ROOT / "csrc/include/kccl" / name)
+        assert re.findall(r"(?<!asm )\bvolatile\b", text) == []
 
 
 # ---- kccl: which module may import which -------------------------------------------------------
 
 # Modules by layer, lowest first. A module imports from layers below its own.
 LAYERS = (
-    {"errors", "_core"},
+    # setup.py runs `compilers` before there is a package.
+    {"errors", "_core", "compilers"},
     {"env", "dtypes", "abi", "sockets", "arguments"},
-    {"arrays", "mesh", "plan", "failure", "topology"},
-    {"bootstrap", "memory", "groups"},
-    {"backends.host", "calls"},
+    {"arrays", "mesh", "plan", "failure", "topology", "kernels", "jit"},
+    {"bootstrap", "memory", "groups", "sim.library", "sim.regions"},
+    {"backends.common", "calls", "sim.symbols"},
+    {"backends.host", "one_sided", "module", "sim.report"},
+    # From addresses to words, from words to files; then the machine that uses them.
+    {"sim.trace_file"},
+    {"sim.machine"},
+    {"sim.mesh"},
+    {"backends.sim"},
     {"comm"},
-    {"start", "probe"},
+    {"start", "probe", "simulator"},
     # What a person starts. These print, and may use everything.
     {"launch", "bench"},
     {"checks"},
@@ -100,7 +130,7 @@ LAYERS = (
     {"cli"},
 )
 # Only for annotations, at most: these name a class of a layer above and never run.
-ANNOTATED_UPWARDS = {("calls", "comm"), ("groups", "comm")}
+ANNOTATED_UPWARDS = {("calls", "comm"), ("groups", "comm"), ("module", "comm")}
 # kccl/__init__.py loads everything at first use, and is what bench and cli see of kccl.
 PACKAGE = "__init__"
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}

@@ -1,33 +1,48 @@
-"""Describes the extension kccl._core to cffi, from abi.inc and api.inc read verbatim."""
+"""Describes the extension kccl._core to cffi, from abi.inc and both api.inc read verbatim."""
 
 from pathlib import Path
 
 from cffi import FFI
 
-HOST = Path(__file__).resolve().parent
-ABI = HOST.parent / "include" / "kccl" / "abi.inc"
+CSRC = Path(__file__).resolve().parents[1]
+DECLARATIONS = ("include/kccl/abi.inc", "host/api.inc", "sim/api.inc")
 
 SOURCES = [
-    "core.cpp",
-    "idle.cpp",
-    "probe.cpp",
-    "fastcall.cpp",
-    "kernels_baseline.cpp",
-    "kernels_x86_64_v3.cpp",
-    "kernels_x86_64_v4.cpp",
+    "host/core.cpp",
+    "host/idle.cpp",
+    "host/probe.cpp",
+    "host/fastcall.cpp",
+    "host/kernels_baseline.cpp",
+    "host/kernels_x86_64_v3.cpp",
+    "host/kernels_x86_64_v4.cpp",
+    "sim/api.cpp",
+    "sim/clock.cpp",
+    "sim/copies.cpp",
+    "sim/engine.cpp",
+    "sim/fiber.cpp",
+    "sim/findings.cpp",
+    "sim/hosts.cpp",
+    "sim/machine.cpp",
+    "sim/meetings.cpp",
+    "sim/memory.cpp",
+    "sim/moves.cpp",
+    "sim/rules.cpp",
+    "sim/schedule.cpp",
+    "sim/types.cpp",
 ]
 
 ffibuilder = FFI()
-ffibuilder.cdef(ABI.read_text() + (HOST / "api.inc").read_text())
+ffibuilder.cdef("".join((CSRC / name).read_text() for name in DECLARATIONS))
 ffibuilder.set_source(
     "kccl._core",
-    '#include "csrc/host/host.h"',
+    '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n}\n',
     # Relative to setup.py and through the package's symbolic link: the same in checkout and sdist.
-    sources=[f"kccl/csrc/host/{name}" for name in SOURCES],
+    sources=[f"kccl/csrc/{name}" for name in SOURCES],
     depends=[
         str(path)
-        for pattern in ("include/kccl/*", "kernels/*", "host/*.h", "host/*.inc")
-        for path in HOST.parent.glob(pattern)
+        for folder in ("include/kccl", "kernels", "host", "sim")
+        for path in (CSRC / folder).iterdir()
+        if path.suffix in (".cuh", ".h", ".inc")
     ],
     include_dirs=["kccl"],
     source_extension=".cpp",

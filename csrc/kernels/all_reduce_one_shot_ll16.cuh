@@ -29,7 +29,7 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
         const T* in = reinterpret_cast<const T*>(call.input) + begin;
         T* out = reinterpret_cast<T*>(call.output) + begin;
         const uint64_t count = call.count - begin < round ? call.count - begin : round;
-        const uint64_t num_packets = ll16::num_packets<T>(count);
+        const uint64_t num_packets = num_payloads<T>(count);
 
         const Status entered = channel.next(coop, Exchange::kPairwise);
         if (entered != kKcclOk) return entered;
@@ -42,7 +42,7 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
         }
 
         for (uint64_t i = coop.index(); i < num_packets; i += coop.size()) {
-            const mem::Packet packet = ll16::pack(ll16::load_payload(in, i, count), epoch);
+            const mem::Packet packet = ll16::pack(load_payload(in, i, count), epoch);
             for (int peer = 0; peer < world_size; ++peer) {
                 if (peer != comm.rank) mem::store_packet(outbox[peer] + i, packet);
             }
@@ -75,8 +75,8 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Coop coop, const Call& call) {
             } while (wait.again(missing, late_seen));
             failed = wait.failed();
             if (failed || !active) continue;
-            payloads[comm.rank] = ll16::load_payload(in, i, count);
-            ll16::store_payload(out, i, count, reduce_payloads<T, Op>(payloads, world_size));
+            payloads[comm.rank] = load_payload(in, i, count);
+            store_payload(out, i, count, reduce_payloads<T, Op>(payloads, world_size));
         }
         if (coop.any(failed)) return status_of(comm);
     }

@@ -24,7 +24,7 @@ KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
         const auto* in = reinterpret_cast<const uint8_t*>(call.input) + begin;
         auto* out = reinterpret_cast<uint8_t*>(call.output) + begin;
         const uint64_t count = call.count - begin < round ? call.count - begin : round;
-        const uint64_t num_packets = ll16::num_packets<uint8_t>(count);
+        const uint64_t num_packets = num_payloads<uint8_t>(count);
 
         const Status entered = channel.next(coop, Exchange::kCredited);
         if (entered != kKcclOk) return entered;
@@ -32,7 +32,7 @@ KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
 
         if (comm.rank == root) {
             for (uint64_t i = coop.index(); i < num_packets; i += coop.size()) {
-                const mem::Packet packet = ll16::pack(ll16::load_payload(in, i, count), epoch);
+                const mem::Packet packet = ll16::pack(load_payload(in, i, count), epoch);
                 for (int peer = 0; peer < comm.world_size; ++peer) {
                     if (peer == root) continue;
                     mem::store_packet(
@@ -56,7 +56,7 @@ KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
                 missing = active && !ll16::is_valid(packet, epoch) ? 1u << root : 0;
             } while (wait.again(missing, ll16::stale_flag(packet, epoch)));
             failed = wait.failed();
-            if (!failed && active) ll16::store_payload(out, i, count, ll16::unpack(packet));
+            if (!failed && active) store_payload(out, i, count, ll16::unpack(packet));
         }
         if (coop.any(failed)) return status_of(comm);
     }

@@ -74,17 +74,15 @@ void broadcast(const Rank& rank, int kernel, int root, uint64_t num_bytes, int c
 }
 
 bool is_all_reduce(int kernel) {
-    return kernel == kKcclAllReduceOneShotLl16 || kernel == kKcclAllReduceOneShotPullSimple ||
-           kernel == kKcclAllReduceTwoShotPullSimple || kernel == kKcclAllReduceTwoShotCmaSimple;
+    return kernel == kKcclAllReduceOneShotLl16 || kernel == kKcclAllReduceOneShotSentinel ||
+           kernel == kKcclAllReduceOneShotPullSimple || kernel == kKcclAllReduceTwoShotPullSimple ||
+           kernel == kKcclAllReduceTwoShotCmaSimple;
 }
 
-constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,
-                                kKcclAllReduceOneShotPullSimple,
-                                kKcclAllReduceTwoShotPullSimple,
-                                kKcclAllReduceTwoShotCmaSimple,
-                                kKcclBroadcastDirectLl16,
-                                kKcclBroadcastPullSimple,
-                                kKcclBarrierDirect};
+constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,       kKcclAllReduceOneShotSentinel,
+                                kKcclAllReduceOneShotPullSimple, kKcclAllReduceTwoShotPullSimple,
+                                kKcclAllReduceTwoShotCmaSimple,  kKcclBroadcastDirectLl16,
+                                kKcclBroadcastPullSimple,        kKcclBarrierDirect};
 
 // ---- Scenarios --------------------------------------------------------------------------------
 
@@ -97,6 +95,7 @@ void matrix(const Rank& rank) {
     for (const int kernel : kCollectives) {
         if (!is_all_reduce(kernel)) continue;
         for (const int dtype : kDtypes) {
+            if (kernel == kKcclAllReduceOneShotSentinel && oracle::is_integer(dtype)) continue;
             for (int op = 0; op < kKcclNumOps; ++op) {
                 if (op == kKcclAvg && oracle::is_integer(dtype)) continue;
                 for (const uint64_t length : lengths) {

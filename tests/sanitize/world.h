@@ -18,6 +18,7 @@ constexpr size_t kUserBytes = 4096;
 
 struct Rank {
     KcclState state = {};
+    KcclChannelState channels[kNumChannels] = {};
     KcclHostContext context = {};
     KcclDeviceComm comm = {};
     void* window = nullptr;
@@ -30,7 +31,9 @@ class World {
         const KcclLayout& layout = kLayouts[size];
         for (Rank& rank : ranks) {
             rank.window = std::aligned_alloc(4096, layout.window_bytes);
-            memset(rank.window, 0, layout.window_bytes);
+            memset(rank.window, 0, layout.sentinel);
+            memset(static_cast<uint8_t*>(rank.window) + layout.sentinel, 0xff,
+                   layout.window_bytes - layout.sentinel);
             rank.user_window.assign(kUserBytes, 0);
         }
         for (int r = 0; r < size; ++r) {
@@ -48,6 +51,7 @@ class World {
             comm.epoch_step = 1u << (32 - epoch_bits);
             comm.polls_per_check = 1 + static_cast<uint32_t>(r);
             comm.state = reinterpret_cast<uint64_t>(&rank.state);
+            comm.channels = reinterpret_cast<uint64_t>(rank.channels);
             comm.layout = layout;
             for (int peer = 0; peer < size; ++peer) {
                 comm.window[peer] = reinterpret_cast<uint64_t>(ranks[peer].window);

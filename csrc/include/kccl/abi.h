@@ -13,16 +13,16 @@ namespace kccl {
 using DeviceComm = ::KcclDeviceComm;
 using Call = ::KcclCall;
 using State = ::KcclState;
+using ChannelState = ::KcclChannelState;
 using Record = ::KcclRecord;
 using Status = ::KcclStatus;
 
-static_assert(sizeof(KcclLayout) == 72, "KcclLayout: nine 8-byte fields, no padding");
+static_assert(sizeof(KcclLayout) == 88, "KcclLayout: eleven 8-byte fields, no padding");
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
-static_assert(sizeof(KcclDeviceComm) == 24 + 8 + 64 + 72, "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclDeviceComm) == 24 + 16 + 64 + 88, "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
 static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 48, "KcclCall: no padding");
-static_assert(sizeof(KcclState::channel) / sizeof(KcclChannelState) == kKcclMaxChannels,
-              "abi.inc spells array lengths as literals because cffi reads it");
 static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
               "abi.inc spells array lengths as literals because cffi reads it");
 

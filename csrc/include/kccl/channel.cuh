@@ -61,18 +61,22 @@ class Channel {
     template <class Coop>
     KCCL_DEVICE Status next(Coop coop, Exchange exchange) {
         const DeviceComm& comm = call_.comm;
-        State* state = state_of(comm);
-        KcclChannelState* channel = &state->channel[call_.channel];
+        ChannelState* channel = channel_state(comm, call_.channel);
         const Status status = status_of(comm);
         if (coop.any(status != kKcclOk)) return status_of(comm);
         const uint32_t last_epoch = channel->epoch;
         const bool credit_due = channel->credit_due != 0;
         epoch_ = last_epoch + comm.epoch_step;
+        platform::enter_call(comm.state, call_.kernel, call_.channel, epoch_);
         coop.sync();
         if (leads(coop)) {
             channel->epoch = epoch_;
             channel->credit_due = exchange == Exchange::kCredited;
-            if (last_epoch != 0) state->contacted = 1;
+            // Once a channel, so that no other call pays for the store.
+            if (last_epoch == comm.epoch_step) {
+                mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->contacted,
+                                                                      1u);
+            }
         }
         Status entered = kKcclOk;
         if ((epoch_ << 1) == 0) {

@@ -3,6 +3,7 @@
 //
 //   cuda   nvcc or NVRTC           hip    clang for amdgcn, hipRTC
 //   host   any C++20 compiler: a rank is a process or a thread, a block is one OS thread
+//   sim    g++ or clang: every GPU thread is a fiber of the simulator in csrc/sim
 //
 // Everything above this file and mem.cuh is the same text on every target.
 #pragma once
@@ -11,12 +12,14 @@
 #define KCCL_TARGET_CUDA 1
 #elif defined(__HIP__)
 #define KCCL_TARGET_HIP 1
+#elif defined(KCCL_TARGET_SIM)
+#include "../../sim/device.h"
 #else
 #define KCCL_TARGET_HOST 1
 #endif
 
 // ---- Integer types: run-time compilers have no system headers -------------------------------
-#if defined(KCCL_TARGET_HOST) || (defined(KCCL_TARGET_CUDA) && !defined(__CUDACC_RTC__))
+#if !defined(__CUDACC_RTC__) && !defined(KCCL_TARGET_HIP)
 #include <stdint.h>
 #else
 using int8_t = signed char;
@@ -44,6 +47,13 @@ using uint64_t = unsigned long;
 #define KCCL_KERNEL __attribute__((global))
 #define KCCL_KERNEL_PARAM(type) const type
 #define KCCL_INDEPENDENT
+#elif defined(KCCL_TARGET_SIM)
+#define KCCL_DEVICE inline __attribute__((always_inline))
+#define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
+#define KCCL_DEVICE_SHARED static __attribute__((noinline, unused))
+#define KCCL_KERNEL [[maybe_unused]] static
+#define KCCL_KERNEL_PARAM(type) const type&
+#define KCCL_INDEPENDENT
 #else
 // Always inlined, so that one translation unit per instruction set emits no shared symbols.
 #define KCCL_DEVICE inline __attribute__((always_inline))
@@ -61,6 +71,24 @@ using uint64_t = unsigned long;
 #endif
 #endif
 
+// platform::dynamic_shared(): the block's shared memory of the size given at launch, aligned to 128
+// bytes; on the host kDynamicSharedBytes.
+//
+// KCCL_BLOCK_SHARED(T, name): declares `T& name`, one instance a block, not initialised, with room
+// for one T. In functions only.
+#if defined(KCCL_TARGET_CUDA)
+#define KCCL_BLOCK_SHARED(type, name) __shared__ type name
+#elif defined(KCCL_TARGET_HIP)
+#define KCCL_BLOCK_SHARED(type, name) static __attribute__((shared)) type name
+#elif defined(KCCL_TARGET_SIM)
+#define KCCL_BLOCK_SHARED(type, name)         \
+    static const char name##_declaration = 0; \
+    type& name = *static_cast<type*>(         \
+        kccl_sim_engine->shared(&name##_declaration, sizeof(type), alignof(type)))
+#else
+#define KCCL_BLOCK_SHARED(type, name) type name
+#endif
+
 namespace kccl::platform {
 
 #if defined(KCCL_TARGET_CUDA)
@@ -71,10 +99,19 @@ constexpr bool kCpu = false;
 KCCL_DEVICE uint32_t thread_in_block() { return threadIdx.x; }
 KCCL_DEVICE uint32_t threads_per_block() { return blockDim.x; }
 KCCL_DEVICE uint32_t block_in_grid() { return blockIdx.x; }
+KCCL_DEVICE uint32_t blocks_per_grid() { return gridDim.x; }
 KCCL_DEVICE void sync_block() { __syncthreads(); }
 KCCL_DEVICE bool sync_block_any(bool mine) { return __syncthreads_or(mine); }
 KCCL_DEVICE void sync_warp() { __syncwarp(); }
 KCCL_DEVICE bool warp_any(bool mine) { return __any_sync(0xffffffffu, mine); }
+KCCL_DEVICE uint64_t warp_ballot(bool mine) { return __ballot_sync(0xffffffffu, mine); }
+KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t source_lane) {
+    return __shfl_sync(0xffffffffu, word, source_lane);
+}
+KCCL_DEVICE uint8_t* dynamic_shared() {
+    extern __shared__ __align__(128) uint8_t kccl_dynamic_shared[];
+    return kccl_dynamic_shared;
+}
 
 #elif defined(KCCL_TARGET_HIP)
 
@@ -84,13 +121,20 @@ constexpr bool kCpu = false;
 KCCL_DEVICE uint32_t thread_in_block() { return __builtin_amdgcn_workitem_id_x(); }
 KCCL_DEVICE uint32_t threads_per_block() { return __builtin_amdgcn_workgroup_size_x(); }
 KCCL_DEVICE uint32_t block_in_grid() { return __builtin_amdgcn_workgroup_id_x(); }
+KCCL_DEVICE uint32_t blocks_per_grid() {
+    return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
+}
 // Why the fences: a bare s_barrier drains nothing, so stores could still be in flight.
 KCCL_DEVICE void sync_block() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-KCCL_DEVICE bool warp_any(bool mine) { return __builtin_amdgcn_ballot_w64(mine) != 0; }
+KCCL_DEVICE uint64_t warp_ballot(bool mine) { return __builtin_amdgcn_ballot_w64(mine); }
+KCCL_DEVICE bool warp_any(bool mine) { return warp_ballot(mine) != 0; }
+KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t source_lane) {
+    return __builtin_amdgcn_ds_bpermute(source_lane * 4, word);
+}
 KCCL_DEVICE bool sync_block_any(bool mine) {
     static __attribute__((shared)) uint32_t any;
     if (thread_in_block() == 0) any = 0;
@@ -105,6 +149,31 @@ KCCL_DEVICE void sync_warp() {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
     __builtin_amdgcn_wave_barrier();
 }
+KCCL_DEVICE uint8_t* dynamic_shared() {
+    extern __attribute__((shared)) __attribute__((aligned(128))) uint8_t kccl_dynamic_shared[];
+    return kccl_dynamic_shared;
+}
+
+#elif defined(KCCL_TARGET_SIM)
+
+constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
+constexpr bool kCpu = false;
+
+KCCL_DEVICE uint32_t thread_in_block() { return (*kccl_sim_engine->self)->thread_in_block; }
+KCCL_DEVICE uint32_t threads_per_block() { return (*kccl_sim_engine->self)->threads_per_block; }
+KCCL_DEVICE uint32_t block_in_grid() { return (*kccl_sim_engine->self)->block_in_grid; }
+KCCL_DEVICE uint32_t blocks_per_grid() { return (*kccl_sim_engine->self)->blocks_per_grid; }
+KCCL_DEVICE void sync_block() { kccl_sim_engine->meet_block(1); }
+KCCL_DEVICE bool sync_block_any(bool mine) { return kccl_sim_engine->block_any(mine) != 0; }
+KCCL_DEVICE void sync_warp() { kccl_sim_engine->meet_warp(); }
+KCCL_DEVICE uint64_t warp_ballot(bool mine) { return kccl_sim_engine->warp_ballot(mine); }
+KCCL_DEVICE bool warp_any(bool mine) { return warp_ballot(mine) != 0; }
+KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t source_lane) {
+    return static_cast<uint32_t>(kccl_sim_engine->shuffle(word, source_lane));
+}
+KCCL_DEVICE uint8_t* dynamic_shared() {
+    return static_cast<uint8_t*>(kccl_sim_engine->dynamic_shared());
+}
 
 #else
 
@@ -114,12 +183,30 @@ constexpr bool kCpu = true;
 KCCL_DEVICE uint32_t thread_in_block() { return 0; }
 KCCL_DEVICE uint32_t threads_per_block() { return 1; }
 KCCL_DEVICE uint32_t block_in_grid() { return 0; }
+KCCL_DEVICE uint32_t blocks_per_grid() { return 1; }
 KCCL_DEVICE void sync_block() {}
 KCCL_DEVICE bool sync_block_any(bool mine) { return mine; }
 KCCL_DEVICE void sync_warp() {}
 KCCL_DEVICE bool warp_any(bool mine) { return mine; }
+KCCL_DEVICE uint64_t warp_ballot(bool mine) { return mine; }
+KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t) { return word; }
+// As much as a block of an H100 may have: 227 KiB. One instance a thread, which is a block.
+constexpr uint64_t kDynamicSharedBytes = 232448;
+[[maybe_unused]] static uint8_t* dynamic_shared() {
+    alignas(128) static thread_local uint8_t memory[kDynamicSharedBytes];
+    return memory;
+}
 
 #endif
+
+// Says to the simulator which call the thread makes from here on; nothing elsewhere. `state` tells
+// communicators apart.
+KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] uint32_t kernel,
+                            [[maybe_unused]] int32_t channel, [[maybe_unused]] uint32_t epoch) {
+#if defined(KCCL_TARGET_SIM)
+    kccl_sim_engine->enter_call(state, kernel, channel, epoch);
+#endif
+}
 
 // Between variables of this thread: a change of type, not an access to memory.
 KCCL_DEVICE void copy_bytes(void* to, const void* from, uint64_t num_bytes) {
@@ -136,6 +223,17 @@ KCCL_DEVICE To bit_cast(const From& from) {
     To to;
     copy_bytes(&to, &from, sizeof(To));
     return to;
+}
+
+// The value of `source_lane`, a thread of the same warp. Called by all threads of the warp.
+template <class T>
+KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
+    static_assert(sizeof(T) % 4 == 0, "whole words");
+    uint32_t words[sizeof(T) / 4];
+    copy_bytes(words, &value, sizeof(T));
+    for (uint32_t& word : words) word = shuffle_word(word, source_lane);
+    copy_bytes(&value, words, sizeof(T));
+    return value;
 }
 
 }  // namespace kccl::platform

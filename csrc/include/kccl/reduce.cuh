@@ -150,8 +150,8 @@ struct Max : Sum {
     }
 };
 
-// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1.
-template <class T, class Op>
+// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1, which lie STRIDE apart.
+template <class T, class Op, int STRIDE = 1>
 KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     constexpr int kCount = 8 / sizeof(T);
     typename Element<T>::Acc acc[kCount];
@@ -159,7 +159,7 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     platform::copy_bytes(elements, &payloads[0], 8);
     for (int k = 0; k < kCount; ++k) acc[k] = Element<T>::widen(elements[k]);
     for (int rank = 1; rank < world_size; ++rank) {
-        platform::copy_bytes(elements, &payloads[rank], 8);
+        platform::copy_bytes(elements, &payloads[rank * STRIDE], 8);
         for (int k = 0; k < kCount; ++k) {
             acc[k] = Op::template apply<T>(acc[k], Element<T>::widen(elements[k]));
         }

@@ -57,8 +57,11 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
 // Whom a wait needs: each of the missing peers, or any one of them.
 enum class Need { kEach, kAny };
 
-// What a wait is for, and what it remembers between two looks at the clock.
+// What a wait is for, as its record will name it, and what it remembers between two looks at the
+// clock.
 struct Patience {
+    uint32_t kernel;
+    int32_t channel;
     uint32_t wanted;
     Need need;
     uint32_t polls = 0;
@@ -90,9 +93,8 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
 
 // Looks at the clock, at the abort words and, on a CPU, at the processes of the peers in `missing`,
 // a set of ranks as bits. False: the wait failed. `seen` goes into the record.
-KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t missing,
+KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, Patience& patience, uint32_t missing,
                                 uint32_t seen) {
-    const DeviceComm& comm = call.comm;
     State* state = state_of(comm);
     if (status_of(comm) != kKcclOk) return false;
     const uint64_t now = mem::clock_ns();
@@ -117,12 +119,14 @@ KCCL_DEVICE_COLD bool may_go_on(const Call& call, Patience& patience, uint32_t m
         culprit = first_of(lost);
         status = (gone >> culprit & 1u) != 0 ? kKcclPeerLost : kKcclPeerLeft;
     } else {
+        const bool contacted =
+            mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(&state->contacted) != 0;
         const uint64_t limit_ns = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
-            state->contacted != 0 ? &state->limit_ns : &state->first_limit_ns);
+            contacted ? &state->limit_ns : &state->first_limit_ns);
         if (waited_ns <= limit_ns) return true;
         status = kKcclTimeout;
     }
-    give_up(comm, Record{status, comm.rank, culprit, call.kernel, call.channel, seen,
+    give_up(comm, Record{status, comm.rank, culprit, patience.kernel, patience.channel, seen,
                          patience.wanted, 0, waited_ns});
     return false;
 }
@@ -131,24 +135,34 @@ class Wait {
   public:
     // `call` and `wanted`, an epoch or a count, are what the record will name.
     KCCL_DEVICE Wait(const Call& call, uint32_t wanted, Need need = Need::kEach)
-        : call_(call), patience_{wanted, need} {}
+        : comm_(call.comm), patience_{call.kernel, call.channel, wanted, need} {}
+
+    // The same outside of a call. `channel`: what the record will have under this name.
+    KCCL_DEVICE Wait(const DeviceComm& comm, KcclKernel kernel, int32_t channel, uint32_t wanted)
+        : comm_(comm), patience_{static_cast<uint32_t>(kernel), channel, wanted, Need::kEach} {}
 
     // To be called after each poll by all threads of a warp, so that the loop stays warp-uniform.
     // `missing`: the ranks, as bits, of which this thread has not seen all it waits for; one of
-    // their words last read `seen`.
+    // their words last read `seen`. This rank itself: other threads of it.
     KCCL_DEVICE bool again(uint32_t missing, uint32_t seen) {
         if (!platform::warp_any(missing != 0)) return false;
         mem::poll_pause();
-        if (++patience_.polls < call_.comm.polls_per_check) return true;
+        if (++patience_.polls < comm_.polls_per_check) return true;
         patience_.polls = 0;
-        failed_ = platform::warp_any(missing != 0 && !may_go_on(call_, patience_, missing, seen));
+        failed_ = platform::warp_any(missing != 0 && !may_go_on(comm_, patience_, missing, seen));
         return !failed_;
+    }
+
+    // The same for a wait whose record names in `channel` what this thread misses now.
+    KCCL_DEVICE bool again(uint32_t missing, uint32_t seen, int32_t channel) {
+        patience_.channel = channel;
+        return again(missing, seen);
     }
 
     KCCL_DEVICE bool failed() const { return failed_; }
 
   private:
-    const Call& call_;
+    const DeviceComm& comm_;
     Patience patience_;
     bool failed_ = false;
 };

@@ -8,6 +8,10 @@ namespace kccl {
 
 KCCL_DEVICE State* state_of(const DeviceComm& comm) { return reinterpret_cast<State*>(comm.state); }
 
+KCCL_DEVICE ChannelState* channel_state(const DeviceComm& comm, int channel) {
+    return reinterpret_cast<ChannelState*>(comm.channels) + channel;
+}
+
 template <class T>
 KCCL_DEVICE T* window_at(const DeviceComm& comm, int rank, uint64_t offset) {
     return reinterpret_cast<T*>(comm.window[rank] + offset);
@@ -35,6 +39,12 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
     return window_at<uint32_t>(comm, rank, comm.layout.signals + line * kKcclLineBytes);
 }
 
+// The word by which a block of this rank tells the others how often it has synchronised.
+KCCL_DEVICE uint32_t* grid_word(const DeviceComm& comm, uint32_t block) {
+    return window_at<uint32_t>(comm, comm.rank,
+                               comm.layout.grid + uint64_t(block) * kKcclLineBytes);
+}
+
 // The packets that `source` pushes into `rank`'s window: a slot of 2 * packet_bytes.
 // The stride per source is fixed, so a word is only ever written by one rank.
 KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
@@ -42,6 +52,15 @@ KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int chann
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * comm.world_size + source;
     return window_at<mem::Packet>(comm, rank,
                                   comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
+}
+
+// The sentinel words that `source` pushes into `rank`'s window: a slot of packet_bytes.
+KCCL_DEVICE mem::Packet* sentinel_slot(const DeviceComm& comm, int rank, int channel, uint32_t slot,
+                                       int source) {
+    const uint64_t place =
+        (uint64_t(channel) * kKcclNumSentinelSlots + slot) * comm.world_size + source;
+    return window_at<mem::Packet>(comm, rank,
+                                  comm.layout.sentinel + place * comm.layout.packet_bytes);
 }
 
 enum class Half { kInput = 0, kResult = 1 };

@@ -1,0 +1,59 @@
+// mem.cuh's asynchronous copies where the hardware has none: a warp copies through its registers,
+// and returns when it is done. The target gives add_shared (acquire-release, returns the sum),
+// load_shared (acquires) and store_shared (releases), all in the block's scope.
+#pragma once
+
+namespace kccl::mem {
+
+// word[0]: what the running phase still waits for, arrivals * kArrival + bytes.
+// word[1]: arrivals of a phase * 2 + parity of the running phase.
+constexpr uint32_t kArrival = 1u << 20;
+
+KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
+    barrier->word[0] = arrivals * kArrival;
+    barrier->word[1] = arrivals * 2;
+}
+
+// Takes `part` off what the phase waits for. Whoever takes the last begins the next phase: nobody
+// else touches the barrier until word[1] says so.
+KCCL_DEVICE void settle(CopyBarrier* barrier, uint32_t part) {
+    if (add_shared(&barrier->word[0], 0u - part) != 0) return;
+    const uint32_t phase = load_shared(&barrier->word[1]);
+    store_shared(&barrier->word[0], (phase >> 1) * kArrival);
+    store_shared(&barrier->word[1], phase ^ 1u);
+}
+
+KCCL_DEVICE void arrive(CopyBarrier* barrier) { settle(barrier, kArrival); }
+
+KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
+    settle(barrier, kArrival - num_bytes);
+}
+
+KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
+    return (load_shared(&barrier->word[1]) & 1u) != parity;
+}
+
+KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
+                            uint32_t index, uint32_t size) {
+    // Loads that are on their way together.
+    constexpr uint32_t kLines = 8;
+    auto* out = static_cast<Line*>(to);
+    auto* in = static_cast<const Line*>(from);
+    const uint32_t num_lines = num_bytes / sizeof(Line);
+    for (uint32_t i = index; i < num_lines; i += kLines * size) {
+        Line lines[kLines];
+        for (uint32_t k = 0; k < kLines; ++k) {
+            if (i + k * size < num_lines) lines[k] = load_plain(in + i + k * size);
+        }
+        for (uint32_t k = 0; k < kLines; ++k) {
+            if (i + k * size < num_lines) store_plain(out + i + k * size, lines[k]);
+        }
+    }
+    platform::sync_warp();
+    if (index == 0) settle(barrier, num_bytes);
+}
+
+// Copies are ordinary stores.
+KCCL_DEVICE void fence_copies() {}
+
+}  // namespace kccl::mem

@@ -1,0 +1,211 @@
+// mem.cuh on NVIDIA GPUs: PTX.
+#pragma once
+
+namespace kccl::mem {
+
+#define KCCL_MEM_LOAD(order, scope, bits, reg)                       \
+    asm volatile("ld." order "." scope ".global.u" bits " %0, [%1];" \
+                 : "=" reg(value)                                    \
+                 : "l"(address)                                      \
+                 : "memory")
+#define KCCL_MEM_STORE(order, scope, bits, reg)                                                 \
+    asm volatile("st." order "." scope ".global.u" bits " [%0], %1;" ::"l"(address), reg(value) \
+                 : "memory")
+#define KCCL_MEM_BY_SIZE(access, order, scope) \
+    do {                                       \
+        if constexpr (sizeof(T) == 4)          \
+            access(order, scope, "32", "r");   \
+        else                                   \
+            access(order, scope, "64", "l");   \
+    } while (0)
+#define KCCL_MEM_BY_SCOPE(access, order)            \
+    do {                                            \
+        if constexpr (scope == Scope::kBlock)       \
+            KCCL_MEM_BY_SIZE(access, order, "cta"); \
+        else if constexpr (scope == Scope::kDevice) \
+            KCCL_MEM_BY_SIZE(access, order, "gpu"); \
+        else                                        \
+            KCCL_MEM_BY_SIZE(access, order, "sys"); \
+    } while (0)
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE T load(const T* address) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order != Order::kRelease, "a load acquires or is relaxed");
+    T value;
+    if constexpr (order == Order::kAcquire)
+        KCCL_MEM_BY_SCOPE(KCCL_MEM_LOAD, "acquire");
+    else
+        KCCL_MEM_BY_SCOPE(KCCL_MEM_LOAD, "relaxed");
+    return value;
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE void store(T* address, T value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order != Order::kAcquire, "a store releases or is relaxed");
+    if constexpr (order == Order::kRelease)
+        KCCL_MEM_BY_SCOPE(KCCL_MEM_STORE, "release");
+    else
+        KCCL_MEM_BY_SCOPE(KCCL_MEM_STORE, "relaxed");
+}
+
+#undef KCCL_MEM_LOAD
+#undef KCCL_MEM_STORE
+#undef KCCL_MEM_BY_SIZE
+#undef KCCL_MEM_BY_SCOPE
+
+KCCL_DEVICE Packet load_packet(const Packet* address) {
+    Packet packet;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                 : "=l"(packet.half[0]), "=l"(packet.half[1])
+                 : "l"(address)
+                 : "memory");
+    return packet;
+}
+
+KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(packet.half[0]),
+                 "l"(packet.half[1])
+                 : "memory");
+}
+
+KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
+    uint32_t seen;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, %2;"
+                 : "=r"(seen)
+                 : "l"(address), "r"(value)
+                 : "memory");
+    return seen == 0;
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void fence() {
+    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
+    if constexpr (order == Order::kSeqCst) {
+        if constexpr (scope == Scope::kBlock)
+            asm volatile("fence.sc.cta;" ::: "memory");
+        else if constexpr (scope == Scope::kDevice)
+            asm volatile("fence.sc.gpu;" ::: "memory");
+        else
+            asm volatile("fence.sc.sys;" ::: "memory");
+    } else {
+        if constexpr (scope == Scope::kBlock)
+            asm volatile("fence.acq_rel.cta;" ::: "memory");
+        else if constexpr (scope == Scope::kDevice)
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        else
+            asm volatile("fence.acq_rel.sys;" ::: "memory");
+    }
+}
+
+KCCL_DEVICE uint32_t shared_address(const void* address) {
+    uint32_t shared;
+    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
+        : "=r"(shared)
+        : "l"(address));
+    return shared;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(arrivals)
+                 : "memory");
+}
+
+KCCL_DEVICE void arrive(CopyBarrier* barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(
+                     shared_address(barrier))
+                 : "memory");
+}
+
+KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(barrier)),
+                 "r"(num_bytes)
+                 : "memory");
+}
+
+// The hardware may let the thread sleep a little before it answers no.
+KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
+    uint32_t completed;
+    asm volatile(
+        "{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
+        "selp.u32 %0, 1, 0, done; }"
+        : "=r"(completed)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return completed != 0;
+}
+
+KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
+                            uint32_t index, uint32_t) {
+    if (index != 0) return;
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_address(to)),
+        "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Copies are made by another proxy, which does not see ordinary stores in order.
+KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+#else
+
+// For mem_copies.cuh.
+#define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
+
+KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(shared_address(word)), "r"(value)
+                 : "memory");
+    return before + value;
+}
+
+KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
+    uint32_t value;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(shared_address(word))
+                 : "memory");
+    return value;
+}
+
+KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(word)), "r"(value)
+                 : "memory");
+}
+
+#endif
+
+KCCL_DEVICE float float_from_half(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// Rounds to nearest even; `value` is not NaN.
+KCCL_DEVICE uint16_t half_from_float(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+KCCL_DEVICE uint64_t clock_ns() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+KCCL_DEVICE void poll_pause() {}
+
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+
+KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
+
+}  // namespace kccl::mem

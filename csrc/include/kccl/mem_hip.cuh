@@ -1,0 +1,99 @@
+// mem.cuh on AMD GPUs: clang's scoped atomics, of which the compiler makes the cache bits.
+#pragma once
+
+namespace kccl::mem {
+
+constexpr int builtin_order(Order order) {
+    return order == Order::kRelaxed   ? __ATOMIC_RELAXED
+           : order == Order::kAcquire ? __ATOMIC_ACQUIRE
+           : order == Order::kRelease ? __ATOMIC_RELEASE
+           : order == Order::kAcqRel  ? __ATOMIC_ACQ_REL
+                                      : __ATOMIC_SEQ_CST;
+}
+
+constexpr int builtin_scope(Scope scope) {
+    return scope == Scope::kBlock    ? __MEMORY_SCOPE_WRKGRP
+           : scope == Scope::kDevice ? __MEMORY_SCOPE_DEVICE
+                                     : __MEMORY_SCOPE_SYSTEM;
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE T load(const T* address) {
+    return __scoped_atomic_load_n(address, builtin_order(order), builtin_scope(scope));
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE void store(T* address, T value) {
+    __scoped_atomic_store_n(address, value, builtin_order(order), builtin_scope(scope));
+}
+
+KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
+    uint32_t seen = 0;
+    return __scoped_atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED,
+                                              __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+
+// The builtin takes order and scope as literals.
+template <Order order, Scope scope>
+KCCL_DEVICE void fence() {
+    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
+    if constexpr (order == Order::kSeqCst) {
+        if constexpr (scope == Scope::kBlock)
+            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
+        else if constexpr (scope == Scope::kDevice)
+            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+        else
+            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
+    } else {
+        if constexpr (scope == Scope::kBlock)
+            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "workgroup");
+        else if constexpr (scope == Scope::kDevice)
+            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
+        else
+            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
+    }
+}
+
+KCCL_DEVICE Packet load_packet(const Packet* address) {
+    return {{load<Order::kRelaxed, Scope::kSystem>(&address->half[0]),
+             load<Order::kRelaxed, Scope::kSystem>(&address->half[1])}};
+}
+
+KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
+    store<Order::kRelaxed, Scope::kSystem>(&address->half[0], packet.half[0]);
+    store<Order::kRelaxed, Scope::kSystem>(&address->half[1], packet.half[1]);
+}
+
+// For mem_copies.cuh.
+#define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
+
+KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
+    return __scoped_atomic_add_fetch(word, value, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_WRKGRP);
+}
+
+KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
+    return load<Order::kAcquire, Scope::kBlock>(word);
+}
+
+KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
+    store<Order::kRelease, Scope::kBlock>(word, value);
+}
+
+KCCL_DEVICE float float_from_half(uint16_t bits) {
+    return static_cast<float>(__builtin_bit_cast(_Float16, bits));
+}
+
+KCCL_DEVICE uint16_t half_from_float(float value) {
+    return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value));
+}
+
+// The constant 100 MHz counter.
+KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
+
+KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
+
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+
+KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
+
+}  // namespace kccl::mem

@@ -1,0 +1,80 @@
+// mem.cuh in the simulator: every access goes to the engine, which decides what it sees.
+// Plain accesses are seen too: -fsanitize=thread makes the compiler announce them (sim/module.inc).
+#pragma once
+
+#include "../../sim/device.h"
+#include "mem_cpu.cuh"
+
+namespace kccl::mem {
+
+// A packet's halves are single-copy atomic on every GPU; the two are not one.
+constexpr uint32_t kPacketUnitBytes = 8;
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE T load(const T* address) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order == Order::kRelaxed || order == Order::kAcquire, "acquires or is relaxed");
+    return static_cast<T>(kccl_sim_engine->load(address, sizeof(T), static_cast<uint32_t>(order),
+                                                static_cast<uint32_t>(scope)));
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE void store(T* address, T value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    kccl_sim_engine->store(address, static_cast<uint64_t>(value), sizeof(T),
+                           static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
+}
+
+KCCL_DEVICE Packet load_packet(const Packet* address) {
+    Packet packet;
+    kccl_sim_engine->load_packet(address, packet.half, kPacketUnitBytes);
+    return packet;
+}
+
+KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
+    kccl_sim_engine->store_packet(address, packet.half, kPacketUnitBytes);
+}
+
+KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
+    return kccl_sim_engine->claim(address, value) != 0;
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void fence() {
+    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
+    kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
+}
+
+KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
+    kccl_sim_engine->barrier_init(barrier, arrivals);
+}
+
+KCCL_DEVICE void arrive(CopyBarrier* barrier) { kccl_sim_engine->barrier_arrive(barrier, 0); }
+
+KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
+    kccl_sim_engine->barrier_arrive(barrier, num_bytes);
+}
+
+KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
+    return kccl_sim_engine->barrier_has_completed(barrier, parity) != 0;
+}
+
+KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
+                            uint32_t index, uint32_t) {
+    if (index == 0) kccl_sim_engine->copy_async(to, from, num_bytes, barrier);
+}
+
+KCCL_DEVICE void fence_copies() { kccl_sim_engine->fence_copies(); }
+
+KCCL_DEVICE uint64_t clock_ns() { return kccl_sim_engine->clock_ns(); }
+
+KCCL_DEVICE void poll_pause() { kccl_sim_engine->poll_pause(); }
+
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+
+KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t, uint32_t missing, uint32_t* gone) {
+    return kccl_sim_engine->idle(idle_context, missing, gone);
+}
+
+}  // namespace kccl::mem

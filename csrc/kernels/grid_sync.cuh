@@ -1,0 +1,21 @@
+// grid_sync: the blocks of this rank's kernel wait for each other, call.count times. One word a
+// block out, one of every block in; no peer takes part. How it works is told in grid.cuh.
+#pragma once
+
+#include "../include/kccl/grid.cuh"
+
+namespace kccl {
+
+// Called by all threads of all blocks of the kernel. Acquire-release.
+KCCL_DEVICE Status grid_sync(const Call& call) {
+    Status status = kKcclOk;
+    for (uint64_t i = 0; i < call.count && status == kKcclOk; ++i) status = grid_sync(call.comm);
+    return status;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::grid_sync(call); }
+
+}  // namespace kernels
+}  // namespace kccl

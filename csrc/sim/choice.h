@@ -1,0 +1,50 @@
+// Every decision of a run: who moves, and what a load sees. A function of the seed, or of a tape.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+namespace kccl::sim {
+
+class Random {
+  public:
+    explicit Random(uint64_t seed = 0) : state_(seed) {}
+
+    // splitmix64: every seed, also 0, 1, 2, ..., gives an unrelated sequence.
+    uint64_t next() {
+        uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        return z ^ (z >> 31);
+    }
+    // Below bound, which is not 0.
+    uint32_t below(uint32_t bound) { return static_cast<uint32_t>(((next() >> 32) * bound) >> 32); }
+    bool one_in(uint32_t n) { return below(n) == 0; }
+
+  private:
+    uint64_t state_;
+};
+
+// Decisions in a row, each one of so many. Choice 0 is what happens when nobody interferes.
+class Tape {
+  public:
+    void rewind() {
+        choices.clear();
+        bounds.clear();
+    }
+    uint32_t next(uint32_t bound) {
+        const size_t at = choices.size();
+        const uint32_t choice = at < prefix.size() ? prefix[at] % bound : 0;
+        choices.push_back(static_cast<uint8_t>(choice));
+        bounds.push_back(static_cast<uint8_t>(bound));
+        return choice;
+    }
+
+    std::vector<uint8_t> prefix;
+    std::vector<uint8_t> choices;
+    std::vector<uint8_t> bounds;
+};
+
+}  // namespace kccl::sim

@@ -1,0 +1,110 @@
+// What a thread of the machine knows of the others: vector clocks, shared and sparse.
+//
+// Every thread counts its own events. A clock says for each other thread up to which event it is
+// known. There may be a quarter of a million threads, so a clock holds one part a block, and a part
+// is one number for the whole block (what a block barrier tells) and, where needed, one for each
+// thread. Clocks are immutable once shared, because thousands of stores keep the same one.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <utility>
+#include <vector>
+
+namespace kccl::sim {
+
+// A thread of a block. Slots are numbers of blocks (and hosts) in the machine.
+struct Agent {
+    uint32_t slot = 0;
+    uint32_t thread = 0;
+
+    bool operator==(const Agent&) const = default;
+};
+
+// One event of an agent. Counter 0: before everything, known to all.
+struct Event {
+    Agent agent;
+    uint32_t counter = 0;
+};
+
+// A pointer that counts; of one machine's thread only, so without atomics.
+template <class T>
+class Ref {
+  public:
+    Ref() = default;
+    explicit Ref(T* object) : object_(object) { hold(); }
+    Ref(const Ref& other) : object_(other.object_) { hold(); }
+    Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    Ref& operator=(Ref other) noexcept {
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    ~Ref() {
+        if (object_ != nullptr && --object_->refs == 0) delete object_;
+    }
+
+    T* get() const { return object_; }
+    T* operator->() const { return object_; }
+    T& operator*() const { return *object_; }
+    explicit operator bool() const { return object_ != nullptr; }
+
+  private:
+    void hold() {
+        if (object_ != nullptr) ++object_->refs;
+    }
+    T* object_ = nullptr;
+};
+
+class Clock {
+  public:
+    uint32_t refs = 0;
+
+    // The last event of the agent that is known.
+    uint32_t of(Agent agent) const {
+        if (agent.slot >= parts_.size()) return 0;
+        const Part& part = parts_[agent.slot];
+        if (!part.each || agent.thread >= part.each->counters.size()) return part.all;
+        const uint32_t own = part.each->counters[agent.thread];
+        return own > part.all ? own : part.all;
+    }
+    bool knows(Event event) const { return event.counter <= of(event.agent); }
+    // True when all threads of the slot are known up to this counter.
+    bool knows_all(uint32_t slot, uint32_t counter) const {
+        return slot < parts_.size() && counter <= parts_[slot].all;
+    }
+
+    // These change the clock, which must not be shared: see edit().
+    void add(Event event);
+    void add_block(uint32_t slot, uint32_t counter);
+    void join(const Clock& other);
+
+  private:
+    struct Counters {
+        uint32_t refs = 0;
+        std::vector<uint32_t> counters;
+    };
+    struct Part {
+        uint32_t all = 0;
+        Ref<Counters> each;
+    };
+
+    Part& part(uint32_t slot);
+    static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
+
+    std::vector<Part> parts_;
+};
+
+using ClockRef = Ref<Clock>;
+
+// The clock behind `ref`, for changing: a copy where others hold it too.
+Clock& edit(ClockRef& ref);
+
+// *into also knows what `other` knows.
+void join(ClockRef& into, const ClockRef& other);
+
+inline bool knows(const ClockRef& clock, Event event) {
+    return event.counter == 0 || (clock && clock->knows(event));
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,149 @@
+// Asynchronous copies: they complete late, in pieces, and in any order.
+#include "copies.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+// A copy completes in up to so many pieces.
+constexpr uint32_t kPieces = 4;
+constexpr uint32_t kUnit = 16;
+
+}  // namespace
+
+void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
+    Fiber& mine = *current_;
+    CopyPhase phase;
+    phase.arrivals = phase.missing = arrivals;
+    mine.block->copies.barriers[barrier] = std::move(phase);
+    // Whoever uses it must come after: as if the barrier's word were written here.
+    memory.plain(mine.knowledge, barrier, 8, true, mine.site);
+}
+
+void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
+    Fiber& mine = *current_;
+    Copies& copies = mine.block->copies;
+    memory.plain(mine.knowledge, barrier, 8, false, mine.site);
+    const auto known = copies.barriers.find(barrier);
+    // Not initialised, or more arrivals than a phase has.
+    if (known == copies.barriers.end() || known->second.missing == 0) {
+        report_here(kKcclSimInvalidAccess);
+        return;
+    }
+    CopyPhase& phase = known->second;
+    --phase.missing;
+    phase.missing_bytes += num_bytes;
+    mine.knowledge.settle_hearsay();
+    join(phase.ordered, mine.knowledge.snapshot());
+    join(phase.caused, mine.knowledge.caused);
+    edit(phase.caused).add(mine.knowledge.now());
+    ++mine.knowledge.counter;
+    end_phase(*mine.block, barrier);
+}
+
+// Ends the phase when nothing of it is missing.
+void Machine::end_phase(Block& block, uint64_t barrier) {
+    CopyPhase& phase = block.copies.barriers[barrier];
+    if (phase.missing != 0 || phase.missing_bytes != 0) return;
+    ++phase.phase;
+    phase.missing = phase.arrivals;
+    phase.ended_ordered = phase.ordered;
+    phase.ended_caused = phase.caused;
+    wake(memory.granule(block.fibers[0]->knowledge, barrier));
+}
+
+bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
+    Fiber& mine = *current_;
+    memory.plain(mine.knowledge, barrier, 8, false, mine.site);
+    const auto known = mine.block->copies.barriers.find(barrier);
+    if (known == mine.block->copies.barriers.end()) {
+        report_here(kKcclSimInvalidAccess);
+        return false;
+    }
+    const CopyPhase& phase = known->second;
+    mine.polled.push_back(&memory.granule(mine.knowledge, barrier));
+    if ((phase.phase & 1) == (parity & 1)) return false;
+    if (phase.phase == 0) return true;  // the phase before the first
+    join(mine.knowledge.ordered, phase.ended_ordered);
+    join(mine.knowledge.performed, phase.ended_ordered);
+    join(mine.knowledge.caused, phase.ended_caused);
+    return true;
+}
+
+void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_t barrier) {
+    Fiber& mine = *current_;
+    if (num_bytes == 0 || num_bytes % kUnit != 0) {
+        report_here(kKcclSimInvalidAccess);
+        return;
+    }
+    Copies& copies = mine.block->copies;
+    const uint32_t units = num_bytes / kUnit;
+    const uint32_t per_piece = (units + kPieces - 1) / kPieces * kUnit;
+    for (uint32_t offset = 0; offset < num_bytes; offset += per_piece) {
+        copies.pieces.push_back({.to = to + offset,
+                                 .from = from + offset,
+                                 .num_bytes = std::min(per_piece, num_bytes - offset),
+                                 .barrier = barrier,
+                                 .number = copies.next_number,
+                                 .ordered = mine.knowledge.snapshot(),
+                                 .fenced = mine.fenced,
+                                 .call = mine.knowledge.call,
+                                 .launch = mine.knowledge.launch,
+                                 .site = mine.site});
+    }
+    ++copies.next_number;
+    ++mine.knowledge.counter;
+    trace(kKcclSimCopyStarts, to, num_bytes);
+    if (copies.is_listed) return;
+    copies.is_listed = true;
+    copying_.push_back(mine.block);
+}
+
+// Completes any piece that is under way. False: there is none.
+bool Machine::complete_copy() {
+    if (copying_.empty()) return false;
+    const uint32_t chosen = random_.below(static_cast<uint32_t>(copying_.size()));
+    Block& block = *copying_[chosen];
+    Copies& copies = block.copies;
+    const uint32_t index = random_.below(static_cast<uint32_t>(copies.pieces.size()));
+    const Piece piece = copies.pieces[index];
+    copies.pieces.erase(copies.pieces.begin() + index);
+    const bool is_late = std::any_of(copies.ended.begin(), copies.ended.end(),
+                                     [&piece](uint64_t number) { return number > piece.number; });
+    if (is_late) ++late_copies;
+    copies.ended.push_back(piece.number);
+    if (copies.ended.size() > 8) copies.ended.erase(copies.ended.begin());
+    if (copies.pieces.empty()) {
+        copies.is_listed = false;
+        copying_.erase(copying_.begin() + chosen);
+    }
+    Knowledge copier;
+    copier.agent = {block.slot + 1, 0};
+    copier.counter = copies.next_counter++;
+    copier.call = piece.call;
+    copier.launch = piece.launch;
+    copier.ordered = piece.ordered;
+    memory.async(copier, piece.fenced, piece.from, piece.num_bytes, false, piece.site);
+    memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);
+    memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from),
+           piece.num_bytes);
+    const auto known = copies.barriers.find(piece.barrier);
+    if (known == copies.barriers.end()) {
+        report(kKcclSimInvalidAccess, copier.agent, piece.call, piece.site, piece.barrier, {});
+        return true;
+    }
+    CopyPhase& phase = known->second;
+    phase.missing_bytes -= piece.num_bytes;
+    edit(phase.ordered).add(copier.now());
+    edit(phase.caused).add(copier.now());
+    ++changes_;
+    end_phase(block, piece.barrier);
+    return true;
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,49 @@
+// Asynchronous copies into block-shared memory and the barriers that they complete on.
+#pragma once
+
+#include <stdint.h>
+
+#include <map>
+#include <vector>
+
+#include "clock.h"
+
+namespace kccl::sim {
+
+// The state of a mem::CopyBarrier. A phase ends when all arrivals and all bytes are in.
+struct CopyPhase {
+    uint32_t arrivals = 0;  // a phase
+    uint32_t missing = 0;
+    int64_t missing_bytes = 0;
+    uint32_t phase = 0;
+    // What arrivals and copies hand on: so far, and when the last phase ended.
+    ClockRef ordered;
+    ClockRef caused;
+    ClockRef ended_ordered;
+    ClockRef ended_caused;
+};
+
+// A piece of a copy. Pieces complete in any order.
+struct Piece {
+    uint64_t to = 0;
+    uint64_t from = 0;
+    uint32_t num_bytes = 0;
+    uint64_t barrier = 0;
+    uint64_t number = 0;  // in the order in which they were started
+    ClockRef ordered;     // what its issuer knew
+    ClockRef fenced;      // the ordinary stores that its issuer had fenced
+    uint32_t call = 0;
+    uint64_t launch = 0;
+    uint64_t site = 0;
+};
+
+struct Copies {
+    std::map<uint64_t, CopyPhase> barriers;  // by address
+    std::vector<Piece> pieces;
+    std::vector<uint64_t> ended;  // numbers of the last pieces that completed
+    uint64_t next_number = 0;
+    uint32_t next_counter = 1;  // events of the agent that copies
+    bool is_listed = false;
+};
+
+}  // namespace kccl::sim

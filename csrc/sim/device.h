@@ -1,0 +1,68 @@
+// What a kernel compiled for the simulator calls. The engine is in another shared library, so the
+// calls go through a table, which the kernel's library gets before its first launch (module.inc).
+//
+// Every function identifies its caller by the return address, from which reports make a source line.
+#pragma once
+
+#include <stdint.h>
+
+extern "C" {
+
+// The running thread, as far as kernels look at it.
+struct KcclSimThread {
+    uint32_t thread_in_block;
+    uint32_t threads_per_block;
+    uint32_t block_in_grid;
+    uint32_t blocks_per_grid;
+    // Memory that no other thread writes: this thread's stack and the launch's arguments.
+    uint64_t stack;
+    uint64_t stack_bytes;
+    uint64_t arguments;
+    uint64_t argument_bytes;
+};
+
+// Orders and scopes are the values of mem::Order and mem::Scope.
+struct KcclSimEngine {
+    KcclSimThread* const* self;
+
+    uint64_t (*load)(const void* address, uint32_t num_bytes, uint32_t order, uint32_t scope);
+    void (*store)(void* address, uint64_t value, uint32_t num_bytes, uint32_t order,
+                  uint32_t scope);
+    // 16 bytes in single-copy atomic units of unit_bytes, relaxed, system scope.
+    void (*load_packet)(const void* address, uint64_t* halves, uint32_t unit_bytes);
+    void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes);
+    uint32_t (*claim)(uint32_t* address, uint32_t value);
+    void (*fence)(uint32_t order, uint32_t scope);
+
+    // Announce plain accesses, which the kernel then makes itself.
+    void (*read)(const void* address, uint64_t num_bytes, const void* site);
+    void (*write)(const void* address, uint64_t num_bytes, const void* site);
+
+    // fenced: with the fences that AMD needs around its barrier, which by itself drains nothing.
+    void (*meet_block)(uint32_t fenced);
+    void (*meet_warp)(void);
+    uint32_t (*block_any)(uint32_t mine);
+    uint64_t (*warp_ballot)(uint32_t mine);
+    uint64_t (*shuffle)(uint64_t value, uint32_t source_lane);
+    // The block's instance of the shared variable that is declared at `declaration`.
+    void* (*shared)(const void* declaration, uint64_t num_bytes, uint64_t alignment);
+    void* (*dynamic_shared)(void);
+
+    uint64_t (*clock_ns)(void);
+    void (*poll_pause)(void);
+    uint32_t (*idle)(uint64_t idle_context, uint32_t missing, uint32_t* gone);
+
+    // mem::CopyBarrier and what completes on it.
+    void (*barrier_init)(void* barrier, uint32_t arrivals);
+    void (*barrier_arrive)(void* barrier, uint32_t num_bytes);
+    uint32_t (*barrier_has_completed)(const void* barrier, uint32_t parity);
+    void (*copy_async)(void* to, const void* from, uint32_t num_bytes, void* barrier);
+    void (*fence_copies)(void);
+
+    // The calling thread is in this call from here on: names for reports, and what is stale.
+    // `state` tells communicators apart.
+    void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+};
+
+extern const KcclSimEngine* kccl_sim_engine;
+}

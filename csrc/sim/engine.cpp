@@ -1,0 +1,367 @@
+// What kernels call, by the table in device.h. All of it runs on the stack of a fiber.
+#include <string.h>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+#define KCCL_SIM_SITE() reinterpret_cast<uint64_t>(__builtin_return_address(0))
+
+KcclSimThread* self = nullptr;
+
+uint8_t* aligned(uint8_t* address, uint64_t alignment) {
+    const auto number = reinterpret_cast<uint64_t>(address);
+    return reinterpret_cast<uint8_t*>((number + alignment - 1) / alignment * alignment);
+}
+
+// The running machine, told what its thread does.
+Machine& at(uint64_t site, const void* address) {
+    Machine& machine = *running;
+    machine.me().site = site;
+    machine.me().address = reinterpret_cast<uint64_t>(address);
+    return machine;
+}
+
+// False: no GPU has such an access, and it must not be made.
+bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
+    const auto number = reinterpret_cast<uint64_t>(address);
+    if (number >= 4096 && number % num_bytes == 0) return true;
+    machine.report_here(kKcclSimInvalidAccess);
+    machine.leave_if_found();
+    return false;
+}
+
+uint64_t load_at(Machine& machine, const Memory::Access32Or64& access) {
+    Fiber& me = machine.me();
+    const Memory::Seen seen = machine.memory.load(me.knowledge, access);
+    me.polled.push_back(seen.granule);
+    me.saw_old = me.saw_old || !seen.is_newest;
+    machine.trace(kKcclSimLoad, access.address, seen.value, seen.age);
+    machine.leave_if_found();
+    return seen.value;
+}
+
+void store_at(Machine& machine, const Memory::Access32Or64& access, uint64_t value) {
+    Granule* const granule = machine.memory.store(machine.me().knowledge, access, value);
+    machine.trace(kKcclSimStore, access.address, value);
+    machine.wake(*granule);
+    machine.leave_if_found();
+}
+
+uint64_t load(const void* address, uint32_t num_bytes, uint32_t order, uint32_t scope) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.point();
+    if (!is_valid(machine, address, num_bytes)) return 0;
+    return load_at(machine, {reinterpret_cast<uint64_t>(address), num_bytes,
+                             static_cast<Order>(order), static_cast<Scope>(scope), site, false});
+}
+
+void store(void* address, uint64_t value, uint32_t num_bytes, uint32_t order, uint32_t scope) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.settle(true);
+    machine.point();
+    if (!is_valid(machine, address, num_bytes)) return;
+    store_at(machine,
+             {reinterpret_cast<uint64_t>(address), num_bytes, static_cast<Order>(order),
+              static_cast<Scope>(scope), site, false},
+             value);
+}
+
+void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.point();
+    if (!is_valid(machine, address, 16)) return;
+    const auto begin = reinterpret_cast<uint64_t>(address);
+    auto* to = reinterpret_cast<uint8_t*>(halves);
+    for (uint32_t offset = 0; offset < 16; offset += unit_bytes) {
+        const uint64_t unit = load_at(
+            machine, {begin + offset, unit_bytes, Order::kRelaxed, Scope::kSystem, site, true});
+        memcpy(to + offset, &unit, unit_bytes);
+    }
+    // Halves of different stores: what makes a flag in each half necessary.
+    if (halves[0] >> 32 != halves[1] >> 32) ++machine.torn_packets;
+}
+
+void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.settle(true);
+    if (!is_valid(machine, address, 16)) return;
+    const auto begin = reinterpret_cast<uint64_t>(address);
+    const auto* from = reinterpret_cast<const uint8_t*>(halves);
+    for (uint32_t offset = 0; offset < 16; offset += unit_bytes) {
+        machine.point();
+        uint64_t unit = 0;
+        memcpy(&unit, from + offset, unit_bytes);
+        store_at(machine, {begin + offset, unit_bytes, Order::kRelaxed, Scope::kSystem, site, true},
+                 unit);
+    }
+}
+
+uint32_t claim(uint32_t* address, uint32_t value) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.settle(true);
+    machine.point();
+    if (!is_valid(machine, address, 4)) return 0;
+    const auto [granule, is_mine] = machine.memory.claim(
+        machine.me().knowledge,
+        {reinterpret_cast<uint64_t>(address), 4, Order::kRelaxed, Scope::kDevice, site, false},
+        value);
+    machine.trace(kKcclSimStore, reinterpret_cast<uint64_t>(address), value);
+    if (is_mine) machine.wake(*granule);
+    machine.leave_if_found();
+    return is_mine ? 1 : 0;
+}
+
+void fence(uint32_t order, uint32_t scope) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.settle(true);
+    machine.point();
+    machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
+                         static_cast<Scope>(scope));
+    machine.trace(kKcclSimFence, 0, order);
+}
+
+// No other thread moves between the announcement and the access, so nothing comes between them.
+void read(const void* address, uint64_t num_bytes, const void* site) {
+    Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
+    machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
+                         false, reinterpret_cast<uint64_t>(site));
+    machine.leave_if_found();
+}
+
+void write(const void* address, uint64_t num_bytes, const void* site) {
+    Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
+    machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
+                         true, reinterpret_cast<uint64_t>(site));
+    machine.leave_if_found();
+}
+
+void meet_block(uint32_t fenced) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.me().exchanged = 0;
+    machine.point();
+    machine.meet_block(Meeting::kSync, fenced != 0);
+    machine.leave_if_found();
+}
+
+uint32_t block_any(uint32_t mine) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.me().exchanged = mine != 0 ? 1 : 0;
+    machine.point();
+    machine.meet_block(Meeting::kAny, true);
+    machine.leave_if_found();
+    return machine.me().exchanged != 0 ? 1 : 0;
+}
+
+void meet_warp() {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.settle(true);
+    machine.trace(kKcclSimMeetWarp, 0, 0);
+    machine.meet_warp(Meeting::kSync);
+    machine.leave_if_found();
+}
+
+// Votes end polls: what the thread waits for is still the word it looked at last.
+uint64_t warp_ballot(uint32_t mine) {
+    Machine& machine = *running;
+    machine.me().exchanged = mine;
+    machine.trace(kKcclSimMeetWarp, 0, mine);
+    machine.meet_warp(Meeting::kBallot);
+    machine.leave_if_found();
+    return machine.me().exchanged;
+}
+
+uint64_t shuffle(uint64_t value, uint32_t source_lane) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.me().exchanged = value;
+    machine.me().source_lane = source_lane;
+    machine.trace(kKcclSimMeetWarp, 0, value);
+    machine.meet_warp(Meeting::kShuffle);
+    machine.leave_if_found();
+    return machine.me().exchanged;
+}
+
+void* shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
+    return running->shared(declaration, num_bytes, alignment);
+}
+
+void* dynamic_shared() {
+    return running->shared(nullptr, running->me().block->grid->launch.shared_bytes, 128);
+}
+
+uint64_t clock_ns() { return running->clock_ns; }
+
+void poll_pause() {
+    Machine& machine = *running;
+    Fiber& me = machine.me();
+    machine.trace(kKcclSimPause, me.address, 0);
+    machine.settle_poll();
+}
+
+// No process ends in here, and no interpreter waits: a rank that has left says so in its window.
+uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
+
+void barrier_init(void* barrier, uint32_t arrivals) {
+    Machine& machine = at(KCCL_SIM_SITE(), barrier);
+    if (!is_valid(machine, barrier, 8)) return;
+    machine.settle(true);
+    machine.point();
+    machine.barrier_init(reinterpret_cast<uint64_t>(barrier), arrivals);
+    machine.leave_if_found();
+}
+
+void barrier_arrive(void* barrier, uint32_t num_bytes) {
+    Machine& machine = at(KCCL_SIM_SITE(), barrier);
+    if (!is_valid(machine, barrier, 8)) return;
+    machine.settle(true);
+    machine.point();
+    machine.barrier_arrive(reinterpret_cast<uint64_t>(barrier), num_bytes);
+    machine.leave_if_found();
+}
+
+uint32_t barrier_has_completed(const void* barrier, uint32_t parity) {
+    Machine& machine = at(KCCL_SIM_SITE(), barrier);
+    if (!is_valid(machine, barrier, 8)) return 0;
+    machine.point();
+    const bool result = machine.barrier_has_completed(reinterpret_cast<uint64_t>(barrier), parity);
+    machine.leave_if_found();
+    return result ? 1 : 0;
+}
+
+void copy_async(void* to, const void* from, uint32_t num_bytes, void* barrier) {
+    Machine& machine = at(KCCL_SIM_SITE(), to);
+    if (!is_valid(machine, to, 16) || !is_valid(machine, from, 16) ||
+        !is_valid(machine, barrier, 8)) {
+        return;
+    }
+    machine.settle(true);
+    machine.point();
+    machine.copy_async(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), num_bytes,
+                       reinterpret_cast<uint64_t>(barrier));
+    machine.leave_if_found();
+}
+
+void fence_copies() {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.settle(true);
+    machine.point();
+    Fiber& me = machine.me();
+    me.fenced = me.knowledge.snapshot();
+    ++me.knowledge.counter;
+    machine.trace(kKcclSimFence, 0, 0);
+}
+
+void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.settle(true);
+    machine.me().knowledge.call = machine.calls.enter(state, kernel, channel, epoch);
+    machine.trace(kKcclSimEnterCall, 0, epoch);
+}
+
+constexpr KcclSimEngine kTable = {
+    .self = &self,
+    .load = load,
+    .store = store,
+    .load_packet = load_packet,
+    .store_packet = store_packet,
+    .claim = claim,
+    .fence = fence,
+    .read = read,
+    .write = write,
+    .meet_block = meet_block,
+    .meet_warp = meet_warp,
+    .block_any = block_any,
+    .warp_ballot = warp_ballot,
+    .shuffle = shuffle,
+    .shared = shared,
+    .dynamic_shared = dynamic_shared,
+    .clock_ns = clock_ns,
+    .poll_pause = poll_pause,
+    .idle = idle,
+    .barrier_init = barrier_init,
+    .barrier_arrive = barrier_arrive,
+    .barrier_has_completed = barrier_has_completed,
+    .copy_async = copy_async,
+    .fence_copies = fence_copies,
+    .enter_call = enter_call,
+};
+
+}  // namespace
+
+void show_self(Fiber& fiber) { self = &fiber.self; }
+
+const KcclSimEngine* engine_table() { return &kTable; }
+
+// ---- Polls --------------------------------------------------------------------------------------
+
+void Machine::settle(bool is_taken) {
+    Fiber& mine = *current_;
+    if (mine.polled.empty()) return;
+    memory.settle(mine.knowledge, mine.polled, is_taken);
+    begin_poll(mine);
+    if (is_taken) ++changes_;
+}
+
+void Machine::begin_poll(Fiber& fiber) {
+    fiber.polled.clear();
+    fiber.saw_old = false;
+    fiber.woken_before = fiber.warp->woken;
+}
+
+// A poll did not find what it waited for. The thread looks again when one of the words it looked at
+// is stored to, or at once where it was shown an old value.
+void Machine::settle_poll() {
+    Fiber& mine = *current_;
+    ++steps;
+    clock_ns += 2;
+    memory.settle(mine.knowledge, mine.polled, false);
+    bool may_see_more = mine.saw_old;
+    for (const Granule* granule : mine.polled) {
+        // Stored to since it was looked at, by a thread that was moved in between.
+        if (may_see_more) break;
+        for (const Mark& mark : granule->marks) {
+            if (mark.reader.agent == mine.knowledge.agent &&
+                granule->newer_than(mark.index, mark.halves) != 0) {
+                may_see_more = true;
+            }
+        }
+    }
+    // A warp looks again as a whole.
+    if (may_see_more) {
+        wake(*mine.warp);
+    } else if (mine.woken_before != mine.warp->woken) {
+        may_see_more = true;
+    } else {
+        for (Granule* granule : mine.polled) {
+            if (granule->waiters.empty() || granule->waiters.back() != mine.warp->index) {
+                granule->waiters.push_back(mine.warp->index);
+            }
+        }
+    }
+    begin_poll(mine);
+    if (steps > settings.max_steps) report_here(kKcclSimEndless);
+    yield_as(may_see_more || !findings.empty() ? Fiber::kReady : Fiber::kPolling);
+    mine.woken_before = mine.warp->woken;
+    leave_if_found();
+}
+
+void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
+    Block& block = *current_->block;
+    for (const auto& [known, memory_of_it] : block.shared) {
+        if (known == declaration) return aligned(memory_of_it.get(), alignment);
+    }
+    auto bytes = std::make_unique<uint8_t[]>(num_bytes + alignment);
+    // Nothing is initialised there, so nobody may count on zeros.
+    memset(bytes.get(), 0xa5, num_bytes + alignment);
+    memory.forget(reinterpret_cast<uint64_t>(bytes.get()), num_bytes + alignment);
+    block.shared.emplace_back(declaration, std::move(bytes));
+    return aligned(block.shared.back().second.get(), alignment);
+}
+
+}  // namespace kccl::sim

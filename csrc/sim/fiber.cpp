@@ -1,0 +1,63 @@
+// glibc's checked longjmp refuses to go to another stack.
+#undef _FORTIFY_SOURCE
+#include "fiber.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+namespace kccl::sim {
+namespace {
+
+// What a new context is told. Read by start() before anybody else may write it.
+struct Beginning {
+    void (*body)(void*);
+    void* argument;
+    Context* context;
+    Context* here;
+};
+Beginning beginning;
+
+void start() {
+    const Beginning mine = beginning;
+    if (_setjmp(mine.context->registers) == 0) _longjmp(mine.here->registers, 1);
+    mine.body(mine.argument);
+    abort();
+}
+
+}  // namespace
+
+// Not inlined: the compiler must not keep anything in registers across it.
+__attribute__((noinline)) void switch_context(Context& from, Context& to) {
+    if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
+}
+
+// Why both families of functions: makecontext() can begin a stack, but its switches make a system
+// call each; setjmp() cannot begin one.
+void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
+                  void (*body)(void*), void* argument) {
+    ucontext_t first;
+    getcontext(&first);
+    first.uc_stack.ss_sp = stack;
+    first.uc_stack.ss_size = stack_bytes;
+    first.uc_link = nullptr;
+    makecontext(&first, start, 0);
+    beginning = {body, argument, &context, &here};
+    if (_setjmp(here.registers) == 0) setcontext(&first);
+}
+
+Stacks::~Stacks() {
+    for (uint8_t* slab : slabs_) munmap(slab, kPerSlab * kBytes);
+}
+
+uint8_t* Stacks::at(uint64_t index) {
+    while (index / kPerSlab >= slabs_.size()) {
+        void* slab = mmap(nullptr, kPerSlab * kBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (slab == MAP_FAILED) return nullptr;
+        slabs_.push_back(static_cast<uint8_t*>(slab));
+    }
+    return slabs_[index / kPerSlab] + index % kPerSlab * kBytes;
+}
+
+}  // namespace kccl::sim

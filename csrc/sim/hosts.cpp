@@ -1,0 +1,108 @@
+// A thread of the host per rank: who of them moves the machine, and when it may move.
+//
+// What a machine does must depend on its seed only, not on how fast the ranks' Python programs run.
+// So it moves while every rank is in a launch, has left, or waits outside of the machine. Whoever
+// waits for his launch then moves it, until a launch ends and its rank's program runs again.
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+// A rank whose program runs for so long is late: the others move on without it.
+constexpr uint64_t kLateNs = 1'000'000'000;
+// How often a machine that is stuck, while a rank's program could still free it, looks again. Its
+// clock then runs as the host's does.
+constexpr uint64_t kLookNs = 2'000'000;
+
+// One machine at a time has a running thread.
+std::mutex moving;
+
+uint64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+// *wake_at_ns: when a rank that keeps the machine from moving will be late.
+bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
+    uint64_t latest = 0;
+    for (const Rank& rank : ranks_) {
+        if (rank.host == Rank::kRunning) latest = std::max(latest, rank.running_since_ns + kLateNs);
+    }
+    *wake_at_ns = latest;
+    return latest <= now;
+}
+
+void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
+    is_moved_ = true;
+    const Halt halt = [this] {
+        const std::lock_guard<std::mutex> only(moving);
+        return move();
+    }();
+    is_moved_ = false;
+    for (Rank& rank : ranks_) {
+        if (rank.host != Rank::kInLaunch || !rank.stream.empty()) continue;
+        // Its program goes on, and the machine waits for what it does next.
+        rank.host = Rank::kRunning;
+        rank.running_since_ns = now_ns();
+    }
+    if (halt == Halt::kStuck) {
+        const bool can_be_freed = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+            return rank.host == Rank::kRunning || rank.host == Rank::kOutside;
+        });
+        if (!has_pollers() && !can_be_freed) {
+            report_stuck(kKcclSimDeadlock);
+        } else if (can_be_freed) {
+            changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
+            pass_time(kLookNs);
+        } else if (!pass_time(0)) {
+            report_stuck(kKcclSimLateTimeout);
+        }
+    }
+    changed_.notify_all();
+}
+
+int Machine::launch_and_wait(const KcclSimLaunch& launch) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (!findings.empty()) return 1;
+    const std::shared_ptr<Grid> grid = enqueue(launch);
+    Rank& rank = ranks_[static_cast<size_t>(launch.rank)];
+    rank.host = Rank::kInLaunch;
+    changed_.notify_all();
+    while (!grid->has_ended && findings.empty()) {
+        uint64_t wake_at_ns = 0;
+        const uint64_t now = now_ns();
+        if (!is_moved_ && may_move(now, &wake_at_ns)) {
+            move_for_hosts(lock);
+        } else if (is_moved_ || wake_at_ns <= now) {
+            changed_.wait(lock);
+        } else {
+            changed_.wait_for(lock, std::chrono::nanoseconds(wake_at_ns - now));
+        }
+    }
+    return findings.empty() ? 0 : 1;
+}
+
+void Machine::set_host(int index, Rank::HostState state) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    Rank& rank = ranks_[static_cast<size_t>(index)];
+    // Ranks that meet outside tell each other what their launches did.
+    if (state == Rank::kOutside) join(met_outside_, rank.ordered);
+    if (rank.host == Rank::kOutside) {
+        for (ClockRef* clock : {&rank.ordered, &rank.performed, &rank.caused}) {
+            join(*clock, met_outside_);
+        }
+    }
+    rank.host = state;
+    rank.running_since_ns = now_ns();
+    changed_.notify_all();
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,220 @@
+// All ranks of a job: their streams of launches, blocks, warps and threads, and the loop that moves
+// them. One thread of the host at a time moves a machine, and one machine at a time is moved.
+#pragma once
+
+#include <stdint.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "copies.h"
+#include "device.h"
+#include "fiber.h"
+#include "memory.h"
+#include "schedule.h"
+#include "types.h"
+
+namespace kccl::sim {
+
+struct Block;
+struct Grid;
+struct Warp;
+
+struct Fiber {
+    enum State : uint8_t { kIdle, kReady, kAtBlock, kAtWarp, kPolling, kEnded };
+
+    KcclSimThread self = {};
+    Context context;
+    State state = kIdle;
+    bool has_context = false;
+    uint32_t index = 0;
+    uint32_t level = 0;
+    Block* block = nullptr;
+    Warp* warp = nullptr;
+    uint32_t lane = 0;
+    Knowledge knowledge;
+    std::vector<Granule*> polled;  // since the last pause, store or barrier
+    bool saw_old = false;          // one of these was not the newest
+    uint32_t woken_before = 0;     // of its warp, when it began to poll
+    ClockRef fenced;               // what its last fence_copies() covers
+    uint64_t exchanged = 0;        // what it brings to a warp's or block's meeting, and takes away
+    uint32_t source_lane = 0;
+    uint64_t site = 0;  // of what it does or waits in
+    uint64_t address = 0;
+};
+
+enum class Meeting : uint8_t { kNone, kSync, kAny, kBallot, kShuffle };
+
+struct Warp {
+    uint32_t index = 0;
+    std::vector<Fiber*> lanes;
+    uint32_t arrived = 0;
+    uint32_t ended = 0;
+    uint32_t level = 0;
+    uint32_t woken = 0;  // how often a store woke it
+    Meeting meeting = Meeting::kNone;
+};
+
+struct Block {
+    Grid* grid = nullptr;
+    uint32_t slot = 0;
+    uint32_t index = 0;
+    std::vector<Fiber*> fibers;
+    uint32_t alive = 0;
+    uint32_t arrived = 0;
+    bool is_fenced = true;
+    Meeting meeting = Meeting::kNone;
+    std::vector<std::pair<const void*, std::unique_ptr<uint8_t[]>>> shared;
+    Copies copies;
+};
+
+struct Grid {
+    int32_t rank = 0;
+    uint64_t number = 0;
+    void (*entry)(const void*) = nullptr;
+    std::vector<uint64_t> arguments;  // 8-byte units, for alignment
+    KcclSimLaunch launch = {};
+    std::vector<std::unique_ptr<Block>> blocks;
+    std::vector<std::unique_ptr<Warp>> warps;
+    uint32_t alive = 0;  // threads
+    bool has_ended = false;
+};
+
+struct Rank {
+    enum HostState : uint8_t { kRunning, kInLaunch, kOutside, kLeft };
+
+    std::deque<std::shared_ptr<Grid>> stream;
+    // What everything before on this stream knew, as in Knowledge.
+    ClockRef ordered;
+    ClockRef performed;
+    ClockRef caused;
+    HostState host = kRunning;
+    uint64_t running_since_ns = 0;
+};
+
+class Machine final : public Reporter {
+  public:
+    explicit Machine(const KcclSimSettings& settings);
+
+    void restart(uint64_t seed);
+    std::shared_ptr<Grid> enqueue(const KcclSimLaunch& launch);
+    // Moves all launches to their end, or to the first finding.
+    void run();
+
+    // ---- Threads of the host, one a rank (hosts.cpp) ----
+    int launch_and_wait(const KcclSimLaunch& launch);
+    void set_host(int rank, Rank::HostState state);
+
+    // ---- What kernels call (engine.cpp) ----
+    Fiber& me() { return *current_; }
+    // Before every access that others can see: here a thread may be interrupted.
+    void point();
+    void yield_as(Fiber::State state);
+    void make_ready(Fiber* fiber);
+    // Something was stored there.
+    void wake(Granule& granule);
+    void wake(Warp& warp);
+    // The outcome of the loads since the last pause, store or barrier.
+    void settle(bool is_taken);
+    void settle_poll();
+    void meet_block(Meeting meeting, bool is_fenced);
+    void meet_warp(Meeting meeting);
+    void end_thread();
+    void* shared(const void* declaration, uint64_t num_bytes, uint64_t alignment);
+    void barrier_init(uint64_t barrier, uint32_t arrivals);
+    void barrier_arrive(uint64_t barrier, uint32_t num_bytes);
+    bool barrier_has_completed(uint64_t barrier, uint32_t parity);
+    void copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_t barrier);
+    void leave_if_found() {
+        if (!findings.empty()) switch_away();
+    }
+    void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0);
+    KcclSimPlace place(Agent agent, uint32_t call, uint64_t site) const;
+
+    void report(KcclSimFindingKind kind, Agent agent, uint32_t call, uint64_t site,
+                uint64_t address, const Other& other) override;
+    void report_here(KcclSimFindingKind kind);
+
+    KcclSimSettings settings;
+    Slots slots;
+    Calls calls;
+    Memory memory;
+    Tape tape;
+    uint64_t seed = 0;
+    uint64_t steps = 0;
+    uint64_t switches = 0;
+    uint64_t torn_packets = 0;
+    uint64_t late_copies = 0;
+    uint64_t clock_ns = 0;
+    std::vector<KcclSimFinding> findings;
+    std::vector<KcclSimEvent> events;  // a ring
+    uint64_t num_events = 0;
+    std::mutex mutex;
+
+  private:
+    enum class Halt { kAllEnded, kStuck, kFound, kGridEnded };
+
+    void choose_style();
+    Halt move();
+    void start_pending();
+    void start(const std::shared_ptr<Grid>& grid);
+    void end_grid(Grid& grid);
+    uint32_t level_of(const Fiber& fiber) const;
+    Fiber* pick();
+    void switch_away();
+    bool complete_copy();
+    void end_phase(Block& block, uint64_t barrier);
+    bool wake_stored();
+    bool wake_pollers();
+    bool has_pollers() const;
+    bool pass_time(uint64_t at_least_ns);
+    void report_stuck(KcclSimFindingKind kind);
+    void end_in_block(Fiber& fiber);
+    void share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block);
+    static void begin_poll(Fiber& fiber);
+    void release_warp(Warp& warp);
+    void release_block(Block& block);
+    void move_for_hosts(std::unique_lock<std::mutex>& lock);
+    bool may_move(uint64_t now_ns, uint64_t* wake_at_ns) const;
+    static void body(void* fiber);
+
+    // Of the thread that a seed stops: moves when nothing else can.
+    static constexpr uint32_t kStoppedLevel = 0;
+
+    Random random_;
+    Style style_;
+    Weakness weakness_;
+    Stacks stacks_;
+    std::deque<Fiber> fibers_;
+    std::vector<Fiber*> idle_fibers_;
+    Ready ready_;
+    std::vector<Rank> ranks_;
+    std::vector<std::shared_ptr<Grid>> running_;
+    std::vector<Warp*> warps_;
+    std::vector<uint32_t> slot_counters_;  // of each slot's last event
+    ClockRef met_outside_;                 // what ranks know that met outside of the machine
+    bool has_ended_grid_ = false;
+    std::vector<uint32_t> to_wake_;  // warps of which a word was stored to
+    std::vector<Block*> copying_;    // blocks with asynchronous copies under way
+    Fiber* current_ = nullptr;
+    Context host_;
+    uint64_t next_grid_ = 1;
+    uint64_t changes_ = 0;  // whatever a thread that waits could go on by
+    uint64_t changes_at_wake_ = 0;
+    uint32_t idle_rounds_ = 0;
+    uint64_t passed_ns_ = 0;
+    bool is_moved_ = false;
+    std::condition_variable changed_;
+};
+
+// The machine that is being moved; its threads' calls go there.
+extern Machine* running;
+
+// Kernels ask who they are through this (engine.cpp).
+void show_self(Fiber& fiber);
+const KcclSimEngine* engine_table();
+
+}  // namespace kccl::sim

@@ -1,0 +1,128 @@
+// Where the threads of a block or warp meet: barriers, votes and shuffles.
+#include <algorithm>
+
+#include "machine.h"
+
+namespace kccl::sim {
+
+// All know from now on what each knew.
+void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
+    ClockRef ordered, performed, caused;
+    uint32_t last = 0;
+    for (const Fiber* fiber : fibers) {
+        const Knowledge& each = fiber->knowledge;
+        join(ordered, each.ordered);
+        join(performed, each.performed);
+        join(caused, each.caused);
+        last = std::max(last, each.counter);
+    }
+    const Clock* told_last = nullptr;
+    for (Fiber* fiber : fibers) {
+        for (const auto& [event, told] : fiber->knowledge.hearsay) {
+            edit(caused).add(event);
+            if (told && told.get() != told_last) edit(caused).join(*told);
+            told_last = told.get();
+        }
+        fiber->knowledge.hearsay.clear();
+    }
+    for (ClockRef* clock : {&ordered, &performed, &caused}) {
+        if (is_block) {
+            edit(*clock).add_block(slot, last);
+            continue;
+        }
+        for (const Fiber* fiber : fibers) edit(*clock).add(fiber->knowledge.now());
+    }
+    for (Fiber* fiber : fibers) {
+        Knowledge& each = fiber->knowledge;
+        each.ordered = ordered;
+        each.performed = performed;
+        each.caused = caused;
+        each.counter = (is_block ? last : each.counter) + 1;
+    }
+}
+
+void Machine::meet_block(Meeting meeting, bool is_fenced) {
+    Fiber& mine = *current_;
+    Block& block = *mine.block;
+    settle(true);
+    trace(kKcclSimMeetBlock, 0, mine.exchanged);
+    // A warp of which a thread has ended cannot arrive as a whole.
+    const bool is_other = block.meeting != Meeting::kNone && block.meeting != meeting;
+    if (is_other || mine.warp->ended != 0) report_here(kKcclSimDivergence);
+    block.meeting = meeting;
+    block.is_fenced = block.is_fenced && is_fenced;
+    if (++block.arrived == block.alive) {
+        release_block(block);
+    } else {
+        yield_as(Fiber::kAtBlock);
+    }
+}
+
+void Machine::release_block(Block& block) {
+    std::vector<Fiber*> fibers;
+    uint64_t any = 0;
+    for (Fiber* fiber : block.fibers) {
+        if (fiber->state == Fiber::kEnded) continue;
+        fibers.push_back(fiber);
+        any |= fiber->exchanged;
+    }
+    if (block.is_fenced || settings.model == kKcclSimSm90) {
+        share_knowledge(fibers, block.slot, true);
+    }
+    ++changes_;
+    block.arrived = 0;
+    block.is_fenced = true;
+    block.meeting = Meeting::kNone;
+    for (Fiber* fiber : fibers) {
+        fiber->exchanged = any;
+        if (fiber->state == Fiber::kAtBlock) make_ready(fiber);
+    }
+}
+
+void Machine::end_in_block(Fiber& fiber) {
+    Block& block = *fiber.block;
+    ++fiber.warp->ended;
+    if (fiber.warp->arrived != 0) report_here(kKcclSimDivergence);
+    const bool waits =
+        std::any_of(fiber.warp->lanes.begin(), fiber.warp->lanes.end(),
+                    [](const Fiber* lane) { return lane->state == Fiber::kAtBlock; });
+    if (waits) report_here(kKcclSimDivergence);
+    if (--block.alive != 0 && block.arrived == block.alive) release_block(block);
+}
+
+void Machine::meet_warp(Meeting meeting) {
+    Fiber& mine = *current_;
+    Warp& warp = *mine.warp;
+    const bool is_other = warp.meeting != Meeting::kNone && warp.meeting != meeting;
+    if (is_other || warp.ended != 0) report_here(kKcclSimDivergence);
+    warp.meeting = meeting;
+    if (++warp.arrived == warp.lanes.size()) {
+        release_warp(warp);
+    } else {
+        yield_as(Fiber::kAtWarp);
+    }
+}
+
+void Machine::release_warp(Warp& warp) {
+    uint64_t ballot = 0;
+    std::vector<uint64_t> brought;
+    for (const Fiber* lane : warp.lanes) {
+        ballot |= (lane->exchanged != 0 ? uint64_t{1} : 0) << lane->lane;
+        brought.push_back(lane->exchanged);
+    }
+    if (warp.meeting == Meeting::kSync)
+        share_knowledge(warp.lanes, warp.lanes[0]->block->slot, false);
+    for (Fiber* lane : warp.lanes) {
+        if (warp.meeting == Meeting::kBallot) lane->exchanged = ballot;
+        if (warp.meeting == Meeting::kShuffle) {
+            lane->exchanged = brought[lane->source_lane % warp.lanes.size()];
+        }
+    }
+    warp.arrived = 0;
+    warp.meeting = Meeting::kNone;
+    for (Fiber* lane : warp.lanes) {
+        if (lane->state == Fiber::kAtWarp) make_ready(lane);
+    }
+}
+
+}  // namespace kccl::sim

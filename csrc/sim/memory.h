@@ -1,0 +1,222 @@
+// The adversarial memory: what a load may see, and who broke which rule. MODEL.md is its contract.
+//
+// Real memory always holds the newest value of every word. Beside it, words that are accessed
+// through mem.cuh keep the stores that a load may still return; a load takes the newest or, where
+// nothing orders it, an older one. Plain accesses go to real memory, and are only checked: in a
+// program without races they have nothing to choose.
+#pragma once
+
+#include <stdint.h>
+
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "choice.h"
+#include "clock.h"
+#include "types.h"
+
+namespace kccl::sim {
+
+// What one thread knows, in three strengths. `ordered` is happens-before: it takes a release and an
+// acquire. `performed` takes a release only: stores before it cannot land after a store that
+// depends on having seen it. `caused` takes neither: a load that was needed to decide on a store has
+// returned by then. ordered <= performed <= caused.
+struct Knowledge {
+    Agent agent;
+    uint32_t counter = 1;  // of this thread's next event
+    uint32_t call = 0;     // index of what it does in Calls
+    uint64_t launch = 0;
+    ClockRef ordered;
+    ClockRef performed;
+    ClockRef caused;
+    // What `caused` will know too: joined before it is asked or handed on.
+    std::vector<std::pair<Event, ClockRef>> hearsay;
+    ClockRef released;  // by this thread's last fence: what later stores carry
+    Scope released_to = Scope::kBlock;
+    // What a fence would take over, by the smallest scope that takes in whom it was seen from.
+    ClockRef to_acquire[3];
+
+    Event now() const { return {agent, counter}; }
+    void settle_hearsay();
+    // What a release hands on now.
+    ClockRef snapshot() const;
+};
+
+// A store that loads may return.
+struct Record {
+    uint64_t value = 0;  // of all 8 bytes, this store applied
+    Event writer = {};
+    ClockRef released = {};  // null: carries nothing
+    ClockRef caused = {};
+    uint32_t call = 0;
+    uint8_t halves = 3;  // which 4 bytes it wrote, as bits
+    Scope scope = Scope::kSystem;
+    Scope released_to = Scope::kSystem;
+    bool is_packet = false;
+    uint8_t skips = 0;  // loads that passed it over
+    uint64_t site = 0;
+};
+
+// The last load of an agent.
+struct Mark {
+    // kPolled: within a poll of which the outcome is open. kTaken: the thread went on with it.
+    enum State : uint8_t { kPolled, kTaken, kRejected };
+
+    Event reader = {};
+    uint64_t index = 0;  // of the record that it saw
+    uint32_t call = 0;
+    uint8_t halves = 3;
+    State state = kPolled;
+    bool is_packet = false;
+    uint64_t site = 0;
+};
+
+// The last plain accesses of one kind by the threads of one block: of one thread, until a second one
+// comes.
+struct Access {
+    Event event = {};  // of the thread that came last
+    uint32_t call = 0;
+    uint8_t bytes = 0;  // which, as bits
+    bool is_write = false;
+    bool is_async = false;
+    uint64_t site = 0;
+    std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: of `event` only
+    uint32_t last = 0;                    // the greatest of them
+
+    void add(Event next);
+};
+
+// 8 aligned bytes.
+struct Granule {
+    uint64_t address = 0;
+    uint64_t first = 0;  // index of records[0]; older ones nobody sees any more
+    std::vector<Record> records;
+    std::vector<Mark> marks;
+    std::vector<Access> accesses;
+    std::vector<uint32_t> waiters;  // warps to look again when something is stored
+    bool is_plainly_written = false;
+    Event plain_writer;
+    uint32_t plain_call = 0;
+    uint64_t plain_site = 0;
+
+    uint64_t newest() const { return first + records.size() - 1; }
+    Record& record(uint64_t index) { return records[index - first]; }
+    // Stores to these halves after record `index`.
+    uint32_t newer_than(uint64_t index, uint8_t halves) const;
+    void clear();
+};
+
+// How strongly a seed bends memory.
+struct Weakness {
+    uint32_t old_per_256 = 0;  // how often a load passes over a store that it need not see
+    uint8_t max_skips = 0;     // how often one store is passed over before all see it
+    enum Target : uint8_t { kAll, kPackets, kOthers, kOneRank } target = kAll;
+    int32_t rank = 0;
+};
+
+class Memory {
+  public:
+    Memory(Slots& slots, Calls& calls, Reporter& reporter)
+        : slots_(slots), calls_(calls), reporter_(reporter) {}
+
+    // Forgets all that was accessed.
+    void restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool checks);
+
+    struct Access32Or64 {
+        uint64_t address;
+        uint32_t num_bytes;  // 4 or 8
+        Order order;
+        Scope scope;
+        uint64_t site;
+        bool is_packet;
+    };
+    // `granule` becomes where it was; `is_newest` whether nothing newer exists.
+    struct Seen {
+        uint64_t value;
+        Granule* granule;
+        bool is_newest;
+        uint32_t age;
+    };
+    Seen load(Knowledge& me, const Access32Or64& access);
+    Granule* store(Knowledge& me, const Access32Or64& access, uint64_t value);
+    // Compare-and-swap of 0 to value: reads the newest.
+    std::pair<Granule*, bool> claim(Knowledge& me, const Access32Or64& access, uint32_t value);
+    void fence(Knowledge& me, Order order, Scope scope);
+
+    void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
+        plain_range(me, address, num_bytes, is_write, false, nullptr, site);
+    }
+    // An asynchronous copy's own accesses. `fenced`: the generic writes that its issuer fenced.
+    void async(Knowledge& copy, const ClockRef& fenced, uint64_t address, uint64_t num_bytes,
+               bool is_write, uint64_t site) {
+        plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
+    }
+
+    // The loads of a poll that found what it waited for; or did not.
+    void settle(Knowledge& me, const std::vector<Granule*>& polled, bool is_taken);
+
+    Granule& granule(const Knowledge& me, uint64_t address);
+    void forget(uint64_t address, uint64_t num_bytes);
+
+    void add_window(int rank, uint64_t address, uint64_t num_bytes);
+    void remove_window(uint64_t address);
+    void end_launch(uint64_t launch) { ended_.insert(launch); }
+
+    uint64_t old_loads = 0, loads = 0, passed_stores = 0;
+
+  private:
+    static constexpr uint64_t kGranulesPerPage = 64;
+    struct Page {
+        uint64_t number = 0;
+        uint32_t generation = 0;
+        bool is_window = false;
+        uint64_t launch = 0;
+        Granule granules[kGranulesPerPage];
+    };
+    struct Window {
+        uint64_t address, num_bytes;
+        int rank;
+    };
+
+    void plain_range(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write,
+                     bool is_async, const ClockRef* fenced, uint64_t site);
+    void plain_one(Knowledge& me, Granule& granule, uint8_t bytes, bool is_write, bool is_async,
+                   const ClockRef* fenced, uint64_t site);
+    void check_plain(const Knowledge& me, Granule& granule, const Access32Or64& access,
+                     bool is_store);
+    void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint8_t halves,
+                     uint64_t value);
+    // An access that comes before, and that this clock does not know of; or nothing.
+    static bool is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which);
+    void check_taken(const Knowledge& me, Granule& granule, const Mark& mark);
+    void refresh(Granule& granule);
+    uint64_t choose(Knowledge& me, Granule& granule, uint8_t halves);
+    bool hides(const Record& record);
+    void see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves,
+             const Access32Or64& access);
+    void append(Granule& granule, Record record);
+    Page& page(const Knowledge& me, uint64_t number);
+    void clear(Page& page);
+
+    Slots& slots_;
+    Calls& calls_;
+    Reporter& reporter_;
+    Weakness weakness_;
+    Random random_;
+    Tape* tape_ = nullptr;
+    bool checks_ = true;
+    uint32_t generation_ = 1;
+    static constexpr uint64_t kRecentPages = 1024;
+
+    std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
+    Page* recent_[kRecentPages] = {};
+    std::vector<Window> windows_;
+    std::unordered_set<uint64_t> ended_;
+    ClockRef sequential_;  // of all sequentially consistent fences
+    // The last store that somebody passed over: to see stores overtake each other.
+    Event passed_over_;
+};
+
+}  // namespace kccl::sim

@@ -1,0 +1,213 @@
+// Who moves next, who is interrupted, and who is woken.
+#include <algorithm>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+// Rounds in which every waiting thread looks once more before the machine counts as stuck: the
+// slow path of a wait looks at words that its poll does not.
+constexpr uint32_t kIdleRounds = 3;
+constexpr uint32_t kWakeOneIn = 16;
+// Virtual time a thread takes from one access to the next.
+constexpr uint64_t kStepNs = 2;
+constexpr uint64_t kFirstPassNs = 1'000'000;
+// Far beyond any limit a user sets: a wait that outlasts this does not look at the clock.
+constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
+
+}  // namespace
+
+// ---- What a seed stands for ---------------------------------------------------------------------
+
+void Machine::choose_style() {
+    static constexpr uint32_t kSwitch[] = {1, 2, 8, 64};
+    static constexpr uint32_t kOld[] = {0, 16, 128, 230};
+    static constexpr uint8_t kSkips[] = {1, 3, 8};
+    style_ = {};
+    style_.schedule = static_cast<KcclSimSchedule>(settings.schedule);
+    if (style_.schedule == kKcclSimMixed) {
+        style_.schedule = static_cast<KcclSimSchedule>(kKcclSimRandom + random_.below(6));
+    }
+    style_.switch_one_in = kSwitch[random_.below(4)];
+    style_.slow_rank = static_cast<int32_t>(random_.below(settings.world_size));
+    style_.slow_block = static_cast<int32_t>(random_.below(4));
+    // As often early as late, whatever the length of the run.
+    style_.stopped_at = 1 + random_.below(1u << (4 + random_.below(13)));
+    style_.change_one_in = 16u << random_.below(6);
+    weakness_ = {};
+    if (settings.is_weak != 0) {
+        weakness_.old_per_256 = kOld[random_.below(4)];
+        weakness_.max_skips = kSkips[random_.below(3)];
+        weakness_.target = static_cast<Weakness::Target>(random_.below(4));
+        weakness_.rank = static_cast<int32_t>(random_.below(settings.world_size));
+    }
+    if (style_.schedule == kKcclSimExhaustive) weakness_.max_skips = settings.is_weak != 0 ? 1 : 0;
+}
+
+uint32_t Machine::level_of(const Fiber& fiber) const {
+    const int32_t rank = fiber.block->grid->rank;
+    switch (style_.schedule) {
+        case kKcclSimPriority: return fiber.warp->level;
+        case kKcclSimSlowRank: return rank == style_.slow_rank ? 0 : 1;
+        case kKcclSimSlowBlock: {
+            const auto blocks = static_cast<int32_t>(fiber.block->grid->launch.num_blocks);
+            const bool is_slow =
+                rank == style_.slow_rank &&
+                static_cast<int32_t>(fiber.block->index) == style_.slow_block % blocks;
+            return is_slow ? 0 : 1;
+        }
+        default: return 1;
+    }
+}
+
+// ---- From one thread to the next ----------------------------------------------------------------
+
+Fiber* Machine::pick() {
+    if (ready_.is_empty()) return nullptr;
+    if (style_.schedule == kKcclSimRoundRobin) return ready_.pop_oldest();
+    if (style_.schedule != kKcclSimExhaustive) return ready_.pop_any(random_);
+    // By tape: the thread that has waited longest of one of the warps that can move.
+    size_t first = 0;
+    const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
+    size_t candidates[8];
+    uint32_t count = 0;
+    for (size_t i = first; i < fibers.size() && count < 8; ++i) {
+        const bool is_known = std::any_of(candidates, candidates + count, [&](size_t other) {
+            return fibers[other]->warp == fibers[i]->warp;
+        });
+        if (!is_known) candidates[count++] = i;
+    }
+    const size_t chosen = candidates[count > 1 ? tape.next(count) : 0];
+    Fiber* const fiber = fibers[chosen];
+    ready_.remove_at_highest(chosen);
+    return fiber;
+}
+
+void Machine::switch_away() {
+    Fiber* const mine = current_;
+    Fiber* const next = findings.empty() && !has_ended_grid_ ? pick() : nullptr;
+    if (next == mine) return;
+    current_ = next;
+    Context& from = mine != nullptr ? mine->context : host_;
+    if (next == nullptr) {
+        switch_context(from, host_);
+        return;
+    }
+    ++switches;
+    show_self(*next);
+    if (!next->has_context) {
+        Context here;
+        make_context(next->context, here, stacks_.at(next->index), Stacks::kBytes, body, next);
+        next->has_context = true;
+    }
+    switch_context(from, next->context);
+}
+
+void Machine::make_ready(Fiber* fiber) {
+    fiber->state = Fiber::kReady;
+    if (fiber->level != kStoppedLevel || style_.schedule != kKcclSimStoppedThread) {
+        fiber->level = level_of(*fiber);
+    }
+    ready_.push(fiber, fiber->level);
+}
+
+void Machine::yield_as(Fiber::State state) {
+    Fiber* const mine = current_;
+    if (state == Fiber::kReady) {
+        make_ready(mine);
+    } else {
+        mine->state = state;
+    }
+    switch_away();
+}
+
+void Machine::point() {
+    Fiber& mine = *current_;
+    clock_ns += kStepNs;
+    if (++steps > settings.max_steps) report_here(kKcclSimEndless);
+    if (!copying_.empty() && random_.one_in(8)) complete_copy();
+    switch (style_.schedule) {
+        case kKcclSimExhaustive: {
+            // Interrupted by another warp, or not.
+            if (ready_.is_empty()) return;
+            size_t first = 0;
+            const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
+            const bool has_other =
+                std::any_of(fibers.begin() + static_cast<ptrdiff_t>(first), fibers.end(),
+                            [&mine](const Fiber* other) { return other->warp != mine.warp; });
+            if (has_other && tape.next(2) != 0) yield_as(Fiber::kReady);
+            return;
+        }
+        case kKcclSimStoppedThread:
+            if (steps == style_.stopped_at) mine.level = kStoppedLevel;
+            break;
+        case kKcclSimPriority:
+            if (random_.one_in(style_.change_one_in)) {
+                mine.warp->level = 1 + random_.below(Ready::kLevels - 2);
+                mine.level = mine.warp->level;
+            }
+            break;
+        default: break;
+    }
+    const bool is_outranked = !ready_.is_empty() && ready_.highest() > mine.level;
+    const bool is_interrupted = style_.schedule != kKcclSimPriority &&
+                                (style_.switch_one_in == 1 || random_.one_in(style_.switch_one_in));
+    if (is_outranked || is_interrupted) yield_as(Fiber::kReady);
+}
+
+void Machine::wake(Granule& granule) {
+    ++changes_;
+    to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
+    granule.waiters.clear();
+    // Not always at once: a warp that waits for many words would look again after each of them.
+    if (style_.schedule == kKcclSimExhaustive || random_.one_in(kWakeOneIn)) wake_stored();
+}
+
+bool Machine::wake_stored() {
+    const bool has_any = !to_wake_.empty();
+    for (const uint32_t index : to_wake_) {
+        if (warps_[index] != nullptr) wake(*warps_[index]);
+    }
+    to_wake_.clear();
+    return has_any;
+}
+
+// All of the warp: its threads look again together, whoever's word it is.
+void Machine::wake(Warp& warp) {
+    ++warp.woken;
+    for (Fiber* lane : warp.lanes) {
+        if (lane->state == Fiber::kPolling) make_ready(lane);
+    }
+}
+
+bool Machine::wake_pollers() {
+    if (changes_ != changes_at_wake_) {
+        changes_at_wake_ = changes_;
+        idle_rounds_ = 0;
+        passed_ns_ = 0;
+    }
+    if (idle_rounds_ >= kIdleRounds) return false;
+    ++idle_rounds_;
+    bool has_woken = false;
+    for (const std::shared_ptr<Grid>& grid : running_) {
+        for (const std::unique_ptr<Block>& block : grid->blocks) {
+            for (Fiber* fiber : block->fibers) {
+                if (fiber->state != Fiber::kPolling) continue;
+                make_ready(fiber);
+                has_woken = true;
+            }
+        }
+    }
+    return has_woken;
+}
+
+// Moves the clock on, so that waits look at it and time out. False: they have had their time.
+bool Machine::pass_time(uint64_t at_least_ns) {
+    passed_ns_ = passed_ns_ == 0 ? kFirstPassNs : passed_ns_ + passed_ns_ / 8;
+    clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;
+    idle_rounds_ = 0;
+    return clock_ns < kAllWaitsEndNs;
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,193 @@
+// The rules that accesses can break: order of plain accesses, one writer a word, a slot's reuse.
+#include <algorithm>
+
+#include "memory.h"
+#include "words.h"
+
+namespace kccl::sim {
+
+// ---- Words accessed through mem.cuh -------------------------------------------------------------
+
+// Who else wrote or reads this word, and whether that is over.
+void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint8_t halves,
+                         uint64_t value) {
+    if (!checks_) return;
+    me.settle_hearsay();
+    const Record& last = at.records.back();
+    const bool is_idle = merged(last.value, value, halves) == last.value;
+    for (uint64_t index = at.newest() + 1; index-- > at.first;) {
+        const Record& before = at.record(index);
+        if ((before.halves & halves) == 0) continue;
+        if (before.writer.agent == me.agent || knows(me.performed, before.writer) ||
+            knows(me.ordered, before.writer) || is_idle) {
+            break;
+        }
+        // Whoever has seen a store comes after it, and so does who knows that somebody has.
+        const bool is_seen = std::any_of(at.marks.begin(), at.marks.end(), [&](const Mark& mark) {
+            return mark.index >= index && (mark.halves & halves) != 0 &&
+                   (mark.reader.agent == me.agent || knows(me.caused, mark.reader));
+        });
+        if (!is_seen) {
+            reporter_.report(kKcclSimTwoWriters, me.agent, me.call, access.site, access.address,
+                             other_of(before));
+        }
+        break;
+    }
+    if (!access.is_packet) return;
+    for (const Mark& mark : at.marks) {
+        if (mark.state != Mark::kTaken || !mark.is_packet || mark.reader.agent == me.agent)
+            continue;
+        if (knows(me.caused, mark.reader)) continue;
+        reporter_.report(kKcclSimReusedSlot, me.agent, me.call, access.site, access.address,
+                         other_of(mark));
+    }
+}
+
+void Memory::settle(Knowledge& me, const std::vector<Granule*>& polled, bool is_taken) {
+    for (Granule* at : polled) {
+        for (Mark& mark : at->marks) {
+            if (mark.reader.agent != me.agent || mark.state != Mark::kPolled) continue;
+            mark.state = is_taken ? Mark::kTaken : Mark::kRejected;
+            if (!is_taken || !mark.is_packet || !checks_ || mark.index < at->first) continue;
+            check_taken(me, *at, mark);
+        }
+    }
+}
+
+// A thread went on with the packet that it saw: is that this call's, and may nobody overwrite it?
+void Memory::check_taken(const Knowledge& me, Granule& at, const Mark& mark) {
+    const Record& record = at.record(mark.index);
+    const CallInfo& mine = calls_[mark.call];
+    const auto is_of_my_call = [&](const Record& other) {
+        const CallInfo& theirs = calls_[other.call];
+        return mine.channel >= 0 && theirs.channel == mine.channel && theirs.number == mine.number;
+    };
+    for (uint64_t index = mark.index + 1; index <= at.newest(); ++index) {
+        const Record& later = at.record(index);
+        if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
+        if (later.writer.agent == me.agent) continue;
+        if (is_of_my_call(later)) {
+            // It was to take this one, and took what was there before.
+            reporter_.report(kKcclSimStaleWord, me.agent, mark.call, mark.site, at.address,
+                             other_of(record));
+        } else {
+            reporter_.report(kKcclSimReusedSlot, later.writer.agent, later.call, later.site,
+                             at.address, other_of(mark));
+        }
+        return;
+    }
+    const bool is_written = record.writer.counter != 0 && record.is_packet;
+    if (is_written && mine.channel >= 0 && calls_[record.call].channel == mine.channel &&
+        !is_of_my_call(record)) {
+        reporter_.report(kKcclSimStaleWord, me.agent, mark.call, mark.site, at.address,
+                         other_of(record));
+    }
+}
+
+// ---- Plain accesses -----------------------------------------------------------------------------
+
+void Access::add(Event next) {
+    if (next.agent != event.agent && counters.empty()) {
+        counters.resize(event.agent.thread + 1);
+        counters[event.agent.thread] = event.counter;
+        last = event.counter;
+    }
+    event = next;
+    if (counters.empty()) return;
+    if (next.agent.thread >= counters.size()) counters.resize(next.agent.thread + 1);
+    counters[next.agent.thread] = next.counter;
+    last = std::max(last, next.counter);
+}
+
+bool Memory::is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which) {
+    const uint32_t slot = access.event.agent.slot;
+    if (access.counters.empty()) {
+        *which = access.event;
+        return access.event.agent != me && !knows(clock, access.event);
+    }
+    if (clock && clock->knows_all(slot, access.last)) return false;
+    for (uint32_t thread = 0; thread < access.counters.size(); ++thread) {
+        *which = {{slot, thread}, access.counters[thread]};
+        if (which->agent != me && !knows(clock, *which)) return true;
+    }
+    return false;
+}
+
+void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& access,
+                         bool is_store) {
+    if (!checks_ || at.accesses.empty()) return;
+    const uint8_t bytes = bytes_of(halves_of(access.address, access.num_bytes));
+    for (const Access& before : at.accesses) {
+        if ((before.bytes & bytes) == 0 || !(is_store || before.is_write)) continue;
+        Event which;
+        if (!is_unordered(before, me.ordered, me.agent, &which)) continue;
+        reporter_.report(kKcclSimDataRace, me.agent, me.call, access.site, access.address,
+                         {which, before.call, before.site, true});
+    }
+}
+
+void Memory::plain_range(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write,
+                         bool is_async, const ClockRef* fenced, uint64_t site) {
+    const uint64_t end = address + num_bytes;
+    for (uint64_t first = address / 8 * 8; first < end; first += 8) {
+        const uint64_t from = std::max(first, address) - first;
+        const uint64_t to = std::min(first + 8, end) - first;
+        const auto bytes = static_cast<uint8_t>(((1u << to) - 1) & ~((1u << from) - 1));
+        plain_one(me, granule(me, first), bytes, is_write, is_async, fenced, site);
+    }
+}
+
+void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write, bool is_async,
+                       const ClockRef* fenced, uint64_t site) {
+    if (is_write) {
+        if (!at.records.empty()) refresh(at);
+        at.is_plainly_written = true;
+        at.plain_writer = me.now();
+        at.plain_call = me.call;
+        at.plain_site = site;
+    }
+    if (!checks_) return;
+    const auto report = [&](const Reporter::Other& other) {
+        reporter_.report(kKcclSimDataRace, me.agent, me.call, site, at.address, other);
+    };
+    for (const Access& before : at.accesses) {
+        if ((before.bytes & bytes) == 0 || !(is_write || before.is_write)) continue;
+        // The asynchronous proxy sees an ordinary store only after a fence of its own.
+        const bool needs_fence = is_async && !before.is_async && before.is_write;
+        Event which;
+        if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
+            report({which, before.call, before.site, true});
+        }
+    }
+    for (const Record& record : at.records) {
+        if ((bytes_of(record.halves) & bytes) == 0 || record.writer.agent == me.agent) continue;
+        if (!knows(me.ordered, record.writer)) report(other_of(record));
+    }
+    if (is_write) {
+        for (const Mark& mark : at.marks) {
+            if ((bytes_of(mark.halves) & bytes) == 0 || mark.reader.agent == me.agent) continue;
+            if (!knows(me.ordered, mark.reader)) report(other_of(mark));
+        }
+        // Whoever races with one of these later races with this write too.
+        std::erase_if(at.accesses, [&](const Access& before) {
+            return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
+        });
+    }
+    for (Access& before : at.accesses) {
+        if (before.event.agent.slot == me.agent.slot && before.is_write == is_write &&
+            before.is_async == is_async && before.bytes == bytes) {
+            before.add(me.now());
+            before.call = me.call;
+            before.site = site;
+            return;
+        }
+    }
+    at.accesses.push_back({.event = me.now(),
+                           .call = me.call,
+                           .bytes = bytes,
+                           .is_write = is_write,
+                           .is_async = is_async,
+                           .site = site});
+}
+
+}  // namespace kccl::sim

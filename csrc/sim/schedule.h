@@ -1,0 +1,52 @@
+// Who moves next.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <vector>
+
+#include "choice.h"
+#include "types.h"
+
+namespace kccl::sim {
+
+struct Fiber;
+
+// What a seed makes of the schedule that was asked for.
+struct Style {
+    KcclSimSchedule schedule = kKcclSimRandom;
+    uint32_t switch_one_in = 1;  // how often a thread is interrupted at an access
+    int32_t slow_rank = -1;
+    int32_t slow_block = -1;     // of slow_rank
+    uint64_t stopped_at = 0;     // step at which the thread that then moves is stopped
+    uint32_t change_one_in = 0;  // priority: how often a warp's priority changes
+};
+
+// The threads that can move, by level: those of the highest level go first.
+class Ready {
+  public:
+    static constexpr uint32_t kLevels = 64;
+
+    void clear();
+    bool is_empty() const { return levels_ == 0; }
+    uint32_t highest() const { return 63 - static_cast<uint32_t>(__builtin_clzll(levels_)); }
+    void push(Fiber* fiber, uint32_t level);
+    // Of the highest level, the one that has waited longest, or any.
+    Fiber* pop_oldest();
+    Fiber* pop_any(Random& random);
+    // The highest level's, oldest first; for choices by tape.
+    const std::vector<Fiber*>& at_highest(size_t* first) const;
+    void remove_at_highest(size_t index);
+
+  private:
+    struct Queue {
+        std::vector<Fiber*> fibers;
+        size_t first = 0;
+    };
+    Fiber* took(Queue& queue, Fiber* fiber);
+    Queue queues_[kLevels];
+    uint64_t levels_ = 0;
+};
+
+}  // namespace kccl::sim

@@ -1,0 +1,36 @@
+#include "types.h"
+
+namespace kccl::sim {
+
+uint32_t Slots::of(int32_t rank, int32_t block) {
+    const size_t row = static_cast<size_t>(rank);
+    const size_t column = static_cast<size_t>(block + 1);
+    if (row >= by_rank_.size()) by_rank_.resize(row + 1);
+    std::vector<uint32_t>& slots = by_rank_[row];
+    while (column >= slots.size()) {
+        const auto next_block = static_cast<int32_t>(slots.size()) - 1;
+        slots.push_back(static_cast<uint32_t>(places_.size()));
+        places_.push_back({rank, next_block});
+        places_.push_back({rank, next_block});
+    }
+    return slots[column];
+}
+
+uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
+    // A kernel's grid_sync is no call of its channels: their numbers would come to differ by rank.
+    uint32_t& last = last_[{state, kernel == kKcclGridSync ? -1 : channel}];
+    if (last != 0 && known_[last].epoch == epoch) return last;
+    const uint64_t number = last == 0 ? 1 : known_[last].number + 1;
+    last = static_cast<uint32_t>(known_.size());
+    known_.push_back({state, kernel, channel, epoch, number});
+    return last;
+}
+
+void Calls::forget(uint64_t state) {
+    const auto first = last_.lower_bound({state, INT32_MIN});
+    auto end = first;
+    while (end != last_.end() && end->first.first == state) ++end;
+    last_.erase(first, end);
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,32 @@
+// Halves and bytes of the 8-byte words that memory is made of.
+#pragma once
+
+#include "memory.h"
+
+namespace kccl::sim {
+
+constexpr uint64_t kLow = 0xffffffffu;
+
+inline uint8_t halves_of(uint64_t address, uint32_t num_bytes) {
+    if (num_bytes == 8) return 3;
+    return (address & 4) == 0 ? 1 : 2;
+}
+
+// The bytes of the halves, as bits.
+inline uint8_t bytes_of(uint8_t halves) {
+    return static_cast<uint8_t>(((halves & 1) != 0 ? 0x0f : 0) | ((halves & 2) != 0 ? 0xf0 : 0));
+}
+
+inline uint64_t merged(uint64_t old, uint64_t news, uint8_t halves) {
+    const uint64_t mask = ((halves & 1) != 0 ? kLow : 0) | ((halves & 2) != 0 ? ~kLow : 0);
+    return (old & ~mask) | (news & mask);
+}
+
+inline Reporter::Other other_of(const Record& record) {
+    return {record.writer, record.call, record.site, true};
+}
+inline Reporter::Other other_of(const Mark& mark) {
+    return {mark.reader, mark.call, mark.site, true};
+}
+
+}  // namespace kccl::sim

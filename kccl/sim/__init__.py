@@ -1,0 +1,1 @@
+"""The simulated machine, seen from Python: libraries of kernels, the machine, what it found."""

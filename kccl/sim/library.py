@@ -1,0 +1,141 @@
+"""Shared libraries of kernels that were compiled for the simulator."""
+
+import ctypes
+import itertools
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import jit, kernels
+from ..abi import ffi, lib
+from ..errors import CompileError
+
+_loaded: "dict[Path, Library]" = {}
+_lock = threading.Lock()
+
+
+class _Shape(ctypes.Structure):
+    # kccl::sim::ParameterShape of csrc/sim/module.inc.
+    _fields_ = (("num_bytes", ctypes.c_uint32), ("alignment", ctypes.c_uint32))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel that can be launched.
+
+    Attributes:
+        address: Of `void (*)(const void* arguments)`.
+        parameters: (bytes, alignment) of each, in order.
+    """
+
+    address: int
+    parameters: tuple[tuple[int, int], ...]
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of all arguments, each at a multiple of its alignment."""
+        end = 0
+        for num_bytes, alignment in self.parameters:
+            end = -(-end // alignment) * alignment + num_bytes
+        return end
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that this process has loaded; it stays so.
+
+    Attributes:
+        path: Its file.
+        begin, end: Addresses between which it lies.
+        entries: Its kernels, in the order in which they were named.
+    """
+
+    path: Path
+    begin: int
+    end: int
+    entries: tuple[Entry, ...]
+    _handle: Any = field(repr=False)
+
+
+def load(path: Path, num_kernels: int) -> Library:
+    """Loads what jit.compile_sim() returned, once.
+
+    Raises:
+        CompileError: It needs a function that nobody has.
+    """
+    with _lock:
+        if path not in _loaded:
+            _loaded[path] = _load(path, num_kernels)
+        return _loaded[path]
+
+
+def library_at(address: int) -> Library | None:
+    """The library in which an address of code lies."""
+    with _lock:
+        known = list(_loaded.values())
+    return next((each for each in known if each.begin <= address < each.end), None)
+
+
+def library_kernel(
+    kernel: str, *, dtype: str = "float32", op: str = "sum", warp_size: int, csrc: Path = jit.CSRC
+) -> Entry:
+    """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
+
+    Args:
+        kernel: Name, as in "put".
+        dtype, op: For kernels that reduce.
+        warp_size: 32 or 64.
+        csrc: Root of the device source.
+    """
+    expression = kernels.expression(kernel, dtype, op, csrc)
+    path = jit.compile_sim(
+        kernels.source(kernel, csrc), [expression], warp_size=warp_size, name=kernel, csrc=csrc
+    )
+    (entry,) = load(path, 1).entries
+    return entry
+
+
+def _load(path: Path, num_kernels: int) -> Library:
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileError(
+            f"the compiled kernel does not load: {error}. A kernel has no library but its headers, "
+            "and makes every access that others see through mem.cuh",
+            log=str(error),
+        ) from error
+    attach = handle.kccl_sim_attach
+    attach.argtypes, attach.restype = (ctypes.c_void_p,), None
+    attach(int(ffi.cast("uintptr_t", lib.kccl_sim_engine_table())))
+    entries = tuple(_entry(handle, index) for index in range(num_kernels))
+    begin, end = _mapping(_address(attach))
+    return Library(path, begin, end, entries, handle)
+
+
+def _entry(handle: Any, index: int) -> Entry:
+    shapes_of = getattr(handle, f"kccl_sim_shapes_{index}")
+    shapes_of.restype = ctypes.POINTER(_Shape)
+    shapes = shapes_of()
+    # Behind the last parameter comes one that is none.
+    count = next(i for i in itertools.count() if shapes[i].alignment == 0)
+    parameters = tuple((shapes[i].num_bytes, shapes[i].alignment) for i in range(count))
+    return Entry(_address(getattr(handle, f"kccl_sim_entry_{index}")), parameters)
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _mapping(address: int) -> tuple[int, int]:
+    """From where to where the file is mapped in which a function lies."""
+    maps = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, device, inode, *_ = line.split(maxsplit=5)
+        begin, end = (int(number, 16) for number in span.split("-"))
+        maps.append((begin, end, (device, inode)))
+    file = next(file for begin, end, file in maps if begin <= address < end)
+    parts = [(begin, end) for begin, end, its_file in maps if its_file == file]
+    return min(parts)[0], max(parts)[1]

@@ -1,0 +1,106 @@
+"""What lies where: addresses of simulated memory by the names that people have for them."""
+
+import bisect
+import threading
+from collections.abc import Callable, Mapping
+
+from .. import abi
+from ..abi import ffi
+
+# From the offset within a region to words, as in "flag 'staged' on channel 0, from rank 2".
+Namer = Callable[[int], str]
+
+_PACKET_BYTES = 16
+
+
+class Regions:
+    """Names of address ranges; one that begins where another did takes its place."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begins: list[int] = []
+        self._known: dict[int, tuple[int, Namer]] = {}
+
+    def add(self, address: int, num_bytes: int, name: Namer) -> None:
+        """Names the bytes from `address` on."""
+        with self._lock:
+            if address not in self._known:
+                bisect.insort(self._begins, address)
+            self._known[address] = num_bytes, name
+
+    def name(self, address: int) -> str:
+        """The words for an address; the address itself where nothing is known about it."""
+        with self._lock:
+            index = bisect.bisect_right(self._begins, address) - 1
+            if index < 0:
+                return f"{address:#x}"
+            begin = self._begins[index]
+            num_bytes, name = self._known[begin]
+        return name(address - begin) if address - begin < num_bytes else f"{address:#x}"
+
+
+def window_namer(layout: Mapping[str, int], world_size: int, num_channels: int, rank: int) -> Namer:
+    """Names of what the library keeps in `rank`'s window.
+
+    Args:
+        layout: The fields of KcclLayout.
+        world_size, num_channels: Of the communicator.
+        rank: Whose window it is.
+    """
+    flags = {value: name for name, value in abi.members("KcclFlag", "kKcclFlag").items()}
+    regions = [name for name, _ in ffi.typeof("KcclLayout").fields if not name.endswith("_bytes")]
+    line = abi.LINE_BYTES
+
+    def words(region: str, at: int) -> str:
+        if region == "abort":
+            return f"abort word from rank {at // 4}"
+        if region == "records":
+            return f"abort record from rank {at // line}"
+        if region == "flags":
+            rest, source = divmod(at // line, world_size)
+            channel, flag = divmod(rest, abi.NUM_FLAGS)
+            return f"flag '{flags[flag]}' on channel {channel}, from rank {source}"
+        if region == "signals":
+            signal_id, source = divmod(at // line, world_size)
+            return f"signal {signal_id} from rank {source}"
+        if region == "grid":
+            return f"grid word of block {at // line}"
+        if region == "sentinel":
+            slot, at = divmod(at, layout["packet_bytes"])
+            rest, source = divmod(slot, world_size)
+            channel, slot = divmod(rest, abi.NUM_SENTINEL_SLOTS)
+            return f"sentinel byte {at} on channel {channel}, slot {slot}, from rank {source}"
+        if region == "packets":
+            slot, at = divmod(at, 2 * layout["packet_bytes"])
+            rest, source = divmod(slot, world_size)
+            channel, parity = divmod(rest, 2)
+            packet, half = divmod(at // 8, _PACKET_BYTES // 8)
+            place = f"channel {channel}, parity {parity}, from rank {source}"
+            return f"half {half} of packet {packet} on {place}"
+        assert region == "staging"
+        slot, at = divmod(at, layout["staging_bytes"])
+        rest, half = divmod(slot, 2)
+        channel, parity = divmod(rest, 2)
+        what = ("input", "result")[half]
+        return f"byte {at} of the staged {what} on channel {channel}, parity {parity}"
+
+    def name(offset: int) -> str:
+        region = max((each for each in regions if layout[each] <= offset), key=layout.__getitem__)
+        return f"{words(region, offset - layout[region])}, in rank {rank}'s window"
+
+    return name
+
+
+def state_namer(rank: int) -> Namer:
+    """Names of a rank's KcclState."""
+    fields = [(field.offset, name) for name, field in ffi.typeof("KcclState").fields]
+
+    def name(offset: int) -> str:
+        return f"{max(each for each in fields if each[0] <= offset)[1]} in rank {rank}'s state"
+
+    return name
+
+
+def bytes_namer(what: str) -> Namer:
+    """Names of bytes by their number."""
+    return lambda offset: f"byte {offset} of {what}"

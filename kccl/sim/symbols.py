@@ -1,0 +1,131 @@
+"""Addresses of code to lines of source, by the debugger's information in kernels' libraries."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .library import Library, library_at
+
+_TOOLS = ("addr2line", "llvm-addr2line")
+# Below what a person would call the place: all accesses are made there.
+_PRIMITIVES = ("mem", "platform", "coop")
+_CSRC = "csrc/"
+_HEADERS = f"{_CSRC}include/kccl/"
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function that was inlined into the next, or runs.
+
+    Attributes:
+        function: Its name.
+        file: Path, relative to the folder above csrc for KCCL's own files.
+        line: In that file.
+    """
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Symbols:
+    """Remembers what it has looked up."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Frame, ...]] = {}
+
+    def look_up(self, sites: Iterable[int]) -> None:
+        """Looks up many return addresses at once, which is what is slow."""
+        by_library: dict[Library, list[int]] = {}
+        for site in set(sites) - set(self._known):
+            found = library_at(site)
+            if found is None:
+                self._known[site] = ()
+            else:
+                by_library.setdefault(found, []).append(site)
+        for found, its_sites in by_library.items():
+            self._known |= zip(its_sites, _frames(found, its_sites), strict=True)
+
+    def frames(self, site: int) -> tuple[Frame, ...]:
+        """The functions at a return address, innermost first; () where nothing is known."""
+        self.look_up([site])
+        return self._known[site]
+
+    def place(self, site: int) -> str:
+        """Words for a return address: the line that makes the access, and the one that calls it."""
+        if site == 0:
+            return "an unknown place"
+        frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
+        if not frames:
+            return f"{_offset(site)} ({_why_no_lines()})"
+        inner, outer = frames[0], frames[-1]
+        # The library's own kernels end in a wrapper that says nothing.
+        is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
+        return f"{inner}, called in {outer}" if is_called else str(inner)
+
+
+def _is_primitive(frame: Frame) -> bool:
+    path = Path(frame.file)
+    return frame.file.startswith(_HEADERS) and path.stem.split("_")[0] in _PRIMITIVES
+
+
+def _offset(site: int) -> str:
+    found = library_at(site)
+    return f"{site:#x}" if found is None else f"{found.path.name}+{site - found.begin:#x}"
+
+
+def _why_no_lines() -> str:
+    if _tool() is None:
+        return f"lines of source need {' or '.join(_TOOLS)}, of binutils or LLVM"
+    return "it has no line of source"
+
+
+@lru_cache(maxsize=1)
+def _tool() -> str | None:
+    return next(filter(None, map(shutil.which, _TOOLS)), None)
+
+
+def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
+    tool = _tool()
+    if tool is None:
+        return [()] * len(sites)
+    # One before the return address is within the call. The marker's own frame ends each group.
+    asked = "".join(f"{site - 1 - found.begin:#x}\n" for site in sites)
+    done = subprocess.run(
+        [tool, "-a", "-i", "-f", "-C", "-e", str(found.path)],
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    groups: list[list[str]] = []
+    for line in done.stdout.splitlines():
+        # -a: the address comes first.
+        if line.startswith("0x"):
+            groups.append([])
+        else:
+            groups[-1].append(line)
+    if done.returncode != 0 or len(groups) != len(sites):
+        return [()] * len(sites)
+    return [tuple(_parse(group)) for group in groups]
+
+
+def _parse(lines: Sequence[str]) -> Iterable[Frame]:
+    for function, place in zip(lines[::2], lines[1::2], strict=False):
+        file, _, line = place.partition(" (")[0].rpartition(":")
+        if line.isdigit() and not file.startswith("??"):
+            yield Frame(function.partition("(")[0], _shortened(file), int(line))
+
+
+def _shortened(file: str) -> str:
+    path = os.path.normpath(file)
+    _, found, rest = path.rpartition(f"/{_CSRC}")
+    return f"{_CSRC}{rest}" if found else path
