@@ -122,6 +122,9 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
             fiber.knowledge.ordered = fiber.fenced = rank.ordered;
             fiber.knowledge.performed = rank.performed;
             fiber.knowledge.caused = rank.caused;
+            // Between two launches all is written back and taken anew: as by a fence of all threads.
+            fiber.knowledge.released = rank.ordered;
+            fiber.knowledge.released_to = Scope::kSystem;
             begin_poll(fiber);
             fiber.level = level_of(fiber);
             make_ready(&fiber);
@@ -141,6 +144,7 @@ void Machine::end_grid(Grid& grid) {
             join(rank.ordered, each.ordered);
             join(rank.performed, each.performed);
             join(rank.caused, each.caused);
+            for (const ClockRef& seen : each.to_acquire) join(rank.ordered, seen);
             fiber->state = Fiber::kIdle;
             idle_fibers_.push_back(fiber);
             each = {};
