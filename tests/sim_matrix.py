@@ -2,8 +2,10 @@
 width, memory model and width of epochs. test_sim_matrix.py takes a share of it, sim_soak.py all.
 """
 
+import time
 import zlib
-from dataclasses import astuple, dataclass
+from collections import Counter
+from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
@@ -13,6 +15,7 @@ from kccl import jit
 
 # In bytes; None: an odd number of elements, or of bytes where a call counts those.
 SIZES = {"0": 0, "8": 8, "odd": None, "8K": 8192, "64K": 65536}
+DTYPES = ("float32", "bfloat16")
 _ODD = 37
 _LONG = 8192
 _CHANNELS = 4
@@ -157,9 +160,6 @@ def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
     return script
 
 
-DTYPES = ("float32", "bfloat16")
-
-
 def _shape(cell, is_long, rng):
     """Threads of a block, blocks, who acts, and how the calls are launched."""
     warps = int(rng.choice([2, 4] if is_long else [1, 2, 2, 3]))
@@ -170,3 +170,66 @@ def _shape(cell, is_long, rng):
         rng.choice(3, p=[0.7, 0.2, 0.1])
     ]
     return min(threads, 64) if is_long and coop == "Warp" else threads, 1, coop, style
+
+
+# ---- Runs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """Runs of one program: of a cell, by number, under `num_seeds` seeds."""
+
+    cell: str
+    program: int
+    first_seed: int
+    num_seeds: int
+
+
+@dataclass
+class Result:
+    """What became of a task.
+
+    Attributes:
+        task: It.
+        kind, message, seed: Of what was wrong, as in Outcome; after that no other seed is run.
+        num_runs: Schedules.
+        stats: Sums over the runs, by the fields of KcclSimStats.
+        seconds: Of this process.
+    """
+
+    task: Task
+    kind: str = ""
+    message: str = ""
+    seed: int = -1
+    num_runs: int = 0
+    stats: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __str__(self):
+        if not self.kind:
+            return f"{self.task.cell}: right"
+        return f"{self.kind} in {self.task.cell}\n{self.message}\nreplay: {self.replay}"
+
+    @property
+    def replay(self):
+        return (
+            f".venv/bin/python tests/sim_soak.py --replay {self.task.cell} "
+            f"--program {self.task.program} --seed {self.seed} --trace out/trace.json"
+        )
+
+
+def run(task):
+    """Makes a task's program and runs it."""
+    begin = time.perf_counter()
+    result = Result(task)
+    script = script_of(Cell.parse(task.cell), task.program)
+    for seed in range(task.first_seed, task.first_seed + task.num_seeds):
+        outcome = script.run(seed)
+        result.num_runs += 1
+        result.stats.update(outcome.stats)
+        if outcome.kind:
+            result.kind, result.message, result.seed = outcome.kind, outcome.message, seed
+            break
+    script.close()
+    result.seconds = time.perf_counter() - begin
+    return result

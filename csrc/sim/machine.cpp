@@ -20,6 +20,7 @@ void Machine::restart(uint64_t new_seed) {
     warps_.clear();
     copying_.clear();
     to_wake_.clear();
+    next_warp_ = nullptr;
     ready_.clear();
     // A thread that was left in the middle of a kernel begins afresh.
     idle_fibers_.clear();
@@ -33,6 +34,7 @@ void Machine::restart(uint64_t new_seed) {
     calls.clear();
     slot_counters_.clear();
     met_outside_ = {};
+    memory.hosts = {};
     choose_style();
     const bool is_exhaustive = style_.schedule == kKcclSimExhaustive;
     tape.rewind();
