@@ -250,30 +250,41 @@ class World:
         statuses = tuple(self._states[rank].status for rank in range(self.world_size))
         return Report(findings, self._machine.stats(), statuses)
 
-    def run_all(self, program: Program, limit: int) -> Iterator[Report]:
+    def explore(
+        self, program: Program, *, deviations: int | None = None, limit: int
+    ) -> Iterator[Report]:
         """Runs a program under one schedule after another until there is no other.
+
+        Each decision has one that is taken when nobody interferes. A schedule deviates where it
+        takes another: most bugs need very few of these (delay bounding: Emmi, Qadeer, Rakamaric,
+        POPL 2011).
 
         Args:
             program: As in run(); tiny.
+            deviations: At most so many in a schedule; None: any number.
             limit: Gives up after so many runs.
         """
         assert self.simulation.schedule == "exhaustive"
         machine = self._machine.handle
-        tape = b""
+        # What to run still: the decisions up to a deviation, and how many more there may be.
+        pending = [(b"", deviations)]
         for _ in range(limit):
+            if not pending:
+                return
+            tape, left = pending.pop()
             lib.kccl_sim_set_tape(machine, tape, len(tape))
             report = self.run(program)
+            if left != 0:
+                count = report.stats["choices"]
+                choices, bounds = (ffi.new("uint8_t[]", max(count, 1)) for _ in range(2))
+                lib.kccl_sim_choices(machine, choices, bounds, count)
+                taken = bytes(choices[0:count])
+                pending += (
+                    (taken[:at] + bytes([choice]), None if left is None else left - 1)
+                    for at in reversed(range(len(tape), count))
+                    for choice in range(1, bounds[at])
+                )
             yield report
-            capacity = report.stats["choices"]
-            choices, bounds = (ffi.new("uint8_t[]", max(capacity, 1)) for _ in range(2))
-            lib.kccl_sim_choices(machine, choices, bounds, capacity)
-            # The next in order: the last choice that has another is changed, what follows is free.
-            last = capacity - 1
-            while last >= 0 and choices[last] + 1 >= bounds[last]:
-                last -= 1
-            if last < 0:
-                return
-            tape = bytes([*choices[0:last], choices[last] + 1])
 
     def write_trace(self, path: Path) -> None:
         """The last run's last steps for Perfetto."""

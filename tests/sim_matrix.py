@@ -9,7 +9,8 @@ from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
-from sim_programs import LL16, SENTINEL, Machine, Script
+from sim_machine import LL16, SENTINEL, Machine
+from sim_programs import Script
 
 from kccl import jit
 
@@ -85,7 +86,8 @@ def _grid_sync(script, actors, size, rng):
     """Every block takes what another reduced."""
     kernel = str(rng.choice([LL16, SENTINEL]))
     results = [script.reduce(actor, kernel, _count(script, size)) for actor in actors]
-    script.grid_sync(int(rng.integers(1, 3)))
+    is_narrow = script.machine.epoch_bits == 4
+    script.grid_sync(int(rng.integers(4, 9) if is_narrow else rng.integers(1, 3)))
     if SIZES[size] != 65536:
         for actor in actors:
             source = results[(actor + 1) % len(actors)]
@@ -146,6 +148,9 @@ def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
     # Where in its period the channel is when the long calls come.
     lead = int(rng.integers(16)) if cell.epoch_bits == 4 else 0
     num_calls = 1 if nbytes > _LONG else 2 if is_long else 8 if cell.epoch_bits == 4 else 4
+    if cell.collective == "grid_sync":
+        # Each of these is several calls of each block.
+        num_calls = min(num_calls, 3)
     if is_long:
         fill(lead)
     for _ in range(num_calls):

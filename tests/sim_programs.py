@@ -15,85 +15,22 @@ of that launch, a block or a warp, with a channel of its own.
 """
 
 import ctypes
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
+from sim_machine import ALL_KINDS, BARRIER, BROADCAST, LL16, SENTINEL, Outcome, compiled
 
-from kccl import abi, jit, kernels, module
+from kccl import abi, kernels
 from kccl.abi import ffi
-from kccl.backends.common import Settings
-from kccl.sim.library import load
-from kccl.sim.machine import Simulation
 from kccl.simulator import World
-
-KERNELS = Path(__file__).parent / "kernels"
-LL16 = "all_reduce_one_shot_ll16"
-SENTINEL = "all_reduce_one_shot_sentinel"
-BROADCAST = "broadcast_direct_ll16"
-BARRIER = "barrier_direct"
-# What kernels/sequence.cuh can make.
-ALL_KINDS = (LL16, SENTINEL, BROADCAST, BARRIER, "put", "get", "signal", "wait", "grid_sync")
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; what is not used costs nothing
 _GAP = 16  # between arrays, so that what is written beyond an end shows
 _UNTOUCHED = 0xB5
 _STAGE_WORDS = 128  # of SumRing in kernels/stage_sum.cuh
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a program runs on; the fields that are not Simulation's are its windows'.
-
-    Attributes:
-        csrc: Root of the device source; mutations have a copy of their own.
-    """
-
-    warp_size: int = 32
-    model: str = "sm_90"
-    epoch_bits: int = 32
-    packet_bytes: int = 256
-    num_channels: int = 1
-    schedule: str = "mixed"
-    is_weak: bool = True
-    checks: bool = True
-    ends_when_stuck: bool = True
-    trace_events: int = 0
-    csrc: Path = jit.CSRC
-
-    def simulation(self):
-        own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
-        fields = {name: getattr(self, name) for name in (*own, "trace_events")}
-        # A hundred times what the longest program here takes.
-        return Simulation(max_steps=10**9, **fields)
-
-    def settings(self):
-        return Settings(
-            num_channels=self.num_channels,
-            packet_bytes=self.packet_bytes,
-            staging_bytes=1024,
-            epoch_bits=self.epoch_bits,
-        )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run ended with.
-
-    Attributes:
-        kind: "": all is right; that of the first finding; "wrong_data"; "failed_call".
-        message: In words.
-        stats: Fields of KcclSimStats.
-        statuses: Each rank's KcclStatus.
-    """
-
-    kind: str
-    message: str
-    stats: dict = field(repr=False)
-    statuses: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +87,7 @@ class Script:
         return self._memory[rank].ctypes.data + offset
 
     def inputs(self, count, *, armed=False):
-        """Each rank's own elements, different in every call; if `armed`, some look like sentinels."""
+        """Each rank's own elements, different in every call; `armed`: some are sentinels."""
         self._salt += 1
         inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
         if armed:
@@ -237,8 +174,13 @@ class Script:
 
     # ---- Calls -------------------------------------------------------------------------------
 
-    def reduce(self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0)):
-        """An all_reduce; of the result of an earlier call, if `source` says so. Returns its own."""
+    def reduce(
+        self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0), absent=()
+    ):
+        """An all_reduce; of the result of an earlier call, if `source` says so. Returns its own.
+
+        Ranks that are `absent` do not make it.
+        """
         armed = kernel == SENTINEL
         values = self.inputs(count, armed=armed) if source is None else list(source.values)
         want = oracle.all_reduce(values, self.op)
@@ -256,7 +198,7 @@ class Script:
                 for r in self.ranks
             ]
             out = Array(tuple(offsets), (want,) * self.world_size)
-        for rank in self.ranks:
+        for rank in set(self.ranks) - set(absent):
             self.call(
                 *(actor, rank, kernel),
                 input=self._address(rank, source.offsets[rank]),
@@ -350,9 +292,7 @@ class Script:
         """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank."""
         self._flush()
         warp_size = self.machine.warp_size
-        kernel = compiled(
-            "stage_sum.cuh", "kccl::kernels::stage_sum", warp_size, self.machine.csrc
-        )
+        kernel = compiled("stage_sum.cuh", "kccl::kernels::stage_sum", warp_size, self.machine.csrc)
         consumers = max(threads - warp_size, warp_size)
         place = np.arange(num_words, dtype=np.uint64)
         thread = (place % _STAGE_WORDS % consumers).astype(int)
@@ -365,9 +305,7 @@ class Script:
             call = {"kernel": LL16, "input": begin, "output": end}
             call |= {name: self._address(rank, call[name]) for name in ("input", "output")}
             data = self._pack(rank, [[call | {"count": num_words, "peer": in_flight}]])
-            launch = self.world.launch(
-                rank, kernel, _Call.from_buffer(data), block=threads
-            )
+            launch = self.world.launch(rank, kernel, _Call.from_buffer(data), block=threads)
             self._launches[rank].append(launch)
 
     # ---- Runs --------------------------------------------------------------------------------
@@ -419,12 +357,3 @@ class _Call(ctypes.Structure):
     """A KcclCall, which goes by value."""
 
     _fields_ = (("bytes", ctypes.c_uint8 * ffi.sizeof("KcclCall")),)
-
-
-@lru_cache(maxsize=256)
-def compiled(file, kernel, warp_size, csrc):
-    """A kernel of the folder kernels, with this device source."""
-    source = (KERNELS / file).read_text()
-    path = jit.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
-    (entry,) = load(path, 1).entries
-    return module.Module("sim", warp_size, {kernel: entry}).kernel(kernel)

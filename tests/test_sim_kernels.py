@@ -273,7 +273,8 @@ def test_a_relaxed_store_where_release_is_needed(module, tmp_path):
     steps = [event for event in events if event["ph"] == "X"]
     assert steps and all(event["dur"] == 1 for event in steps)
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {"rank 0", "rank 1", "rank 2"}
+    # The finding may come before the third has moved.
+    assert len(names) >= 2 and names <= {"rank 0", "rank 1", "rank 2"}
     assert any("byte 512 of window 0" in event["name"] for event in steps)
 
 

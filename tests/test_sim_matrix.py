@@ -5,18 +5,14 @@ The whole matrix takes hours: `make sim-soak`.
 """
 
 import os
-import resource
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import sim_matrix
 from sim_matrix import CELLS, COLLECTIVES, SIZES, Task
-from sim_programs import LL16, Machine, Script
+from sim_programs import LL16
 
 # Of warp size, model and epoch bits: every pair of two of them, in half of the combinations.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
@@ -30,12 +26,12 @@ def share(collective, size):
         is_in_pairs = (cell.warp_size, cell.model, cell.epoch_bits) in PAIRS
         is_first = (cell.warp_size, cell.model, cell.epoch_bits) == min(PAIRS)
         if size in ("0", "8", "odd"):
-            num_seeds = 3 if cell.world_size < 4 else 1
+            num_seeds = 3 if cell.world_size < 4 and collective != "grid_sync" else 1
             takes = cell.world_size < 8 or is_in_pairs
         elif size == "8K":
             num_seeds = 1
-            takes = is_in_pairs and cell.world_size < 4 or is_first and cell.world_size == 4
-            takes = takes or is_first and collective == LL16
+            takes = (is_in_pairs and cell.world_size < 4) or (is_first and cell.world_size == 4)
+            takes = takes or (is_first and collective == LL16)
         else:
             num_seeds = 1
             takes = is_first and (cell.world_size == 2 or collective == LL16)

@@ -18,9 +18,13 @@ constexpr uint32_t kUnit = 16;
 
 void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
     Fiber& mine = *current_;
+    std::map<uint64_t, CopyPhase>& barriers = mine.block->copies.barriers;
+    const auto known = barriers.find(barrier);
     CopyPhase phase;
+    phase.index =
+        known == barriers.end() ? static_cast<uint32_t>(barriers.size()) : known->second.index;
     phase.arrivals = phase.missing = arrivals;
-    mine.block->copies.barriers[barrier] = std::move(phase);
+    barriers[barrier] = std::move(phase);
     // Whoever uses it must come after: as if the barrier's word were written here.
     memory.plain(mine.knowledge, barrier, 8, true, mine.site);
 }
@@ -40,6 +44,7 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     phase.missing_bytes += num_bytes;
     mine.knowledge.settle_hearsay();
     join(phase.ordered, mine.knowledge.snapshot());
+    join(phase.fenced, mine.fenced);
     join(phase.caused, mine.knowledge.caused);
     edit(phase.caused).add(mine.knowledge.now());
     ++mine.knowledge.counter;
@@ -53,6 +58,7 @@ void Machine::end_phase(Block& block, uint64_t barrier) {
     ++phase.phase;
     phase.missing = phase.arrivals;
     phase.ended_ordered = phase.ordered;
+    phase.ended_fenced = phase.fenced;
     phase.ended_caused = phase.caused;
     wake(memory.granule(block.fibers[0]->knowledge, barrier));
 }
@@ -66,12 +72,13 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
         return false;
     }
     const CopyPhase& phase = known->second;
-    mine.polled.push_back(&memory.granule(mine.knowledge, barrier));
+    Granule& granule = memory.granule(mine.knowledge, barrier);
+    mine.polled.push_back({&granule, granule.num_stores});
     if ((phase.phase & 1) == (parity & 1)) return false;
     if (phase.phase == 0) return true;  // the phase before the first
     join(mine.knowledge.ordered, phase.ended_ordered);
-    join(mine.knowledge.performed, phase.ended_ordered);
     join(mine.knowledge.caused, phase.ended_caused);
+    join(mine.fenced, phase.ended_fenced);
     return true;
 }
 
@@ -122,19 +129,21 @@ bool Machine::complete_copy() {
         copies.is_listed = false;
         copying_.erase(copying_.begin() + chosen);
     }
+    const auto known = copies.barriers.find(piece.barrier);
+    const bool is_known = known != copies.barriers.end();
     Knowledge copier;
-    copier.agent = {block.slot + 1, 0};
+    copier.agent = {block.slot + 1, is_known ? known->second.index : 0};
     copier.counter = copies.next_counter++;
     copier.call = piece.call;
     copier.launch = piece.launch;
     copier.ordered = piece.ordered;
+    // The asynchronous proxy must see the barrier as it was made ready.
     memory.async(copier, piece.fenced, piece.barrier, 8, false, piece.site);
     memory.async(copier, piece.fenced, piece.from, piece.num_bytes, false, piece.site);
     memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);
     memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from),
            piece.num_bytes);
-    const auto known = copies.barriers.find(piece.barrier);
-    if (known == copies.barriers.end()) {
+    if (!is_known) {
         report(kKcclSimInvalidAccess, copier.agent, piece.call, piece.site, piece.barrier, {});
         return true;
     }

@@ -12,6 +12,9 @@ namespace kccl::sim {
 
 // The state of a mem::CopyBarrier. A phase ends when all arrivals and all bytes are in.
 struct CopyPhase {
+    // Which barrier of the block: an agent of its own, because who waits for one barrier knows
+    // nothing of the copies that complete on others.
+    uint32_t index = 0;
     uint32_t arrivals = 0;  // a phase
     uint32_t missing = 0;
     int64_t missing_bytes = 0;
@@ -19,8 +22,10 @@ struct CopyPhase {
     // What arrivals and copies hand on: so far, and when the last phase ended.
     ClockRef ordered;
     ClockRef caused;
+    ClockRef fenced;
     ClockRef ended_ordered;
     ClockRef ended_caused;
+    ClockRef ended_fenced;
 };
 
 // A piece of a copy. Pieces complete in any order.

@@ -35,7 +35,7 @@ bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
 uint64_t load_at(Machine& machine, const Memory::Access32Or64& access) {
     Fiber& me = machine.me();
     const Memory::Seen seen = machine.memory.load(me.knowledge, access);
-    me.polled.push_back(seen.granule);
+    me.polled.push_back({seen.granule, seen.granule->num_stores});
     me.saw_old = me.saw_old || !seen.is_newest;
     machine.trace(kKcclSimLoad, access.address, seen.value, seen.age);
     machine.leave_if_found();
@@ -61,7 +61,7 @@ uint64_t load(const void* address, uint32_t num_bytes, uint32_t order, uint32_t 
 void store(void* address, uint64_t value, uint32_t num_bytes, uint32_t order, uint32_t scope) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
-    machine.settle(true);
+    machine.end_poll();
     machine.point();
     if (!is_valid(machine, address, num_bytes)) return;
     store_at(machine,
@@ -89,7 +89,7 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
 void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
-    machine.settle(true);
+    machine.end_poll();
     if (!is_valid(machine, address, 16)) return;
     const auto begin = reinterpret_cast<uint64_t>(address);
     const auto* from = reinterpret_cast<const uint8_t*>(halves);
@@ -105,7 +105,7 @@ void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
 uint32_t claim(uint32_t* address, uint32_t value) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
-    machine.settle(true);
+    machine.end_poll();
     machine.point();
     if (!is_valid(machine, address, 4)) return 0;
     const auto [granule, is_mine] = machine.memory.claim(
@@ -120,8 +120,9 @@ uint32_t claim(uint32_t* address, uint32_t value) {
 
 void fence(uint32_t order, uint32_t scope) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
-    machine.settle(true);
-    machine.point();
+    machine.take_loads();
+    // Only these are seen by others.
+    machine.point(order == static_cast<uint32_t>(Order::kSeqCst));
     machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
                          static_cast<Scope>(scope));
     machine.trace(kKcclSimFence, 0, order);
@@ -210,7 +211,7 @@ uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 void barrier_init(void* barrier, uint32_t arrivals) {
     Machine& machine = at(KCCL_SIM_SITE(), barrier);
     if (!is_valid(machine, barrier, 8)) return;
-    machine.settle(true);
+    machine.end_poll();
     machine.point();
     machine.barrier_init(reinterpret_cast<uint64_t>(barrier), arrivals);
     machine.leave_if_found();
@@ -219,7 +220,7 @@ void barrier_init(void* barrier, uint32_t arrivals) {
 void barrier_arrive(void* barrier, uint32_t num_bytes) {
     Machine& machine = at(KCCL_SIM_SITE(), barrier);
     if (!is_valid(machine, barrier, 8)) return;
-    machine.settle(true);
+    machine.end_poll();
     machine.point();
     machine.barrier_arrive(reinterpret_cast<uint64_t>(barrier), num_bytes);
     machine.leave_if_found();
@@ -240,7 +241,7 @@ void copy_async(void* to, const void* from, uint32_t num_bytes, void* barrier) {
         !is_valid(machine, barrier, 8)) {
         return;
     }
-    machine.settle(true);
+    machine.end_poll();
     machine.point();
     machine.copy_async(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), num_bytes,
                        reinterpret_cast<uint64_t>(barrier));
@@ -249,17 +250,17 @@ void copy_async(void* to, const void* from, uint32_t num_bytes, void* barrier) {
 
 void fence_copies() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
-    machine.settle(true);
+    machine.take_loads();
     machine.point();
     Fiber& me = machine.me();
-    me.fenced = me.knowledge.snapshot();
+    join(me.fenced, me.knowledge.snapshot());
     ++me.knowledge.counter;
     machine.trace(kKcclSimFence, 0, 0);
 }
 
 void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
-    machine.settle(true);
+    machine.end_poll();
     machine.me().knowledge.call = machine.calls.enter(state, kernel, channel, epoch);
     machine.trace(kKcclSimEnterCall, 0, epoch);
 }
@@ -300,16 +301,21 @@ const KcclSimEngine* engine_table() { return &kTable; }
 
 // ---- Polls --------------------------------------------------------------------------------------
 
-void Machine::settle(bool is_taken) {
+void Machine::take_loads() {
     Fiber& mine = *current_;
-    if (mine.polled.empty()) return;
-    memory.settle(mine.knowledge, mine.polled, is_taken);
-    begin_poll(mine);
-    if (is_taken) ++changes_;
+    memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
+    // A poll may meet others before it pauses, and still waits for these words.
+    mine.num_settled = mine.polled.size();
+}
+
+void Machine::end_poll() {
+    take_loads();
+    begin_poll(*current_);
 }
 
 void Machine::begin_poll(Fiber& fiber) {
     fiber.polled.clear();
+    fiber.num_settled = 0;
     fiber.saw_old = false;
     fiber.woken_before = fiber.warp->woken;
 }
@@ -320,17 +326,11 @@ void Machine::settle_poll() {
     Fiber& mine = *current_;
     ++steps;
     clock_ns += 2;
-    memory.settle(mine.knowledge, mine.polled, false);
+    memory.settle(mine.knowledge, mine.polled, mine.num_settled, false);
     bool may_see_more = mine.saw_old;
-    for (const Granule* granule : mine.polled) {
+    for (const Look& look : mine.polled) {
         // Stored to since it was looked at, by a thread that was moved in between.
-        if (may_see_more) break;
-        for (const Mark& mark : granule->marks) {
-            if (mark.reader.agent == mine.knowledge.agent &&
-                granule->newer_than(mark.index, mark.halves) != 0) {
-                may_see_more = true;
-            }
-        }
+        may_see_more = may_see_more || look.granule->num_stores != look.num_stores;
     }
     // A warp looks again as a whole.
     if (may_see_more) {
@@ -338,9 +338,10 @@ void Machine::settle_poll() {
     } else if (mine.woken_before != mine.warp->woken) {
         may_see_more = true;
     } else {
-        for (Granule* granule : mine.polled) {
-            if (granule->waiters.empty() || granule->waiters.back() != mine.warp->index) {
-                granule->waiters.push_back(mine.warp->index);
+        for (const Look& look : mine.polled) {
+            std::vector<uint32_t>& waiters = look.granule->waiters;
+            if (waiters.empty() || waiters.back() != mine.warp->index) {
+                waiters.push_back(mine.warp->index);
             }
         }
     }

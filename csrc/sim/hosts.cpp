@@ -98,7 +98,7 @@ void Machine::set_host(int index, Rank::HostState state) {
     // Ranks that meet outside tell each other what their launches did.
     if (state == Rank::kOutside) join(met_outside_, rank.ordered);
     if (rank.host == Rank::kOutside) {
-        for (ClockRef* clock : {&rank.ordered, &rank.performed, &rank.caused}) {
+        for (ClockRef* clock : {&rank.ordered, &rank.caused}) {
             join(*clock, met_outside_);
         }
     }

@@ -122,11 +122,10 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
             fiber.knowledge.counter = slot_counters_[block->slot] + 1;
             fiber.knowledge.launch = grid->number;
             fiber.knowledge.ordered = fiber.fenced = rank.ordered;
-            fiber.knowledge.performed = rank.performed;
             fiber.knowledge.caused = rank.caused;
             // Between two launches all is written back and taken anew: as by a fence of all threads.
-            fiber.knowledge.released = rank.ordered;
-            fiber.knowledge.released_to = Scope::kSystem;
+            fiber.knowledge.released.fill(rank.ordered);
+            fiber.has_turn = false;
             begin_poll(fiber);
             fiber.level = level_of(fiber);
             make_ready(&fiber);
@@ -144,7 +143,6 @@ void Machine::end_grid(Grid& grid) {
             last = std::max(last, each.counter);
             each.settle_hearsay();
             join(rank.ordered, each.ordered);
-            join(rank.performed, each.performed);
             join(rank.caused, each.caused);
             for (const ClockRef& seen : each.to_acquire) join(rank.ordered, seen);
             fiber->state = Fiber::kIdle;
@@ -152,7 +150,7 @@ void Machine::end_grid(Grid& grid) {
             each = {};
             fiber->fenced = {};
         }
-        for (ClockRef* clock : {&rank.ordered, &rank.performed, &rank.caused}) {
+        for (ClockRef* clock : {&rank.ordered, &rank.caused}) {
             edit(*clock).add_block(block->slot, last);
             edit(*clock).add_block(block->slot + 1, block->copies.next_counter);
         }
@@ -238,7 +236,7 @@ bool Machine::has_pollers() const {
 
 void Machine::end_thread() {
     Fiber& mine = *current_;
-    settle(true);
+    end_poll();
     trace(kKcclSimThreadEnds, 0, 0);
     mine.state = Fiber::kEnded;
     end_in_block(mine);

@@ -36,11 +36,13 @@ struct Fiber {
     Warp* warp = nullptr;
     uint32_t lane = 0;
     Knowledge knowledge;
-    std::vector<Granule*> polled;  // since the last pause, store or barrier
-    bool saw_old = false;          // one of these was not the newest
-    uint32_t woken_before = 0;     // of its warp, when it began to poll
-    ClockRef fenced;               // what fence_copies() covered, its own or of whom it met
-    uint64_t exchanged = 0;        // what it brings to a warp's or block's meeting, and takes away
+    std::vector<Look> polled;   // since the last pause or store
+    size_t num_settled = 0;     // of these
+    bool saw_old = false;       // one of these was not the newest
+    bool has_turn = false;      // by tape: makes the next access
+    uint32_t woken_before = 0;  // of its warp, when it began to poll
+    ClockRef fenced;            // what fence_copies() covers: its own, and those before it
+    uint64_t exchanged = 0;     // what it brings to a warp's or block's meeting, and takes away
     uint32_t source_lane = 0;
     uint64_t site = 0;  // of what it does or waits in
     uint64_t address = 0;
@@ -89,7 +91,6 @@ struct Rank {
     std::deque<std::shared_ptr<Grid>> stream;
     // What everything before on this stream knew, as in Knowledge.
     ClockRef ordered;
-    ClockRef performed;
     ClockRef caused;
     HostState host = kRunning;
     uint64_t running_since_ns = 0;
@@ -117,8 +118,10 @@ class Machine final : public Reporter {
     // Something was stored there.
     void wake(Granule& granule);
     void wake(Warp& warp);
-    // The outcome of the loads since the last pause, store or barrier.
-    void settle(bool is_taken);
+    // The thread goes on with what it has loaded since the last pause.
+    void take_loads();
+    // It stores, or does what is like it: no poll goes on across this.
+    void end_poll();
     void settle_poll();
     void meet_block(Meeting meeting, bool is_fenced);
     void meet_warp(Meeting meeting);
@@ -164,6 +167,7 @@ class Machine final : public Reporter {
     void end_grid(Grid& grid);
     uint32_t level_of(const Fiber& fiber) const;
     Fiber* pick();
+    uint32_t movable(const Warp* except, Warp** warps) const;
     Fiber* take_turn();
     void offer_turn();
     void switch_away();

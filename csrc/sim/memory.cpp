@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "words.h"
 
@@ -11,6 +12,7 @@ namespace {
 
 // Stores of a word that loads may still return.
 constexpr size_t kKeptRecords = 8;
+constexpr size_t kMostHearsay = 64;
 
 // Another thread of this process, which holds the rank's host code, may write there meanwhile.
 uint64_t read_real(uint64_t address) {
@@ -28,7 +30,21 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     }
 }
 
+constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
+
+// Hands this on to all whom the scope takes in.
+void release(ByScope& released, Scope scope, const ClockRef& known) {
+    for (uint32_t each = 0; each <= static_cast<uint32_t>(scope); ++each) released[each] = known;
+}
+
 }  // namespace
+
+void Knowledge::hear(Event event, const ClockRef& told) {
+    if (knows(caused, event)) return;
+    hearsay.emplace_back(event, told);
+    // A thread that only polls never asks.
+    if (hearsay.size() == kMostHearsay) settle_hearsay();
+}
 
 void Knowledge::settle_hearsay() {
     if (hearsay.empty()) return;
@@ -48,23 +64,6 @@ ClockRef Knowledge::snapshot() const {
     return clock;
 }
 
-void Granule::clear() {
-    first = 0;
-    records.clear();
-    marks.clear();
-    accesses.clear();
-    waiters.clear();
-    is_plainly_written = false;
-}
-
-uint32_t Granule::newer_than(uint64_t index, uint8_t halves) const {
-    uint32_t count = 0;
-    for (uint64_t later = std::max(index + 1, first); later <= newest(); ++later) {
-        if ((records[later - first].halves & halves) != 0) ++count;
-    }
-    return count;
-}
-
 void Memory::restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool checks) {
     weakness_ = weakness;
     random_ = Random(seed);
@@ -73,7 +72,7 @@ void Memory::restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool c
     ++generation_;
     ended_.clear();
     passed_over_ = {};
-    sequential_ = {};
+    sequential_.clear();
     old_loads = loads = passed_stores = 0;
 }
 
@@ -145,18 +144,18 @@ void Memory::remove_window(uint64_t address) {
 // Takes over what was written to real memory behind the records: by plain stores, or by the host.
 void Memory::refresh(Granule& granule) {
     const uint64_t real = read_real(granule.address);
-    if (!granule.records.empty() && real == granule.records.back().value) {
-        granule.is_plainly_written = false;
-        return;
+    const bool is_plainly_written = std::exchange(granule.is_plainly_written, false);
+    if (!granule.records.empty() && real == granule.records.back().value) return;
+    Record record = {.value = real};
+    if (is_plainly_written) {
+        record.writer = granule.plain_writer;
+        record.call = granule.plain_call;
+        record.site = granule.plain_site;
+    } else if (real != 0) {
+        // What a rank's program stored, it stored after what its launches did.
+        record.released.fill(hosts);
     }
-    // What a rank's program stored, it stored after what its launches did.
-    append(granule, {.value = real, .released = granule.is_plainly_written ? ClockRef{} : hosts});
-    if (!granule.is_plainly_written) return;
-    Record& record = granule.records.back();
-    record.writer = granule.plain_writer;
-    record.call = granule.plain_call;
-    record.site = granule.plain_site;
-    granule.is_plainly_written = false;
+    append(granule, std::move(record));
 }
 
 void Memory::append(Granule& granule, Record record) {
@@ -187,27 +186,22 @@ bool Memory::hides(const Record& record) {
     return random_.below(256) < weakness_.old_per_256;
 }
 
+// Coherence: a load returns nothing older than what this thread stored, what happens before, and what
+// was read there by loads that happen before.
+bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves) {
+    if (record.writer.agent == me.agent || knows(me.ordered, record.writer)) return true;
+    return std::any_of(record.sights.begin(), record.sights.end(), [&](const Sight& sight) {
+        return (sight.halves & halves) != 0 &&
+               (sight.reader.agent == me.agent || knows(me.ordered, sight.reader));
+    });
+}
+
 // The index of the record that this thread's load of these halves returns.
 uint64_t Memory::choose(Knowledge& me, Granule& granule, uint8_t halves) {
-    uint64_t seen = granule.first;  // coherence: never older than what this thread knows was read
-    bool knows_seen = false;
     for (uint64_t index = granule.newest();; --index) {
         Record& record = granule.record(index);
         if ((record.halves & halves) == 0) continue;
-        if (index == granule.first || record.writer.agent == me.agent ||
-            knows(me.ordered, record.writer)) {
-            return index;
-        }
-        if (!knows_seen) {
-            knows_seen = true;
-            for (const Mark& mark : granule.marks) {
-                if ((mark.halves & halves) == 0 || mark.index <= seen) continue;
-                if (mark.reader.agent == me.agent || knows(me.ordered, mark.reader)) {
-                    seen = mark.index;
-                }
-            }
-        }
-        if (index <= seen || !hides(record)) return index;
+        if (index == granule.first || must_see(me, record, halves) || !hides(record)) return index;
         ++record.skips;
         passed_over_ = record.writer;
     }
@@ -216,8 +210,16 @@ uint64_t Memory::choose(Knowledge& me, Granule& granule, uint8_t halves) {
 // This thread has seen a record.
 void Memory::see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves,
                  const Access32Or64& access) {
-    const Record& record = granule.record(index);
-    if (record.writer.counter != 0 && record.writer.agent != me.agent) {
+    Record& record = granule.record(index);
+    const auto take = [&](const ClockRef& released, Scope between) {
+        if (!released) return;
+        join(me.to_acquire[static_cast<uint32_t>(between)], released);
+        if (access.order == Order::kAcquire) join(me.ordered, released);
+    };
+    if (record.writer.counter == 0 && !access.is_packet) {
+        take(record.released[2], Scope::kSystem);
+        join(me.caused, record.released[2]);
+    } else if (record.writer.counter != 0 && record.writer.agent != me.agent) {
         const Scope between = slots_.between(me.agent.slot, record.writer.agent.slot);
         const bool is_mutual = record.scope >= between && access.scope >= between;
         if (!is_mutual && checks_ && !knows(me.ordered, record.writer)) {
@@ -229,17 +231,13 @@ void Memory::see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves
             ++passed_stores;
             passed_over_ = {};
         }
-        if (!knows(me.caused, record.writer)) me.hearsay.emplace_back(record.writer, record.caused);
-        if (record.released && is_mutual && record.released_to >= between) {
-            join(me.performed, record.released);
-            join(me.to_acquire[static_cast<uint32_t>(between)], record.released);
-            if (access.order == Order::kAcquire) join(me.ordered, record.released);
-        }
-    }
-    if (record.writer.counter == 0 && record.released) {
-        join(me.performed, record.released);
-        join(me.to_acquire[static_cast<uint32_t>(Scope::kSystem)], record.released);
-        if (access.order == Order::kAcquire) join(me.ordered, record.released);
+        me.hear(record.writer, record.caused);
+        if (is_mutual) take(record.released[static_cast<uint32_t>(between)], between);
+        const bool is_first =
+            std::none_of(record.sights.begin(), record.sights.end(), [&](const Sight& sight) {
+                return sight.reader.agent == me.agent && sight.halves == halves;
+            });
+        if (is_first) record.sights.push_back({me.now(), halves});
     }
     // What was there from the start is not worth remembering by each of thousands of threads.
     if (record.writer.counter == 0 && index == 0 && !access.is_packet) return;
@@ -307,16 +305,29 @@ Granule* Memory::store(Knowledge& me, const Access32Or64& access, uint64_t value
     check_plain(me, at, access, true);
     check_store(me, at, access, halves, shifted);
     me.settle_hearsay();
-    const bool is_release = access.order == Order::kRelease;
+    bool is_release = access.order == Order::kRelease;
+    ByScope released = me.released;
+    if (is_release) {
+        release(released, access.scope, me.snapshot());
+    } else {
+        // A release of this word covers the thread's later stores to it.
+        for (const Record& before : at.records) {
+            if (!before.is_release || before.writer.agent != me.agent || before.halves != halves)
+                continue;
+            is_release = true;
+            for (size_t scope = 0; scope < released.size(); ++scope)
+                join(released[scope], before.released[scope]);
+        }
+    }
     const uint64_t whole = merged(at.records.back().value, shifted, halves);
     append(at, {.value = whole,
                 .writer = me.now(),
-                .released = is_release ? me.snapshot() : me.released,
+                .released = std::move(released),
                 .caused = me.caused,
                 .call = me.call,
                 .halves = halves,
                 .scope = access.scope,
-                .released_to = is_release ? access.scope : me.released_to,
+                .is_release = is_release,
                 .is_packet = access.is_packet,
                 .site = access.site});
     write_real(at.address, whole, halves);
@@ -344,27 +355,40 @@ std::pair<Granule*, bool> Memory::claim(Knowledge& me, const Access32Or64& acces
                 .call = me.call,
                 .halves = halves,
                 .scope = access.scope,
-                .released_to = me.released_to,
                 .site = access.site});
     write_real(at.address, next, halves);
     ++me.counter;
     return {&at, true};
 }
 
+ClockRef& Memory::sequential(Agent agent, Scope scope) {
+    switch (scope) {
+        case Scope::kBlock: return sequential_[{scope, agent.slot}];
+        case Scope::kDevice:
+            return sequential_[{scope, static_cast<uint32_t>(slots_[agent.slot].rank)}];
+        default: return sequential_[{scope, 0}];
+    }
+}
+
 void Memory::fence(Knowledge& me, Order order, Scope scope) {
-    for (uint32_t each = 0; each <= static_cast<uint32_t>(scope); ++each) {
-        join(me.ordered, me.to_acquire[each]);
-        join(me.performed, me.to_acquire[each]);
-        me.to_acquire[each] = {};
+    for (const Scope each : kScopes) {
+        if (each > scope) break;
+        ClockRef& seen = me.to_acquire[static_cast<uint32_t>(each)];
+        join(me.ordered, seen);
+        seen = {};
+        if (order != Order::kSeqCst) continue;
+        // After all such fences before it whose scopes and its own take in both threads.
+        for (ClockRef* clock : {&me.ordered, &me.caused}) {
+            join(*clock, sequential(me.agent, each));
+        }
     }
-    if (order == Order::kSeqCst) {
-        join(me.ordered, sequential_);
-        join(me.performed, sequential_);
-        join(sequential_, me.snapshot());
-    }
-    me.released = me.snapshot();
-    me.released_to = scope;
+    const ClockRef known = me.snapshot();
+    release(me.released, scope, known);
     ++me.counter;
+    if (order != Order::kSeqCst) return;
+    for (const Scope each : kScopes) {
+        if (each <= scope) join(sequential(me.agent, each), known);
+    }
 }
 
 }  // namespace kccl::sim

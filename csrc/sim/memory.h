@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include <array>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -19,44 +21,50 @@
 
 namespace kccl::sim {
 
-// What one thread knows, in three strengths. `ordered` is happens-before: it takes a release and an
-// acquire. `performed` takes a release only: stores before it cannot land after a store that
-// depends on having seen it. `caused` takes neither: a load that was needed to decide on a store has
-// returned by then. ordered <= performed <= caused.
+// Knowledge by the smallest scope that takes in both who gives it and who gets it.
+using ByScope = std::array<ClockRef, 3>;
+
+// What one thread knows, in two strengths. `ordered` is happens-before: it takes a release and an
+// acquire. `caused` takes neither: a load that was needed to decide on a store has returned by then.
 struct Knowledge {
     Agent agent;
     uint32_t counter = 1;  // of this thread's next event
     uint32_t call = 0;     // index of what it does in Calls
     uint64_t launch = 0;
     ClockRef ordered;
-    ClockRef performed;
     ClockRef caused;
     // What `caused` will know too: joined before it is asked or handed on.
     std::vector<std::pair<Event, ClockRef>> hearsay;
-    ClockRef released;  // by this thread's last fence: what later stores carry
-    Scope released_to = Scope::kBlock;
-    // What a fence would take over, by the smallest scope that takes in whom it was seen from.
-    ClockRef to_acquire[3];
+    ByScope released;    // by this thread's fences: what later stores carry
+    ByScope to_acquire;  // what a fence would take over
 
     Event now() const { return {agent, counter}; }
+    void hear(Event event, const ClockRef& caused);
     void settle_hearsay();
     // What a release hands on now.
     ClockRef snapshot() const;
+};
+
+// A load of these halves.
+struct Sight {
+    Event reader = {};
+    uint8_t halves = 3;
 };
 
 // A store that loads may return.
 struct Record {
     uint64_t value = 0;  // of all 8 bytes, this store applied
     Event writer = {};
-    ClockRef released = {};  // null: carries nothing
+    ByScope released = {};  // null: carries nothing
     ClockRef caused = {};
     uint32_t call = 0;
     uint8_t halves = 3;  // which 4 bytes it wrote, as bits
     Scope scope = Scope::kSystem;
-    Scope released_to = Scope::kSystem;
+    bool is_release = false;  // or follows one of its thread
     bool is_packet = false;
     uint8_t skips = 0;  // loads that passed it over
     uint64_t site = 0;
+    std::vector<Sight> sights = {};  // the first of each thread: nobody who knows one sees less
 };
 
 // The last load of an agent.
@@ -96,6 +104,7 @@ struct Granule {
     std::vector<Mark> marks;
     std::vector<Access> accesses;
     std::vector<uint32_t> waiters;  // warps to look again when something is stored
+    uint32_t num_stores = 0;        // that woke somebody, or would have
     bool is_plainly_written = false;
     Event plain_writer;
     uint32_t plain_call = 0;
@@ -104,8 +113,27 @@ struct Granule {
     uint64_t newest() const { return first + records.size() - 1; }
     Record& record(uint64_t index) { return records[index - first]; }
     // Stores to these halves after record `index`.
-    uint32_t newer_than(uint64_t index, uint8_t halves) const;
-    void clear();
+    uint32_t newer_than(uint64_t index, uint8_t halves) const {
+        uint32_t count = 0;
+        for (uint64_t later = first; const Record& record : records) {
+            if (later++ > index && (record.halves & halves) != 0) ++count;
+        }
+        return count;
+    }
+    void clear() {
+        first = 0;
+        records.clear();
+        marks.clear();
+        accesses.clear();
+        waiters.clear();
+        is_plainly_written = false;
+    }
+};
+
+// A word that a thread looked at, and its num_stores then.
+struct Look {
+    Granule* granule;
+    uint32_t num_stores;
 };
 
 // How strongly a seed bends memory.
@@ -157,8 +185,8 @@ class Memory {
         plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
     }
 
-    // The loads of a poll that found what it waited for; or did not.
-    void settle(Knowledge& me, const std::vector<Granule*>& polled, bool is_taken);
+    // The loads of a poll that found what it waited for; or did not. Those from `first` on.
+    void settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken);
 
     Granule& granule(const Knowledge& me, uint64_t address);
     void forget(uint64_t address, uint64_t num_bytes);
@@ -196,10 +224,12 @@ class Memory {
     void check_taken(const Knowledge& me, Granule& granule, const Mark& mark);
     void refresh(Granule& granule);
     uint64_t choose(Knowledge& me, Granule& granule, uint8_t halves);
+    static bool must_see(const Knowledge& me, const Record& record, uint8_t halves);
     bool hides(const Record& record);
     void see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves,
              const Access32Or64& access);
     void append(Granule& granule, Record record);
+    ClockRef& sequential(Agent agent, Scope scope);
     Page& page(const Knowledge& me, uint64_t number);
     void clear(Page& page);
 
@@ -217,7 +247,8 @@ class Memory {
     Page* recent_[kRecentPages] = {};
     std::vector<Window> windows_;
     std::unordered_set<uint64_t> ended_;
-    ClockRef sequential_;  // of all sequentially consistent fences
+    // Of sequentially consistent fences, by scope and by which block or device it is.
+    std::map<std::pair<Scope, uint32_t>, ClockRef> sequential_;
     // The last store that somebody passed over: to see stores overtake each other.
     Event passed_over_;
 };

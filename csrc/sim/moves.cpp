@@ -73,39 +73,55 @@ Fiber* Machine::pick() {
     return ready_.pop_any(random_);
 }
 
-// By tape: whoever has waited longest, unless the tape said otherwise at the last access.
+// The warps that can move, by who has waited longest.
+uint32_t Machine::movable(const Warp* except, Warp** warps) const {
+    if (ready_.is_empty()) return 0;
+    size_t first = 0;
+    const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
+    uint32_t count = 0;
+    for (size_t i = first; i < fibers.size() && count < kOfferedWarps; ++i) {
+        Warp* const warp = fibers[i]->warp;
+        if (warp != except && std::find(warps, warps + count, warp) == warps + count) {
+            warps[count++] = warp;
+        }
+    }
+    return count;
+}
+
+// By tape: one decision for every access, who makes it. A warp of which a thread ended or waits goes
+// on with the next; what it does up to an access nobody sees. One that polls in vain goes last.
 Fiber* Machine::take_turn() {
-    Warp* const wanted = std::exchange(next_warp_, nullptr);
-    if (wanted == nullptr) return ready_.pop_oldest();
+    Warp* wanted = std::exchange(next_warp_, nullptr);
+    if (wanted == nullptr) {
+        Warp* warps[kOfferedWarps];
+        const Warp* const last = current_ != nullptr ? current_->warp : nullptr;
+        const bool polls = current_ != nullptr && current_->state == Fiber::kReady;
+        const uint32_t others = movable(polls ? last : nullptr, warps);
+        const uint32_t count = others != 0 ? others : movable(nullptr, warps);
+        const bool goes_on = std::find(warps, warps + count, last) != warps + count;
+        wanted = goes_on ? current_->warp : warps[count > 1 ? tape.next(count) : 0];
+    }
     size_t first = 0;
     const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
     const auto chosen =
         std::find_if(fibers.begin() + static_cast<ptrdiff_t>(first), fibers.end(),
                      [wanted](const Fiber* other) { return other->warp == wanted; });
     Fiber* const fiber = *chosen;
+    fiber->has_turn = current_ == nullptr || wanted != current_->warp;
     ready_.remove_at_highest(static_cast<size_t>(chosen - fibers.begin()));
     return fiber;
 }
 
-// By tape: before an access, any other warp that can move may take a turn. It is not asked again
-// before the access that it was stopped at, so every choice makes progress.
 void Machine::offer_turn() {
-    if (ready_.is_empty()) return;
-    size_t first = 0;
-    const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
+    Fiber& mine = *current_;
+    if (std::exchange(mine.has_turn, false)) return;
     Warp* others[kOfferedWarps];
-    uint32_t count = 0;
-    for (size_t i = first; i < fibers.size() && count < kOfferedWarps; ++i) {
-        Warp* const warp = fibers[i]->warp;
-        if (warp != current_->warp && std::find(others, others + count, warp) == others + count) {
-            others[count++] = warp;
-        }
-    }
-    if (count == 0) return;
-    const uint32_t choice = tape.next(count + 1);
+    const uint32_t count = movable(mine.warp, others);
+    const uint32_t choice = count == 0 ? 0 : tape.next(count + 1);
     if (choice == 0) return;
     next_warp_ = others[choice - 1];
     yield_as(Fiber::kReady);
+    mine.has_turn = false;
 }
 
 void Machine::switch_away() {
@@ -174,6 +190,7 @@ void Machine::point(bool is_access) {
 
 void Machine::wake(Granule& granule) {
     ++changes_;
+    ++granule.num_stores;
     to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
     granule.waiters.clear();
     // Not always at once: a warp that waits for many words would look again after each of them.

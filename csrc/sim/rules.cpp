@@ -18,8 +18,7 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
     for (uint64_t index = at.newest() + 1; index-- > at.first;) {
         const Record& before = at.record(index);
         if ((before.halves & halves) == 0) continue;
-        if (before.writer.agent == me.agent || knows(me.performed, before.writer) ||
-            knows(me.ordered, before.writer) || is_idle) {
+        if (before.writer.agent == me.agent || knows(me.ordered, before.writer) || is_idle) {
             break;
         }
         // Whoever has seen a store comes after it, and so does who knows that somebody has.
@@ -43,8 +42,9 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
     }
 }
 
-void Memory::settle(Knowledge& me, const std::vector<Granule*>& polled, bool is_taken) {
-    for (Granule* at : polled) {
+void Memory::settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken) {
+    for (size_t i = first; i < polled.size(); ++i) {
+        Granule* const at = polled[i].granule;
         for (Mark& mark : at->marks) {
             if (mark.reader.agent != me.agent || mark.state != Mark::kPolled) continue;
             mark.state = is_taken ? Mark::kTaken : Mark::kRejected;
@@ -66,6 +66,8 @@ void Memory::check_taken(const Knowledge& me, Granule& at, const Mark& mark) {
         const Record& later = at.record(index);
         if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
         if (later.writer.agent == me.agent) continue;
+        // Another thread of the warp has said meanwhile that this one has read.
+        if (knows(later.caused, mark.reader)) break;
         if (is_of_my_call(later)) {
             // It was to take this one, and took what was there before.
             reporter_.report(kKcclSimStaleWord, me.agent, mark.call, mark.site, at.address,
@@ -152,7 +154,7 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
     };
     for (const Access& before : at.accesses) {
         if ((before.bytes & bytes) == 0 || !(is_write || before.is_write)) continue;
-        // The asynchronous proxy sees an ordinary store only after a fence of its own.
+        // The asynchronous proxy sees an ordinary write only after a fence of its own.
         const bool needs_fence = is_async && !before.is_async && before.is_write;
         Event which;
         if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
@@ -161,7 +163,7 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
     }
     for (const Record& record : at.records) {
         if ((bytes_of(record.halves) & bytes) == 0 || record.writer.agent == me.agent) continue;
-        if (!knows(me.ordered, record.writer)) report(other_of(record));
+        if (!knows(is_async ? *fenced : me.ordered, record.writer)) report(other_of(record));
     }
     if (is_write) {
         for (const Mark& mark : at.marks) {

@@ -24,6 +24,11 @@ KCCL_DEVICE Status make_call(Coop coop, const Call& call) {
             return all_reduce_one_shot_sentinel<T, Op, 0>(coop, call);
         }
     }
+    if constexpr (has<KERNELS>(kKcclAllReduceOneShotPullSimple)) {
+        if (call.kernel == kKcclAllReduceOneShotPullSimple) {
+            return all_reduce_one_shot_pull_simple<T, Op>(coop, call);
+        }
+    }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
         if (call.kernel == kKcclBroadcastDirectLl16) return broadcast_direct_ll16(coop, call);
     }

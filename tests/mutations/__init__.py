@@ -1,0 +1,11 @@
+"""Planted bugs: what the simulator has to find, each as a change of the device source's text.
+
+    make sim-mutations
+
+A mutation names the program that shows it, the verdicts that count, and how many seeds it may take.
+The source as it is passes the same programs under the same seeds.
+"""
+
+from . import blocks, order, packets
+
+MUTATIONS = (*order.MUTATIONS, *packets.MUTATIONS, *blocks.MUTATIONS)

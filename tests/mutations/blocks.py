@@ -1,0 +1,255 @@
+"""Planted bugs: sentinel words, warps, blocks, grids and the ring of stages."""
+
+from .mutation import DIVERGENT, NARROW, RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
+
+MUTATIONS = (
+    # ---- Sentinels
+    bug(
+        "sentinel_as_data",
+        "a payload that looks like the sentinel is sent as it is",
+        "sentinels",
+        STUCK,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "return payload == kArmed ? payload - 1 : payload;",
+            "return payload;",
+        ),
+    ),
+    bug(
+        "one_word_of_two",
+        "the second word of a packet is not tested",
+        "sentinels",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "return packet.half[0] != kArmed && packet.half[1] != kArmed;",
+            "return packet.half[0] != kArmed;",
+        ),
+    ),
+    bug(
+        "rearmed_too_early",
+        "the slot of the next call is armed, where peers may be already",
+        "sentinels",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "at(calls_ - 1, comm.rank, source)",
+            "at(calls_ + 1, comm.rank, source)",
+        ),
+    ),
+    bug(
+        "rearmed_too_late",
+        "the slot of the call before the last is armed",
+        "sentinels",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "at(calls_ - 1, comm.rank, source)",
+            "at(calls_ - 2, comm.rank, source)",
+        ),
+    ),
+    bug(
+        "rearmed_unordered",
+        "nothing orders the arming before later pushes",
+        "sentinels",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "        mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n",
+            "",
+        ),
+    ),
+    bug(
+        "rearmed_before_sync",
+        "threads fence before all have armed",
+        "sentinels",
+        RACE | REUSED,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "        coop.sync();\n        if (leads(coop)) {\n            ChannelState",
+            "        if (leads(coop)) {\n            ChannelState",
+        ),
+    ),
+    bug(
+        "rearmed_too_little",
+        "as many words are armed as this call has",
+        "sentinels seldom long",
+        STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "i < stale_packets_;",
+            "i < num_packets;",
+        ),
+    ),
+    bug(
+        "two_slots",
+        "sentinel slots take turns by two",
+        "sentinels",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "calls % kKcclNumSentinelSlots,",
+            "calls % 2,",
+        ),
+    ),
+    # ---- Blocks and warps
+    bug(
+        "warp_of_32",
+        "warps of 64 are taken for warps of 32",
+        "stream",
+        DIVERGENT | RACE,
+        Edit(
+            "include/kccl/platform.cuh",
+            "constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;",
+            "constexpr uint32_t kWarpSize = 32;",
+        ),
+        warp_size=64,
+    ),
+    bug(
+        "vote_of_32",
+        "of a warp's vote the lower 32 bits are looked at",
+        "reductions",
+        STALE,
+        Edit(
+            "include/kccl/platform.cuh",
+            "KCCL_DEVICE uint64_t warp_ballot(bool mine) { return kccl_sim_engine->warp_ballot(mine); }",
+            "KCCL_DEVICE uint32_t warp_ballot(bool mine) { return kccl_sim_engine->warp_ballot(mine); }",
+        ),
+        warp_size=64,
+        packet_bytes=1024,
+    ),
+    bug(
+        "bare_barrier",
+        "a block's barrier without the fences that AMD needs",
+        "barriers",
+        RACE,
+        Edit(
+            "include/kccl/platform.cuh",
+            "kccl_sim_engine->meet_block(1);",
+            "kccl_sim_engine->meet_block(0);",
+        ),
+        model="gfx942",
+    ),
+    bug(
+        "grid_relaxed_arrive",
+        "a block of a grid_sync releases nothing",
+        "grid",
+        RACE,
+        Edit(
+            "include/kccl/grid.cuh",
+            "kOrders ? mem::Order::kRelease : mem::Order::kRelaxed",
+            "mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "grid_relaxed_await",
+        "a block of a grid_sync acquires nothing",
+        "grid",
+        RACE,
+        Edit(
+            "include/kccl/grid.cuh",
+            "(void)mem::load<mem::Order::kAcquire",
+            "(void)mem::load<mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "grid_of_block_scope",
+        "a block tells the others with block scope",
+        "grid",
+        NARROW,
+        Edit(
+            "include/kccl/grid.cuh",
+            "mem::store<kArrive, mem::Scope::kDevice>",
+            "mem::store<kArrive, mem::Scope::kBlock>",
+        ),
+    ),
+    bug(
+        "absent_blocks_left_behind",
+        "words of blocks that a kernel lacks stay where they were",
+        "grids of many sizes",
+        RACE | STUCK,
+        Edit(
+            "include/kccl/grid.cuh",
+            "absent < kKcclMaxBlocks;",
+            "absent < 0;",
+        ),
+    ),
+    # ---- The ring of stages
+    bug(
+        "stage_not_empty",
+        "the producer does not wait for an empty stage",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/stage.cuh",
+            "        if (platform::warp_any(!is_free)) return false;\n",
+            "",
+        ),
+    ),
+    bug(
+        "stage_parity",
+        "the producer waits for the wrong phase of an empty stage",
+        "stream",
+        RACE | STUCK,
+        Edit(
+            "include/kccl/stage.cuh",
+            "&ring_.empty[next_.stage], next_.parity ^ 1u)",
+            "&ring_.empty[next_.stage], next_.parity)",
+        ),
+    ),
+    bug(
+        "stage_round",
+        "the second round of the ring has the first one's parity",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/stage.cuh",
+            "        parity ^= 1u;\n",
+            "",
+        ),
+    ),
+    bug(
+        "stage_not_full",
+        "a consumer reads before the copy is there",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/stage.cuh",
+            "mem::has_completed(&ring_.full[next_.stage], next_.parity) ? 0 : 1u << call_.comm.rank,",
+            "0,",
+        ),
+    ),
+    bug(
+        "stage_popped_early",
+        "a consuming warp lets go while its threads still read",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/stage.cuh",
+            "        warp().sync();\n        if (leads(warp())) mem::arrive",
+            "        if (leads(warp())) mem::arrive",
+        ),
+    ),
+    bug(
+        "stage_unfenced",
+        "copies may come before their barriers are ready",
+        "stream",
+        RACE,
+        Edit(
+            "include/kccl/stage.cuh",
+            "        mem::fence_copies();\n",
+            "",
+        ),
+    ),
+    bug(
+        "stage_of_one_consumer",
+        "a stage counts as empty when one warp has let go",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/stage.cuh",
+            "mem::init_copies(&ring.empty[stage], num_consumers);",
+            "mem::init_copies(&ring.empty[stage], 1);",
+        ),
+    ),
+)

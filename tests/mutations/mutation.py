@@ -1,0 +1,52 @@
+"""What a planted bug is: a change of the device source's text, and what has to become of it."""
+
+from dataclasses import dataclass
+
+RACE = frozenset({"data_race"})
+NARROW = frozenset({"narrow_scope"})
+TWO_WRITERS = frozenset({"two_writers"})
+LATE = frozenset({"late_timeout"})
+STUCK = frozenset({"deadlock"})
+DIVERGENT = frozenset({"divergence", "deadlock"})
+WRONG = frozenset({"wrong_data"})
+# A word of another call is taken, or data that only looks whole.
+STALE = frozenset({"stale_word", "reused_slot", "wrong_data"})
+# A slot is written before it is free; who then never sees what was there waits for ever.
+REUSED = frozenset({"reused_slot", "two_writers", "stale_word", "deadlock"})
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text that occurs exactly once in a file of csrc, and what takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A planted bug.
+
+    Attributes:
+        name: What to call it.
+        broken: What is wrong, in words.
+        program: What shows it, one of PROGRAMS.
+        verdicts: Kinds of an Outcome that count as caught.
+        edits: The bug.
+        max_seeds: It is caught within so many, from 0.
+        machine: Fields of Machine that are not the program's own.
+    """
+
+    name: str
+    broken: str
+    program: str
+    verdicts: frozenset[str]
+    edits: tuple[Edit, ...]
+    max_seeds: int
+    machine: dict
+
+
+def bug(name, broken, program, verdicts, *edits, max_seeds=20, **machine):
+    """A Mutation; further keywords are fields of Machine."""
+    return Mutation(name, broken, program, verdicts, edits, max_seeds, machine)

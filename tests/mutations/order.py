@@ -1,0 +1,174 @@
+"""Planted bugs: order, scope, waits and how they end."""
+
+from .mutation import DIVERGENT, LATE, NARROW, RACE, TWO_WRITERS, Edit, bug
+
+MUTATIONS = (
+    # ---- Order and scope
+    bug(
+        "relaxed_arrive",
+        "an arrival releases nothing",
+        "barriers",
+        RACE,
+        Edit(
+            "include/kccl/barrier.cuh",
+            "mem::store<order, mem::Scope",
+            "mem::store<mem::Order::kRelaxed, mem::Scope",
+        ),
+    ),
+    bug(
+        "relaxed_await",
+        "who awaits arrivals acquires nothing",
+        "barriers",
+        RACE,
+        Edit(
+            "include/kccl/barrier.cuh",
+            "if constexpr (order == mem::Order::kAcquire) {",
+            "if constexpr (false) {",
+        ),
+    ),
+    bug(
+        "arrive_without_sync",
+        "the leader arrives before the other threads have written",
+        "pulls",
+        RACE,
+        Edit(
+            "include/kccl/barrier.cuh",
+            "if constexpr (order == mem::Order::kRelease) coop.sync();",
+            "",
+        ),
+    ),
+    bug(
+        "arrive_on_the_device",
+        "an arrival is of device scope",
+        "barriers",
+        NARROW,
+        Edit(
+            "include/kccl/barrier.cuh",
+            "mem::store<order, mem::Scope::kSystem>",
+            "mem::store<order, mem::Scope::kDevice>",
+        ),
+    ),
+    bug(
+        "relaxed_signal",
+        "a signal releases nothing",
+        "signals",
+        RACE,
+        Edit(
+            "kernels/signal.cuh",
+            "mem::store<mem::Order::kRelease",
+            "mem::store<mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "signal_on_the_device",
+        "a signal is of device scope",
+        "signals",
+        NARROW,
+        Edit(
+            "kernels/signal.cuh",
+            "mem::Scope::kSystem",
+            "mem::Scope::kDevice",
+        ),
+    ),
+    bug(
+        "relaxed_wait",
+        "a wait acquires nothing",
+        "signals",
+        RACE,
+        Edit(
+            "kernels/wait.cuh",
+            "mem::load<mem::Order::kAcquire",
+            "mem::load<mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "consumed_forgotten",
+        "a wait does not remember which signals it consumed",
+        "signals",
+        RACE,
+        Edit(
+            "kernels/wait.cuh",
+            "consumed[source][call.channel] += taken;",
+            "",
+        ),
+    ),
+    bug(
+        "relaxed_depart",
+        "the abort word releases nothing: the record may come after it",
+        "one is absent",
+        RACE,
+        Edit(
+            "include/kccl/signal.cuh",
+            "mem::store<mem::Order::kRelease",
+            "mem::store<mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "relaxed_abort",
+        "who sees the abort word acquires nothing",
+        "one is absent",
+        RACE,
+        Edit(
+            "include/kccl/signal.cuh",
+            "mem::load<mem::Order::kAcquire",
+            "mem::load<mem::Order::kRelaxed",
+        ),
+    ),
+    bug(
+        "flag_before_data",
+        "the abort word is raised before the record is written",
+        "one is absent",
+        RACE,
+        Edit(
+            "include/kccl/signal.cuh",
+            "        mem::store_plain(abort_record(comm, peer, comm.rank), record);\n"
+            "        depart(comm, peer, kKcclGaveUp);\n",
+            "        depart(comm, peer, kKcclGaveUp);\n"
+            "        mem::store_plain(abort_record(comm, peer, comm.rank), record);\n",
+        ),
+    ),
+    bug(
+        "failure_not_claimed",
+        "every thread that gives up writes the record",
+        "one is absent",
+        RACE | TWO_WRITERS,
+        Edit(
+            "include/kccl/signal.cuh",
+            "if (!mem::claim(&state->status, record.status)) return;",
+            "mem::claim(&state->status, record.status);",
+        ),
+    ),
+    bug(
+        "timeout_never_fires",
+        "a wait does not look at the clock",
+        "one is absent",
+        LATE,
+        Edit(
+            "include/kccl/signal.cuh",
+            "if (++patience_.polls < comm_.polls_per_check) return true;",
+            "return true;",
+        ),
+    ),
+    bug(
+        "limit_ignored",
+        "a wait looks at the clock and waits on",
+        "one is absent",
+        LATE,
+        Edit(
+            "include/kccl/signal.cuh",
+            "if (waited_ns <= limit_ns) return true;",
+            "if (waited_ns <= ~limit_ns) return true;",
+        ),
+    ),
+    bug(
+        "divergent_poll",
+        "each thread leaves the poll loop by itself",
+        "reductions",
+        DIVERGENT,
+        Edit(
+            "include/kccl/signal.cuh",
+            "if (!platform::warp_any(missing != 0)) return false;",
+            "if (missing == 0) return false;",
+        ),
+    ),
+)

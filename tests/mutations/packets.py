@@ -1,0 +1,362 @@
+"""Planted bugs: packets, slots, epochs, the scrub and credits."""
+
+from .mutation import RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
+
+MUTATIONS = (
+    # ---- Packets
+    bug(
+        "one_slot_for_two",
+        "all calls use one slot",
+        "reductions",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "return (epoch_ & call_.comm.epoch_step) != 0 ? 1 : 0;",
+            "return 0;",
+        ),
+    ),
+    bug(
+        "parity_of_the_lowest_bit",
+        "the parity of narrow epochs is taken from the wrong bit",
+        "reductions",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "(epoch_ & call_.comm.epoch_step) != 0",
+            "(epoch_ & 1) != 0",
+        ),
+    ),
+    bug(
+        "wrong_parity",
+        "packets are sent to one slot and polled in the other",
+        "reductions",
+        STUCK | REUSED,
+        Edit(
+            "kernels/all_reduce_one_shot_ll16.cuh",
+            "channel.parity(), comm.rank);",
+            "channel.parity() ^ 1, comm.rank);",
+        ),
+    ),
+    bug(
+        "packets_tear_at_4_bytes",
+        "v4.u32 in place of v2.b64: a half is not single-copy atomic",
+        "reductions",
+        STALE,
+        Edit(
+            "include/kccl/mem_sim.cuh",
+            "constexpr uint32_t kPacketUnitBytes = 8;",
+            "constexpr uint32_t kPacketUnitBytes = 4;",
+        ),
+    ),
+    bug(
+        "one_flag_of_two",
+        "the second half's flag is not tested",
+        "reductions",
+        STALE,
+        Edit(
+            "include/kccl/packet.cuh",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) == epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) == epoch;\n",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) == epoch;\n",
+        ),
+    ),
+    bug(
+        "flag_beside_data",
+        "one half has the payload, the other the flag",
+        "reductions",
+        STALE,
+        Edit(
+            "include/kccl/packet.cuh",
+            "return {{(payload & 0xffffffffu) | flag, (payload >> 32) | flag}};",
+            "return {{payload, (payload >> 32) | flag}};",
+        ),
+        Edit(
+            "include/kccl/packet.cuh",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) == epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) == epoch;\n",
+            "    return static_cast<uint32_t>(packet.half[1] >> 32) == epoch;\n",
+        ),
+        Edit(
+            "include/kccl/packet.cuh",
+            "return (packet.half[0] & 0xffffffffu) | (packet.half[1] << 32);",
+            "return packet.half[0];",
+        ),
+    ),
+    bug(
+        "flag_not_behind",
+        "a packet is valid when its flag is the epoch or a later one",
+        "seldom long",
+        STALE,
+        Edit(
+            "include/kccl/packet.cuh",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) == epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) == epoch;\n",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) >= epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) >= epoch;\n",
+        ),
+    ),
+    bug(
+        "flag_not_ahead",
+        "a packet is invalid when its flag is below the epoch",
+        "seldom long",
+        STALE,
+        Edit(
+            "include/kccl/packet.cuh",
+            "    return static_cast<uint32_t>(packet.half[0] >> 32) == epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) == epoch;\n",
+            "    return !(static_cast<uint32_t>(packet.half[0] >> 32) < epoch ||\n"
+            "             static_cast<uint32_t>(packet.half[1] >> 32) < epoch);\n",
+        ),
+    ),
+    bug(
+        "one_slot_for_all_sources",
+        "every source writes the same slot",
+        "reductions",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/window.cuh",
+            "(uint64_t(channel) * 2 + parity) * comm.world_size + source;\n"
+            "    return window_at<mem::Packet>",
+            "(uint64_t(channel) * 2 + parity) * comm.world_size;\n"
+            "    return window_at<mem::Packet>",
+        ),
+    ),
+    bug(
+        "slots_half_as_far_apart",
+        "a source's slot begins in the middle of the one before",
+        "reductions",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/window.cuh",
+            "slot * 2 * comm.layout.packet_bytes",
+            "slot * comm.layout.packet_bytes",
+        ),
+    ),
+    bug(
+        "half_of_the_ranks",
+        "only packets of lower ranks are waited for",
+        "reductions",
+        STALE,
+        Edit(
+            "kernels/all_reduce_one_shot_ll16.cuh",
+            "if (!active || peer == comm.rank) continue;",
+            "if (!active || peer >= comm.rank) continue;",
+        ),
+    ),
+    bug(
+        "odd_tail_lost",
+        "a payload that is not whole is not sent",
+        "reductions",
+        WRONG,
+        Edit(
+            "include/kccl/payload.cuh",
+            "(count + kPayloadElements<T> - 1) / kPayloadElements<T>",
+            "count / kPayloadElements<T>",
+        ),
+    ),
+    bug(
+        "tail_beyond_the_end",
+        "the last payload is stored as a whole",
+        "reductions",
+        WRONG,
+        Edit(
+            "include/kccl/payload.cuh",
+            "if (i * kPayloadElements<T> + k < count) mem::store_plain",
+            "mem::store_plain",
+        ),
+    ),
+    # ---- Epochs
+    bug(
+        "reached_by_comparing",
+        "epochs are compared without regard to the wrap",
+        "barriers",
+        RACE | STUCK,
+        Edit(
+            "include/kccl/signal.cuh",
+            "return static_cast<int32_t>(seen - wanted) >= 0;",
+            "return seen >= wanted;",
+        ),
+    ),
+    bug(
+        "reached_when_equal",
+        "a peer that is one call ahead is waited for",
+        "barriers",
+        STUCK,
+        Edit(
+            "include/kccl/signal.cuh",
+            "return static_cast<int32_t>(seen - wanted) >= 0;",
+            "return seen == wanted;",
+        ),
+    ),
+    bug(
+        "never_scrubbed",
+        "slots are not scrubbed before the wrap",
+        "seldom long",
+        STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "if ((epoch_ << 1) == 0) {",
+            "if (false) {",
+        ),
+    ),
+    bug(
+        "scrubbed_by_half",
+        "one slot of two is scrubbed",
+        "seldom long",
+        STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "for (uint32_t parity = 0; parity < 2; ++parity) {",
+            "for (uint32_t parity = 0; parity < 1; ++parity) {",
+        ),
+    ),
+    bug(
+        "scrubbed_with_this_epoch",
+        "the scrub marks words as this call's",
+        "seldom long",
+        STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "static_cast<uint64_t>(past) << 32",
+            "static_cast<uint64_t>(epoch) << 32",
+        ),
+    ),
+    bug(
+        "scrub_without_barrier",
+        "peers may push while a rank still scrubs",
+        "reductions",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "    arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);\n"
+            "    return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, epoch);\n",
+            "    return kKcclOk;\n",
+        ),
+    ),
+    bug(
+        "relaxed_scrub",
+        "the scrub's barrier releases nothing",
+        "reductions",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);",
+            "coop.sync();\n    arrive<mem::Order::kRelaxed>(coop, call, kKcclFlagBarrier, epoch);",
+        ),
+    ),
+    bug(
+        "flags_not_scrubbed",
+        "credits of half a period ago look like new ones",
+        "broadcast seldom",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "for (int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; ++flag) {",
+            "for (int flag = kKcclNumFlags; flag < kKcclNumFlags; ++flag) {",
+        ),
+    ),
+    bug(
+        "epoch_by_every_thread",
+        "every thread writes the channel's epoch",
+        "reductions",
+        RACE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "coop.sync();\n        if (leads(coop)) {",
+            "coop.sync();\n        {",
+        ),
+    ),
+    bug(
+        "epoch_not_advanced",
+        "all calls have one epoch",
+        "reductions",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "            channel->epoch = epoch_;\n",
+            "",
+        ),
+    ),
+    bug(
+        "next_without_sync",
+        "the leader enters the next call before the others have read the last",
+        "reductions",
+        RACE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "        coop.sync();\n        if (leads(coop)) {",
+            "        if (leads(coop)) {",
+        ),
+    ),
+    bug(
+        "map_changes",
+        "every other call gives a word to another thread, and no sync comes between",
+        "reductions",
+        RACE | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "if (coop.any(status != kKcclOk)) return",
+            "if (status != kKcclOk) return",
+        ),
+        Edit(
+            "include/kccl/channel.cuh",
+            "        coop.sync();\n        if (leads(coop)) {",
+            "        if (leads(coop)) {",
+        ),
+        Edit(
+            "kernels/all_reduce_one_shot_ll16.cuh",
+            "if (coop.any(failed)) return",
+            "if (failed) return",
+        ),
+        Edit(
+            "kernels/all_reduce_one_shot_ll16.cuh",
+            "for (uint64_t i = coop.index(); i",
+            "for (uint64_t i = (coop.index() + channel.parity()) % coop.size(); i",
+        ),
+    ),
+    # ---- Credits
+    bug(
+        "broadcast_without_credit",
+        "the root does not learn who has read",
+        "broadcasts",
+        STUCK | REUSED,
+        Edit(
+            "kernels/broadcast_direct_ll16.cuh",
+            "Exchange::kCredited",
+            "Exchange::kPairwise",
+        ),
+    ),
+    bug(
+        "credit_not_awaited",
+        "the call after a broadcast does not wait for credits",
+        "broadcasts",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "} else if (credit_due) {",
+            "} else if (false) {",
+        ),
+    ),
+    bug(
+        "credit_for_the_next_call",
+        "a rank says that it has entered a call before it has",
+        "broadcasts",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_);",
+            "arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_ + comm.epoch_step);",
+        ),
+    ),
+    bug(
+        "credit_of_the_call_before",
+        "a rank waits for a credit that says too little",
+        "broadcasts",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch)",
+            "await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch - comm.epoch_step)",
+        ),
+    ),
+)

@@ -1,0 +1,150 @@
+"""What shows planted bugs: programs of a few thousand steps, right with the source as it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sim_machine import BARRIER, BROADCAST, LL16, PULL, SENTINEL, Machine
+from sim_programs import Script
+
+
+@dataclass(frozen=True)
+class Program:
+    """What shows mutations.
+
+    Attributes:
+        make: Adds the calls to a Script that has begun no launch.
+        world_size: Ranks.
+        kinds: Of the calls.
+        machine: Fields of Machine.
+        right: The kind of a right run's Outcome.
+    """
+
+    make: Callable[[Script], None]
+    world_size: int
+    kinds: tuple[str, ...]
+    machine: dict = field(default_factory=dict)
+    right: str = ""
+
+    def script(self, **machine):
+        script = Script(
+            self.world_size, Machine(**{**self.machine, **machine}), salt=1, kinds=self.kinds
+        )
+        self.make(script)
+        return script
+
+
+def _reductions(kernel):
+    def make(script):
+        script.begin(threads=2 * script.machine.warp_size)
+        for count in (2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75):
+            script.reduce(0, kernel, count)
+
+    return make
+
+
+def _seldom_long(kernel, period, long_ones):
+    """Of `period` calls only these use the words behind the first."""
+
+    def make(script):
+        script.begin(threads=64)
+        for number in range(4 * period):
+            script.reduce(0, kernel, 60 if number % period in long_ones else 2)
+
+    return make
+
+
+def _by_warps(script):
+    script.begin(threads=2 * script.machine.warp_size, coop="Warp")
+    for count in (2, 37, 75, 64, 3):
+        for actor in range(2):
+            script.reduce(actor, LL16, count)
+
+
+def _barriers(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    script.window(512)
+    for number in range(18):
+        script.barrier_ring(0, 160 if number % 6 == 0 else 16, pulls=number % 2 == 1)
+
+
+def _pulls(script):
+    """What CPUs do. The barriers are what a GPU needs besides."""
+    script.begin(threads=2 * script.machine.warp_size)
+    for count in (100, 3, 100):
+        script.reduce(0, PULL, count)
+        script.barrier(0)
+
+
+def _signals(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    script.window(512)
+    for number in range(5):
+        script.signal_ring(0, 400, anyone=number % 2 == 1)
+
+
+def _broadcasts(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    for number in range(12):
+        script.broadcast(0, (120, 8, 37, 128)[number % 4], root=number // 6)
+
+
+def _broadcast_seldom(script):
+    """More than half a period lies between two runs of broadcasts."""
+    script.begin(threads=64)
+    for number in range(40):
+        if number % 11 < 3:
+            script.broadcast(0, 128, root=number // 11 % script.world_size)
+        else:
+            script.reduce(0, LL16, 2)
+
+
+def _grid(script):
+    script.begin(threads=script.machine.warp_size, blocks=3)
+    results = [script.reduce(actor, LL16, 20) for actor in range(3)]
+    for _ in range(6):
+        script.grid_sync()
+        results = [script.reduce(a, LL16, 20, source=results[(a + 1) % 3]) for a in range(3)]
+
+
+def _grids_of_many_sizes(script):
+    for blocks in (3, 2, 3):
+        script.begin(threads=script.machine.warp_size, blocks=blocks)
+        results = [script.reduce(actor, LL16, 8) for actor in range(blocks)]
+        script.grid_sync(4)
+        for actor in range(blocks):
+            script.reduce(actor, LL16, 8, source=results[(actor + 1) % blocks])
+
+
+def _stream(script):
+    for warps in (3, 1):
+        script.stage(2000, threads=warps * script.machine.warp_size, in_flight=4)
+
+
+def _one_is_absent(script):
+    script.begin(threads=script.machine.warp_size)
+    script.reduce(0, LL16, 2)
+    script.reduce(0, LL16, 150, absent=[2])
+
+
+NARROW = {"epoch_bits": 4}
+PROGRAMS = {
+    "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
+    "reductions of two": Program(_reductions(LL16), 2, (LL16,), NARROW),
+    "sentinels": Program(_reductions(SENTINEL), 3, (SENTINEL,), NARROW),
+    "seldom long": Program(_seldom_long(LL16, 16, (1, 2)), 2, (LL16,), NARROW),
+    "sentinels seldom long": Program(_seldom_long(SENTINEL, 8, (1,)), 2, (SENTINEL,), NARROW),
+    "by warps": Program(_by_warps, 3, (LL16,), {"num_channels": 2}),
+    "barriers": Program(_barriers, 3, (BARRIER, "put", "get"), NARROW),
+    "pulls": Program(_pulls, 3, (PULL, BARRIER)),
+    "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
+    "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
+    "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),
+    "grid": Program(_grid, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}),
+    "grids of many sizes": Program(
+        _grids_of_many_sizes, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}
+    ),
+    "stream": Program(_stream, 2, (LL16,)),
+    "one is absent": Program(
+        _one_is_absent, 4, (LL16,), {"ends_when_stuck": False}, right="failed_call"
+    ),
+}

@@ -1,0 +1,80 @@
+"""What a program of sim_programs.py runs on, what a run ends with, and the kernels there are."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from kccl import jit, module
+from kccl.backends.common import Settings
+from kccl.sim.library import load
+from kccl.sim.machine import Simulation
+
+KERNELS = Path(__file__).parent / "kernels"
+LL16 = "all_reduce_one_shot_ll16"
+SENTINEL = "all_reduce_one_shot_sentinel"
+PULL = "all_reduce_one_shot_pull_simple"
+BROADCAST = "broadcast_direct_ll16"
+BARRIER = "barrier_direct"
+# What kernels/sequence.cuh can make, but for PULL, which is for CPUs.
+ALL_KINDS = (LL16, SENTINEL, BROADCAST, BARRIER, "put", "get", "signal", "wait", "grid_sync")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a program runs on; the fields that are not Simulation's are its windows'.
+
+    Attributes:
+        csrc: Root of the device source; mutations have a copy of their own.
+    """
+
+    warp_size: int = 32
+    model: str = "sm_90"
+    epoch_bits: int = 32
+    packet_bytes: int = 256
+    num_channels: int = 1
+    schedule: str = "mixed"
+    is_weak: bool = True
+    checks: bool = True
+    ends_when_stuck: bool = True
+    trace_events: int = 0
+    csrc: Path = jit.CSRC
+
+    def simulation(self):
+        own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
+        fields = {name: getattr(self, name) for name in (*own, "trace_events")}
+        # A hundred times what the longest program here takes.
+        return Simulation(max_steps=10**9, **fields)
+
+    def settings(self):
+        return Settings(
+            num_channels=self.num_channels,
+            packet_bytes=self.packet_bytes,
+            staging_bytes=1024,
+            epoch_bits=self.epoch_bits,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes:
+        kind: "": all is right; that of the first finding; "wrong_data"; "failed_call".
+        message: In words.
+        stats: Fields of KcclSimStats.
+        statuses: Each rank's KcclStatus.
+    """
+
+    kind: str
+    message: str
+    stats: dict = field(repr=False)
+    statuses: tuple = ()
+
+
+@lru_cache(maxsize=256)
+def compiled(file, kernel, warp_size, csrc):
+    """A kernel of the folder kernels, with this device source."""
+    source = (KERNELS / file).read_text()
+    path = jit.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
+    (entry,) = load(path, 1).entries
+    return module.Module("sim", warp_size, {kernel: entry}).kernel(kernel)

@@ -1,0 +1,32 @@
+"""The simulator finds every planted bug of mutations.py, and nothing in the source as it is."""
+
+import pytest
+from mutations import MUTATIONS
+from sim_mutations import control, controls, hunt, workers
+
+CONTROLS = controls()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """All of it, under way on all cores."""
+    with workers() as pool:
+        cases = [(hunt, mutation.name) for mutation in MUTATIONS]
+        cases += [(control, case) for case in CONTROLS]
+        yield {argument: pool.submit(function, argument) for function, argument in cases}
+
+
+@pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
+def test_it_is_caught(rows, name):
+    row = rows[name].result()
+    assert row.is_right, f"{row.verdict or 'nothing'} after {row.seeds} seeds: {row.message}"
+
+
+@pytest.mark.parametrize("case", CONTROLS, ids=lambda case: f"{case[0]} {dict(case[1])}")
+def test_the_source_as_it_is_passes(rows, case):
+    row = rows[case].result()
+    assert row.is_right, f"{row.verdict} with seed {row.seeds - 1}: {row.message}"
+
+
+def test_there_are_enough():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 25
