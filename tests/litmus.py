@@ -33,8 +33,8 @@ KERNELS = (
     *(
         f"kccl::copies<kccl::Copying::{how}>"
         for how in (
-            *("kRight", "kReadsEarly", "kWaitsForOther", "kNoFence", "kWriterFences"),
-            *("kIssuerFences", "kWritesSource", "kCopiesOver", "kCopiesOverFree"),
+            *("kRight", "kReadsEarly", "kWaitsForOther", "kNoFirstFence", "kNoFence"),
+            *("kWriterFences", "kIssuerFences", "kWritesSource", "kCopiesOver", "kCopiesOverFree"),
         )
     ),
     *(f"kccl::ring<{pops_early}>" for pops_early in ("false", "true")),

@@ -322,6 +322,14 @@ class Script:
         self.reset()
         return self.judge(self.world.run(program, seed))
 
+    def explore(self, deviations, limit):
+        """The outcomes of all schedules that World.explore() knows."""
+        program = self.program
+        self.reset()
+        for report in self.world.explore(program, deviations=deviations, limit=limit):
+            yield self.judge(report)
+            self.reset()
+
     def reset(self):
         """Memory as before the first call."""
         for rank, end in enumerate(self._used):

@@ -196,7 +196,7 @@ def main():
         "--trace", type=Path, metavar="F.json", help="the replayed run's last steps"
     )
     args = parser.parse_args()
-    console = Console()
+    console = Console(width=140)
     return replay(args, console) if args.replay else explore(args, console)
 
 

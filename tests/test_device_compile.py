@@ -287,6 +287,17 @@ def test_amd_signals_write_caches_back_and_waits_invalidate_them(hip):
 
 
 @needs_zig
+def test_amd_blocks_meet_with_their_stores_done(hip):
+    for kernel in ("barrier_direct", "signal"):
+        for body in hip.of(kernel):
+            before = re.findall(
+                r"^\s*(\S[^\n]*)\n(?:\s*;[^\n]*\n)*\s*s_barrier\b", body, re.MULTILINE
+            )
+            assert before, kernel
+            assert all(re.match(r"s_waitcnt vmcnt\(0\)", line) for line in before), before
+
+
+@needs_zig
 def test_amd_kernels_do_not_spill(hip):
     _check_spills(hip)
 

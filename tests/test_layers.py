@@ -105,6 +105,14 @@ def test_volatile_is_a_property_of_assembly_only():
         assert re.findall(r"(?<!asm )\bvolatile\b", text) == []
 
 
+def test_the_simulators_stacks_are_switched_in_one_file():
+    for path in source_files("csrc", "cuh", "h", "inc", "cpp"):
+        if path.stem == "fiber":
+            continue
+        found = re.findall(r"\b\w*(?:ucontext|setjmp|longjmp|jmp_buf)\w*", without_comments(path))
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
 # ---- kccl: which module may import which -------------------------------------------------------
 
 # Modules by layer, lowest first. A module imports from layers below its own.

@@ -5,14 +5,19 @@ The whole matrix takes hours: `make sim-soak`.
 """
 
 import os
+import resource
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 import sim_matrix
+from sim_machine import LL16, Machine
 from sim_matrix import CELLS, COLLECTIVES, SIZES, Task
-from sim_programs import LL16
+from sim_mutations import BY_NAME, plant
+from sim_programs import Script
+
+from kccl import jit
 
 # Of warp size, model and epoch bits: every pair of two of them, in half of the combinations.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
@@ -58,6 +63,57 @@ def test_nothing_is_found(pool, collective, size):
         total.update(result.stats)
     # The memory was bent, or a run shows nothing.
     assert size == "0" or total["old_loads"] > 0
+
+
+def largest():
+    """One program on a machine of 132 blocks x 512 threads x 4 ranks, and the bytes it took."""
+    machine = Machine(num_channels=132, packet_bytes=64, schedule="random")
+    script = Script(4, machine, kinds=(LL16, "grid_sync"))
+    script.begin(threads=512, blocks=132)
+    for block in range(132):
+        script.reduce(block, LL16, 5)
+    script.grid_sync()
+    outcome = script.run(1)
+    return outcome, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_the_largest_machine():
+    """270,336 threads fit: each block with an all_reduce of its own, then all blocks together."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        outcome, peak_bytes = pool.submit(largest).result()
+    assert not outcome.kind, outcome.message
+    assert outcome.stats["loads"] > 4 * 132 * 512
+    assert peak_bytes < 4e9
+
+
+# Threads, calls and deviations; more than so many schedules.
+SMALLEST = [(32, 1, 2, 500), (32, 2, 2, 3000), (32, 3, 1, 100), (64, 1, 1, 100), (64, 2, 1, 300)]
+
+
+def smallest(threads, calls, csrc=jit.CSRC):
+    """Two ranks of one block, where all decisions are made one by one."""
+    machine = Machine(schedule="exhaustive", epoch_bits=4, packet_bytes=16, csrc=csrc)
+    script = Script(2, machine, kinds=(LL16,))
+    script.begin(threads=threads)
+    for _ in range(calls):
+        script.reduce(0, LL16, 2)
+    return script
+
+
+@pytest.mark.parametrize(("threads", "calls", "deviations", "least"), SMALLEST)
+def test_all_schedules_of_the_smallest(threads, calls, deviations, least):
+    outcomes = list(smallest(threads, calls).explore(deviations, limit=20000))
+    wrong = [outcome.message for outcome in outcomes if outcome.kind]
+    assert not wrong, wrong[0]
+    # That there are no more was seen by the search itself.
+    assert least < len(outcomes) < 20000
+
+
+@pytest.mark.parametrize("name", ["one_flag_of_two", "packets_tear_at_4_bytes", "wrong_parity"])
+def test_one_deviation_shows_a_bug(name, tmp_path):
+    csrc = plant(BY_NAME[name], tmp_path)
+    outcomes = smallest(32, 1, csrc).explore(2, limit=20000)
+    assert any(outcome.kind in BY_NAME[name].verdicts for outcome in outcomes)
 
 
 def test_names_of_cells():

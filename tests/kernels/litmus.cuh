@@ -144,6 +144,7 @@ enum class Copying {
     kRight,
     kReadsEarly,      // does not wait for the copy
     kWaitsForOther,   // waits for the copy that was started later
+    kNoFirstFence,    // no fence_copies() behind init_copies()
     kNoFence,         // an ordinary write before the copy, and no fence_copies()
     kWriterFences,    // another thread writes and fences, then the block syncs
     kIssuerFences,    // another thread writes, the block syncs, then the issuer fences
@@ -178,7 +179,7 @@ KCCL_KERNEL void copies(uint32_t* source, uint32_t* results) {
     if (leads(block)) {
         for (mem::CopyBarrier& full : space.full) mem::init_copies(&full, 1);
         mem::init_copies(&space.empty, 1);
-        mem::fence_copies();
+        if (how != Copying::kNoFirstFence) mem::fence_copies();
     }
     block.sync();
     if (kWrites && block.index() == warp.size()) {

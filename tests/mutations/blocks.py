@@ -82,6 +82,17 @@ MUTATIONS = (
         ),
     ),
     bug(
+        "three_slots",
+        "sentinel slots take turns by three",
+        "sentinels",
+        REUSED | STALE,
+        Edit(
+            "include/kccl/sentinel.cuh",
+            "calls % kKcclNumSentinelSlots,",
+            "calls % 3,",
+        ),
+    ),
+    bug(
         "two_slots",
         "sentinel slots take turns by two",
         "sentinels",
@@ -112,9 +123,11 @@ MUTATIONS = (
         STALE,
         Edit(
             "include/kccl/platform.cuh",
-            "KCCL_DEVICE uint64_t warp_ballot(bool mine) { return kccl_sim_engine->warp_ballot(mine); }",
-            "KCCL_DEVICE uint32_t warp_ballot(bool mine) { return kccl_sim_engine->warp_ballot(mine); }",
+            "KCCL_DEVICE uint64_t warp_ballot(bool mine) { return kccl_sim_engine",
+            "KCCL_DEVICE uint32_t warp_ballot(bool mine) { return kccl_sim_engine",
         ),
+        # Seldom do only threads of the upper half still wait.
+        max_seeds=100,
         warp_size=64,
         packet_bytes=1024,
     ),
@@ -215,8 +228,8 @@ MUTATIONS = (
         RACE | STUCK | WRONG,
         Edit(
             "include/kccl/stage.cuh",
-            "mem::has_completed(&ring_.full[next_.stage], next_.parity) ? 0 : 1u << call_.comm.rank,",
-            "0,",
+            "next_.parity) ? 0 : 1u << call_.comm.rank,",
+            "next_.parity) ? 0 : 0,",
         ),
     ),
     bug(

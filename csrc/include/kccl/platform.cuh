@@ -124,9 +124,12 @@ KCCL_DEVICE uint32_t block_in_grid() { return __builtin_amdgcn_workgroup_id_x();
 KCCL_DEVICE uint32_t blocks_per_grid() {
     return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
 }
-// Why the fences: a bare s_barrier drains nothing, so stores could still be in flight.
+// Why the fences: a bare s_barrier drains nothing, so stores could still be in flight. Why the wait:
+// clang puts none before the barrier, and a later release waits for its own wave's stores only.
 KCCL_DEVICE void sync_block() {
+    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0), of the others any
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_waitcnt(kStoresAndLoads);
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
