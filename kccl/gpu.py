@@ -5,8 +5,6 @@ function and the code. Handles are integers everywhere else.
 """
 
 import ctypes
-import os
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +16,6 @@ from .errors import BackendError
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY, on every device
 _CURE = "pip install 'kccl[cuda]', and NVIDIA's driver where the GPU is; or use backend=\"host\""
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_PINNED_FLAGS = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 # What an oldest supported chip is, and from where on names of architectures end in "a".
 _OLDEST, _FIRST_SPECIFIC = (8, 0), (9, 0)
 
@@ -82,6 +79,11 @@ def call(name: str, *args: Any, note: str = "") -> Any:
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
+def attempt(name: str, *args: Any) -> int:
+    """Calls a function of the driver that has no results; returns its error code."""
+    return int(getattr(_driver(), name)(*args)[0])
+
+
 def error_text(name: str, code: int, note: str = "") -> str:
     """What is said when function `name` returned an error code."""
     library = _nvrtc() if name.startswith("nvrtc") else _driver()
@@ -116,7 +118,7 @@ class Device:
         name: As the driver says it.
         uuid: The same in every process.
         arch: What NVRTC compiles for, as in "sm_90a".
-        num_sms: Multiprocessors.
+        multiprocessors: Their number.
         context: Address of the context.
     """
 
@@ -124,7 +126,7 @@ class Device:
     name: str
     uuid: str
     arch: str
-    num_sms: int
+    multiprocessors: int
     context: int = field(repr=False)
 
     @contextmanager
@@ -164,17 +166,22 @@ def device(ordinal: int) -> Device:
     if version < _OLDEST:
         raise BackendError(
             f"device {ordinal} is a {name} of compute capability {version[0]}.{version[1]}, must "
-            f"be at least {_OLDEST[0]}.{_OLDEST[1]}; use backend=\"host\""
+            f'be at least {_OLDEST[0]}.{_OLDEST[1]}; use backend="host"'
         )
     arch = f"sm_{version[0]}{version[1]}{'a' if version >= _FIRST_SPECIFIC else ''}"
     return Device(
         ordinal,
         name,
-        bytes(call("cuDeviceGetUuid", handle).bytes).hex(),
+        uuid(ordinal),
         arch,
         attribute(ordinal, "MULTIPROCESSOR_COUNT"),
         int(call("cuDevicePrimaryCtxRetain", handle, note=f"on device {ordinal}")),
     )
+
+
+def uuid(ordinal: int) -> str:
+    """What names a device in every process."""
+    return bytes(call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)).bytes).hex()
 
 
 def pick_device(local_rank: int) -> Device:
@@ -226,123 +233,6 @@ def synchronize(where: Device) -> None:
         call("cuCtxSynchronize")
 
 
-# ---- Memory ----------------------------------------------------------------------------------
-
-
-class Memory:
-    """Plain memory of the current device, or pinned host memory that all devices map.
-
-    Attributes:
-        address: The same on host and devices.
-        nbytes: Size in bytes; zero at first.
-    """
-
-    def __init__(self, where: Device, nbytes: int, *, on_host: bool = False) -> None:
-        self.nbytes = nbytes
-        with where.current():
-            if on_host:
-                self.address = int(call("cuMemHostAlloc", nbytes, _PINNED_FLAGS))
-                ctypes.memset(self.address, 0, nbytes)
-            else:
-                self.address = int(call("cuMemAlloc", nbytes, note=f"of {nbytes} bytes"))
-                call("cuMemsetD8", self.address, 0, nbytes)
-                call("cuCtxSynchronize")
-        name = "cuMemFreeHost" if on_host else "cuMemFree"
-        _at_end(self, where, ((name, (self.address,)),))
-
-
-class Shareable:
-    """Device memory with a mapping of its own, which other devices and processes can map too.
-
-    Attributes:
-        address: Where this process maps it.
-        nbytes: Size, rounded up to what the driver maps.
-        device: The device whose memory it is; of what was imported, the one that maps it.
-    """
-
-    def __init__(self, where: Device, nbytes: int, fd: int | None = None) -> None:
-        """Allocates; with `fd`, maps what another process exported there.
-
-        Raises:
-            BackendError: The driver refused.
-        """
-        self.device = where
-        kind = _fd_kind()
-        prop = constant("CUmemAllocationProp")()
-        prop.type = constant("CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED")
-        prop.location = _location(where.ordinal)
-        prop.requestedHandleTypes = kind
-        minimum = constant(
-            "CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED"
-        )
-        unit = int(call("cuMemGetAllocationGranularity", prop, minimum))
-        self.nbytes = -(-nbytes // unit) * unit
-        note = f"on device {where.ordinal}, {self.nbytes} bytes"
-        undo: list[tuple[str, tuple[Any, ...]]] = []
-        try:
-            with where.current():
-                if fd is None:
-                    self._handle = call("cuMemCreate", self.nbytes, prop, 0, note=note)
-                else:
-                    self._handle = call("cuMemImportFromShareableHandle", fd, kind, note=note)
-                undo.insert(0, ("cuMemRelease", (self._handle,)))
-                self.address = int(
-                    call("cuMemAddressReserve", self.nbytes, unit, 0, 0, note=note)
-                )
-                undo.insert(0, ("cuMemAddressFree", (self.address, self.nbytes)))
-                call("cuMemMap", self.address, self.nbytes, 0, self._handle, 0, note=note)
-                undo.insert(0, ("cuMemUnmap", (self.address, self.nbytes)))
-                self.allow([where.ordinal])
-        except BaseException:
-            _undo(where, tuple(undo), os.getpid())
-            raise
-        _at_end(self, where, tuple(undo))
-
-    def allow(self, ordinals: Sequence[int]) -> None:
-        """Lets devices of this process read and write it."""
-        access = []
-        for ordinal in sorted({self.device.ordinal, *ordinals}):
-            each = constant("CUmemAccessDesc")()
-            each.location = _location(ordinal)
-            each.flags = constant("CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE")
-            access.append(each)
-        note = f"for devices {ordinals} on device {self.device.ordinal}"
-        call("cuMemSetAccess", self.address, self.nbytes, access, len(access), note=note)
-
-    def export(self) -> int:
-        """A descriptor by which another process can map it; the caller closes it."""
-        return int(call("cuMemExportToShareableHandle", self._handle, _fd_kind(), 0))
-
-
-def _fd_kind() -> Any:
-    return constant("CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
-
-
-def _location(ordinal: int) -> Any:
-    location = constant("CUmemLocation")()
-    location.type = constant("CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE")
-    location.id = ordinal
-    return location
-
-
-def _at_end(owner: object, where: Device, calls: tuple[tuple[str, tuple[Any, ...]], ...]) -> None:
-    """Makes the calls when `owner` is collected; the end of the process needs none."""
-    weakref.finalize(owner, _undo, where, calls, os.getpid()).atexit = False
-
-
-def _undo(where: Device, calls: tuple[tuple[str, tuple[Any, ...]], ...], pid: int) -> None:
-    # Nobody hears of an error here; a forked child has no context.
-    if os.getpid() != pid:
-        return
-    driver = _driver()
-    driver.cuCtxPushCurrent(where.context)
-    # What was launched may still use the memory.
-    driver.cuCtxSynchronize()
-    for name, args in calls:
-        getattr(driver, name)(*args)
-    driver.cuCtxPopCurrent()
-
-
 # ---- Modules and launches --------------------------------------------------------------------
 
 
@@ -370,7 +260,7 @@ class Library:
 
 def parameters(kernel: int) -> tuple[tuple[int, int], ...]:
     """(offset, bytes) of each parameter of a kernel."""
-    found = []
+    found: list[tuple[int, int]] = []
     driver = _driver()
     while True:
         code, offset, num_bytes = driver.cuKernelGetParamInfo(kernel, len(found))
@@ -397,9 +287,7 @@ def max_threads(handle: int) -> int:
 
 def resident_blocks(handle: int, block: int, shared_bytes: int) -> int:
     """How many blocks of a function one multiprocessor runs side by side."""
-    return int(
-        call("cuOccupancyMaxActiveBlocksPerMultiprocessor", handle, block, shared_bytes)
-    )
+    return int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", handle, block, shared_bytes))
 
 
 def launch(

@@ -102,8 +102,8 @@ def _make(source: str, kernels: Sequence[str], name: str, flags: Sequence[str]) 
                 f"{name} does not compile with {compiler_name()}:\n{log or error}", log=log
             ) from error
         names = [gpu.call("nvrtcGetLoweredName", program, each.encode()) for each in kernels]
-        return json.dumps([each.decode() for each in names]).encode() + b"\n" + _text(
-            program, "CUBIN"
+        return (
+            json.dumps([each.decode() for each in names]).encode() + b"\n" + _text(program, "CUBIN")
         )
     finally:
         gpu.call("nvrtcDestroyProgram", program)

@@ -61,7 +61,10 @@ def for_world(kernel: str, dtype: str, op: str, world_size: int, csrc: Path) -> 
         return unit, name
     algorithm = f"kccl::{kernel}<{_ELEMENTS[dtype]}, kccl::{op.capitalize()}, {world_size}>"
     body = f"{{ {algorithm}(kccl::block(), call); }}"
-    return f'{unit}extern "C" KCCL_KERNEL void {kernel}(KCCL_KERNEL_PARAM(KcclCall) call) {body}\n', kernel
+    return (
+        f'{unit}extern "C" KCCL_KERNEL void {kernel}(KCCL_KERNEL_PARAM(KcclCall) call) {body}\n',
+        kernel,
+    )
 
 
 @lru_cache(maxsize=64)

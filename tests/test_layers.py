@@ -111,11 +111,12 @@ def test_volatile_is_a_property_of_assembly_only():
 LAYERS = (
     # setup.py runs `compilers` before there is a package.
     {"errors", "_core", "compilers"},
-    {"env", "dtypes", "abi", "sockets", "arguments"},
-    {"arrays", "mesh", "plan", "failure", "topology", "kernels", "jit"},
-    {"bootstrap", "memory", "groups", "sim.library", "sim.regions"},
-    {"backends.common", "calls", "sim.symbols"},
-    {"backends.host", "one_sided", "module", "sim.report"},
+    {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
+    {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit"},
+    {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
+    {"backends.common", "calls", "sim.symbols", "cuda_library", "gpu_memory"},
+    {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "checks_cuda"},
+    {"backends.cuda"},
     # From addresses to words, from words to files; then the machine that uses them.
     {"sim.trace_file"},
     {"sim.machine"},
