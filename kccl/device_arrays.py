@@ -95,7 +95,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         found, on = _view_of_torch(array, name)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_by_interface(array, name, writable)
-        on = device if device is None or found.count == 0 else _device_of(found.address)
+        on = device if device is None or found.count == 0 else _device_of(found.address, name)
     elif hasattr(array, "__dlpack__"):
         found, on = _view_by_dlpack(array, name)
     else:
@@ -150,7 +150,10 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
     if not array.is_contiguous():
         raise _not_contiguous(name, tuple(array.shape))
     on = int(array.device.index)
-    current_stream = sys.modules["torch"].cuda.current_stream
+    torch = sys.modules["torch"]
+    # What current_stream() asks, without making an object of it.
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
     return (
         DeviceView(
             array.data_ptr(),
@@ -158,7 +161,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             _dtype(str(array.dtype).removeprefix("torch."), name),
             False,
             array,
-            lambda: int(current_stream(on).cuda_stream),
+            lambda: int(current_stream(on)),
         ),
         on,
     )
@@ -213,12 +216,11 @@ def _bits(typestr: str) -> str:
     return str(8 * int(typestr[2:]))
 
 
-def _device_of(address: int) -> int:
-    which = gpu.constant("CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
+def _device_of(address: int, name: str) -> int:
     try:
-        return int(gpu.call("cuPointerGetAttribute", which, address))
+        return gpu.device_of(address)
     except BackendError as error:
-        raise InvalidArgument(f"{address:#x} is no address on a GPU: {error}") from error
+        raise InvalidArgument(f"{name} is not in a GPU's memory: {error}") from error
 
 
 def _not_contiguous(name: str, shape: tuple[int, ...]) -> InvalidArgument:

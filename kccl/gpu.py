@@ -199,6 +199,27 @@ def can_access(ordinal: int, other: int) -> bool:
     return ordinal == other or bool(call("cuDeviceCanAccessPeer", ordinal, other))
 
 
+def device_of(address: int) -> int:
+    """The number of the device whose memory an address is in.
+
+    Raises:
+        BackendError: It is in no device's memory.
+    """
+    # Why not cuda.bindings': 13.3.1 says 0 whatever the device.
+    found = ctypes.c_int(-1)
+    which = int(constant("CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL"))
+    code = _pointer_attribute()(ctypes.byref(found), which, address)
+    if code != 0:
+        raise DriverError(error_text("cuPointerGetAttribute", code, f"for {address:#x}"), code)
+    return found.value
+
+
+@lru_cache(maxsize=1)
+def _pointer_attribute() -> Any:
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+    return prototype(function_address("cuPointerGetAttribute"))
+
+
 # ---- Streams and copies ----------------------------------------------------------------------
 
 
