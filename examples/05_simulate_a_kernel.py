@@ -18,7 +18,7 @@ SOURCE = """
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// `to_right` and `flag_of_right` lie in the right neighbour's window, `from_left` and `flag` in ours.
+// `to_right` and `flag_of_right` lie in the right neighbour's window, `from_left` and `flag` here.
 template <Order order>
 KCCL_KERNEL void exchange(float* to_right, uint32_t* flag_of_right, const float* from_left,
                           const uint32_t* flag, const float* values, float* halo, uint64_t count) {

@@ -39,8 +39,8 @@ def _snake_case(camel: str) -> str:
 def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
     """name in snake case -> value, of one enum of C, without its closing `Num...` entry."""
     elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
-    names = {_snake_case(name.removeprefix(prefix)): value for value, name in elements.items()}
-    return {name: value for name, value in names.items() if not name.startswith("num_")}
+    names = [(_snake_case(name.removeprefix(prefix)), value) for value, name in elements.items()]
+    return dict(sorted((pair for pair in names if pair[0][:4] != "num_"), key=lambda pair: pair[1]))
 
 
 MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize

@@ -24,7 +24,6 @@ from .abi import ffi, lib
 from .backends.common import DeviceComm, Settings, device_comm, fill_call
 from .backends.sim import num_threads
 from .errors import InvalidArgument, ProtocolError
-from .sim.library import library_kernel
 from .sim.machine import Machine, Simulation, launch_of
 from .sim.regions import bytes_namer, state_namer, window_namer
 
@@ -97,8 +96,7 @@ class World:
 
         self.world_size = world_size
         self.simulation = simulation
-        self._csrc = csrc
-        self._machine = Machine(world_size, simulation)
+        self._machine = Machine(world_size, simulation, csrc=csrc)
         layout = settings.layout(world_size)
         self._sentinel = layout["sentinel"]
         self._windows = np.zeros((world_size, layout["window_bytes"]), np.uint8)
@@ -200,9 +198,7 @@ class World:
             peer=peer,
             channel=channel,
         )
-        entry = library_kernel(
-            kernel, dtype=dtype, op=op, warp_size=self.simulation.warp_size, csrc=self._csrc
-        )
+        entry = self._machine.kernel(kernel, dtype, op)
         block = block or num_threads(kernel, count, dtype)
         what, keep = launch_of(rank, entry, bytes(ffi.buffer(call)), grid=grid, block=block)
         return Launch(rank, what, (keep, input, output))

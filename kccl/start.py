@@ -155,6 +155,8 @@ def _run(
     # In the order in which they were kept.
     errors: list[BaseException] = []
     comms: list[Communicator] = []
+    # Not Thread.join(), which in CPython 3.11 takes a thread for ended once Ctrl-C interrupts it.
+    ended = [threading.Event() for _ in meshes]
 
     def be(rank: int, ranks: Mesh) -> None:
         comm = None
@@ -174,6 +176,7 @@ def _run(
         finally:
             if machine is not None:
                 machine.leave(rank)
+            ended[rank].set()
 
     threads = [
         threading.Thread(target=be, args=(rank, ranks), name=f"kccl rank {rank}")
@@ -182,16 +185,16 @@ def _run(
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
+        for event in ended:
+            event.wait()
     except BaseException:
         # Ctrl-C reaches only this thread: it ends the ranks' waits.
         for comm in list(comms):
             comm._abort()
         for ranks in meshes:
             ranks.hang_up()
-        for thread in threads:
-            thread.join()
+        for event in ended:
+            event.wait()
         raise
     finally:
         for ranks in meshes:

@@ -16,7 +16,7 @@ of that launch, a block or a warp, with a channel of its own.
 
 import ctypes
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
@@ -120,8 +120,8 @@ class Script:
         self._what = [[] for _ in self.ranks]
         self._launches = [[] for _ in self.ranks]
         self._group = None
-        # A signal's number for each way and actor.
         self._windows = None
+        self._window_stride = 0
 
     @property
     def ranks(self):
@@ -149,11 +149,21 @@ class Script:
     def _address(self, rank, offset):
         return self._memory[rank].ctypes.data + offset
 
-    def inputs(self, count, dtype=""):
-        """Each rank's own elements, different in every call."""
+    def inputs(self, count, *, armed=False):
+        """Each rank's own elements, different in every call; if `armed`, some look like sentinels."""
         self._salt += 1
-        name = dtype or self.dtype
-        return [oracle.exact(name, self.op, count, rank, self._salt) for rank in self.ranks]
+        inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
+        if armed:
+            for rank, x in enumerate(inputs):
+                words = oracle.bits(x[: count * x.itemsize // 8 * 8 // x.itemsize]).view(np.uint64)
+                words[(rank + self._salt) % 3 :: 3] = ~np.uint64(0)
+        return inputs
+
+    def _bytes(self, nbytes):
+        """Each rank's own bytes, different in every call."""
+        self._salt += 1
+        rng = np.random.default_rng(self._salt)
+        return list(rng.integers(0, 256, (self.world_size, nbytes), dtype=np.uint8))
 
     def array(self, inputs, **options):
         """The ranks' arrays in memory, as input of a call."""
@@ -205,7 +215,7 @@ class Script:
         expression = kernels.expression(LL16, self.dtype, self.op, self.machine.csrc)
         element_and_op = expression.partition("<")[2]
         name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {element_and_op}"
-        return compiled("sequence.cuh", name, self.machine)
+        return compiled("sequence.cuh", name, self.machine.warp_size, self.machine.csrc)
 
     def _pack(self, rank, lists):
         """The calls of all actors as an array of KcclCall."""
@@ -229,7 +239,8 @@ class Script:
 
     def reduce(self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0)):
         """An all_reduce; of the result of an earlier call, if `source` says so. Returns its own."""
-        values = self.inputs(count) if source is None else list(source.values)
+        armed = kernel == SENTINEL
+        values = self.inputs(count, armed=armed) if source is None else list(source.values)
         want = oracle.all_reduce(values, self.op)
         what = f"result of {kernel}, {count} {self.dtype}"
         if in_place:
@@ -256,9 +267,7 @@ class Script:
 
     def broadcast(self, actor, nbytes, root, *, shifts=(0, 0)):
         """Bytes of the root to all others."""
-        self._salt += 1
-        rng = np.random.default_rng(self._salt)
-        sent = rng.integers(0, 256, nbytes, dtype=np.uint8)
+        sent = self._bytes(nbytes)[root]
         for rank in self.ranks:
             is_root = rank == root
             offset = self._place(
@@ -281,69 +290,73 @@ class Script:
             for actor in range(len(self._calls[rank])):
                 self.call(actor, rank, "grid_sync", count=times)
 
-    def window(self, nbytes):
-        """Memory that peers may use; each actor's part lies behind that of the one before."""
-        self._windows = self.world.window(nbytes)
+    def window(self, nbytes, num_actors=1):
+        """Memory that peers may use: so many bytes for each actor."""
+        self._window_stride = -(-nbytes // 128) * 128
+        self._windows = self.world.window(self._window_stride * num_actors)
 
-    def _in_window(self, rank, offset):
-        return self._windows[rank].ctypes.data + offset
+    def _in_window(self, rank, actor):
+        return self._windows[rank].ctypes.data + actor * self._window_stride
 
-    def _put(self, actor, rank, peer, values, offset):
+    def _put(self, actor, rank, peer, values):
+        assert values.nbytes <= self._window_stride
         at = self._place(rank, values, is_written=False)
         self.call(
             *(actor, rank, "put"),
             input=self._address(rank, at),
-            output=self._in_window(peer, offset),
+            output=self._in_window(peer, actor),
             count=values.nbytes,
             peer=peer,
         )
 
-    def _get(self, actor, rank, peer, values, offset, what):
+    def _get(self, actor, rank, peer, values, what):
         at = self._place(rank, values, is_written=True, what=what)
         self.call(
             *(actor, rank, "get"),
-            input=self._in_window(peer, offset),
+            input=self._in_window(peer, actor),
             output=self._address(rank, at),
             count=values.nbytes,
             peer=peer,
         )
 
-    def signal_ring(self, actor, nbytes, *, offset=0, anyone=False):
+    def signal_ring(self, actor, nbytes, *, anyone=False):
         """Bytes to the right neighbour's window and a signal; then one back, for the room."""
-        values = self.inputs(nbytes // 4, "int32")
+        values = self._bytes(nbytes)
         there, back = 2 * actor, 2 * actor + 1
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
-            self._put(actor, rank, right, values[rank], offset)
+            self._put(actor, rank, right, values[rank])
             self.call(actor, rank, "signal", peer=right, channel=there)
             peer = -1 if anyone else left
             self.call(actor, rank, "wait", peer=peer, channel=there, count=1)
-            self._get(actor, rank, rank, values[left], offset, "bytes that were put and signalled")
+            self._get(actor, rank, rank, values[left], "bytes that were put and signalled")
             self.call(actor, rank, "signal", peer=left, channel=back)
             self.call(actor, rank, "wait", peer=right, channel=back, count=1)
 
-    def barrier_ring(self, actor, nbytes, *, offset=0, pulls=False):
+    def barrier_ring(self, actor, nbytes, *, pulls=False):
         """Bytes through the right neighbour's window, or from it, between barriers."""
-        values = self.inputs(nbytes // 4, "int32")
+        values = self._bytes(nbytes)
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
-            self._put(actor, rank, rank if pulls else right, values[rank], offset)
+            self._put(actor, rank, rank if pulls else right, values[rank])
         self.barrier(actor)
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
             seen = values[right if pulls else left]
-            self._get(actor, rank, right if pulls else rank, seen, offset, "bytes of a neighbour")
+            self._get(actor, rank, right if pulls else rank, seen, "bytes of a neighbour")
         self.barrier(actor)
 
     def stage(self, num_words, *, threads, in_flight):
         """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank."""
         self._flush()
-        kernel = compiled("stage_sum.cuh", "kccl::kernels::stage_sum", self.machine)
         warp_size = self.machine.warp_size
+        kernel = compiled(
+            "stage_sum.cuh", "kccl::kernels::stage_sum", warp_size, self.machine.csrc
+        )
         consumers = max(threads - warp_size, warp_size)
         place = np.arange(num_words, dtype=np.uint64)
         thread = (place % _STAGE_WORDS % consumers).astype(int)
-        for rank, x in enumerate(self.inputs(num_words, "int32")):
+        for rank, x in enumerate(self._bytes(num_words * 4)):
             words = x.view(np.uint32)
             want = np.zeros(threads, np.uint64)
             np.add.at(want, thread, words.astype(np.uint64) * (place + 1))
@@ -406,14 +419,10 @@ class _Call(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_uint8 * ffi.sizeof("KcclCall")),)
 
 
-def compiled(file, kernel, machine):
-    """A kernel of the folder kernels."""
-    path = jit.compile_sim(
-        (KERNELS / file).read_text(),
-        [kernel],
-        warp_size=machine.warp_size,
-        name=file,
-        csrc=machine.csrc,
-    )
-    entries = dict(zip([kernel], load(path, 1).entries, strict=True))
-    return module.Module("sim", machine.warp_size, entries).kernel(kernel)
+@lru_cache(maxsize=256)
+def compiled(file, kernel, warp_size, csrc):
+    """A kernel of the folder kernels, with this device source."""
+    source = (KERNELS / file).read_text()
+    path = jit.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
+    (entry,) = load(path, 1).entries
+    return module.Module("sim", warp_size, {kernel: entry}).kernel(kernel)

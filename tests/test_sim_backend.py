@@ -1,6 +1,7 @@
 """backend="sim": the whole Python API on the simulated machine, under one seed and another."""
 
 import itertools
+import signal
 import threading
 import time
 
@@ -277,6 +278,32 @@ def test_survivors_go_on():
         return smaller.rank, int(x[0])
 
     assert on_sim(main, 3) == [(0, 2), None, (1, 2)]
+
+
+@pytest.fixture
+def keyboard():
+    """Ctrl-C as at a terminal: the background jobs of a shell, CI perhaps, ignore it from birth."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupt(keyboard):
+    """It reaches the main thread, which writes to windows behind the machine's back."""
+    released = threading.Event()
+
+    def main(comm):
+        if comm.rank == 1:
+            comm.wait(peer=0)
+        main_thread = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, [main_thread, signal.SIGINT]).start()
+        released.wait(1)
+
+    on_sim(lambda comm: (comm.signal(comm.rank), comm.wait()), 2)  # Compiles.
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        on_sim(main, 2)
+    assert time.perf_counter() - started < 5
 
 
 def test_what_outlives_the_machine():

@@ -8,7 +8,8 @@
 
 namespace kccl {
 
-// Called by all threads of the coop.
+// Called by all threads of the coop. One coop at a time signals a peer under an id: the count of
+// what was sent is plain memory.
 template <class Coop>
 KCCL_DEVICE Status signal(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;

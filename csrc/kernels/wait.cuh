@@ -9,7 +9,8 @@
 
 namespace kccl {
 
-// Called by all threads of the coop; the leading thread polls.
+// Called by all threads of the coop; the leading thread polls. One coop at a time waits under an id:
+// what was consumed is plain memory, which the coop's syncs order.
 template <class Coop>
 KCCL_DEVICE Status wait(Coop coop, const Call& call) {
     const DeviceComm& comm = call.comm;

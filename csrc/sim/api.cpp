@@ -89,11 +89,13 @@ void kccl_sim_leave(KcclSimMachine* machine, int rank) {
 void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
+    auto* state = reinterpret_cast<KcclState*>(call->comm.state);
+    // Also where the communicator is closed, and its machine perhaps gone.
+    if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;
     launch.argument_bytes = sizeof(KcclCall);
     if (kccl_sim_launch(op->machine, &launch) == 0) return;
-    auto* state = reinterpret_cast<KcclState*>(call->comm.state);
     if (state->status == kKcclOk) state->status = kKcclAborted;
 }
 

@@ -4,9 +4,16 @@
 
 namespace kccl::sim {
 
-Clock::Part& Clock::part(uint32_t slot) {
-    if (slot >= parts_.size()) parts_.resize(slot + 1);
-    return parts_[slot];
+std::vector<Clock::Part>::iterator Clock::place(uint32_t slot) {
+    return std::lower_bound(each_.begin(), each_.end(), slot,
+                            [](const Part& part, uint32_t other) { return part.slot < other; });
+}
+
+const Clock::Part* Clock::find(uint32_t slot) const {
+    for (const Part& part : each_) {
+        if (part.slot >= slot) return part.slot == slot ? &part : nullptr;
+    }
+    return nullptr;
 }
 
 std::vector<uint32_t>& Clock::edit_counters(Part& part, size_t size) {
@@ -22,42 +29,55 @@ std::vector<uint32_t>& Clock::edit_counters(Part& part, size_t size) {
     return counters;
 }
 
+// Why reserve(): resize() alone takes twice as much, and there are hundreds of thousands of clocks.
+void Clock::make_room(size_t num_slots) {
+    if (num_slots <= all_.size()) return;
+    all_.reserve(num_slots);
+    all_.resize(num_slots);
+}
+
 void Clock::add(Event event) {
     if (knows(event)) return;
-    edit_counters(part(event.agent.slot), event.agent.thread + 1)[event.agent.thread] =
-        event.counter;
+    auto at = place(event.agent.slot);
+    if (at == each_.end() || at->slot != event.agent.slot) {
+        at = each_.insert(at, {event.agent.slot, {}});
+    }
+    edit_counters(*at, event.agent.thread + 1)[event.agent.thread] = event.counter;
 }
 
 void Clock::add_block(uint32_t slot, uint32_t counter) {
-    Part& mine = part(slot);
-    if (counter <= mine.all) return;
-    mine.all = counter;
-    if (!mine.each) return;
-    const std::vector<uint32_t>& counters = mine.each->counters;
+    make_room(slot + 1);
+    if (counter <= all_[slot]) return;
+    all_[slot] = counter;
+    const auto at = place(slot);
+    if (at == each_.end() || at->slot != slot) return;
+    const std::vector<uint32_t>& counters = at->each->counters;
     const bool is_covered = std::all_of(counters.begin(), counters.end(),
                                         [counter](uint32_t own) { return own <= counter; });
-    if (is_covered) mine.each = {};
+    if (is_covered) each_.erase(at);
 }
 
 void Clock::join(const Clock& other) {
-    if (other.parts_.size() > parts_.size()) parts_.resize(other.parts_.size());
-    for (size_t slot = 0; slot < other.parts_.size(); ++slot) {
-        const Part& theirs = other.parts_[slot];
-        Part& mine = parts_[slot];
-        mine.all = std::max(mine.all, theirs.all);
-        if (!theirs.each || theirs.each.get() == mine.each.get()) continue;
-        if (!mine.each) {
-            mine.each = theirs.each;
+    make_room(other.all_.size());
+    for (size_t slot = 0; slot < other.all_.size(); ++slot) {
+        all_[slot] = std::max(all_[slot], other.all_[slot]);
+    }
+    for (const Part& theirs : other.each_) {
+        const auto at = place(theirs.slot);
+        if (at == each_.end() || at->slot != theirs.slot) {
+            each_.insert(at, theirs);
             continue;
         }
+        if (theirs.each.get() == at->each.get()) continue;
+        const uint32_t all = theirs.slot < all_.size() ? all_[theirs.slot] : 0;
         const std::vector<uint32_t>& news = theirs.each->counters;
-        const std::vector<uint32_t>& known = mine.each->counters;
+        const std::vector<uint32_t>& known = at->each->counters;
         bool has_news = false;
         for (size_t i = 0; i < news.size() && !has_news; ++i) {
-            has_news = news[i] > mine.all && (i >= known.size() || news[i] > known[i]);
+            has_news = news[i] > all && (i >= known.size() || news[i] > known[i]);
         }
         if (!has_news) continue;
-        std::vector<uint32_t>& counters = edit_counters(mine, news.size());
+        std::vector<uint32_t>& counters = edit_counters(*at, news.size());
         for (size_t i = 0; i < news.size(); ++i) counters[i] = std::max(counters[i], news[i]);
     }
 }

@@ -1,14 +1,15 @@
 // What a thread of the machine knows of the others: vector clocks, shared and sparse.
 //
 // Every thread counts its own events. A clock says for each other thread up to which event it is
-// known. There may be a quarter of a million threads, so a clock holds one part a block, and a part
-// is one number for the whole block (what a block barrier tells) and, where needed, one for each
-// thread. Clocks are immutable once shared, because thousands of stores keep the same one.
+// known. There may be a quarter of a million threads, so a clock holds one number for each whole
+// block (what a block barrier tells) and, where needed, one for each thread of a block. Clocks are
+// immutable once shared, because thousands of stores keep the same one.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -62,16 +63,15 @@ class Clock {
 
     // The last event of the agent that is known.
     uint32_t of(Agent agent) const {
-        if (agent.slot >= parts_.size()) return 0;
-        const Part& part = parts_[agent.slot];
-        if (!part.each || agent.thread >= part.each->counters.size()) return part.all;
-        const uint32_t own = part.each->counters[agent.thread];
-        return own > part.all ? own : part.all;
+        const uint32_t all = agent.slot < all_.size() ? all_[agent.slot] : 0;
+        const Part* const part = each_.empty() ? nullptr : find(agent.slot);
+        if (part == nullptr || agent.thread >= part->each->counters.size()) return all;
+        return std::max(part->each->counters[agent.thread], all);
     }
     bool knows(Event event) const { return event.counter <= of(event.agent); }
     // True when all threads of the slot are known up to this counter.
     bool knows_all(uint32_t slot, uint32_t counter) const {
-        return slot < parts_.size() && counter <= parts_[slot].all;
+        return slot < all_.size() && counter <= all_[slot];
     }
 
     // These change the clock, which must not be shared: see edit().
@@ -85,14 +85,18 @@ class Clock {
         std::vector<uint32_t> counters;
     };
     struct Part {
-        uint32_t all = 0;
+        uint32_t slot;
         Ref<Counters> each;
     };
 
-    Part& part(uint32_t slot);
+    void make_room(size_t num_slots);
+    // The part of the slot, or null; where it is or would be.
+    const Part* find(uint32_t slot) const;
+    std::vector<Part>::iterator place(uint32_t slot);
     static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
 
-    std::vector<Part> parts_;
+    std::vector<uint32_t> all_;  // by slot
+    std::vector<Part> each_;     // by slot, where more is known of some threads than of all
 };
 
 using ClockRef = Ref<Clock>;

@@ -128,6 +128,7 @@ bool Machine::complete_copy() {
     copier.call = piece.call;
     copier.launch = piece.launch;
     copier.ordered = piece.ordered;
+    memory.async(copier, piece.fenced, piece.barrier, 8, false, piece.site);
     memory.async(copier, piece.fenced, piece.from, piece.num_bytes, false, piece.site);
     memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);
     memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from),

@@ -145,7 +145,7 @@ void write(const void* address, uint64_t num_bytes, const void* site) {
 void meet_block(uint32_t fenced) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.me().exchanged = 0;
-    machine.point();
+    machine.point(false);
     machine.meet_block(Meeting::kSync, fenced != 0);
     machine.leave_if_found();
 }
@@ -153,15 +153,15 @@ void meet_block(uint32_t fenced) {
 uint32_t block_any(uint32_t mine) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.me().exchanged = mine != 0 ? 1 : 0;
-    machine.point();
+    machine.point(false);
     machine.meet_block(Meeting::kAny, true);
     machine.leave_if_found();
     return machine.me().exchanged != 0 ? 1 : 0;
 }
 
+// Not the end of a poll: a warp may poll together.
 void meet_warp() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
-    machine.settle(true);
     machine.trace(kKcclSimMeetWarp, 0, 0);
     machine.meet_warp(Meeting::kSync);
     machine.leave_if_found();

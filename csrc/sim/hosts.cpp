@@ -49,7 +49,9 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     is_moved_ = false;
     for (Rank& rank : ranks_) {
         if (rank.host != Rank::kInLaunch || !rank.stream.empty()) continue;
-        // Its program goes on, and the machine waits for what it does next.
+        // Its program goes on, and the machine waits for what it does next. What that writes to
+        // windows by itself (how it departs) comes after all that its launches did.
+        join(memory.hosts, rank.ordered);
         rank.host = Rank::kRunning;
         rank.running_since_ns = now_ns();
     }

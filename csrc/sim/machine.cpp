@@ -20,6 +20,7 @@ void Machine::restart(uint64_t new_seed) {
     warps_.clear();
     copying_.clear();
     to_wake_.clear();
+    next_warp_ = nullptr;
     ready_.clear();
     // A thread that was left in the middle of a kernel begins afresh.
     idle_fibers_.clear();
@@ -33,6 +34,7 @@ void Machine::restart(uint64_t new_seed) {
     calls.clear();
     slot_counters_.clear();
     met_outside_ = {};
+    memory.hosts = {};
     choose_style();
     const bool is_exhaustive = style_.schedule == kKcclSimExhaustive;
     tape.rewind();
@@ -122,6 +124,9 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
             fiber.knowledge.ordered = fiber.fenced = rank.ordered;
             fiber.knowledge.performed = rank.performed;
             fiber.knowledge.caused = rank.caused;
+            // Between two launches all is written back and taken anew: as by a fence of all threads.
+            fiber.knowledge.released = rank.ordered;
+            fiber.knowledge.released_to = Scope::kSystem;
             begin_poll(fiber);
             fiber.level = level_of(fiber);
             make_ready(&fiber);
@@ -141,6 +146,7 @@ void Machine::end_grid(Grid& grid) {
             join(rank.ordered, each.ordered);
             join(rank.performed, each.performed);
             join(rank.caused, each.caused);
+            for (const ClockRef& seen : each.to_acquire) join(rank.ordered, seen);
             fiber->state = Fiber::kIdle;
             idle_fibers_.push_back(fiber);
             each = {};

@@ -39,7 +39,7 @@ struct Fiber {
     std::vector<Granule*> polled;  // since the last pause, store or barrier
     bool saw_old = false;          // one of these was not the newest
     uint32_t woken_before = 0;     // of its warp, when it began to poll
-    ClockRef fenced;               // what its last fence_copies() covers
+    ClockRef fenced;               // what fence_copies() covered, its own or of whom it met
     uint64_t exchanged = 0;        // what it brings to a warp's or block's meeting, and takes away
     uint32_t source_lane = 0;
     uint64_t site = 0;  // of what it does or waits in
@@ -110,8 +110,8 @@ class Machine final : public Reporter {
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
-    // Before every access that others can see: here a thread may be interrupted.
-    void point();
+    // Before every access that others can see, and before barriers: here a thread may be interrupted.
+    void point(bool is_access = true);
     void yield_as(Fiber::State state);
     void make_ready(Fiber* fiber);
     // Something was stored there.
@@ -164,6 +164,8 @@ class Machine final : public Reporter {
     void end_grid(Grid& grid);
     uint32_t level_of(const Fiber& fiber) const;
     Fiber* pick();
+    Fiber* take_turn();
+    void offer_turn();
     void switch_away();
     bool complete_copy();
     void end_phase(Block& block, uint64_t barrier);
@@ -200,6 +202,7 @@ class Machine final : public Reporter {
     std::vector<uint32_t> to_wake_;  // warps of which a word was stored to
     std::vector<Block*> copying_;    // blocks with asynchronous copies under way
     Fiber* current_ = nullptr;
+    Warp* next_warp_ = nullptr;  // by tape: whose turn it is
     Context host_;
     uint64_t next_grid_ = 1;
     uint64_t changes_ = 0;  // whatever a thread that waits could go on by

@@ -7,13 +7,14 @@ namespace kccl::sim {
 
 // All know from now on what each knew.
 void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
-    ClockRef ordered, performed, caused;
+    ClockRef ordered, performed, caused, fenced;
     uint32_t last = 0;
     for (const Fiber* fiber : fibers) {
         const Knowledge& each = fiber->knowledge;
         join(ordered, each.ordered);
         join(performed, each.performed);
         join(caused, each.caused);
+        join(fenced, fiber->fenced);
         last = std::max(last, each.counter);
     }
     const Clock* told_last = nullptr;
@@ -37,6 +38,7 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
         each.ordered = ordered;
         each.performed = performed;
         each.caused = caused;
+        fiber->fenced = fenced;
         each.counter = (is_block ? last : each.counter) + 1;
     }
 }
@@ -44,7 +46,8 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
 void Machine::meet_block(Meeting meeting, bool is_fenced) {
     Fiber& mine = *current_;
     Block& block = *mine.block;
-    settle(true);
+    // A vote may be the end of a poll that found nothing.
+    if (meeting == Meeting::kSync) settle(true);
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
     // A warp of which a thread has ended cannot arrive as a whole.
     const bool is_other = block.meeting != Meeting::kNone && block.meeting != meeting;
@@ -69,7 +72,7 @@ void Machine::release_block(Block& block) {
     if (block.is_fenced || settings.model == kKcclSimSm90) {
         share_knowledge(fibers, block.slot, true);
     }
-    ++changes_;
+    if (block.meeting == Meeting::kSync) ++changes_;
     block.arrived = 0;
     block.is_fenced = true;
     block.meeting = Meeting::kNone;

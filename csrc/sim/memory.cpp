@@ -145,14 +145,12 @@ void Memory::remove_window(uint64_t address) {
 // Takes over what was written to real memory behind the records: by plain stores, or by the host.
 void Memory::refresh(Granule& granule) {
     const uint64_t real = read_real(granule.address);
-    if (granule.records.empty()) {
-        append(granule, {.value = real});
-    } else if (real == granule.records.back().value) {
+    if (!granule.records.empty() && real == granule.records.back().value) {
         granule.is_plainly_written = false;
         return;
-    } else {
-        append(granule, {.value = real});
     }
+    // What a rank's program stored, it stored after what its launches did.
+    append(granule, {.value = real, .released = granule.is_plainly_written ? ClockRef{} : hosts});
     if (!granule.is_plainly_written) return;
     Record& record = granule.records.back();
     record.writer = granule.plain_writer;
@@ -237,6 +235,11 @@ void Memory::see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves
             join(me.to_acquire[static_cast<uint32_t>(between)], record.released);
             if (access.order == Order::kAcquire) join(me.ordered, record.released);
         }
+    }
+    if (record.writer.counter == 0 && record.released) {
+        join(me.performed, record.released);
+        join(me.to_acquire[static_cast<uint32_t>(Scope::kSystem)], record.released);
+        if (access.order == Order::kAcquire) join(me.ordered, record.released);
     }
     // What was there from the start is not worth remembering by each of thousands of threads.
     if (record.writer.counter == 0 && index == 0 && !access.is_packet) return;

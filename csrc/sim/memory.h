@@ -118,6 +118,9 @@ struct Weakness {
 
 class Memory {
   public:
+    // What the ranks' programs know, which write to windows between their launches.
+    ClockRef hosts;
+
     Memory(Slots& slots, Calls& calls, Reporter& reporter)
         : slots_(slots), calls_(calls), reporter_(reporter) {}
 

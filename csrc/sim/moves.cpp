@@ -1,5 +1,6 @@
 // Who moves next, who is interrupted, and who is woken.
 #include <algorithm>
+#include <utility>
 
 #include "machine.h"
 
@@ -10,6 +11,8 @@ namespace {
 // slow path of a wait looks at words that its poll does not.
 constexpr uint32_t kIdleRounds = 3;
 constexpr uint32_t kWakeOneIn = 16;
+// Warps that an exhaustive search may let go first; tiny configurations have no more.
+constexpr uint32_t kOfferedWarps = 8;
 // Virtual time a thread takes from one access to the next.
 constexpr uint64_t kStepNs = 2;
 constexpr uint64_t kFirstPassNs = 1'000'000;
@@ -65,23 +68,44 @@ uint32_t Machine::level_of(const Fiber& fiber) const {
 
 Fiber* Machine::pick() {
     if (ready_.is_empty()) return nullptr;
+    if (style_.schedule == kKcclSimExhaustive) return take_turn();
     if (style_.schedule == kKcclSimRoundRobin) return ready_.pop_oldest();
-    if (style_.schedule != kKcclSimExhaustive) return ready_.pop_any(random_);
-    // By tape: the thread that has waited longest of one of the warps that can move.
+    return ready_.pop_any(random_);
+}
+
+// By tape: whoever has waited longest, unless the tape said otherwise at the last access.
+Fiber* Machine::take_turn() {
+    Warp* const wanted = std::exchange(next_warp_, nullptr);
+    if (wanted == nullptr) return ready_.pop_oldest();
     size_t first = 0;
     const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
-    size_t candidates[8];
-    uint32_t count = 0;
-    for (size_t i = first; i < fibers.size() && count < 8; ++i) {
-        const bool is_known = std::any_of(candidates, candidates + count, [&](size_t other) {
-            return fibers[other]->warp == fibers[i]->warp;
-        });
-        if (!is_known) candidates[count++] = i;
-    }
-    const size_t chosen = candidates[count > 1 ? tape.next(count) : 0];
-    Fiber* const fiber = fibers[chosen];
-    ready_.remove_at_highest(chosen);
+    const auto chosen =
+        std::find_if(fibers.begin() + static_cast<ptrdiff_t>(first), fibers.end(),
+                     [wanted](const Fiber* other) { return other->warp == wanted; });
+    Fiber* const fiber = *chosen;
+    ready_.remove_at_highest(static_cast<size_t>(chosen - fibers.begin()));
     return fiber;
+}
+
+// By tape: before an access, any other warp that can move may take a turn. It is not asked again
+// before the access that it was stopped at, so every choice makes progress.
+void Machine::offer_turn() {
+    if (ready_.is_empty()) return;
+    size_t first = 0;
+    const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
+    Warp* others[kOfferedWarps];
+    uint32_t count = 0;
+    for (size_t i = first; i < fibers.size() && count < kOfferedWarps; ++i) {
+        Warp* const warp = fibers[i]->warp;
+        if (warp != current_->warp && std::find(others, others + count, warp) == others + count) {
+            others[count++] = warp;
+        }
+    }
+    if (count == 0) return;
+    const uint32_t choice = tape.next(count + 1);
+    if (choice == 0) return;
+    next_warp_ = others[choice - 1];
+    yield_as(Fiber::kReady);
 }
 
 void Machine::switch_away() {
@@ -122,23 +146,15 @@ void Machine::yield_as(Fiber::State state) {
     switch_away();
 }
 
-void Machine::point() {
+void Machine::point(bool is_access) {
     Fiber& mine = *current_;
     clock_ns += kStepNs;
     if (++steps > settings.max_steps) report_here(kKcclSimEndless);
     if (!copying_.empty() && random_.one_in(8)) complete_copy();
     switch (style_.schedule) {
-        case kKcclSimExhaustive: {
-            // Interrupted by another warp, or not.
-            if (ready_.is_empty()) return;
-            size_t first = 0;
-            const std::vector<Fiber*>& fibers = ready_.at_highest(&first);
-            const bool has_other =
-                std::any_of(fibers.begin() + static_cast<ptrdiff_t>(first), fibers.end(),
-                            [&mine](const Fiber* other) { return other->warp != mine.warp; });
-            if (has_other && tape.next(2) != 0) yield_as(Fiber::kReady);
+        case kKcclSimExhaustive:
+            if (is_access) offer_turn();
             return;
-        }
         case kKcclSimStoppedThread:
             if (steps == style_.stopped_at) mine.level = kStoppedLevel;
             break;

@@ -8,7 +8,6 @@ from ..abi import ffi, lib
 from ..errors import Error, InvalidArgument
 from ..memory import Window
 from ..mesh import Mesh
-from ..sim.library import library_kernel
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
@@ -84,9 +83,7 @@ class SimBackend(Backend):
         """See Backend."""
         sim_op = ffi.new("KcclSimOp *")
         fill_call(sim_op.op.call, self._comm, kernel, dtype, op, **fields)
-        entry = library_kernel(
-            kernel, dtype=dtype, op=op, warp_size=self._machine.simulation.warp_size
-        )
+        entry = self._machine.kernel(kernel, dtype, op)
         sim_op.op.kernel = lib.kccl_sim_run_op
         sim_op.machine = self._machine.handle
         sim_op.launch.entry = ffi.cast("void (*)(const void *)", entry.address)
@@ -132,4 +129,10 @@ class SimBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         super().clear()
-        lib.kccl_sim_forget_calls(self._machine.handle, self._comm.state)
+        rank = self._mesh.rank
+        self._machine.forget(
+            self._mesh.machine_rank,
+            self._window.addresses[rank],
+            self._window.nbytes,
+            self.state,
+        )

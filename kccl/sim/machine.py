@@ -12,7 +12,7 @@ from .. import arguments, jit
 from ..abi import ffi, lib, members
 from ..errors import BackendError, InvalidArgument, ProtocolError
 from . import trace_file
-from .library import Entry
+from .library import Entry, library_kernel
 from .regions import Namer, Regions
 from .report import Reporter
 
@@ -65,10 +65,15 @@ class Machine:
     Attributes:
         simulation: Its settings.
         regions: Names of its memory.
+        windows: What lies at the addresses of windows.
+        has_left: The ranks that make no launches any more.
     """
 
-    def __init__(self, world_size: int, simulation: Simulation) -> None:
+    def __init__(self, world_size: int, simulation: Simulation, *, csrc: Path = jit.CSRC) -> None:
+        """A machine of so many ranks; `csrc` is the root of the library's device source."""
         self.simulation = simulation
+        self._csrc = csrc
+        self._kernels: dict[tuple[str, str, str], Entry] = {}
         self.regions = Regions()
         self._reporter = Reporter(self.regions)
         settings = ffi.new("KcclSimSettings *")
@@ -88,6 +93,7 @@ class Machine:
         self._stats: dict[str, int] = {}
         # What kernels may reach lives as long as the machine: it knows memory by its address.
         self.windows: dict[int, Any] = {}
+        self.has_left: set[int] = set()
         self._states: list[Any] = []
 
     @property
@@ -116,6 +122,12 @@ class Machine:
         self.windows[address] = memory
         self.regions.add(address, num_bytes, name)
 
+    def forget(self, rank: int, address: int, num_bytes: int, state: Any) -> None:
+        """A communicator starts afresh, with this window and state: nothing of it is in flight."""
+        lib.kccl_sim_remove_window(self.handle, address)
+        lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
+        lib.kccl_sim_forget_calls(self.handle, int(ffi.cast("uintptr_t", state)))
+
     def add_state(self, state: Any, name: Namer) -> None:
         """A communicator's KcclState, which says that it is closed once the machine is gone."""
         self._states.append(state)
@@ -124,6 +136,15 @@ class Machine:
 
     # ---- Launches ----------------------------------------------------------------------------
 
+    def kernel(self, name: str, dtype: str, op: str) -> Entry:
+        """One of the library's kernels, which is compiled at most once in a machine's life."""
+        key = name, dtype, op
+        if key not in self._kernels:
+            self._kernels[key] = library_kernel(
+                name, dtype=dtype, op=op, warp_size=self.simulation.warp_size, csrc=self._csrc
+            )
+        return self._kernels[key]
+
     def launch(self, launch: Any) -> bool:
         """Runs a KcclSimLaunch to its end; False when the machine has found something."""
         return bool(lib.kccl_sim_launch(self.handle, launch) == 0)
@@ -131,6 +152,7 @@ class Machine:
     def leave(self, rank: int) -> None:
         """A rank makes no launches any more."""
         lib.kccl_sim_leave(self.handle, rank)
+        self.has_left.add(rank)
 
     def wait_outside(self, rank: int) -> None:
         """A rank waits for other ranks' programs; until then the machine moves without it."""
@@ -236,7 +258,9 @@ def simulated_machine(
             if path is not None:
                 machine.write_trace(path)
         finally:
-            machine.destroy()
+            # A second Ctrl-C ends the wait for ranks that still run. They keep what they run on.
+            if len(machine.has_left) == world_size:
+                machine.destroy()
 
 
 class Events(list[Any]):

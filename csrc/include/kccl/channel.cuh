@@ -14,6 +14,8 @@
 // scrubbed: every rank resets its own words to the epoch just past, and a barrier keeps the peers
 // from pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
 // period.
+//
+// packets.pml models all this, and tests/test_model.py tries all its runs.
 #pragma once
 
 #include "barrier.cuh"
@@ -63,6 +65,8 @@ class Channel {
         const DeviceComm& comm = call_.comm;
         ChannelState* channel = channel_state(comm, call_.channel);
         const Status status = status_of(comm);
+        // The channel's state is plain memory: any() separates the reads here from the writes of the
+        // call before, sync() from this one's.
         if (coop.any(status != kKcclOk)) return status_of(comm);
         const uint32_t last_epoch = channel->epoch;
         const bool credit_due = channel->credit_due != 0;

@@ -69,10 +69,11 @@ struct alignas(8) CopyBarrier {
 
 namespace kccl::mem {
 
-// Why typed on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment.
+// Why typed on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment. And in the
+// simulator: compilers announce an access by its type, but not every memcpy.
 template <class T>
 KCCL_DEVICE T load_plain(const T* address) {
-#if defined(KCCL_TARGET_CUDA)
+#if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
     return *address;
 #else
     T value;
@@ -83,7 +84,7 @@ KCCL_DEVICE T load_plain(const T* address) {
 
 template <class T>
 KCCL_DEVICE void store_plain(T* address, T value) {
-#if defined(KCCL_TARGET_CUDA)
+#if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
     *address = value;
 #else
     __builtin_memcpy(address, &value, sizeof(T));

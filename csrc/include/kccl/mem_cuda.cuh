@@ -116,9 +116,9 @@ KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
 }
 
 KCCL_DEVICE void arrive(CopyBarrier* barrier) {
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(
-                     shared_address(barrier))
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+        : "memory");
 }
 
 KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {

@@ -34,7 +34,9 @@ KCCL_DEVICE void depart(const DeviceComm& comm, int peer, KcclDeparture departur
                                                           static_cast<uint32_t>(departure));
 }
 
-// Fails this rank: keeps `record`, tells every peer. Only the first failure of a rank is kept.
+// Fails this rank: keeps `record`, tells every peer. Only the first failure of a rank is kept, so
+// one thread writes the records; the rank's own is for its host, after the kernel, and a peer's lies
+// behind the abort word.
 KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     State* state = state_of(comm);
     if (!mem::claim(&state->status, record.status)) return;

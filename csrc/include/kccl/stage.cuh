@@ -62,8 +62,8 @@ class Producer {
   public:
     KCCL_DEVICE Producer(Ring& ring, const Call& call) : ring_(ring), call_(call) {}
 
-    // Begins the next copy, of at most a stage; multiples of 16, `from` too. Waits until its stage
-    // is free and fewer than `in_flight` (1 or more) copies are on their way.
+    // Begins the next copy, of at least 16 bytes and at most a stage; multiples of 16, `from` too.
+    // Waits until its stage is free and fewer than `in_flight` (1 or more) copies are on their way.
     KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         Wait wait(call_, count_ + 1);
         while (

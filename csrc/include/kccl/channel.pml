@@ -1,0 +1,204 @@
+/* The coops, flag words and epochs of the model in packets.pml: coop, barrier and channel.cuh. */
+
+/* ---- A rank and its coop --------------------------------------------------------------------- */
+
+byte channel_epoch[WORLD_SIZE];
+bool channel_credit_due[WORLD_SIZE];
+byte channel_sentinel_calls[WORLD_SIZE];
+byte channel_sentinel_packets[WORLD_SIZE];
+/* For the proof only: the call that some thread of the rank has entered. */
+byte entered[WORLD_SIZE];
+
+/* coop.cuh leads(): return coop.index() == 0; */
+#define leads (index == 0)
+
+#if THREADS == 1
+#define sync() skip
+#else
+chan meeting[WORLD_SIZE] = [0] of { bit };
+#define sync() if :: _pid % THREADS == 0 -> meeting[rank] ? _ :: else -> meeting[rank] ! 0 fi
+#endif
+
+/* ---- Flag words ------------------------------------------------------------------------------ */
+
+#define BARRIER_FLAG 0
+#define CREDIT_FLAG 1
+#define FLAG(flag, box) ((flag) * NUM_BOXES + (box))
+byte flag_memory[2 * NUM_BOXES];
+/* The last store: it may overtake one before it, which says less. */
+byte flag_in_flight[2 * NUM_BOXES] = NONE;
+
+#define ends_wait(seen, wanted) \
+    (has_reached(seen, wanted) || (planted(ARRIVAL_COMPARED_BEHIND) && (seen) > (wanted)))
+
+/* barrier.cuh arrive():
+ *     for (int peer = coop.index(); peer < comm.world_size; peer += coop.size()) */
+#define is_mine (PEER(k) % THREADS == index)
+
+inline flag_becomes_visible(word) {
+    if
+    :: flag_in_flight[word] != NONE ->
+       flag_memory[word] = flag_in_flight[word];
+       flag_in_flight[word] = NONE
+    :: else
+    fi
+}
+
+inline arrive(flag, is_release) {
+    if
+    /* barrier.cuh arrive(): if constexpr (order == mem::Order::kRelease) coop.sync(); */
+    :: is_release && !planted(ARRIVAL_UNSYNCED) -> sync()
+    :: else
+    fi;
+    d_step {
+        if
+        :: is_release ->
+           publish(past);
+           FOR_PEERS
+               w = FLAG(CREDIT_FLAG, OUTBOX(k));
+               flag_becomes_visible(w);
+           END_PEERS
+        :: else
+        fi;
+        /* barrier.cuh arrive(): mem::store<order, mem::Scope::kSystem>(
+         *     flag_word(comm, peer, call.channel, flag, comm.rank), epoch); */
+        FOR_PEERS
+            if
+            :: is_mine -> flag_in_flight[FLAG(flag, OUTBOX(k))] = epoch
+            :: else
+            fi;
+        END_PEERS;
+        w = 0
+    }
+}
+
+/* barrier.cuh await(): await<order>(coop, call, flag, epoch, 0, call.comm.world_size); */
+inline await(the_flag, wanted, is_acquire) {
+    FOR_PEERS
+        if
+        :: is_mine ->
+           w = FLAG(the_flag, INBOX(k));
+           d_step {
+               /* barrier.cuh await(): mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>( */
+               /* barrier.cuh await(): if (has_reached(seen, epoch)) continue; */
+               ends_wait(flag_memory[w], wanted) ||
+                   (flag_in_flight[w] != NONE && ends_wait(flag_in_flight[w], wanted)) ->
+               if
+               :: ends_wait(flag_memory[w], wanted)
+               :: else -> flag_becomes_visible(w)
+               fi;
+               assert(has_reached(entered[PEER(k)], wanted));
+               if
+               /* barrier.cuh await():
+                *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>( */
+               :: is_acquire -> learn(ORDERED)
+               :: else
+               fi;
+               w = 0
+           }
+        :: else
+        fi;
+    END_PEERS;
+    /* barrier.cuh await(): return coop.any(wait.failed()) ? status_of(comm) : kKcclOk; */
+    sync()
+}
+
+/* ---- Epochs ---------------------------------------------------------------------------------- */
+
+/* channel.cuh parity(): return (epoch_ & call_.comm.epoch_step) != 0 ? 1 : 0; */
+#define parity (epoch % (2 - planted(ONE_SLOT)))
+#define stale ((past + planted(SCRUBBED_TO_THIS_EPOCH)) % PERIOD)
+#define last_epoch ((past + PERIOD - planted(CREDIT_OF_AN_EARLIER_CALL)) % PERIOD)
+
+inline scrub_flag(flag) {
+    assert(flag_memory[FLAG(flag, INBOX(k))] != epoch);
+    assert(flag_in_flight[FLAG(flag, INBOX(k))] != epoch);
+    flag_memory[FLAG(flag, INBOX(k))] = past
+}
+
+inline scrub() {
+    d_step {
+        FOR_PEERS
+            do
+            /* channel.cuh scrub(): for (uint32_t parity = 0; parity < 2; ++parity) { */
+            :: s < 2 ->
+               w = WORD(INBOX(k), s, index);
+               /* channel.cuh scrub(): mem::store_packet(slot + i, mem::Packet{{stale, stale}}); */
+               store_own_word(w, stale);
+               w++;
+               store_own_word(w, stale);
+               s++
+            :: else -> s = 0; break
+            od;
+            if
+            /* channel.cuh scrub(): if (!leads(coop)) continue; */
+            :: leads ->
+               scrub_flag(CREDIT_FLAG);
+               if
+               /* channel.cuh scrub(): int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; */
+               /* channel.cuh scrub(): mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
+                *     flag_word(comm, comm.rank, call.channel, static_cast<KcclFlag>(flag), source),
+                *     past); */
+               :: planted(BARRIER_SCRUBBED) -> scrub_flag(BARRIER_FLAG)
+               :: else
+               fi
+            :: else
+            fi;
+        END_PEERS;
+        w = 0
+    }
+    if
+    :: planted(NO_SCRUB_BARRIER)
+    :: else ->
+       /* channel.cuh scrub(): arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch); */
+       arrive(BARRIER_FLAG, !planted(SCRUB_ARRIVES_RELAXED));
+       /* channel.cuh scrub(): return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, */
+       await(BARRIER_FLAG, epoch, !planted(SCRUB_AWAITS_RELAXED))
+    fi
+}
+
+inline next(is_credited) {
+    /* channel.cuh next(): if (coop.any(status != kKcclOk)) return status_of(comm); */
+    sync();
+    d_step {
+        /* channel.cuh next(): const uint32_t last_epoch = channel->epoch; */
+        /* channel.cuh next(): epoch_ = last_epoch + comm.epoch_step; */
+        epoch = (channel_epoch[rank] + 1) % PERIOD;
+        /* channel.cuh next(): const bool credit_due = channel->credit_due != 0; */
+        credit_due = channel_credit_due[rank]
+    }
+    if
+    :: planted(NO_COOP_SYNC)
+    /* channel.cuh next(): coop.sync(); if (leads(coop)) { */
+    :: else -> sync()
+    fi;
+    d_step {
+        if
+        :: leads ->
+           /* channel.cuh next(): channel->epoch = epoch_; */
+           channel_epoch[rank] = epoch;
+           /* channel.cuh next(): channel->credit_due = exchange == Exchange::kCredited; */
+           channel_credit_due[rank] = is_credited && !planted(NO_CREDIT)
+           /* No peer's business: */
+           /* channel.cuh next(): mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
+            *     &state_of(comm)->contacted, */
+        :: else
+        fi;
+        entered[rank] = epoch
+    }
+    if
+    /* channel.cuh next(): if ((epoch_ << 1) == 0) { entered = scrub(coop, call_, epoch_); */
+    :: epoch % (PERIOD / 2) == 0 && !planted(NO_SCRUB) -> scrub()
+    /* channel.cuh next(): } else if (credit_due) {
+     *     entered = await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch); */
+    :: (epoch % (PERIOD / 2) != 0 || planted(NO_SCRUB)) && credit_due ->
+       await(CREDIT_FLAG, last_epoch, false)
+    :: else
+    fi;
+    if
+    /* channel.cuh next(): if (exchange == Exchange::kCredited) {
+     *     arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_); */
+    :: is_credited && !planted(NO_CREDIT) -> arrive(CREDIT_FLAG, false)
+    :: else
+    fi
+}
