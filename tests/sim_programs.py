@@ -365,7 +365,9 @@ class Script:
             call = {"kernel": LL16, "input": begin, "output": end}
             call |= {name: self._address(rank, call[name]) for name in ("input", "output")}
             data = self._pack(rank, [[call | {"count": num_words, "peer": in_flight}]])
-            launch = self.world.launch(rank, kernel, _Call.from_buffer(data), block=threads)
+            launch = self.world.launch(
+                rank, kernel, _Call.from_buffer(data), block=threads
+            )
             self._launches[rank].append(launch)
 
     # ---- Runs --------------------------------------------------------------------------------
