@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import arguments, arrays
 from .abi import fastcall, ffi
 from .arrays import ArrayView
-from .errors import InvalidArgument
+from .errors import BackendError, InvalidArgument
 from .plan import OPS, Plan
 
 if TYPE_CHECKING:
@@ -77,6 +77,24 @@ class Checked(Prepared):
         return super().__call__()
 
 
+class OnStream(Checked):
+    """A prepared call that is enqueued on a stream: the one it was given, else the current one."""
+
+    def __init__(self, signature: str, stream: Any, *args: Any) -> None:
+        super().__init__(signature, *args)
+        self._stream = stream
+
+    def __call__(self) -> Any:
+        view = None if self._keep is None else self._keep[0]
+        backend = self._comm._backend
+        backend.place(self._handle, backend.stream(self._stream, view))
+        return super().__call__()
+
+    def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
+        """Not for calls on a GPU, which return before they have run: use its events."""
+        raise BackendError("time() clocks calls that have run when they return; use CUDA events")
+
+
 class Empty:
     """A prepared call over no elements: there is nothing to send."""
 
@@ -104,13 +122,17 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         self._comm = comm
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def _channel(self, stream: Any, channel: Any) -> int:
-        if stream is not None:
-            raise InvalidArgument(f"stream is {stream!r}, must be None: host memory has no streams")
+    def _channel(self, channel: Any) -> int:
         return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
 
     def _run(
-        self, key: tuple[Any, ...], make: Any, signature: str, x: ArrayView, out: ArrayView
+        self,
+        key: tuple[Any, ...],
+        make: Any,
+        signature: str,
+        x: ArrayView,
+        out: ArrayView,
+        stream: int,
     ) -> Any:
         """Makes the call known under `key`, made by `make` the first time, on these arrays."""
         known = self._ops.get(key)
@@ -123,6 +145,7 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         handle, op = known
         handle.call.input = x.address
         handle.call.output = out.address
+        self._comm._backend.place(handle, stream)
         self._comm._check_agreement(signature)
         op()
         return handle
@@ -163,7 +186,8 @@ class AllReduce(Collective):
                 The same size and type on every rank.
             out: Array for the result, same size and type; x itself when None.
             op: "sum", "prod", "min", "max", or for floats "avg".
-            stream: None: host memory has no streams.
+            stream: On a GPU, where the call is enqueued: an integer, or something with
+                __cuda_stream__; the current stream of x's library when None. On the host None.
             channel: Independent stream of calls, below `comm.num_channels`.
             algorithm: Name of the algorithm to use; the plan's choice when "".
 
@@ -174,8 +198,9 @@ class AllReduce(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        channel = self._channel(stream, channel)
+        channel = self._channel(channel)
         x_view, out_view = self._views(x, out, op)
+        place = self._comm._backend.stream(stream, x_view)
         plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
         if x_view.count > 0:
             key = (x_view.dtype, x_view.count, op, channel, plan.name)
@@ -185,6 +210,7 @@ class AllReduce(Collective):
                 self._signature(plan, x_view, op, channel),
                 x_view,
                 out_view,
+                place,
             )
             if out is None and channel == 0 and not algorithm:
                 self._learn(x, op, "sum", x_view, handle)
@@ -207,8 +233,9 @@ class AllReduce(Collective):
 
         Arguments, result and errors as in the call itself. The arrays stay referenced.
         """
-        channel = self._channel(stream, channel)
+        channel = self._channel(channel)
         x_view, out_view = self._views(x, out, op)
+        self._comm._backend.stream(stream, x_view)
         plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
         result = x if out is None else out
         signature = self._signature(plan, x_view, op, channel)
@@ -217,11 +244,10 @@ class AllReduce(Collective):
         handle = self._make(plan, x_view, op, channel)
         handle.call.input = x_view.address
         handle.call.output = out_view.address
-        return self._comm._prepared(signature, plan, handle, result, (x_view, out_view, x))
+        return self._comm._prepared(signature, plan, handle, result, (x_view, out_view, x), stream)
 
-    @staticmethod
-    def _views(x: Any, out: Any, op: str) -> tuple[ArrayView, ArrayView]:
-        x_view = arrays.view(x, "x", writable=out is None)
+    def _views(self, x: Any, out: Any, op: str) -> tuple[ArrayView, ArrayView]:
+        x_view = self._comm._backend.view(x, "x", writable=out is None)
         if not isinstance(op, str) or op not in OPS:
             raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
         if op == "avg" and not x_view.dtype.is_float:
@@ -230,7 +256,7 @@ class AllReduce(Collective):
             )
         if out is None:
             return x_view, x_view
-        out_view = arrays.view(out, "out", writable=True)
+        out_view = self._comm._backend.view(out, "out", writable=True)
         arrays.same_kind(x_view, out_view)
         return x_view, out_view
 
@@ -273,9 +299,10 @@ class Broadcast(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        channel = self._channel(stream, channel)
+        channel = self._channel(channel)
         root = arguments.between("root", root, 0, self._comm.world_size - 1)
         view = self._view(x, root)
+        place = self._comm._backend.stream(stream, view)
         plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
         if view.count > 0:
             key = (view.nbytes, root, channel, plan.name)
@@ -285,6 +312,7 @@ class Broadcast(Collective):
                 self._signature(plan, view, root, channel),
                 view,
                 view,
+                place,
             )
             if channel == 0 and not algorithm:
                 self._learn(x, root, 0, view, handle)
@@ -303,19 +331,20 @@ class Broadcast(Collective):
         algorithm: str = "",
     ) -> Any:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
-        channel = self._channel(stream, channel)
+        channel = self._channel(channel)
         root = arguments.between("root", root, 0, self._comm.world_size - 1)
         view = self._view(x, root)
+        self._comm._backend.stream(stream, view)
         plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
         signature = self._signature(plan, view, root, channel)
         if view.count == 0:
             return Empty(self._comm, plan, signature, x)
         handle = self._make(plan, view, root, channel)
         handle.call.input = handle.call.output = view.address
-        return self._comm._prepared(signature, plan, handle, x, (view, x))
+        return self._comm._prepared(signature, plan, handle, x, (view, x), stream)
 
     def _view(self, x: Any, root: int) -> ArrayView:
-        return arrays.view(x, "x", writable=self._comm.rank != root)
+        return self._comm._backend.view(x, "x", writable=self._comm.rank != root)
 
     def _make(self, plan: Plan, x: ArrayView, root: int, channel: int) -> Any:
         return self._comm._backend.op(plan.name, count=x.nbytes, peer=root, channel=channel)
@@ -337,3 +366,11 @@ class Barrier(Prepared):
 
 class CheckedBarrier(Checked, Barrier):
     """The same under KCCL_CHECK=1."""
+
+
+class BarrierOnStream(OnStream, Barrier):
+    """The same on a GPU: orders what its stream did before, on all ranks."""
+
+    def __call__(self, *, stream: Any = None) -> Any:
+        self._stream = stream
+        return super().__call__()

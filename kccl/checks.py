@@ -309,7 +309,9 @@ def _open_mpi() -> Finding:
 
 
 def _cuda() -> Finding:
-    return _gpus("libcuda.so.1", "cuInit", "cuDeviceGetCount", "cuda", "the NVIDIA driver")
+    from .checks_cuda import look
+
+    return Finding(*look())
 
 
 def _hip() -> Finding:

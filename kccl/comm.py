@@ -18,7 +18,16 @@ from . import abi, arguments, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.common import Backend, DeviceComm, Settings
 from .backends.host import HostBackend
-from .calls import AllReduce, Barrier, Broadcast, Checked, CheckedBarrier, Prepared
+from .calls import (
+    AllReduce,
+    Barrier,
+    BarrierOnStream,
+    Broadcast,
+    Checked,
+    CheckedBarrier,
+    OnStream,
+    Prepared,
+)
 from .env import Env
 from .errors import Error, InvalidArgument, PeerLost
 from .failure import error_of, unfinished_reset
@@ -27,8 +36,6 @@ from .plan import Plan, Request, choose, tuning_for
 from .plan import algorithms as algorithms_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .module import Kernel
     from .topology import Machine
 
@@ -51,7 +58,7 @@ class Communicator(OneSided):
         rank, world_size: This rank and their number.
         local_rank: Index within the machine.
         launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
-        backend: "host" or "sim".
+        backend: "host", "sim" or "cuda".
         num_channels: Independent streams of calls, for the `channel` keywords.
         all_reduce, broadcast, barrier: The collectives; see calls.py.
         put, get, signal, wait: See one_sided.py.
@@ -163,27 +170,35 @@ class Communicator(OneSided):
         nbytes = arguments.integer("nbytes", nbytes)
         return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
 
-    def empty(
-        self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32
-    ) -> "np.ndarray[Any, Any]":
-        """A NumPy array in symmetric memory of its own, initially zero. Collective.
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
+        """An array in symmetric memory of its own, initially zero. Collective.
+
+        A NumPy array; on a GPU one that other libraries take, as in torch.from_dlpack(x).
 
         Args:
             shape: The same on every rank.
             dtype: A KCCL or NumPy element type.
         """
-        import numpy as np
-
-        numpy_dtype = dtypes.to_numpy(dtype)
+        kind = dtypes.of(dtype)
         shape = arguments.shape(shape)
-        count = math.prod(shape)
-        window = self.window(max(count * numpy_dtype.itemsize, 1))
-        return np.frombuffer(window.local, numpy_dtype, count).reshape(shape)
+        window = self.window(max(math.prod(shape) * kind.itemsize, 1))
+        return self._backend.array(window, shape, kind)
 
     def device_comm(self) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm` by value."""
         self._check_usable()
         return self._backend.device_comm()
+
+    def check(self) -> None:
+        """Raises what went wrong in calls made so far, as far as it is known; waits for nothing.
+
+        Calls on a GPU return before they have run: once their stream has been waited for, this says
+        whether they succeeded.
+
+        Raises:
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        self._check_usable()
 
     def _launch(self, kernel: "Kernel", data: bytes, **shape: int) -> None:
         self._check_usable()
@@ -226,8 +241,10 @@ class Communicator(OneSided):
         return self._plans[key]
 
     def _prepared(
-        self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any
+        self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any, stream: Any = None
     ) -> Prepared:
+        if self._backend.has_streams:
+            return OnStream(signature, stream, self, chosen, handle, result, keep)
         if self.checks:
             return Checked(signature, self, chosen, handle, result, keep)
         return Prepared(self, chosen, handle, result, keep)
@@ -236,8 +253,10 @@ class Communicator(OneSided):
         channel = arguments.between("channel", channel, 0, self.num_channels - 1)
         chosen = self._plan("barrier", 0, None, "")
         handle = self._backend.op(chosen.name, channel=channel)
+        signature = f"barrier, channel {channel}, {chosen.name}"
+        if self._backend.has_streams:
+            return BarrierOnStream(signature, None, self, chosen, handle, None, None)
         if self.checks:
-            signature = f"barrier, channel {channel}, {chosen.name}"
             return CheckedBarrier(signature, self, chosen, handle, None, None)
         return Barrier(self, chosen, handle, None, None)
 

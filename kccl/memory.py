@@ -76,17 +76,21 @@ class Window:
         if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
             raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
         try:
-            maps = self._map(what, timeout)
+            self._attach(what, timeout)
         except WaitFailed:  # an OSError too
             raise
         except OSError as error:
             raise BackendError(
                 f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"
             ) from error
+
+    def _attach(self, what: str, timeout: float) -> None:
+        """Maps every rank's part."""
+        maps = self._map(what, timeout)
         # The buffers pin the mappings: an array in a window keeps it mapped after close.
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
         self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
-        self.local: Any = maps[mesh.rank]
+        self.local: Any = maps[self.mesh.rank]
 
     def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
         """Every rank's part, in rank order."""

@@ -10,19 +10,20 @@ examples/05_simulate_a_kernel.py has one.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import arguments, arrays, jit
 from .backends.common import DeviceComm
 from .errors import InvalidArgument
-from .sim.library import Entry, load
+from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
-TARGETS = ("sim",)
+TARGETS = ("sim", "cuda")
 MAX_THREADS = 1024  # of a block, on every GPU
 
 
@@ -30,19 +31,30 @@ class Module:
     """Compiled kernels.
 
     Attributes:
-        target: "sim".
+        target: "sim" or "cuda".
         warp_size: That they were compiled for.
+        arch: On "cuda" the architecture, as in "sm_90a"; else "".
         names: Of its kernels.
     """
 
-    def __init__(self, target: str, warp_size: int, entries: dict[str, Entry]) -> None:
+    def __init__(
+        self,
+        target: str,
+        warp_size: int,
+        names: Sequence[str],
+        load: Callable[[], Sequence[Any]],
+        arch: str = "",
+    ) -> None:
         self.target = target
         self.warp_size = warp_size
-        self._entries = entries
+        self.arch = arch
+        self.names = tuple(names)
+        self._load = load
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._entries)
+    @cached_property
+    def _entries(self) -> dict[str, Any]:
+        # What was compiled for a GPU can be loaded only where there is one.
+        return dict(zip(self.names, self._load(), strict=True))
 
     def kernel(self, name: str) -> "Kernel":
         """One of the kernels.
@@ -50,7 +62,7 @@ class Module:
         Raises:
             InvalidArgument: It was not among those compiled.
         """
-        if name not in self._entries:
+        if name not in self.names:
             raise InvalidArgument(f"kernel is {name!r}, must be one of {', '.join(self.names)}")
         return Kernel(self, name, self._entries[name])
 
@@ -66,7 +78,7 @@ class Kernel:
         module: The module that has it.
     """
 
-    def __init__(self, module: Module, name: str, entry: Entry) -> None:
+    def __init__(self, module: Module, name: str, entry: Any) -> None:
         self.module = module
         self.name = name
         self.entry = entry
@@ -81,8 +93,9 @@ class Kernel:
         grid: int = 1,
         block: int = 64,
         shared_bytes: int = 0,
+        stream: Any = None,
     ) -> None:
-        """Runs the kernel on this rank and returns when it has ended.
+        """Runs the kernel on this rank; returns when it has ended, on a GPU when it is enqueued.
 
         Args:
             comm: Where it runs; its backend is the module's target.
@@ -92,6 +105,7 @@ class Kernel:
             grid: Number of blocks.
             block: Threads of each, a multiple of the warp size.
             shared_bytes: Dynamic shared memory of each block.
+            stream: As in Communicator.all_reduce, for the first array among the arguments.
 
         Raises:
             InvalidArgument: An argument does not fit the kernel's parameter; nothing ran.
@@ -105,7 +119,9 @@ class Kernel:
         grid, block = launch_shape(grid, block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
-        comm._launch(self, data, grid=grid, block=block, shared_bytes=shared_bytes)
+        view = next((each for each in keep if isinstance(each, arrays.ArrayView)), None)
+        place = comm._backend.stream(stream, view)
+        comm._launch(self, data, grid=grid, block=block, shared_bytes=shared_bytes, stream=place)
         del keep
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[Any]]:
@@ -120,7 +136,7 @@ class Kernel:
         data = bytearray()
         keep = []
         for index, (arg, (num_bytes, alignment)) in enumerate(zip(args, wanted, strict=True)):
-            value, kept = _bytes_of(arg, f"argument {index}")
+            value, kept = _bytes_of(arg, f"argument {index}", self.module.target)
             if len(value) != num_bytes:
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is a {type(arg).__name__} of {len(value)} "
@@ -132,7 +148,7 @@ class Kernel:
         return bytes(data), keep
 
 
-def _bytes_of(arg: Any, name: str) -> tuple[bytes, Any]:
+def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     """An argument as the kernel gets it, and what keeps the memory that it points to."""
     import numpy as np
 
@@ -151,6 +167,11 @@ def _bytes_of(arg: Any, name: str) -> tuple[bytes, Any]:
         return bytes(ctypes.c_double(arg)), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
+    if target == "cuda":
+        from . import device_arrays
+
+        view = device_arrays.pointer(arg, name)
+        return bytes(ctypes.c_uint64(view.address)), view
     address, keep = arrays.pointer(arg, name)
     return bytes(ctypes.c_uint64(address)), keep
 
@@ -174,6 +195,7 @@ def compile(
     *,
     target: str = "sim",
     warp_size: int = 32,
+    arch: str = "",
     include_dirs: Sequence["str | os.PathLike[str]"] = (),
 ) -> Module:
     """Compiles kernels; what was compiled before comes from a cache on disk.
@@ -181,8 +203,10 @@ def compile(
     Args:
         source: The text, or the path of a file.
         kernels: Names of kernels in it, or of instances of templates, as in "scale<float>".
-        target: "sim": the simulator, which runs on this machine's CPU.
+        target: "sim": the simulator, which runs on this machine's CPU; or "cuda".
         warp_size: 32 or 64, for the simulator.
+        arch: For "cuda", as in "sm_90a"; this thread's device's when "". With one given no GPU is
+            needed until a kernel is launched.
         include_dirs: Where else headers are looked for. A file's own folder is one of them.
 
     Raises:
@@ -204,6 +228,27 @@ def compile(
             raise InvalidArgument(f"source {path} cannot be read: {error}") from error
         name = str(path)
         folders.insert(0, path.absolute().parent)
+    if target == "cuda":
+        return _compile_cuda(source, kernels, arch, name, folders, warp_size)
+    if arch:
+        raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
     file = jit.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries
-    return Module(target, warp_size, dict(zip(kernels, entries, strict=True)))
+    return Module(target, warp_size, kernels, lambda: entries)
+
+
+def _compile_cuda(
+    source: str,
+    kernels: Sequence[str],
+    arch: str,
+    name: str,
+    folders: Sequence[Path],
+    warp_size: int,
+) -> Module:
+    from . import cuda_library, gpu, jit_cuda
+
+    if warp_size != 32:
+        raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32: target is 'cuda'")
+    arch = arch or gpu.pick_device(0).arch
+    file = jit_cuda.compile_cuda(source, kernels, arch=arch, name=name, include_dirs=folders)
+    return Module("cuda", warp_size, kernels, lambda: cuda_library.load(file), arch)

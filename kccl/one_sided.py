@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import abi, arguments, arrays, memory
+from . import abi, arguments, memory
 from .backends.common import Backend
 from .errors import InvalidArgument
 from .mesh import Mesh
@@ -21,33 +21,54 @@ class OneSided:
     def _raise_failure(self) -> None:
         raise NotImplementedError
 
-    def put(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> None:
-        """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it."""
-        view = arrays.view(x, "x", writable=False)
-        peer = self._peer(peer)
-        address = self._remote(peer, window, offset, view.nbytes)
-        self._run_one_sided("put", input=view.address, output=address, count=view.nbytes, peer=peer)
+    def put(
+        self, x: Any, peer: int, window: memory.Window, offset: int = 0, *, stream: Any = None
+    ) -> None:
+        """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it.
 
-    def get(self, x: Any, peer: int, window: memory.Window, offset: int = 0) -> Any:
-        """Fills x from byte `offset` of the peer's window; returns x."""
-        view = arrays.view(x, "x", writable=True)
+        Here and below, `stream` is as in all_reduce; calls without an array go where the call
+        before went.
+        """
+        view = self._backend.view(x, "x", writable=False)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        self._run_one_sided("get", input=address, output=view.address, count=view.nbytes, peer=peer)
+        place = self._backend.stream(stream, view)
+        fields = {"input": view.address, "output": address, "count": view.nbytes}
+        self._run_one_sided("put", place, peer=peer, **fields)
+
+    def get(
+        self, x: Any, peer: int, window: memory.Window, offset: int = 0, *, stream: Any = None
+    ) -> Any:
+        """Fills x from byte `offset` of the peer's window; returns x."""
+        view = self._backend.view(x, "x", writable=True)
+        peer = self._peer(peer)
+        address = self._remote(peer, window, offset, view.nbytes)
+        place = self._backend.stream(stream, view)
+        fields = {"input": address, "output": view.address, "count": view.nbytes}
+        self._run_one_sided("get", place, peer=peer, **fields)
         return x
 
-    def signal(self, peer: int, signal_id: int = 0) -> None:
+    def signal(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> None:
         """Adds one to the peer's signals under this id, after all earlier puts and stores."""
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        self._run_one_sided("signal", peer=self._peer(peer), channel=signal_id)
+        place = self._backend.stream(stream, None)
+        self._run_one_sided("signal", place, peer=self._peer(peer), channel=signal_id)
 
-    def wait(self, signal_id: int = 0, *, count: int = 1, peer: int | None = None) -> None:
+    def wait(
+        self,
+        signal_id: int = 0,
+        *,
+        count: int = 1,
+        peer: int | None = None,
+        stream: Any = None,
+    ) -> None:
         """Waits for `count` signals under this id and consumes them.
 
         Args:
             signal_id: Which signals.
             count: How many.
             peer: Only those of this rank; of any ranks together when None.
+            stream: On a GPU, which stream waits.
 
         Raises:
             Timeout, PeerLost: They did not come.
@@ -55,9 +76,10 @@ class OneSided:
         sender = -1 if peer is None else self._peer(peer)
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
         count = arguments.between("count", count, 1, 2**31 - 1)
-        self._run_one_sided("wait", peer=sender, channel=signal_id, count=count)
+        place = self._backend.stream(stream, None)
+        self._run_one_sided("wait", place, peer=sender, channel=signal_id, count=count)
 
-    def _run_one_sided(self, kernel: str, **fields: int) -> None:
+    def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
         if kernel not in self._one_sided:
             handle = self._backend.op(kernel)
             address = int(abi.ffi.cast("uintptr_t", handle))
@@ -65,6 +87,7 @@ class OneSided:
         handle, op = self._one_sided[kernel]
         for name, value in fields.items():
             setattr(handle.call, name, value)
+        self._backend.place(handle, stream)
         op()
 
     def _peer(self, peer: Any) -> int:

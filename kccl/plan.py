@@ -21,7 +21,7 @@ class Request:
         collective: "all_reduce", "broadcast" or "barrier".
         nbytes: Message size in nccl-tests' sense.
         world_size: Number of ranks.
-        backend: "host" or "sim".
+        backend: "host", "sim" or "cuda".
         dtype: Element type; None for barrier.
         can_attach: Every rank's process may read every other's memory.
     """

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from . import arguments, bootstrap
 from .abi import MAX_WORLD_SIZE
-from .backends.common import Settings
+from .backends.common import Backend, Settings
+from .backends.host import HostBackend
 from .comm import Communicator
-from .env import read
+from .env import Env, read
 from .errors import BackendError, InvalidArgument, WaitFailed
 from .mesh import Mesh
 
 if TYPE_CHECKING:
     from .sim.machine import Machine
 
-_BACKENDS = ("auto", "host")
+_BACKENDS = ("auto", "host", "cuda")
 _OF_THREADS = (*_BACKENDS, "sim")
 
 
@@ -35,7 +36,8 @@ def init(backend: str = "auto") -> Communicator:
     Works under mpirun, torchrun, `kccl run`, and alone as one rank.
 
     Args:
-        backend: "auto" or "host".
+        backend: "host", which "auto" means too; or "cuda": this rank drives the GPU that is current
+            in this thread, else the one of its local rank.
 
     Raises:
         BackendError: The backend or the launcher's library is not there.
@@ -52,12 +54,18 @@ def init(backend: str = "auto") -> Communicator:
     launch = bootstrap.detect(env, os.environ)
     ranks = bootstrap.connect(launch, env.first_timeout)
     try:
+        opens: type[Backend] = HostBackend
+        if backend == "cuda":
+            from .backends.cuda import CudaBackend
+
+            opens = CudaBackend.for_process(launch.local_rank)
         return Communicator(
             ranks,
             env,
             launcher=launch.launcher,
             local_rank=launch.local_rank,
-            settings=Settings(epoch_bits=env.epoch_bits),
+            settings=opens.settings(env.epoch_bits),
+            opens=opens,
         )
     except BaseException:
         # The peers hear at once that this rank gave up.
@@ -88,7 +96,7 @@ def run_threads(
     Args:
         main: What each rank does.
         world_size: Number of ranks, 1 to 8.
-        backend: "auto", "host" or "sim".
+        backend: "auto" or "host", "cuda" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
         seed: Of the simulation; 0 when None. The same seed gives the same run.
         warp_size: Of the simulated GPUs: 32, or 64; 32 when None.
@@ -101,7 +109,7 @@ def run_threads(
     _check_backend(backend, _OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
     env = read()
-    connect = partial(
+    connect: Callable[..., Communicator] = partial(
         Communicator, env=env, launcher="threads", settings=Settings(epoch_bits=env.epoch_bits)
     )
     simulated = {"seed": seed, "warp_size": warp_size, "model": model, "trace": trace}
@@ -111,6 +119,8 @@ def run_threads(
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
         streams = bootstrap.thread_streams(world_size)
         meshes = [Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
+        if backend == "cuda":
+            connect = partial(_connect_gpu, env=env)
         return _run(main, meshes, connect, timeout)
     # What only a simulation needs is loaded for it alone.
     from .backends.sim import SimBackend
@@ -120,6 +130,17 @@ def run_threads(
     with simulated_machine(world_size, **given) as machine:
         meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
         return _run(main, meshes, partial(connect, opens=SimBackend), timeout, machine)
+
+
+def _connect_gpu(ranks: Mesh, env: Env, local_rank: int) -> Communicator:
+    """The communicator of a rank that is a thread and drives the GPU of its number."""
+    from .backends.cuda import CudaBackend
+
+    opens = CudaBackend.for_thread(local_rank)
+    settings = opens.settings(env.epoch_bits)
+    return Communicator(
+        ranks, env, launcher="threads", local_rank=local_rank, settings=settings, opens=opens
+    )
 
 
 def _run(

@@ -76,5 +76,5 @@ def compiled(file, kernel, warp_size, csrc):
     """A kernel of the folder kernels, with this device source."""
     source = (KERNELS / file).read_text()
     path = jit.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
-    (entry,) = load(path, 1).entries
-    return module.Module("sim", warp_size, {kernel: entry}).kernel(kernel)
+    entries = load(path, 1).entries
+    return module.Module("sim", warp_size, [kernel], lambda: entries).kernel(kernel)

@@ -153,7 +153,9 @@ def main():
     console.print(table("The source as it is", ("FAILED", "passed"), passed))
     wrong = [row for row in rows if not row.is_right]
     for row in wrong:
-        console.print(f"{row.name} {row.broken}: {row.message}", style="red", markup=False)
+        console.print(
+            f"{row.name} {row.broken}: {row.message}", style="red", markup=False, soft_wrap=True
+        )
     machine = document.machine(0)
     del machine["ranks"]
     record = {

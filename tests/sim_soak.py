@@ -71,14 +71,22 @@ def soak(minutes, first, console):
             for future in done:
                 results.append(future.result())
                 if results[-1].kind:
-                    console.print(str(results[-1]), style="red", markup=False)
+                    tell(results[-1], console)
             if time.monotonic() > report_at:
                 report_at += 60
                 runs = sum(result.num_runs for result in results)
                 left = max(deadline - time.monotonic(), 0) / 60
                 console.print(f"{runs} schedules; {left:.0f} minutes left", style="dim")
-        results += [future.result() for future in running]
+        for future in running:
+            results.append(future.result())
+            if results[-1].kind:
+                tell(results[-1], console)
     return results
+
+
+def tell(result, console):
+    """A finding; on long lines, so that the command can be copied."""
+    console.print(str(result), style="red", markup=False, soft_wrap=True)
 
 
 def rows(results):
@@ -149,7 +157,7 @@ def replay(args, console):
         args.trace.parent.mkdir(parents=True, exist_ok=True)
         script.world.write_trace(args.trace)
         console.print(f"the last steps are in {args.trace}: open it in ui.perfetto.dev")
-    console.print(outcome.message or "right", markup=False)
+    console.print(outcome.message or "right", markup=False, soft_wrap=True)
     return 1 if outcome.kind else 0
 
 
@@ -163,8 +171,6 @@ def explore(args, console):
     found = rows(results)
     console.print(table(found))
     wrong = [result for result in results if result.kind]
-    for result in wrong:
-        console.print(str(result), style="red", markup=False)
     machine = document.machine(0)
     del machine["ranks"]
     record = {

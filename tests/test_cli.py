@@ -32,7 +32,7 @@ def test_doctor():
     for check in checks.values():
         assert check["found"]
         assert (check["status"] == "ok") == (not check["reason"] and not check["cure"])
-    assert "no cuda backend yet" in checks["CUDA"]["reason"]
+    assert "cuda backend needs" in checks["CUDA"]["reason"]
     assert checks["simulator"]["status"] == "ok"
     assert document["variables"]["KCCL_TIMEOUT"] == {"value": "20", "is_set": True}
 

@@ -119,11 +119,12 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 LAYERS = (
     # setup.py runs `compilers` before there is a package.
     {"errors", "_core", "compilers"},
-    {"env", "dtypes", "abi", "sockets", "arguments"},
-    {"arrays", "mesh", "plan", "failure", "topology", "kernels", "jit"},
-    {"bootstrap", "memory", "groups", "sim.library", "sim.regions"},
-    {"backends.common", "calls", "sim.symbols"},
-    {"backends.host", "one_sided", "module", "sim.report"},
+    {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
+    {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit"},
+    {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
+    {"backends.common", "calls", "sim.symbols", "cuda_library", "gpu_memory"},
+    {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "checks_cuda"},
+    {"backends.cuda"},
     # From addresses to words, from words to files; then the machine that uses them.
     {"sim.trace_file"},
     {"sim.machine"},

@@ -4,14 +4,19 @@ smallest.
 The whole matrix takes hours: `make sim-soak`.
 """
 
+import json
 import os
 import resource
+import shlex
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import sim_matrix
+import sim_soak
+from rich.console import Console
 from sim_machine import LL16, Machine
 from sim_matrix import CELLS, COLLECTIVES, SIZES, Task
 from sim_mutations import BY_NAME, plant
@@ -63,6 +68,16 @@ def test_nothing_is_found(pool, collective, size):
         total.update(result.stats)
     # The memory was bent, or a run shows nothing.
     assert size == "0" or total["old_loads"] > 0
+
+
+def test_a_seed_is_a_run_in_any_process(pool):
+    """Or a finding could not be replayed: nothing depends on where memory lies."""
+    cells = [cell for cell in CELLS if cell.size == "odd" and cell.world_size == 3]
+    tasks = [Task(str(cell), 7, 3, 2) for cell in cells[::2]]
+    there = list(pool.map(sim_matrix.run, tasks))
+    _shifts_what_comes_next = [bytearray(77 * size) for size in range(40)]
+    for task, result in zip(reversed(tasks), reversed(there), strict=True):
+        assert sim_matrix.run(task).stats == result.stats, task
 
 
 def largest():
@@ -119,3 +134,29 @@ def test_one_deviation_shows_a_bug(name, tmp_path):
 def test_names_of_cells():
     assert len({str(cell) for cell in CELLS}) == len(CELLS)
     assert all(sim_matrix.Cell.parse(str(cell)) == cell for cell in CELLS[::97])
+
+
+# ---- The soak ----------------------------------------------------------------------------------
+
+
+def test_the_soak_counts_what_it_does():
+    console = Console(record=True, width=140)
+    results = sim_soak.soak(0.03, first=1, console=console)
+    assert results and not any(result.kind for result in results)
+    found = sim_soak.rows(results)
+    assert sum(row["schedules"] for row in found) == sum(result.num_runs for result in results)
+    console.print(sim_soak.table(found))
+    assert "overtaken stores" in console.export_text()
+
+
+def test_a_finding_can_be_replayed(monkeypatch, capsys, tmp_path):
+    result = sim_matrix.Result(Task("broadcast/odd/3/64/gfx942/4", 2, 5, 1), "deadlock", seed=6)
+    script, *arguments = shlex.split(result.replay)[1:]
+    assert Path(script).name == Path(sim_soak.__file__).name
+    trace = tmp_path / "trace.json"
+    arguments[arguments.index("--trace") + 1] = str(trace)
+    monkeypatch.setattr("sys.argv", [script, *arguments])
+    # Nothing is wrong with this one.
+    assert sim_soak.main() == 0
+    assert "right" in capsys.readouterr().out
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 1000

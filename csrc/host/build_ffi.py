@@ -12,6 +12,7 @@ SOURCES = [
     "host/idle.cpp",
     "host/probe.cpp",
     "host/fastcall.cpp",
+    "host/gpu.cpp",
     "host/kernels_baseline.cpp",
     "host/kernels_x86_64_v3.cpp",
     "host/kernels_x86_64_v4.cpp",

@@ -32,14 +32,14 @@ bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
     return false;
 }
 
-uint64_t load_at(Machine& machine, const Memory::Access32Or64& access) {
+Memory::Seen load_at(Machine& machine, const Memory::Access32Or64& access) {
     Fiber& me = machine.me();
     const Memory::Seen seen = machine.memory.load(me.knowledge, access);
     me.polled.push_back({seen.granule, seen.granule->num_stores});
     me.saw_old = me.saw_old || !seen.is_newest;
     machine.trace(kKcclSimLoad, access.address, seen.value, seen.age);
     machine.leave_if_found();
-    return seen.value;
+    return seen;
 }
 
 void store_at(Machine& machine, const Memory::Access32Or64& access, uint64_t value) {
@@ -54,8 +54,10 @@ uint64_t load(const void* address, uint32_t num_bytes, uint32_t order, uint32_t 
     Machine& machine = at(site, address);
     machine.point();
     if (!is_valid(machine, address, num_bytes)) return 0;
-    return load_at(machine, {reinterpret_cast<uint64_t>(address), num_bytes,
-                             static_cast<Order>(order), static_cast<Scope>(scope), site, false});
+    const Memory::Seen seen =
+        load_at(machine, {reinterpret_cast<uint64_t>(address), num_bytes, static_cast<Order>(order),
+                          static_cast<Scope>(scope), site, false});
+    return seen.value;
 }
 
 void store(void* address, uint64_t value, uint32_t num_bytes, uint32_t order, uint32_t scope) {
@@ -77,13 +79,18 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
     if (!is_valid(machine, address, 16)) return;
     const auto begin = reinterpret_cast<uint64_t>(address);
     auto* to = reinterpret_cast<uint8_t*>(halves);
+    Event first;
+    bool is_torn = false;
     for (uint32_t offset = 0; offset < 16; offset += unit_bytes) {
-        const uint64_t unit = load_at(
+        const Memory::Seen seen = load_at(
             machine, {begin + offset, unit_bytes, Order::kRelaxed, Scope::kSystem, site, true});
-        memcpy(to + offset, &unit, unit_bytes);
+        memcpy(to + offset, &seen.value, unit_bytes);
+        if (offset == 0) first = seen.writer;
+        // A packet's units are stored one after the other, or none was.
+        const uint32_t counter = first.counter == 0 ? 0 : first.counter + offset / unit_bytes;
+        is_torn = is_torn || seen.writer.counter != counter || seen.writer.agent != first.agent;
     }
-    // Halves of different stores: what makes a flag in each half necessary.
-    if (halves[0] >> 32 != halves[1] >> 32) ++machine.torn_packets;
+    if (is_torn) ++machine.torn_packets;
 }
 
 void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {

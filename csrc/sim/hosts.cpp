@@ -14,7 +14,7 @@ namespace kccl::sim {
 namespace {
 
 // A rank whose program runs for so long is late: the others move on without it.
-constexpr uint64_t kLateNs = 1'000'000'000;
+constexpr uint64_t kLateNs = 3'000'000'000;
 // How often a machine that is stuck, while a rank's program could still free it, looks again. Its
 // clock then runs as the host's does.
 constexpr uint64_t kLookNs = 2'000'000;

@@ -91,7 +91,7 @@ void Memory::clear(Page& page) {
     });
 }
 
-Memory::Page& Memory::page(const Knowledge& me, uint64_t number) {
+Memory::Page& Memory::page(uint64_t number) {
     Page*& recent = recent_[number % kRecentPages];
     if (recent == nullptr || recent->number != number) {
         std::unique_ptr<Page>& known = pages_[number];
@@ -101,20 +101,20 @@ Memory::Page& Memory::page(const Knowledge& me, uint64_t number) {
         }
         recent = known.get();
     }
-    Page& page = *recent;
-    if (page.generation != generation_) {
-        clear(page);
-        page.launch = me.launch;
-    } else if (!page.is_window && page.launch != me.launch) {
-        if (ended_.contains(page.launch)) clear(page);
-        page.launch = me.launch;
-    }
-    return page;
+    if (recent->generation != generation_) clear(*recent);
+    return *recent;
 }
 
+// Why each by itself: what shares a page differs from one process to the next.
 Granule& Memory::granule(const Knowledge& me, uint64_t address) {
     const uint64_t index = address / 8;
-    return page(me, index / kGranulesPerPage).granules[index % kGranulesPerPage];
+    Page& its_page = page(index / kGranulesPerPage);
+    Granule& granule = its_page.granules[index % kGranulesPerPage];
+    if (granule.launch != me.launch && !its_page.is_window) {
+        if (ended_.contains(granule.launch)) granule.clear();
+        granule.launch = me.launch;
+    }
+    return granule;
 }
 
 void Memory::forget(uint64_t address, uint64_t num_bytes) {
@@ -292,7 +292,7 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     return {access.num_bytes == 8 ? value
             : is_upper            ? value >> 32
                                   : value & kLow,
-            &at, age == 0, age};
+            &at, age == 0, age, at.record(low).writer};
 }
 
 // ---- Stores -------------------------------------------------------------------------------------

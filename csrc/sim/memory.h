@@ -99,7 +99,8 @@ struct Access {
 // 8 aligned bytes.
 struct Granule {
     uint64_t address = 0;
-    uint64_t first = 0;  // index of records[0]; older ones nobody sees any more
+    uint64_t launch = 0;  // that was here last; what an ended one did to its own memory is over
+    uint64_t first = 0;   // index of records[0]; older ones nobody sees any more
     std::vector<Record> records;
     std::vector<Mark> marks;
     std::vector<Access> accesses;
@@ -169,6 +170,7 @@ class Memory {
         Granule* granule;
         bool is_newest;
         uint32_t age;
+        Event writer;  // of the first half
     };
     Seen load(Knowledge& me, const Access32Or64& access);
     Granule* store(Knowledge& me, const Access32Or64& access, uint64_t value);
@@ -203,7 +205,6 @@ class Memory {
         uint64_t number = 0;
         uint32_t generation = 0;
         bool is_window = false;
-        uint64_t launch = 0;
         Granule granules[kGranulesPerPage];
     };
     struct Window {
@@ -230,7 +231,7 @@ class Memory {
              const Access32Or64& access);
     void append(Granule& granule, Record record);
     ClockRef& sequential(Agent agent, Scope scope);
-    Page& page(const Knowledge& me, uint64_t number);
+    Page& page(uint64_t number);
     void clear(Page& page);
 
     Slots& slots_;

@@ -1,11 +1,13 @@
 """What one rank has on every backend in host memory: a state, a window, calls made ready."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import abi
+from .. import abi, arrays, dtypes
 from ..abi import ffi, lib
-from ..errors import Error
+from ..arrays import ArrayView
+from ..errors import Error, InvalidArgument
 from ..memory import Window, layout
 from ..mesh import Mesh
 
@@ -96,13 +98,16 @@ class Backend:
     """One rank's memory and calls.
 
     Attributes:
-        name: "host" or "sim".
+        name: "host", "sim" or "cuda".
         state: The rank's KcclState.
         can_attach: Every rank's process may read every other's memory.
+        has_streams: Calls are enqueued on a stream and return before they have run.
     """
 
     name: str
     can_attach = False
+    has_streams = False
+    state: Any
 
     def __init__(
         self,
@@ -144,8 +149,33 @@ class Backend:
         )
         self._arm()
 
+    @classmethod
+    def settings(cls, epoch_bits: int) -> Settings:
+        """The sizes that suit this backend."""
+        return Settings(epoch_bits=epoch_bits)
+
     def _open_window(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> Window:
         return Window(mesh, nbytes, what, timeout)
+
+    def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
+        """A caller's array, where this backend's calls can use it; see arrays.view."""
+        return arrays.view(array, name, writable=writable)
+
+    def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:
+        """This rank's part of a window as an array."""
+        import numpy as np
+
+        count = math.prod(shape)
+        return np.frombuffer(window.local, dtypes.to_numpy(dtype), count).reshape(shape)
+
+    def stream(self, given: Any, view: ArrayView | None) -> int:
+        """The stream for a call: what the caller gave, else that of its array's library."""
+        if given is not None:
+            raise InvalidArgument(f"stream is {given!r}, must be None: host memory has no streams")
+        return 0
+
+    def place(self, handle: Any, stream: int) -> None:
+        """Says on which stream the next run of a call goes."""
 
     def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
         """A KcclHostOp for a kernel by name; `fields` are KcclCall's.
@@ -154,8 +184,17 @@ class Backend:
         """
         raise NotImplementedError
 
-    def launch(self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int) -> None:
-        """Runs a module.Kernel to its end; `data` are its arguments."""
+    def launch(
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int = 0,
+    ) -> None:
+        """Runs a module.Kernel to its end, or enqueues it; `data` are its arguments."""
         raise NotImplementedError
 
     def device_comm(self) -> DeviceComm:

@@ -94,7 +94,16 @@ class SimBackend(Backend):
         # A KcclHostOp that keeps the KcclSimOp around it.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)
 
-    def launch(self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int = 0,
+    ) -> None:
         """See Backend."""
         warp_size = self._machine.simulation.warp_size
         if kernel.module.warp_size != warp_size:

@@ -19,6 +19,7 @@ using Status = ::KcclStatus;
 
 static_assert(sizeof(KcclLayout) == 88, "KcclLayout: eleven 8-byte fields, no padding");
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
+static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
 static_assert(sizeof(KcclDeviceComm) == 24 + 16 + 64 + 88, "KcclDeviceComm: no padding");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");

@@ -17,6 +17,9 @@
 // interrupted. A poll that found what it waited for is not followed by poll_pause(): so the
 // simulator tells the reads that count from those that came too early.
 //
+// tell_host(context, status, record) leaves word of a failure where the host looks without asking the
+// device: on GPUs, in the KcclMailbox.
+//
 // Order says what else becomes visible with this access; Scope says to whom: the block, the device,
 // or the system (peers and the CPU).
 #pragma once

@@ -84,4 +84,6 @@ KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t mi
     return kccl_host_idle(idle_context, waited_ns, missing, gone);
 }
 
+KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
+
 }  // namespace kccl::mem

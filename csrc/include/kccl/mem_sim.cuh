@@ -77,4 +77,6 @@ KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t, uint32_t missing, uin
     return kccl_sim_engine->idle(idle_context, missing, gone);
 }
 
+KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
+
 }  // namespace kccl::mem

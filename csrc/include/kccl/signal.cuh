@@ -46,6 +46,7 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
         mem::store_plain(abort_record(comm, peer, comm.rank), record);
         depart(comm, peer, kKcclGaveUp);
     }
+    mem::tell_host(state->idle_context, record.status, record);
 }
 
 // Fails this rank because `source` gave up: keeps the record of the cause. The source tells the
@@ -54,6 +55,7 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     State* state = state_of(comm);
     if (!mem::claim(&state->status, static_cast<uint32_t>(kKcclAborted))) return;
     state->record = mem::load_plain(abort_record(comm, comm.rank, source));
+    mem::tell_host(state->idle_context, kKcclAborted, state->record);
 }
 
 // Whom a wait needs: each of the missing peers, or any one of them.

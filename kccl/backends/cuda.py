@@ -1,0 +1,281 @@
+"""The cuda backend: a rank drives one NVIDIA GPU; ranks are processes, or threads of one.
+
+A call is one kernel of one block, enqueued on the caller's stream. It waits for peers on the GPU:
+what went wrong there is raised by the next call, or by comm.check().
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from .. import abi, device_arrays, dtypes, gpu
+from ..abi import ffi, lib
+from ..arrays import ArrayView
+from ..cuda_library import library_kernel
+from ..device_arrays import DeviceView
+from ..errors import BackendError, Error, InvalidArgument
+from ..gpu_memory import GpuWindow, Memory, check_reach
+from ..memory import Window
+from ..mesh import Mesh
+from .common import Backend, Settings, device_comm, fill_call
+from .cuda_state import DeviceState
+from .watch import Watcher
+
+# Polls between two looks at the clock: some half a millisecond.
+_POLLS_PER_CHECK = 1000
+_PACKET_BYTES = 65536
+_STAGING_BYTES = 1024  # the least that the layout allows
+_WARP, _MOST_THREADS = 32, 1024
+# Payload bytes of what one thread moves at a time. Kernels that are not here move words, not data.
+_BYTES_PER_THREAD = {
+    "all_reduce_one_shot_ll16": 8,
+    "all_reduce_one_shot_sentinel": 16,
+    "broadcast_direct_ll16": 8,
+}
+_COPIES = ("put", "get")
+
+
+class CudaBackend(Backend):
+    """One rank's memory and calls on a GPU.
+
+    Attributes:
+        device: The GPU.
+    """
+
+    name = "cuda"
+    has_streams = True
+    device: gpu.Device
+
+    @classmethod
+    def for_process(cls, local_rank: int) -> "type[CudaBackend]":
+        """The backend of a rank that is a process, and of parts of its communicator."""
+        return cls._on(gpu.pick_device(local_rank))
+
+    @classmethod
+    def for_thread(cls, rank: int) -> "type[CudaBackend]":
+        """The same of a rank that is a thread; ranks beyond the number of GPUs share them."""
+        return cls._on(gpu.device(rank % max(gpu.num_devices(), 1)))
+
+    @classmethod
+    def _on(cls, device: gpu.Device) -> "type[CudaBackend]":
+        return type(cls.__name__, (cls,), {"device": device})
+
+    @classmethod
+    def settings(cls, epoch_bits: int) -> Settings:
+        """See Backend: no call pulls, so nothing is staged."""
+        return Settings(
+            packet_bytes=_PACKET_BYTES, staging_bytes=_STAGING_BYTES, epoch_bits=epoch_bits
+        )
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
+    ) -> None:
+        """See Backend."""
+        self._pid = os.getpid()
+        self._are_threads = are_threads
+        # What says the stream of the library whose array was used last, for calls without arrays.
+        self._stream_before: Callable[[], int] = lambda: gpu.LEGACY_STREAM
+        check_reach(mesh, self.device, timeout)
+        self._context = ffi.new("KcclHostContext *")
+        self._context.shares_cores = shares_cores
+        # A launch may have to wait until the stream has room.
+        self._context.holds_gil = False
+        with self.device.current():
+            self._stream = gpu.make_stream()
+        self.state: Any = DeviceState(self.device, self._stream, self._context)
+        num_bytes = ffi.sizeof("KcclChannelState") * settings.num_channels
+        self._channels = Memory(self.device, num_bytes, self._stream)
+        num_bytes = settings.layout(mesh.world_size)["window_bytes"]
+        self._window: GpuWindow = self._open_window(mesh, num_bytes, "start-up", timeout)
+        self._comm = device_comm(
+            settings,
+            rank=mesh.rank,
+            addresses=self._window.addresses,
+            state=self.state.address,
+            channels=self._channels.address,
+            polls_per_check=_POLLS_PER_CHECK,
+        )
+        self._arm()
+        self._watcher = Watcher(mesh.pidfds, self._lose)
+
+    def _open_window(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> GpuWindow:
+        return GpuWindow(
+            mesh,
+            nbytes,
+            what,
+            timeout,
+            device=self.device,
+            are_threads=self._are_threads,
+            stream=self._stream,
+        )
+
+    def _arm(self) -> None:
+        self._window.fill(self._comm.layout.sentinel, 0xFF)
+
+    def _lose(self, peer: int) -> None:
+        """A peer's process has ended: kernels that wait for it look here now and then."""
+        self.state.mailbox.gone |= 1 << peer
+
+    # ---- Arrays and streams ------------------------------------------------------------------
+
+    def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
+        """See Backend."""
+        found = device_arrays.view(array, name, writable=writable, device=self.device.ordinal)
+        self._stream_before = found.stream
+        return found
+
+    def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:
+        """See Backend."""
+        assert isinstance(window, GpuWindow)
+        return window.array(shape, dtypes.of(dtype))
+
+    def stream(self, given: Any, view: ArrayView | None) -> int:
+        """See Backend."""
+        if given is not None:
+            return device_arrays.stream_of(given)
+        return view.stream() if isinstance(view, DeviceView) else self._stream_before()
+
+    def place(self, handle: Any, stream: int) -> None:
+        """See Backend."""
+        ffi.cast("KcclGpuOp *", handle).stream = stream
+
+    # ---- Calls -------------------------------------------------------------------------------
+
+    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+        """See Backend."""
+        entry = library_kernel(
+            kernel, dtype=dtype, op=op, world_size=self._comm.world_size, arch=self.device.arch
+        )
+        gpu_op = ffi.new("KcclGpuOp *")
+        fill_call(gpu_op.op.call, self._comm, kernel, dtype, op, **fields)
+        gpu_op.op.call.comm.state = int(ffi.cast("uintptr_t", self.state.host))
+        gpu_op.op.kernel = lib.kccl_gpu_run_op
+        gpu_op.queue = self.state.queue
+        with self.device.current():
+            gpu_op.function = entry.function()
+            most = gpu.max_threads(gpu_op.function)
+        gpu_op.stream = gpu.LEGACY_STREAM
+        gpu_op.num_blocks = 1
+        gpu_op.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype, most)
+        # A KcclHostOp that keeps the KcclGpuOp around it.
+        return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
+
+    def launch(
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int = gpu.LEGACY_STREAM,
+    ) -> None:
+        """See Backend; returns when the kernel is enqueued."""
+        if kernel.module.arch != self.device.arch:
+            raise InvalidArgument(
+                f"{kernel.name} was compiled for {kernel.module.arch}, must be for the "
+                f"communicator's device, {self.device.arch}"
+            )
+        offsets = kernel.entry.offsets
+        with self.device.current():
+            handle = kernel.entry.function(shared_bytes)
+            if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
+                self._check_resident(kernel.name, handle, grid, block, shared_bytes)
+            gpu.launch(
+                handle,
+                [data[offset : offset + size] for offset, size in offsets],
+                grid=grid,
+                block=block,
+                shared_bytes=shared_bytes,
+                stream=stream,
+            )
+
+    def _check_resident(
+        self, name: str, handle: int, grid: int, block: int, shared_bytes: int
+    ) -> None:
+        """Blocks that may wait for each other must all run at once."""
+        room = gpu.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
+        if grid > room:
+            raise InvalidArgument(
+                f"grid is {grid}, must be at most {room}: {name} takes a DeviceComm, so its blocks "
+                f"may wait for each other, and no more blocks of {block} threads run at once"
+            )
+
+    def failure(self) -> Error | None:
+        """A launch that the driver refused; it can be tried again."""
+        error = self.state.queue.error
+        if error == 0:
+            return None
+        self.state.queue.error = 0
+        self.state.host.status = lib.kKcclOk
+        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error), error)
+
+    # ---- Failure, recovery, end --------------------------------------------------------------
+
+    def abort(self) -> None:
+        """See Backend."""
+        if self.state.status != lib.kKcclOk:
+            return
+        record = ffi.new("KcclRecord *")
+        record.status = lib.kKcclAborted
+        record.rank = record.peer = self._comm.rank
+        self.state.fail(record)
+        self._depart(lib.kKcclGaveUp, bytes(ffi.buffer(record)))
+
+    def leave(self) -> None:
+        """See Backend; waits for this rank's calls to end first."""
+        if os.getpid() != self._pid:
+            return
+        # After an error of the device nothing can be said to anybody.
+        with contextlib.suppress(BackendError):
+            gpu.synchronize(self.device)
+            if self.state.status == lib.kKcclOk:
+                self._depart(lib.kKcclLeft)
+        self._watcher.stop()
+
+    def _depart(self, departure: int, record: bytes = b"") -> None:
+        """Writes this rank's word, and why, into every peer's window."""
+        layout, rank = self._comm.layout, self._comm.rank
+        for peer in range(self._comm.world_size):
+            if peer == rank:
+                continue
+            base = self._comm.window[peer]
+            if record:
+                self.state.write(base + layout.records + rank * abi.LINE_BYTES, record)
+            word = departure.to_bytes(ffi.sizeof("uint32_t"), "little")
+            self.state.write(base + layout.abort + rank * len(word), word)
+
+    def clear(self) -> None:
+        """See Backend."""
+        gpu.synchronize(self.device)
+        self._window.clear()
+        self._arm()
+        with self.device.current():
+            gpu.fill(self._channels.address, 0, self._channels.nbytes, self._stream)
+        self.state.clear()
+
+
+def num_threads(kernel: str, count: int, dtype: str, most: int) -> int:
+    """Threads of a call's block: one a packet, as far as they go.
+
+    Args:
+        kernel: Its name.
+        count: Of KcclCall.
+        dtype: What it counts, for kernels that reduce; the others count bytes.
+        most: That a block of this kernel may have.
+    """
+    most = min(most, _MOST_THREADS) // _WARP * _WARP
+    if kernel in _COPIES:
+        return most
+    if kernel not in _BYTES_PER_THREAD:
+        return _WARP
+    nbytes = count * dtypes.of(dtype).itemsize if kernel.startswith("all_reduce") else count
+    packets = -(-nbytes // _BYTES_PER_THREAD[kernel])
+    return min(-(-max(packets, 1) // _WARP) * _WARP, most)

@@ -1,0 +1,229 @@
+"""Arrays in GPU memory: what a caller's array is, and the arrays that KCCL itself gives out.
+
+A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba, JAX), or DLPack.
+Calls on it go, unless told otherwise, to the stream that its library uses at that moment.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import dlpack, dtypes, gpu
+from .arrays import ArrayView
+from .errors import BackendError, InvalidArgument
+
+
+def _legacy() -> int:
+    return gpu.LEGACY_STREAM
+
+
+@dataclass(frozen=True)
+class DeviceView(ArrayView):
+    """A caller's memory on a GPU.
+
+    Attributes:
+        stream: Says which stream the array's library uses now.
+    """
+
+    stream: Callable[[], int] = _legacy
+
+
+class DeviceArray:
+    """An array in GPU memory; other libraries take it by __cuda_array_interface__ or DLPack.
+
+    Attributes:
+        address: Of the first element.
+        shape: In elements.
+        dtype: Their type.
+        nbytes: Size in bytes.
+        device: The device's number in this process.
+    """
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device: int, keep: Any
+    ) -> None:
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.device = device
+        self._keep = keep
+
+    def __repr__(self) -> str:
+        return f"<kccl array {self.shape} of {self.dtype.name} on device {self.device}>"
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.name == "bfloat16":
+            raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
+        kind = "f" if self.dtype.is_float else "i"
+        return {
+            "shape": self.shape,
+            "typestr": f"<{kind}{self.dtype.itemsize}",
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return dlpack.make(self.address, self.shape, self.dtype, self.device, self._keep)
+
+
+def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
+    """Looks at a caller's array.
+
+    Args:
+        array: The array.
+        name: What the caller calls it, for error messages.
+        writable: Whether it will be written.
+        device: Number of the device on which it must be; None: any.
+
+    Raises:
+        InvalidArgument: It is no array on that device, not contiguous, read-only, or of a type that
+            KCCL does not have.
+    """
+    on: int | None
+    if isinstance(array, DeviceArray):
+        found, on = _view_of_own(array), array.device
+    elif hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
+        found, on = _view_of_torch(array, name)
+    elif hasattr(array, "__cuda_array_interface__"):
+        found = _view_by_interface(array, name, writable)
+        on = device if device is None or found.count == 0 else _device_of(found.address, name)
+    elif hasattr(array, "__dlpack__"):
+        found, on = _view_by_dlpack(array, name)
+    else:
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__}, must be an array in GPU memory: something with "
+            "__cuda_array_interface__ or DLPack"
+        )
+    if device is not None and on != device:
+        raise InvalidArgument(
+            f"{name} is on device {on}, must be on the communicator's, device {device}"
+        )
+    return found
+
+
+def pointer(array: Any, name: str) -> DeviceView:
+    """The same for an argument of a kernel, which may write it, on whatever device it is."""
+    return view(array, name, writable=True, device=None)
+
+
+def stream_of(stream: Any) -> int:
+    """A caller's `stream` as the driver's handle: an integer, or something with __cuda_stream__.
+
+    Raises:
+        InvalidArgument: It is neither.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    # PyTorch before 2.9.
+    handle = getattr(stream, "cuda_stream", None)
+    if handle is None:
+        raise InvalidArgument(
+            f"stream is {stream!r}, must be None, an integer, or something with __cuda_stream__"
+        )
+    return int(handle)
+
+
+def _view_of_own(array: DeviceArray) -> DeviceView:
+    count = math.prod(array.shape)
+    return DeviceView(array.address, count, array.dtype, False, array)
+
+
+def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
+    if not array.is_cuda:
+        raise InvalidArgument(
+            f"{name} is a tensor on {array.device}, must be in GPU memory: this communicator's "
+            "backend is cuda"
+        )
+    if not array.is_contiguous():
+        raise _not_contiguous(name, tuple(array.shape))
+    on = int(array.device.index)
+    torch = sys.modules["torch"]
+    # What current_stream() asks, without making an object of it.
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+    return (
+        DeviceView(
+            array.data_ptr(),
+            array.numel(),
+            _dtype(str(array.dtype).removeprefix("torch."), name),
+            False,
+            array,
+            lambda: int(current_stream(on)),
+        ),
+        on,
+    )
+
+
+def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
+    facts = array.__cuda_array_interface__
+    shape, (address, is_readonly) = tuple(facts["shape"]), facts["data"]
+    dtype = _dtype(getattr(array, "dtype", facts["typestr"]), name)
+    if writable and is_readonly:
+        raise InvalidArgument(f"{name} is read-only, must be writable")
+    strides = facts.get("strides")
+    if strides is not None and not dlpack.is_contiguous(shape, tuple(strides), dtype.itemsize):
+        raise _not_contiguous(name, shape)
+    stream = _stream_of_library(array, facts.get("stream"))
+    return DeviceView(int(address or 0), math.prod(shape), dtype, False, array, stream)
+
+
+def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
+    """What says the stream of an array's library; must not keep the array."""
+    if type(array).__module__.partition(".")[0] == "cupy":
+        current_stream = sys.modules["cupy"].cuda.get_current_stream
+        return lambda: int(current_stream().ptr)
+    return lambda: now or gpu.LEGACY_STREAM
+
+
+def _view_by_dlpack(array: Any, name: str) -> tuple[DeviceView, int]:
+    found = dlpack.read(array, name)
+    if found.device_type != dlpack.CUDA:
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__} in other memory, must be in GPU memory: this "
+            "communicator's backend is cuda"
+        )
+    if not found.is_contiguous:
+        raise _not_contiguous(name, found.shape)
+    count = math.prod(found.shape)
+    return DeviceView(
+        found.address, count, found.dtype, False, (array, found.keep)
+    ), found.device_id
+
+
+def _dtype(dtype: Any, name: str) -> dtypes.Dtype:
+    try:
+        if isinstance(dtype, str) and dtype[:1] == "<":
+            return dtypes.of({"f": "float", "i": "int"}.get(dtype[1], dtype[1]) + _bits(dtype))
+        return dtypes.of(dtype)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+
+
+def _bits(typestr: str) -> str:
+    return str(8 * int(typestr[2:]))
+
+
+def _device_of(address: int, name: str) -> int:
+    try:
+        return gpu.device_of(address)
+    except BackendError as error:
+        raise InvalidArgument(f"{name} is not in a GPU's memory: {error}") from error
+
+
+def _not_contiguous(name: str, shape: tuple[int, ...]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous"
+    )

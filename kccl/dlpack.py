@@ -1,0 +1,151 @@
+"""DLPack's capsules, read and made: how array libraries hand each other memory on a device."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from . import dtypes
+from .errors import InvalidArgument
+
+CUDA = 2  # kDLCUDA
+_NAME = b"dltensor"
+_CODES = {"int": 0, "float": 2, "bfloat": 4}
+
+
+class _Tensor(ctypes.Structure):
+    # DLTensor
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    # DLManagedTensor
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_api = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
+    ("PyCapsule_New", _api)
+)
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
+# By address, because the capsule that a destructor is given has no references any more.
+_is_unused = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", _api)
+)
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
+
+# What capsules that somebody still holds point to, by address.
+_alive: dict[int, Any] = {}
+
+
+def _delete(address: int) -> None:
+    _alive.pop(address, None)
+
+
+def _destroy(capsule: int) -> None:
+    if _is_unused(capsule, _NAME):
+        _delete(_pointer_of(capsule, _NAME))
+
+
+_delete_in_c, _destroy_in_c = _Deleter(_delete), _Destructor(_destroy)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a capsule says.
+
+    Attributes:
+        address: Of the first element.
+        shape: In elements.
+        dtype: Their type.
+        device_type, device_id: DLPack's.
+        is_contiguous: In C's order.
+        keep: What keeps the memory.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: dtypes.Dtype
+    device_type: int
+    device_id: int
+    is_contiguous: bool
+    keep: Any
+
+
+def make(
+    address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device_id: int, owner: Any
+) -> Any:
+    """A capsule for memory of a CUDA device; whoever takes it keeps `owner`."""
+    sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
+    tensor = _Tensor(
+        address, CUDA, device_id, len(shape), _CODES[kind], 8 * dtype.itemsize, 1, sizes, None, 0
+    )
+    managed = _Managed(tensor, None, _delete_in_c)
+    at = ctypes.addressof(managed)
+    _alive[at] = managed, sizes, owner
+    return _new(at, _NAME, _destroy_in_c)
+
+
+def read(array: Any, name: str) -> Found:
+    """What an array's __dlpack__ gives, without waiting for what its library still computes.
+
+    Raises:
+        InvalidArgument: It gives none, or elements that KCCL does not have.
+    """
+    try:
+        device_type, _ = array.__dlpack_device__()
+        capsule = array.__dlpack__(stream=-1) if device_type == CUDA else array.__dlpack__()
+        address = _pointer_in(capsule, _NAME)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error
+    tensor = _Managed.from_address(address).tensor
+    shape = tuple(tensor.shape[: tensor.ndim])
+    return Found(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        _dtype_of(tensor, name),
+        tensor.device_type,
+        tensor.device_id,
+        not tensor.strides or is_contiguous(shape, tuple(tensor.strides[: tensor.ndim])),
+        capsule,
+    )
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> bool:
+    """Whether strides, in `unit`s a step, are those of C's order."""
+    wanted = unit
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != wanted:
+            return False
+        wanted *= size
+    return True
+
+
+def _dtype_of(tensor: _Tensor, name: str) -> dtypes.Dtype:
+    for dtype in dtypes.ALL:
+        kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
+        if (tensor.code, tensor.bits, tensor.lanes) == (_CODES[kind], 8 * dtype.itemsize, 1):
+            return dtype
+    known = ", ".join(dtype.name for dtype in dtypes.ALL)
+    raise InvalidArgument(
+        f"{name} has DLPack type code {tensor.code} of {tensor.bits} bits, must be one of {known}"
+    )

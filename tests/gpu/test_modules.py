@@ -1,0 +1,172 @@
+"""kccl.compile(target="cuda"): kernels of one's own, alone and with their peers."""
+
+import ctypes
+import time
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl import gpu
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+SOURCE = r"""
+#include <kccl/kccl.cuh>
+
+template <class T>
+__global__ void scale(T* x, T factor, long n) {
+    for (long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        x[i] *= factor;
+    }
+}
+
+struct Pair { char tag; double value; };
+__global__ void mixed(double* out, char a, Pair pair, short b, float c, bool d) {
+    out[0] = a; out[1] = pair.tag; out[2] = pair.value; out[3] = b; out[4] = c; out[5] = d;
+}
+
+__global__ void fill_shared(int* out, int n) {
+    extern __shared__ int memory[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) memory[i] = i;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = memory[n - 1 - i];
+}
+
+// Every block reduces its own slice on a channel of its own, again and again.
+__global__ void reduce_slices(kccl::DeviceComm comm, float* x, long each, int rounds) {
+    KcclCall call = {};
+    call.comm = comm;
+    call.input = call.output = reinterpret_cast<uint64_t>(x + blockIdx.x * each);
+    call.count = each;
+    call.kernel = kKcclAllReduceOneShotLl16;
+    call.channel = blockIdx.x;
+    for (int i = 0; i < rounds; ++i) {
+        const kccl::Status status =
+            kccl::all_reduce_one_shot_ll16<float, kccl::Avg, 0>(kccl::block(), call);
+        if (status != kKcclOk) return;
+        __syncthreads();
+    }
+}
+
+// The blocks take turns in writing, so each sees all that the ones before it wrote.
+__global__ void relay(kccl::DeviceComm comm, int* x, int* status) {
+    for (int turn = 0; turn < gridDim.x; ++turn) {
+        if (turn == blockIdx.x && threadIdx.x == 0) {
+            int sum = 1;
+            for (int k = 0; k < turn; ++k) sum += x[k];
+            x[turn] = sum;
+        }
+        const kccl::Status synced = kccl::grid_sync(comm);
+        if (synced != kKcclOk) *status = synced;
+    }
+}
+"""
+NAMES = ["scale<float>", "scale<double>", "mixed", "fill_shared", "reduce_slices", "relay"]
+
+
+@pytest.fixture(scope="module")
+def module():
+    return kccl.compile(SOURCE, NAMES, target="cuda")
+
+
+def test_arguments_are_packed_and_checked(module):
+    def main(comm):
+        x = torch.arange(1000, dtype=torch.float32, device="cuda")
+        module.kernel("scale<float>")(comm, x, np.float32(3), 1000, grid=4, block=128)
+        assert torch.equal(x.cpu(), torch.arange(1000, dtype=torch.float32) * 3)
+
+        class Pair(ctypes.Structure):
+            _fields_ = (("tag", ctypes.c_char), ("value", ctypes.c_double))
+
+        out = torch.zeros(6, dtype=torch.float64, device="cuda")
+        mixed = module.kernel("mixed")
+        values = np.int8(7), Pair(b"\x05", 2.5), np.int16(-9), np.float32(0.5), True
+        mixed(comm, out, *values, block=32)
+        assert out.tolist() == [7, 5, 2.5, -9, 0.5, 1]
+        with pytest.raises(kccl.InvalidArgument, match="takes 6 arguments, got 5"):
+            mixed(comm, out, *values[:-1], block=32)
+        with pytest.raises(kccl.InvalidArgument, match="argument 1 of mixed is a int of 8 bytes"):
+            mixed(comm, out, 7, *values[1:], block=32)
+        with pytest.raises(kccl.InvalidArgument, match="GPU memory"):
+            mixed(comm, np.zeros(6), *values, block=32)
+        with pytest.raises(kccl.InvalidArgument, match="multiple of the warp size"):
+            mixed(comm, out, *values, block=33)
+
+    kccl.run_threads(main, 1, backend="cuda")
+
+
+def test_dynamic_shared_memory(module):
+    def main(comm):
+        count = 50000  # 200 KB: more than a kernel gets unasked
+        out = torch.zeros(count, dtype=torch.int32, device="cuda")
+        kernel = module.kernel("fill_shared")
+        kernel(comm, out, np.int32(count), block=256, shared_bytes=4 * count)
+        want = torch.arange(count, dtype=torch.int32).flip(0)
+        assert torch.equal(out.cpu(), want)
+        with pytest.raises(
+            kccl.BackendError, match=r"cuFuncSetAttribute.*CUDA_ERROR_INVALID_VALUE"
+        ):
+            kernel(comm, out, np.int32(count), block=256, shared_bytes=2**20)
+
+    kccl.run_threads(main, 1, backend="cuda")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_collectives_within_a_kernel(world_size, module):
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        blocks, each = comm.num_channels, 700
+        x = torch.full((blocks * each,), float(comm.rank), device="cuda")
+        kernel = module.kernel("reduce_slices")
+        for _ in range(3):
+            x.fill_(comm.rank)
+            kernel(comm, comm.device_comm(), x, each, np.int32(100), grid=blocks, block=128)
+            assert (x == (world_size - 1) / 2).all()
+        comm.check()
+
+    kccl.run_threads(main, world_size, backend="cuda")
+
+
+def test_blocks_of_one_gpu_synchronise(module):
+    def main(comm):
+        blocks = gpu.device(0).multiprocessors
+        x = torch.zeros(blocks, dtype=torch.int32, device="cuda")
+        status = torch.zeros(1, dtype=torch.int32, device="cuda")
+        kernel = module.kernel("relay")
+        for count in (blocks, 7, blocks):
+            x.zero_()
+            kernel(comm, comm.device_comm(), x, status, grid=count, block=64)
+            want = [2 ** min(k, 40) % 2**32 for k in range(count)]
+            assert status.item() == 0
+            got = [int(v) % 2**32 for v in x[:count].tolist()]
+            assert got[:32] == want[:32]
+        with pytest.raises(kccl.InvalidArgument, match="so its blocks may wait for each other"):
+            kernel(comm, comm.device_comm(), x, status, grid=100 * blocks, block=1024)
+        comm.check()
+
+    kccl.run_threads(main, 1, backend="cuda")
+
+
+def test_a_kernel_for_another_chip_is_refused():
+    other = kccl.compile(SOURCE, ["mixed"], target="cuda", arch="sm_120a")
+    assert other.arch == "sm_120a" and other.names == ("mixed",)
+
+
+def test_a_late_peer_fails_a_persistent_kernel(module):
+    def main(comm):
+        torch.cuda.set_device(comm.rank % torch.cuda.device_count())
+        comm.timeout = 0.3
+        x = torch.zeros(700, device="cuda")
+        kernel = module.kernel("reduce_slices")
+        if comm.rank == 0:
+            kernel(comm, comm.device_comm(), x, 700, np.int32(10**6), block=128)
+            torch.cuda.synchronize()
+            with pytest.raises(kccl.Timeout, match="peer 1 did not arrive"):
+                comm.check()
+        else:
+            time.sleep(1.5)
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    kccl.run_threads(main, 2, backend="cuda")

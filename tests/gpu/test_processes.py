@@ -1,0 +1,261 @@
+"""Ranks that are processes: windows by descriptors, CUDA graphs, and ranks that do not come."""
+
+import os
+import signal
+import time
+
+import pytest
+from ranks import Job, run
+
+PRELUDE = """
+import torch
+comm = kccl.init(backend="cuda")
+torch.cuda.set_device(comm.rank)
+total = comm.world_size * (comm.world_size + 1) / 2
+def filled(count=4000, dtype=torch.float32):
+    return torch.full((count,), comm.rank + 1, dtype=dtype, device="cuda")
+"""
+
+
+def ranks(world_size, program, *options, **variables):
+    code, facts, err = run(world_size, PRELUDE + program, *options, **variables)
+    assert code == 0, err
+    assert len(facts) == world_size, err
+    return facts
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_collectives(world_size, check):
+    program = """
+for dtype in (torch.float32, torch.bfloat16, torch.int64):
+    x = filled(dtype=dtype)
+    comm.all_reduce(x)
+    assert (x == total).all()
+comm.broadcast(x, root=comm.world_size - 1)
+comm.barrier()
+window = comm.window(4096)
+peer = (comm.rank + 1) % comm.world_size
+comm.put(filled(16), peer, window)
+comm.signal(peer)
+comm.wait()
+mine = torch.from_dlpack(window.array((16,), kccl.float32))
+assert (mine == (comm.rank - 1) % comm.world_size + 1).all()
+comm.check()
+part = comm.split(comm.rank % 2)
+x = filled()
+part.all_reduce(x)
+assert (x == sum(r + 1 for r in range(comm.rank % 2, comm.world_size, 2))).all()
+part.close()
+comm.close()
+say(rank=comm.rank)
+"""
+    ranks(world_size, program, KCCL_CHECK=check)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_graphs_replay_and_mix_with_eager_calls(world_size):
+    ranks(world_size, """
+x, y = filled(), filled(dtype=torch.bfloat16)
+comm.all_reduce(x); comm.all_reduce(y); comm.broadcast(x); comm.barrier()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    for _ in range(10):
+        comm.all_reduce(x, op="avg")
+        comm.all_reduce(y, op="max")
+        comm.broadcast(x, root=comm.world_size - 1)
+        comm.barrier()
+        x += 1
+for turn in range(3):
+    x.fill_(comm.rank + 1); y.fill_(comm.rank + 1)
+    for _ in range(2):
+        graph.replay()
+    assert (x == total / comm.world_size + 20).all(), x
+    assert (y == comm.world_size).all()
+    z = filled()
+    comm.all_reduce(z)
+    assert (z == total).all()
+comm.check()
+say(rank=comm.rank)
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_graphs_on_channels_of_their_own(world_size):
+    ranks(world_size, """
+xs = [filled() for _ in range(3)]
+graphs, streams = [], []
+for channel, x in enumerate(xs):
+    comm.all_reduce(x, op="avg", channel=channel)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(50):
+            comm.all_reduce(x, op="avg", channel=channel)
+            x += channel
+    graphs.append(graph)
+    streams.append(torch.cuda.Stream())
+for turn in range(4):
+    for graph, stream in zip(graphs, streams):
+        with torch.cuda.stream(stream):
+            graph.replay()
+torch.cuda.synchronize()
+for channel, x in enumerate(xs):
+    assert (x == 1.5 + 200 * channel).all()
+comm.check()
+say(rank=comm.rank)
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_that_does_not_come(world_size):
+    facts = ranks(world_size, """
+x = filled()
+comm.all_reduce(x)
+torch.cuda.synchronize()
+comm.timeout = 0.3
+error = None
+if comm.rank != 1:
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    try:
+        comm.check()
+    except kccl.Timeout as caught:
+        error = caught
+    assert error is not None
+else:
+    time.sleep(1.5)
+    try:
+        # The others' words of the first call are there: it ends well.
+        for _ in range(2):
+            comm.all_reduce(x)
+            torch.cuda.synchronize()
+            comm.check()
+    except kccl.Timeout as caught:
+        error = caught
+comm.reset()
+x = filled()
+comm.all_reduce(x)
+assert (x == total).all()
+comm.check()
+say(rank=comm.rank, error=str(error), peer=error.peer, seen=error.epoch_seen,
+    wanted=error.epoch_wanted, waited=error.waited_s)
+""")  # fmt: skip
+    for fact in facts.values():
+        assert "all_reduce_one_shot_ll16 on channel 0: peer 1 did not arrive" in fact["error"]
+        assert fact["peer"] == 1 and (fact["seen"], fact["wanted"]) == (0, 2)
+        assert 0.3 < fact["waited"] < 0.5
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_the_limit_changes_while_a_kernel_waits(world_size):
+    facts = ranks(world_size, """
+comm.barrier()
+torch.cuda.synchronize()
+waited = 0
+if comm.rank == 0:
+    comm.timeout = 300
+    began = time.monotonic()
+    comm.barrier()
+    time.sleep(0.5)
+    comm.check()
+    comm.timeout = 0.7
+    torch.cuda.synchronize()
+    waited = time.monotonic() - began
+    try:
+        comm.check()
+        raise AssertionError("no time-out")
+    except kccl.Timeout:
+        pass
+else:
+    time.sleep(3)
+say(rank=comm.rank, waited=waited)
+""")  # fmt: skip
+    assert 0.5 < facts[0]["waited"] < 2
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_that_is_killed(world_size):
+    program = (
+        PRELUDE
+        + """
+x = filled()
+comm.all_reduce(x)
+torch.cuda.synchronize()
+say(rank=comm.rank)
+if comm.rank == 1:
+    time.sleep(60)
+began = time.monotonic()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    for _ in range(5):
+        comm.all_reduce(x)
+graph.replay()
+torch.cuda.synchronize()
+waited = time.monotonic() - began
+try:
+    comm.check()
+    raise AssertionError("no error")
+except kccl.PeerLost as error:
+    lost = error
+smaller = comm.shrink()
+y = filled()
+smaller.all_reduce(y)
+assert (y == total - 2).all()
+smaller.check()
+say(rank=comm.rank, error=str(lost), peer=lost.peer, waited=waited, world_size=smaller.world_size)
+"""
+    )
+    with Job(world_size, program) as job:
+        job.wait_for(world_size)
+        pid = job.rank_pids()[1]
+        time.sleep(1)
+        os.kill(pid, signal.SIGKILL)
+        _, facts, err = job.end()
+    assert set(facts) == set(range(world_size)) - {1}, err
+    for fact in facts.values():
+        assert "the process of peer 1 has ended" in fact["error"]
+        assert fact["peer"] == 1 and fact["waited"] < 5
+        assert fact["world_size"] == world_size - 1
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_rank_that_closes_or_raises(world_size):
+    facts = ranks(world_size, """
+comm.barrier()
+if comm.rank == 1:
+    comm.close()
+    say(rank=1)
+    time.sleep(2)
+    os._exit(0)
+x = filled()
+comm.all_reduce(x)
+torch.cuda.synchronize()
+try:
+    comm.all_reduce(x)
+except kccl.PeerLost as error:
+    say(rank=0, error=str(error))
+""")  # fmt: skip
+    assert "peer 1 has closed the communicator" in facts[0]["error"]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_fork_may_not_use_it(world_size):
+    ranks(world_size, """
+x = filled()
+comm.all_reduce(x)
+torch.cuda.synchronize()
+pid = os.fork()
+if pid == 0:
+    try:
+        comm.barrier()
+    except kccl.Error as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+assert os.waitpid(pid, 0)[1] == 0
+comm.all_reduce(x)
+torch.cuda.synchronize()
+comm.check()
+say(rank=comm.rank)
+""")  # fmt: skip

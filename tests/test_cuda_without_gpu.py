@@ -1,0 +1,190 @@
+"""The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
+
+import gc
+
+import numpy as np
+import pytest
+from device_compilers import find_nvrtc
+
+import kccl
+from kccl import cuda_library, device_arrays, dlpack, gpu, jit_cuda, kernels
+from kccl.backends.cuda import num_threads
+from kccl.jit import CSRC
+from kccl.plan import SPECS, Request, choose, tuning_for
+
+needs_nvrtc = pytest.mark.skipif(
+    find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
+)
+KERNEL = "template <class T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }\n"
+
+
+def has_gpu():
+    try:
+        return gpu.num_devices() > 0
+    except kccl.BackendError:
+        return False
+
+
+@needs_nvrtc
+def test_names_and_code_come_from_the_cache(monkeypatch):
+    calls = []
+    call = gpu.call
+    monkeypatch.setattr(gpu, "call", lambda name, *args: calls.append(name) or call(name, *args))
+    names = ["twice<float>", "twice<int>"]
+    path = jit_cuda.compile_cuda(KERNEL, names, arch="sm_90a")
+    assert "nvrtcCompileProgram" in calls
+    lowered, code = jit_cuda.read(path)
+    assert lowered == ["_Z5twiceIfEvPT_", "_Z5twiceIiEvPT_"]
+    assert code.startswith(b"\x7fELF")
+    calls.clear()
+    assert jit_cuda.compile_cuda(KERNEL, names, arch="sm_90a") == path
+    assert "nvrtcCompileProgram" not in calls
+    for other in (
+        jit_cuda.compile_cuda(KERNEL, names[:1], arch="sm_90a"),
+        jit_cuda.compile_cuda(KERNEL, names, arch="sm_100a"),
+        jit_cuda.compile_cuda(KERNEL + "//", names, arch="sm_90a"),
+    ):
+        assert other != path
+
+
+@needs_nvrtc
+def test_a_changed_header_compiles_anew(tmp_path):
+    header = tmp_path / "factor.h"
+    source = '#include "factor.h"\n__global__ void k(int* x) { *x = FACTOR; }'
+    paths = []
+    for factor in (2, 3):
+        header.write_text(f"#define FACTOR {factor}\n")
+        paths.append(jit_cuda.compile_cuda(source, ["k"], arch="sm_90a", include_dirs=[tmp_path]))
+    assert paths[0] != paths[1]
+
+
+@needs_nvrtc
+def test_what_does_not_compile_has_its_log():
+    with pytest.raises(
+        kccl.CompileError, match=r"mine\.cu\(1\): error: identifier \"y\""
+    ) as caught:
+        jit_cuda.compile_cuda(
+            "__global__ void k(int* x) { *x = y; }", ["k"], arch="sm_90a", name="mine.cu"
+        )
+    assert "is undefined" in caught.value.log
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_999", "gfx942", "90"])
+def test_an_architecture_that_is_none(arch):
+    with pytest.raises(kccl.InvalidArgument, match=f"arch is '{arch}', must .*sm_80.*sm_90"):
+        kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch=arch)
+
+
+@needs_nvrtc
+def test_a_module_needs_a_gpu_only_to_run():
+    module = kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch="sm_90a")
+    assert (module.target, module.arch, module.names) == ("cuda", "sm_90a", ("twice<int>",))
+    with pytest.raises(kccl.InvalidArgument, match="must be one of twice<int>"):
+        module.kernel("twice")
+    if not has_gpu():
+        with pytest.raises(kccl.BackendError, match="driver cannot be loaded"):
+            module.kernel("twice<int>")
+    with pytest.raises(kccl.InvalidArgument, match="warp_size is 64"):
+        kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch="sm_90a", warp_size=64)
+    with pytest.raises(kccl.InvalidArgument, match="arch is 'sm_90a'"):
+        kccl.compile(KERNEL, ["twice<int>"], target="sim", arch="sm_90a")
+
+
+@needs_nvrtc
+def test_the_librarys_kernels_compile_for_a_world_size():
+    for world_size in (1, 2, 8):
+        path = cuda_library.compile_kernel(
+            "all_reduce_one_shot_ll16", "float16", "avg", world_size, "sm_90a"
+        )
+        assert jit_cuda.read(path)[0] == ["all_reduce_one_shot_ll16"]
+    source, name = kernels.for_world("put", "float32", "sum", 4, CSRC)
+    assert (source.count("\n"), name) == (1, "kccl::kernels::put")
+
+
+def test_nothing_runs_without_a_gpu():
+    if has_gpu():
+        pytest.skip("there is a GPU")
+    with pytest.raises(kccl.BackendError, match=r"driver cannot be loaded|cuda.bindings cannot"):
+        kccl.run_threads(lambda comm: None, 2, backend="cuda")
+    with pytest.raises(kccl.BackendError, match=r"driver cannot be loaded|cuda.bindings cannot"):
+        kccl.init(backend="cuda")
+
+
+def test_plans_for_gpus_push():
+    for world_size in range(1, 9):
+        for collective in ("all_reduce", "broadcast", "barrier"):
+            for dtype in (kccl.float32, kccl.int64):
+                for nbytes in (0, 8, 8192, 2**24):
+                    request = Request(collective, nbytes, world_size, "cuda", dtype)
+                    plan = choose(request, tuning_for("cuda"))
+                    assert "pull" not in plan.name and "cma" not in plan.name
+                    (spec,) = (spec for spec in SPECS if spec.name == plan.name)
+                    assert spec.why_not(request) is None
+
+
+def test_blocks_have_a_thread_a_packet():
+    ll16, sentinel = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
+    assert num_threads(ll16, 0, "float32", 1024) == 32
+    assert num_threads(ll16, 64, "float32", 1024) == 32
+    assert num_threads(ll16, 65, "float32", 1024) == 64
+    assert num_threads(sentinel, 130, "float32", 1024) == 64
+    assert num_threads(ll16, 10**6, "bfloat16", 1024) == 1024
+    assert num_threads(ll16, 10**6, "bfloat16", 700) == 672
+    assert num_threads("broadcast_direct_ll16", 800, "float32", 1024) == 128
+    assert num_threads("barrier_direct", 0, "float32", 1024) == 32
+
+
+def test_dlpack_says_what_an_array_is():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    found = dlpack.read(x, "x")
+    assert (found.address, found.shape) == (x.ctypes.data, (2, 3, 4))
+    assert (found.dtype, found.device_type, found.is_contiguous) == (kccl.float32, 1, True)
+    assert not dlpack.read(x[:, :, ::2], "x").is_contiguous
+    assert dlpack.read(x[1:], "x").address == x[1:].ctypes.data
+    with pytest.raises(kccl.InvalidArgument, match="type code 1 of 8 bits"):
+        dlpack.read(x.view(np.uint8), "x")
+
+
+def test_dlpack_capsules_keep_their_owner_and_let_it_go():
+    before = len(dlpack._alive)
+    array = device_arrays.DeviceArray(0x1000, (5, 2), kccl.bfloat16, 3, keep=object())
+    capsules = [array.__dlpack__()]
+    assert array.__dlpack_device__() == (dlpack.CUDA, 3)
+    assert len(dlpack._alive) == before + 1
+
+    class Taken:
+        """What a library sees."""
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 3
+
+        def __dlpack__(self, stream=None):
+            assert stream == -1
+            return capsules.pop()
+
+    found = dlpack.read(Taken(), "x")
+    assert (found.address, found.shape, found.dtype) == (0x1000, (5, 2), kccl.bfloat16)
+    assert (found.device_id, found.is_contiguous) == (3, True)
+    del found
+    gc.collect()
+    assert len(dlpack._alive) == before
+
+
+def test_streams_are_integers_or_have_the_protocol():
+    class Stream:
+        def __cuda_stream__(self):
+            return 0, 1234
+
+    assert device_arrays.stream_of(7) == 7
+    assert device_arrays.stream_of(Stream()) == 1234
+    for wrong in ("7", True, object()):
+        with pytest.raises(kccl.InvalidArgument, match="must be None, an integer, or something"):
+            device_arrays.stream_of(wrong)
+
+
+def test_host_arrays_are_refused():
+    with pytest.raises(kccl.InvalidArgument, match="must be in GPU memory"):
+        device_arrays.view(np.zeros(3), "x", writable=True, device=0)
+    with pytest.raises(kccl.InvalidArgument, match="is a list, must be an array"):
+        device_arrays.view([1.0], "x", writable=True, device=0)
