@@ -162,7 +162,7 @@ def main():
         "machine": machine,
         "commit": document.commit(),
         "command": "make sim-mutations",
-        "rows": [asdict(row) for row in rows],
+        "rows": [{"library": "simulator", **asdict(row)} for row in rows],
     }
     with RECORD.open("a") as file:
         file.write(json.dumps(record) + "\n")

@@ -97,6 +97,7 @@ def rows(results):
         stats = sum((r.stats for r in mine), Counter())
         found.append(
             {
+                "library": "simulator",
                 "collective": collective,
                 "cells": len({r.task.cell for r in mine}),
                 "of_cells": sum(cell.collective == collective for cell in CELLS),
