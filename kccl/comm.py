@@ -184,10 +184,27 @@ class Communicator(OneSided):
         window = self.window(max(math.prod(shape) * kind.itemsize, 1))
         return self._backend.array(window, shape, kind)
 
-    def device_comm(self) -> DeviceComm:
-        """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm` by value."""
+    def device_comm(self, *, channels: int = 132, max_bytes: int = 65536) -> DeviceComm:
+        """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
+
+        Each has memory of its own, some 8 * world_size * channels * max_bytes bytes on every rank,
+        until the communicator ends: kernels that take different ones may run at the same time.
+
+        Args:
+            channels: How many coops (blocks or warps) of the kernel make calls; each on its own
+                channel.
+            max_bytes: Of one coop's message.
+
+        Raises:
+            InvalidArgument: A size is not positive, or differs between ranks.
+        """
         self._check_usable()
-        return self._backend.device_comm()
+        channels = arguments.between("channels", channels, 1, 2**20)
+        max_bytes = arguments.between("max_bytes", max_bytes, 1, 2**31)
+        made = self._backend.device_comm(channels, max_bytes, self._env.first_timeout)
+        # Nobody writes before all are ready.
+        self._mesh.allgather(b"", "device_comm", self._env.first_timeout)
+        return made
 
     def check(self) -> None:
         """Raises what went wrong in calls made so far, as far as it is known; waits for nothing.

@@ -1,7 +1,6 @@
 """Compiled kernels for NVIDIA GPUs, loaded: once a process, for all devices of the architecture."""
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +74,6 @@ def compile_kernel(
     kernel: str, dtype: str, op: str, world_size: int, arch: str, csrc: Path = jit.CSRC
 ) -> Path:
     """The same without loading it; needs no GPU."""
-    source, name = kernels.for_world(kernel, dtype, op, world_size, csrc)
-    expressions: Sequence[str] = [name]
-    return jit_cuda.compile_cuda(source, expressions, arch=arch, name=kernel, csrc=csrc)
+    name = kernels.expression(kernel, dtype, op, csrc, world_size)
+    source = kernels.source(kernel, csrc)
+    return jit_cuda.compile_cuda(source, [name], arch=arch, name=kernel, csrc=csrc)

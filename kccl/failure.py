@@ -48,11 +48,18 @@ def error_of(status: int, record: Any, rank: int) -> Error:
             rank=record.rank,
             peer=record.peer,
         )
-    name = kernel_name(record.kernel)
+    is_ring = record.kernel == lib.kKcclNumKernels
+    name = "a ring of stages" if is_ring else kernel_name(record.kernel)
     if record.status == lib.kKcclGridTooLarge:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
             f"{record.wanted}; all ranks may go on after comm.reset()"
+        )
+    if record.status == lib.kKcclMessageTooLong:
+        return InvalidArgument(
+            f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
+            f"have at most {record.wanted}, the max_bytes of its device_comm(); all ranks may go "
+            "on after comm.reset()"
         )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
@@ -63,9 +70,8 @@ def error_of(status: int, record: Any, rank: int) -> Error:
     elif record.kernel == lib.kKcclWait:
         place = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
-    elif record.peer == record.rank and record.status == lib.kKcclTimeout:
-        # Only copies through a ring are waited for within a rank (stage.cuh).
-        peer = "a warp of the same block"
+    elif is_ring:
+        place, peer = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
     if record.status == lib.kKcclTimeout:

@@ -1,5 +1,6 @@
 """What the library's own kernels are called in C++, for compilers at run time."""
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,49 +26,29 @@ def source(kernel: str, csrc: Path) -> str:
     return f'#include "{csrc}/kernels/{kernel}.cuh"\n'
 
 
-def expression(kernel: str, dtype: str, op: str, csrc: Path) -> str:
-    """The kernel as C++ names it: for kernels that reduce, the instance for this type and operator.
+def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0) -> str:
+    """The kernel as C++ names it: the instance for this type, operator and number of ranks.
 
     Args:
         kernel: Its name, which is its file's.
         dtype: Element type; kernels that move bytes have one form for all.
         op: Operator, as in "sum".
         csrc: Root of the device source.
+        world_size: Of the communicator, where the algorithm's loops over ranks are to unroll; 0:
+            any.
     """
-    name = f"kccl::kernels::{kernel}"
-    if not is_template(csrc / "kernels" / f"{kernel}.cuh"):
-        return name
     assert op in abi.OPS
-    return f"{name}<{_ELEMENTS[dtype]}, kccl::{op.capitalize()}>"
+    known = {
+        "class T": _ELEMENTS[dtype],
+        "class Op": f"kccl::{op.capitalize()}",
+        "int WORLD_SIZE": str(world_size),
+    }
+    values = [known[name] for name in parameters(csrc / "kernels" / f"{kernel}.cuh")]
+    return f"kccl::kernels::{kernel}" + (f"<{', '.join(values)}>" if values else "")
 
 
 @lru_cache(maxsize=64)
-def is_template(path: Path) -> bool:
-    """Whether the kernel in a file has a form for each element type and operator."""
-    return "template <class T, class Op>\nKCCL_KERNEL " in path.read_text()
-
-
-def for_world(kernel: str, dtype: str, op: str, world_size: int, csrc: Path) -> tuple[str, str]:
-    """A translation unit with one kernel, and how C++ names it there, for one number of ranks.
-
-    Where the algorithm is a template of WORLD_SIZE, its loops over peers unroll.
-
-    Args:
-        kernel, dtype, op, csrc: As in expression().
-        world_size: Of the communicator.
-    """
-    unit, name = source(kernel, csrc), expression(kernel, dtype, op, csrc)
-    if not takes_world_size(csrc / "kernels" / f"{kernel}.cuh"):
-        return unit, name
-    algorithm = f"kccl::{kernel}<{_ELEMENTS[dtype]}, kccl::{op.capitalize()}, {world_size}>"
-    body = f"{{ {algorithm}(kccl::block(), call); }}"
-    return (
-        f'{unit}extern "C" KCCL_KERNEL void {kernel}(KCCL_KERNEL_PARAM(KcclCall) call) {body}\n',
-        kernel,
-    )
-
-
-@lru_cache(maxsize=64)
-def takes_world_size(path: Path) -> bool:
-    """Whether the algorithm in a file is a template of element type, operator and world size."""
-    return "template <class T, class Op, int WORLD_SIZE, class Coop>" in path.read_text()
+def parameters(path: Path) -> tuple[str, ...]:
+    """The template parameters of the kernel in a file, as in ("class T", "class Op")."""
+    found = re.search(r"^template <([^<>]*)>\nKCCL_KERNEL ", path.read_text(), re.MULTILINE)
+    return tuple(found[1].split(", ")) if found else ()

@@ -16,7 +16,14 @@ from .mesh import Mesh
 def layout(
     world_size: int, num_channels: int, packet_bytes: int, staging_bytes: int
 ) -> dict[str, int]:
-    """The fields of KcclLayout: where each region of the library's own window begins, in bytes."""
+    """The fields of KcclLayout: where each region of the library's own window begins, in bytes.
+
+    Args:
+        world_size: Number of ranks.
+        num_channels: Scratch channels: those of calls, times the blocks of each.
+        packet_bytes: Payload bytes of one ll16 or sentinel slot.
+        staging_bytes: Bytes of one staging slot.
+    """
     line = abi.LINE_BYTES
     if packet_bytes % 16 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
         raise InvalidArgument(
@@ -27,8 +34,8 @@ def layout(
     regions = {
         "abort": line,
         "records": world_size * line,
-        "flags": num_channels * abi.NUM_FLAGS * world_size * line,
         "signals": abi.NUM_SIGNALS * world_size * line,
+        "flags": num_channels * abi.NUM_FLAGS * world_size * line,
         "grid": abi.MAX_BLOCKS * line,
         "packets": slots * world_size * 2 * packet_bytes,
         "staging": slots * 2 * staging_bytes,
@@ -43,7 +50,7 @@ def layout(
     return offsets | {
         "packet_bytes": packet_bytes,
         "staging_bytes": staging_bytes,
-        "window_bytes": end,
+        "scratch_bytes": end,
     }
 
 

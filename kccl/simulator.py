@@ -99,10 +99,10 @@ class World:
         self._machine = Machine(world_size, simulation, csrc=csrc)
         layout = settings.layout(world_size)
         self._sentinel = layout["sentinel"]
-        self._windows = np.zeros((world_size, layout["window_bytes"]), np.uint8)
+        self._windows = np.zeros((world_size, layout["scratch_bytes"]), np.uint8)
         self._more_windows: list[np.ndarray[Any, Any]] = []
         self._states = ffi.new("KcclState[]", world_size)
-        self._channels = ffi.new("KcclChannelState[]", world_size * settings.num_channels)
+        self._channels = ffi.new("KcclChannelState[]", world_size * settings.scratch_channels)
         self._context = ffi.new("KcclHostContext *")
         addresses = tuple(window.ctypes.data for window in self._windows)
         self._comms = []
@@ -112,14 +112,15 @@ class World:
                     settings,
                     rank=rank,
                     addresses=addresses,
+                    scratch=addresses,
                     state=self._states + rank,
-                    channels=self._channels + rank * settings.num_channels,
+                    channels=self._channels + rank * settings.scratch_channels,
                     polls_per_check=1,
                 )
             )
-            name = window_namer(layout, world_size, settings.num_channels, rank)
+            name = window_namer(layout, world_size, rank)
             self._machine.add_window(
-                rank, addresses[rank], layout["window_bytes"], self._windows, name
+                rank, addresses[rank], layout["scratch_bytes"], self._windows, name
             )
             self._machine.regions.add(
                 int(ffi.cast("uintptr_t", self._states + rank)),
@@ -205,7 +206,14 @@ class World:
 
     def device_comm(self, rank: int) -> DeviceComm:
         """What kernels of one's own take."""
-        return DeviceComm(rank, self.world_size, bytes(ffi.buffer(self._comms[rank])))
+        comm = self._comms[rank]
+        return DeviceComm(
+            rank,
+            self.world_size,
+            comm.num_channels,
+            comm.layout.packet_bytes,
+            bytes(ffi.buffer(comm)),
+        )
 
     def launch(
         self,

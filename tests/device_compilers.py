@@ -4,22 +4,8 @@ import ctypes
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A kernel that is a template, for one element type and operator."""
-
-    kernel: str
-    element: str
-    op: str
-
-    @property
-    def expression(self) -> str:
-        return f"kccl::kernels::{self.kernel}<{self.element}, kccl::{self.op}>"
 
 
 def find_nvrtc() -> Path | None:

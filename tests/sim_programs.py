@@ -142,15 +142,16 @@ class Script:
             lists = self._calls[rank]
             (count,) = {len(calls) for calls in lists}
             array = self._pack(rank, lists)
+            comm = self.world.device_comm(rank)
             launch = self.world.launch(
-                rank, kernel, array, np.uint32(count), grid=blocks, block=threads
+                rank, kernel, comm, array, np.uint32(count), grid=blocks, block=threads
             )
             self._launches[rank].append(launch)
 
     def _kernel(self, coop):
         bits = sum(1 << abi.KERNELS[kind] for kind in self.kinds)
         expression = kernels.expression(LL16, self.dtype, self.op, self.machine.csrc)
-        element_and_op = expression.partition("<")[2]
+        element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2]) + ">"
         name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {element_and_op}"
         return compiled("sequence.cuh", name, self.machine.warp_size, self.machine.csrc)
 

@@ -8,7 +8,7 @@ from device_compilers import find_nvrtc
 
 import kccl
 from kccl import cuda_library, device_arrays, dlpack, gpu, jit_cuda, kernels
-from kccl.backends.cuda import num_threads
+from kccl.backends.cuda import shape
 from kccl.jit import CSRC
 from kccl.plan import SPECS, Request, choose, tuning_for
 
@@ -97,8 +97,10 @@ def test_the_librarys_kernels_compile_for_a_world_size():
         path = cuda_library.compile_kernel(
             "all_reduce_one_shot_ll16", "float16", "avg", world_size, "sm_90a"
         )
-        assert jit_cuda.read(path)[0] == ["all_reduce_one_shot_ll16"]
-    source, name = kernels.for_world("put", "float32", "sum", 4, CSRC)
+        (symbol,) = jit_cuda.read(path)[0]
+        assert f"Li{world_size}E" in symbol
+    source = kernels.source("put", CSRC)
+    name = kernels.expression("put", "float32", "sum", CSRC, 4)
     assert (source.count("\n"), name) == (1, "kccl::kernels::put")
 
 
@@ -125,14 +127,16 @@ def test_plans_for_gpus_push():
 
 def test_blocks_have_a_thread_a_packet():
     ll16, sentinel = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
-    assert num_threads(ll16, 0, "float32", 1024) == 32
-    assert num_threads(ll16, 64, "float32", 1024) == 32
-    assert num_threads(ll16, 65, "float32", 1024) == 64
-    assert num_threads(sentinel, 130, "float32", 1024) == 64
-    assert num_threads(ll16, 10**6, "bfloat16", 1024) == 1024
-    assert num_threads(ll16, 10**6, "bfloat16", 700) == 672
-    assert num_threads("broadcast_direct_ll16", 800, "float32", 1024) == 128
-    assert num_threads("barrier_direct", 0, "float32", 1024) == 32
+    assert shape(ll16, 0, "float32", 1024) == (1, 32)
+    assert shape(ll16, 64, "float32", 1024) == (1, 32)
+    assert shape(ll16, 65, "float32", 1024) == (1, 64)
+    assert shape(sentinel, 130, "float32", 1024) == (1, 64)
+    assert shape(ll16, 4096, "bfloat16", 1024) == (8, 128)
+    assert shape(ll16, 64 * 1024, "float32", 1024) == (64, 512)
+    assert shape(ll16, 10**6, "bfloat16", 1024) == (64, 1024)
+    assert shape(ll16, 10**6, "bfloat16", 700) == (64, 672)
+    assert shape("broadcast_direct_ll16", 800, "float32", 1024) == (1, 128)
+    assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
 
 
 def test_dlpack_says_what_an_array_is():

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from device_compilers import (
-    Reduction,
     amd_functions,
     amd_metadata,
     compile_cuda,
@@ -23,7 +22,7 @@ from device_compilers import (
 )
 
 import kccl
-from kccl import dtypes
+from kccl import dtypes, kernels
 from kccl.plan import SPECS, Request
 
 INCLUDE = Path(kccl.include_dir())
@@ -42,9 +41,19 @@ needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not i
 pytestmark = pytest.mark.timeout(300)
 
 
-def _is_template(kernel: str) -> bool:
+# How many ranks the kernels are compiled for: their loops over ranks unroll.
+WORLD_SIZE = 4
+
+
+def _expressions(kernel: str) -> list[str]:
+    """The kernel as C++ names it: several, if it reduces."""
     path = RING if kernel == RING.stem else INCLUDE.parent / "kernels" / f"{kernel}.cuh"
-    return re.search(r"template <class T, class Op>\nKCCL_KERNEL", path.read_text()) is not None
+    parameters = kernels.parameters(path)
+    name = f"kccl::kernels::{kernel}"
+    if "class T" not in parameters:
+        return [f"{name}<{WORLD_SIZE}>" if parameters else name]
+    last = f", {WORLD_SIZE}" if "int WORLD_SIZE" in parameters else ""
+    return [f"{name}<{element}, kccl::{op}{last}>" for element, op in _reductions(kernel)]
 
 
 def _runs_on_gpus(kernel: str) -> bool:
@@ -58,11 +67,11 @@ def _runs_on(backend: str, kernel: str, dtype: str) -> bool:
     return all(spec.why_not(request(spec.collective)) is None for spec in specs)
 
 
-def _reductions(kernel: str) -> list[Reduction]:
+def _reductions(kernel: str) -> list[tuple[str, str]]:
     if not _runs_on_gpus(kernel):
-        return [Reduction(kernel, "float", "Sum")]
+        return [("float", "Sum")]
     return [
-        Reduction(kernel, element, op)
+        (element, op)
         for element, dtype in ELEMENTS.items()
         for op in ("Sum", "Min")
         if _runs_on("cuda", kernel, dtype)
@@ -94,16 +103,13 @@ def _kernel_of(symbol: str) -> str | None:
 
 
 def _cuda(
-    kernels: list[str], include_dir: Path, *, source: str = SOURCE, arch: str = "sm_90a"
+    names: list[str], include_dir: Path, *, source: str = SOURCE, arch: str = "sm_90a"
 ) -> Compiled:
     library = find_nvrtc()
     assert library is not None
     expressions = []
-    for kernel in kernels:
-        if _is_template(kernel):
-            expressions += [each.expression for each in _reductions(kernel)]
-        else:
-            expressions.append(f"kccl::kernels::{kernel}")
+    for kernel in names:
+        expressions += _expressions(kernel)
     ptx, log = compile_cuda(library, source, expressions, arch, include_dir)
     bodies = [(_kernel_of(symbol) or "", body) for symbol, body in ptx_entries(ptx).items()]
     spills = [
@@ -116,12 +122,12 @@ def _cuda(
 
 
 def _hip(
-    kernels: list[str], arch: str, folder: Path, include_dir: Path, *, source: str = SOURCE
+    names: list[str], arch: str, folder: Path, include_dir: Path, *, source: str = SOURCE
 ) -> Compiled:
-    for kernel in kernels:
-        if _is_template(kernel):
-            for each in _reductions(kernel):
-                source += f"template KCCL_KERNEL void {each.expression}(const KcclCall);\n"
+    for kernel in names:
+        for each in _expressions(kernel):
+            if "<" in each:
+                source += f"template KCCL_KERNEL void {each}(const KcclCall);\n"
     assembly = compile_hip(source, arch, folder, include_dir)
     bodies = [(_kernel_of(symbol) or "", body) for symbol, body in amd_functions(assembly).items()]
     spills = [
@@ -142,15 +148,18 @@ def hip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def without_scrub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Headers in which a channel never scrubs, so that only what every call does is left."""
-    folder = tmp_path_factory.mktemp("without_scrub") / "csrc"
+def without_rarities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Headers without scrubs and time-outs, so that only what every call does is left."""
+    folder = tmp_path_factory.mktemp("without_rarities") / "csrc"
     shutil.copytree(INCLUDE.parent, folder)
-    channel = folder / "include" / "kccl" / "channel.cuh"
-    text = channel.read_text()
-    scrub = "entered = scrub(coop, call_, epoch_);"
-    assert text.count(scrub) == 1, "channel.cuh changed: cut the scrub out at its new place"
-    channel.write_text(text.replace(scrub, "entered = kKcclOk;"))
+    for name, old, new in (
+        ("channel.cuh", "entered = scrub(coop_, comm_, index_, awaited());", "entered = kKcclOk;"),
+        ("signal.cuh", "!may_go_on(comm, what, spent, now)", "((void)what, (void)spent, true)"),
+    ):
+        header = folder / "include" / "kccl" / name
+        text = header.read_text()
+        assert text.count(old) == 1, f"{name} changed: cut this out at its new place"
+        header.write_text(text.replace(old, new))
     yield folder / "include"
     shutil.rmtree(folder)
 
@@ -185,12 +194,14 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
 @needs_nvrtc
 def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
     for kernel in KERNELS:
-        # Between re-arming and the next push (sentinel.cuh), once for each number of ranks.
+        # Between re-arming and the next push (sentinel.cuh).
         allowed = {"fence.acq_rel.sys;"} if kernel in SENTINEL else set()
         for body in cuda.of(kernel):
+            # What keep() does with its own word is nobody's business.
+            body = re.sub(r"\w+\.volatile\.u32 [^;]*\[memory_address\][^;]*;", "", body)
             found = re.findall(r"\b(?:fence|membar)\b.*|\w+\.volatile.*", body)
             assert set(found) == allowed, kernel
-            assert len(found) == 2 * len(allowed), kernel
+            assert len(found) == len(allowed), kernel
 
 
 @needs_nvrtc
@@ -199,16 +210,16 @@ def test_cuda_kernels_do_not_spill(cuda):
 
 
 @needs_nvrtc
-def test_cuda_packets_order_nothing_else(without_scrub):
-    compiled = _cuda(LL16, without_scrub)
+def test_cuda_packets_order_nothing_else(without_rarities):
+    compiled = _cuda(LL16, without_rarities)
     for kernel in LL16:
         for body in compiled.of(kernel):
             assert re.findall(r"\w+\.(?:release|acquire|acq_rel|sc)\b.*", body) == []
 
 
 @needs_nvrtc
-def test_cuda_sentinel_words_order_nothing_else(without_scrub):
-    compiled = _cuda(SENTINEL, without_scrub)
+def test_cuda_sentinel_words_order_nothing_else(without_rarities):
+    compiled = _cuda(SENTINEL, without_rarities)
     for kernel in SENTINEL:
         for body in compiled.of(kernel):
             found = re.findall(r"\w+\.(?:release|acquire|acq_rel|sc)\b.*", body)
@@ -249,15 +260,12 @@ def test_cuda_ring_copies_through_registers_elsewhere():
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120"])
 def test_cuda_kernels_compile_for_other_chips(arch):
-    kernels = [kernel for kernel in KERNELS if _runs_on_gpus(kernel)]
-    expressions = [
-        _reductions(kernel)[0].expression if _is_template(kernel) else f"kccl::kernels::{kernel}"
-        for kernel in kernels
-    ]
+    on_gpus = [kernel for kernel in KERNELS if _runs_on_gpus(kernel)]
+    expressions = [_expressions(kernel)[0] for kernel in on_gpus]
     library = find_nvrtc()
     assert library is not None
     ptx, _ = compile_cuda(library, SOURCE, expressions, arch, INCLUDE)
-    assert {_kernel_of(symbol) for symbol in ptx_entries(ptx)} >= set(kernels)
+    assert {_kernel_of(symbol) for symbol in ptx_entries(ptx)} >= set(on_gpus)
 
 
 # HIP
@@ -303,21 +311,21 @@ def test_amd_kernels_do_not_spill(hip):
 
 
 @needs_zig
-def test_amd_packets_leave_the_caches_alone(without_scrub, tmp_path):
-    compiled = _hip(LL16, "gfx942", tmp_path, without_scrub)
+def test_amd_packets_leave_the_caches_alone(without_rarities, tmp_path):
+    compiled = _hip(LL16, "gfx942", tmp_path, without_rarities)
     for kernel in LL16:
         for body in compiled.of(kernel):
             assert re.findall(r"buffer_(?:wbl2|inv).*", body) == []
 
 
 @needs_zig
-def test_amd_sentinel_words_are_fenced_once(without_scrub, tmp_path):
-    """Once for each number of ranks."""
-    compiled = _hip(SENTINEL, "gfx942", tmp_path, without_scrub)
+def test_amd_sentinel_words_are_fenced_once(without_rarities, tmp_path):
+    """Once a call."""
+    compiled = _hip(SENTINEL, "gfx942", tmp_path, without_rarities)
     for kernel in SENTINEL:
         for body in compiled.of(kernel):
             for instruction in ("buffer_wbl2 sc0 sc1", "buffer_inv sc0 sc1"):
-                assert body.count(instruction) == 2, (kernel, instruction)
+                assert body.count(instruction) == 1, (kernel, instruction)
 
 
 @needs_zig

@@ -42,11 +42,12 @@ INCLUDES = {
     "barrier.cuh": {"signal.cuh"},
     "grid.cuh": {"signal.cuh"},
     "stage.cuh": {"signal.cuh"},
-    "channel.cuh": {"barrier.cuh"},
+    "channel.cuh": {"barrier.cuh", "payload.cuh"},
+    "exchange.cuh": {"channel.cuh", "packet.cuh"},
     "sentinel.cuh": {"channel.cuh"},
 }
 FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
-FOR_KERNELS |= {"packet.cuh", "payload.cuh", "reduce.cuh"}
+FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
 FOR_HOST = {"abi.h", "api.inc", "host.h", "idle.h", "kccl.cuh", "kernel_table.inc", "mem.cuh"}
@@ -61,10 +62,13 @@ def test_csrc_includes_only_what_lies_below():
             allowed = INCLUDES[path.name]
         elif path.parent.name == "kernels":
             allowed = FOR_KERNELS | FALLS_BACK_TO.get(path.stem, set())
+        elif path.name == "collectives.cuh":
+            allowed = {f"{each.stem}.cuh" for each in (ROOT / "csrc/kernels").iterdir()}
+            allowed |= {"grid.cuh"}
         elif path.name == "kccl.cuh":
             # What no kernel of the library needs, it adds itself.
             allowed = {f"{each.stem}.cuh" for each in (ROOT / "csrc/kernels").iterdir()}
-            allowed |= {"stage.cuh"}
+            allowed |= {"stage.cuh", "collectives.cuh"}
         elif path.parent.name == "sim":
             allowed = {each.name for each in (ROOT / "csrc/sim").iterdir()} | {"abi.h"}
         else:
@@ -102,7 +106,8 @@ def test_instructions_live_in_mem(pattern):
 def test_volatile_is_a_property_of_assembly_only():
     for name in MEM:
         text = without_comments(ROOT / "csrc/include/kccl" / name)
-        assert re.findall(r"(?<!asm )\bvolatile\b", text) == []
+        # keep() of mem_cuda.cuh has it as part of two instructions.
+        assert re.findall(r"(?<!asm )(?<!(?:st|ld)\.)\bvolatile\b", text) == []
 
 
 def test_the_simulators_stacks_are_switched_in_one_file():

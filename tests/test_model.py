@@ -61,7 +61,7 @@ BUGS = {
     f"{LL16} PLANTED=FLAG_COMPARED_BEHIND": NOT_OF_THIS_CALL,
     f"{LL16} PLANTED=ONE_HALF_CHECKED": NOT_OF_THIS_CALL,
     f"{LL16} THREADS=2 PLANTED=NO_COOP_SYNC": UNORDERED,
-    f"{LL16} THREADS=2 PLANTED=ARRIVAL_UNSYNCED": UNORDERED,
+    f"{LL16} THREADS=2 PLANTED=ARRIVAL_UNSYNCED": OVERWRITTEN,
     f"{LL16} PERIOD=4": ENDED_EARLY,
     f"{SENTINEL} PLANTED=ONE_HALF_CHECKED": NOT_OF_THIS_CALL,
     f"{SENTINEL} PLANTED=REARM_UNFENCED": UNORDERED,
@@ -172,7 +172,8 @@ def planted_list() -> str:
 # Functions that are modelled: each access to shared memory and each sync in them is quoted.
 MODELLED = {
     "barrier.cuh": ("arrive", "await"),
-    "channel.cuh": ("next", "scrub"),
+    "channel.cuh": ("next_plain", "next", "enter_special", "leave", "arrive", "await", "scrub"),
+    "exchange.cuh": ("push_to", "push", "await_all", "await_one", "exchange"),
     "sentinel.cuh": ("rearm",),
     "all_reduce_one_shot_ll16.cuh": ("all_reduce_one_shot_ll16",),
     "all_reduce_one_shot_sentinel.cuh": ("all_reduce_one_shot_sentinel",),
@@ -180,8 +181,9 @@ MODELLED = {
     "broadcast_direct_ll16.cuh": ("broadcast_direct_ll16",),
 }
 # In text without white space.
-ACCESS = r"mem::(?:load|store|fence|claim|stage|copy)\w*|coop\.(?:sync|any)\(|(?:arrive|await)<|"
-ACCESS += r"(?:scrub|next|rearm)\("
+ACCESS = r"mem::(?:load|store|fence|claim|stage|copy)\w*|coop_?\.(?:sync|any)\(|(?:arrive|await)<|"
+ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter_special|leave|rearm|"
+ACCESS += r"push|push_to|await_all|await_one|exchange|send|take)\("
 
 
 def squeezed(text: str) -> str:

@@ -68,12 +68,7 @@ KCCL_KERNEL void forever(uint64_t window) {
 }
 
 KCCL_KERNEL void sum(kccl::DeviceComm comm, float* x, uint64_t count) {
-    kccl::Call call = {};
-    call.comm = comm;
-    call.kernel = kKcclAllReduceOneShotLl16;
-    call.input = call.output = reinterpret_cast<uint64_t>(x);
-    call.count = count;
-    kccl::all_reduce_one_shot_ll16<float, kccl::Sum, 0>(kccl::block(), call);
+    kccl::all_reduce<float>(kccl::block(), comm, x, x, count);
 }
 """
 RELAXED, RELEASE = "exchange<Order::kRelaxed>", "exchange<Order::kRelease>"
@@ -101,7 +96,7 @@ def on_sim(main, world_size=1, **options):
 def test_arguments_arrive(module):
     def main(comm):
         out = np.zeros(10)
-        module.kernel("take")(comm, out, comm.device_comm(), *values())
+        module.kernel("take")(comm, out, comm.device_comm(channels=1, max_bytes=4096), *values())
         return out.tolist()
 
     for rank, out in enumerate(on_sim(main, 2)):
@@ -125,7 +120,7 @@ def test_arguments_that_do_not_fit(module, index, value, message):
     """Nothing runs; where an 8-byte value meets an 8-byte parameter, types are the caller's."""
 
     def main(comm):
-        args = [np.zeros(10), comm.device_comm(), *values()]
+        args = [np.zeros(10), comm.device_comm(channels=1, max_bytes=4096), *values()]
         args[index] = value
         if index == 4:
             module.kernel("take")(comm, *args)
@@ -209,8 +204,9 @@ def test_names(module):
 def test_the_librarys_calls_inside_a_kernel(module):
     def main(comm):
         x = np.arange(50, dtype=np.float32) + comm.rank
-        module.kernel("sum")(comm, comm.device_comm(), x, x.size, block=64)
-        # The channel's epoch is the same for calls of the host.
+        device_comm = comm.device_comm(channels=1, max_bytes=4096)
+        module.kernel("sum")(comm, device_comm, x, x.size, block=64)
+        # Its channels have nothing to do with those of the host's calls.
         comm.all_reduce(x)
         return x
 

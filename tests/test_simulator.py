@@ -133,7 +133,7 @@ def test_a_trace_of_the_last_run(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
     assert any("half 0 of packet 0 on channel 0, parity 1, from rank 0" in name for name in names)
-    assert any("all_reduce_one_shot_ll16.cuh:" in name for name in names)
+    assert any("exchange.cuh:" in name for name in names)
 
 
 def test_schedules_a_minute():

@@ -34,11 +34,8 @@ using SmallRing = kccl::Ring<4, 512>;
 KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* pushed) {
     KCCL_BLOCK_SHARED(SmallRing, ring);
     kccl::init_ring(kccl::block(), ring, 1);
-    kccl::Call call = {};
-    call.comm = comm;
-    call.kernel = kKcclBarrierDirect;
-    kccl::Producer<SmallRing> producer(ring, call);
-    kccl::Consumer<SmallRing> consumer(ring, call);
+    kccl::Producer<SmallRing> producer(ring, comm);
+    kccl::Consumer<SmallRing> consumer(ring, comm);
     uint32_t count = 0;
     while (count < 8 && producer.push(words + 128 * count, 512, 2) == kKcclOk) {
         if (count == 0 && consumer.front() != nullptr) consumer.pop();
@@ -68,8 +65,8 @@ def test_a_single_block_waits_for_nobody():
     def main(comm):
         handle = comm._backend.op("grid_sync", count=1000)
         assert lib.kccl_host_run(handle) == lib.kKcclOk
-        device_comm = handle.call.comm
-        words = ffi.cast("char *", device_comm.window[comm.rank]) + device_comm.layout.grid
+        call_comm = handle.call.comm
+        words = ffi.cast("char *", call_comm.scratch[comm.rank]) + call_comm.layout.grid
         assert not any(ffi.buffer(words, abi.MAX_BLOCKS * abi.LINE_BYTES)[:])
         comm.barrier()
 
@@ -83,11 +80,12 @@ def test_a_block_that_does_not_come(module, count):
 
     def main(comm):
         leave = module.kernel("leave")
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
         statuses = np.full(blocks, 99, np.uint32)
         if comm.rank == 0:
             with pytest.raises(kccl.Timeout) as caught:
                 leave(
-                    *(comm, comm.device_comm(), np.uint32(absent), np.uint32(count), statuses),
+                    *(comm, device_comm, np.uint32(absent), np.uint32(count), statuses),
                     grid=blocks,
                 )
             told = str(caught.value)
@@ -100,7 +98,7 @@ def test_a_block_that_does_not_come(module, count):
                 comm.barrier()
         comm.reset()
         comm.timeout = 1000
-        leave(*(comm, comm.device_comm(), np.uint32(blocks), np.uint32(4), statuses), grid=blocks)
+        leave(*(comm, device_comm, np.uint32(blocks), np.uint32(4), statuses), grid=blocks)
         assert not statuses.any()
 
     on_sim(main)
@@ -112,8 +110,9 @@ def test_too_many_blocks(module):
 
     def main(comm):
         leave = module.kernel("leave")
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
         statuses = np.zeros(blocks, np.uint32)
-        arguments = comm, comm.device_comm(), np.uint32(blocks), np.uint32(1), statuses
+        arguments = comm, device_comm, np.uint32(blocks), np.uint32(1), statuses
         message = f"grid_sync: the kernel on rank 0 has {blocks} blocks, must have at most"
         with pytest.raises(kccl.InvalidArgument, match=message):
             leave(*arguments, grid=blocks, block=32)
@@ -131,9 +130,10 @@ def test_copies_that_nobody_consumes(module):
     """The producer gives up, its copies have landed, and the kernel ends."""
 
     def main(comm):
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
         words, pushed = np.zeros(8 * 128, np.uint32), np.zeros(1, np.uint32)
         with pytest.raises(kccl.Timeout) as caught:
-            module.kernel("hoard")(comm, comm.device_comm(), words, pushed, block=32)
+            module.kernel("hoard")(comm, device_comm, words, pushed, block=32)
         told = str(caught.value)
         assert "a warp of the same block did not arrive" in told
         assert "copy 5 seen, 6 wanted" in told

@@ -10,45 +10,48 @@
 #pragma once
 
 #include "../include/kccl/channel.cuh"
+#include "../include/kccl/payload.cuh"
 #include "../include/kccl/reduce.cuh"
 
 namespace kccl {
 
 // Contract as all_reduce_one_shot_ll16.
-template <class T, class Op, class Coop>
-KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Coop coop, const Call& call) {
-    const DeviceComm& comm = call.comm;
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                   const T* in, uint64_t count) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
     const uint64_t round = comm.layout.staging_bytes / sizeof(T);
-    Channel channel(call);
-    for (uint64_t begin = 0; begin < call.count; begin += round) {
-        const T* in = reinterpret_cast<const T*>(call.input) + begin;
-        T* out = reinterpret_cast<T*>(call.output) + begin;
-        const uint64_t count = call.count - begin < round ? call.count - begin : round;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
 
-        const Status entered = channel.next(coop, Exchange::kPairwise);
+        const Status entered = channel.next(kKcclAllReduceOneShotPullSimple, Exchange::kPairwise);
         if (entered != kKcclOk) return entered;
         const T* rows[kKcclMaxWorldSize];
         for (int peer = 0; peer < comm.world_size; ++peer) {
-            rows[peer] = staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kInput);
+            rows[peer] =
+                staging_slot<T>(comm, peer, channel.index(), channel.parity(), Half::kInput);
         }
 
-        mem::stage(const_cast<T*>(rows[comm.rank]), in, count * sizeof(T), coop.index(),
-                   coop.size());
-        arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
-        const Status staged =
-            await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, channel.epoch());
+        mem::stage(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(), coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
         if (staged != kKcclOk) return staged;
         rows[comm.rank] = in;
-        reduce_rows<T, Op>(coop, out, rows, comm.world_size, count);
+        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
+        channel.leave();
     }
-    return kKcclOk;
+    return channel.status();
 }
 
 namespace kernels {
 
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_one_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::all_reduce_one_shot_pull_simple<T, Op>(block(), call);
+    Channel<Block> channel(block(), call.comm, call.channel);
+    kccl::all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                 call.count);
 }
 
 }  // namespace kernels

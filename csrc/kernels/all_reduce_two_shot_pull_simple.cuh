@@ -13,49 +13,49 @@
 #pragma once
 
 #include "../include/kccl/channel.cuh"
+#include "../include/kccl/payload.cuh"
 #include "../include/kccl/reduce.cuh"
 
 namespace kccl {
 
 // Contract as all_reduce_one_shot_ll16.
-template <class T, class Op, class Coop>
-KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Coop coop, const Call& call) {
-    const DeviceComm& comm = call.comm;
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                   const T* in, uint64_t count) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
     const int world_size = comm.world_size;
     const uint64_t round = comm.layout.staging_bytes / sizeof(T);
     // Chunks begin on lines of their own, so that no line of a staging area has two owners.
     const uint64_t line = kKcclLineBytes / sizeof(T);
-    Channel channel(call);
-    for (uint64_t begin = 0; begin < call.count; begin += round) {
-        const T* in = reinterpret_cast<const T*>(call.input) + begin;
-        T* out = reinterpret_cast<T*>(call.output) + begin;
-        const uint64_t count = call.count - begin < round ? call.count - begin : round;
-        const uint64_t chunk = (count + world_size * line - 1) / (world_size * line) * line;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+        const uint64_t chunk = (n + world_size * line - 1) / (world_size * line) * line;
         uint64_t first[kKcclMaxWorldSize + 1];
         for (int rank = 0; rank <= world_size; ++rank) {
-            first[rank] = rank * chunk < count ? rank * chunk : count;
+            first[rank] = rank * chunk < n ? rank * chunk : n;
         }
         const uint64_t mine = first[comm.rank];
         const uint64_t mine_end = first[comm.rank + 1];
 
-        const Status entered = channel.next(coop, Exchange::kPairwise);
+        const Status entered = channel.next(kKcclAllReduceTwoShotPullSimple, Exchange::kPairwise);
         if (entered != kKcclOk) return entered;
         const T* inputs[kKcclMaxWorldSize];
         const T* results[kKcclMaxWorldSize];
         for (int peer = 0; peer < world_size; ++peer) {
             inputs[peer] =
-                staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kInput);
+                staging_slot<T>(comm, peer, channel.index(), channel.parity(), Half::kInput);
             results[peer] =
-                staging_slot<T>(comm, peer, call.channel, channel.parity(), Half::kResult);
+                staging_slot<T>(comm, peer, channel.index(), channel.parity(), Half::kResult);
         }
 
         T* staging = const_cast<T*>(inputs[comm.rank]);
         mem::stage(staging, in, mine * sizeof(T), coop.index(), coop.size());
-        mem::stage(staging + mine_end, in + mine_end, (count - mine_end) * sizeof(T), coop.index(),
+        mem::stage(staging + mine_end, in + mine_end, (n - mine_end) * sizeof(T), coop.index(),
                    coop.size());
-        arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
-        const Status staged =
-            await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged, channel.epoch());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
         if (staged != kKcclOk) return staged;
 
         const T* rows[kKcclMaxWorldSize];
@@ -64,12 +64,11 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Coop coop, const Call& call) 
         }
         T* result = const_cast<T*>(results[comm.rank]);
         reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine);
-        arrive<mem::Order::kRelease>(coop, call, kKcclFlagReduced, channel.epoch());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
         // Between arriving and awaiting, because it needs no peer.
         mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
                   coop.size());
-        const Status reduced =
-            await<mem::Order::kAcquire>(coop, call, kKcclFlagReduced, channel.epoch());
+        const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);
         if (reduced != kKcclOk) return reduced;
 
         for (int k = 1; k < world_size; ++k) {
@@ -77,15 +76,18 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Coop coop, const Call& call) 
             mem::copy(out + first[peer], results[peer] + first[peer],
                       (first[peer + 1] - first[peer]) * sizeof(T), coop.index(), coop.size());
         }
+        channel.leave();
     }
-    return kKcclOk;
+    return channel.status();
 }
 
 namespace kernels {
 
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_two_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::all_reduce_two_shot_pull_simple<T, Op>(block(), call);
+    Channel<Block> channel(block(), call.comm, call.channel);
+    kccl::all_reduce_two_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                 call.count);
 }
 
 }  // namespace kernels

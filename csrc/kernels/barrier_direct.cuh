@@ -6,21 +6,29 @@
 
 namespace kccl {
 
-// Called by all threads of the coop. Acquire-release: what any rank's coop wrote before, puts
-// included, is visible to every rank's coop after.
-template <class Coop>
-KCCL_DEVICE Status barrier_direct(Coop coop, const Call& call) {
-    Channel channel(call);
-    const Status entered = channel.next(coop, Exchange::kPairwise);
+// Called by all threads of the channel's coop; all get the same status.
+//
+// kAcqRel: what any rank's coop wrote before, puts included, is visible to every rank's coop after.
+// kRelaxed: every rank's coop has arrived, and nothing else is ordered; for data with flags of its
+// own.
+template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
+    static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
+                  "a barrier orders both ways or not at all");
+    constexpr bool kOrders = order == mem::Order::kAcqRel;
+    const Status entered = channel.next(kKcclBarrierDirect, Exchange::kPairwise);
     if (entered != kKcclOk) return entered;
-    arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, channel.epoch());
-    return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, channel.epoch());
+    channel.template arrive<kOrders ? mem::Order::kRelease : mem::Order::kRelaxed>(
+        kKcclFlagBarrier);
+    return channel.template await<kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed>(
+        kKcclFlagBarrier);
 }
 
 namespace kernels {
 
 KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::barrier_direct(block(), call);
+    Channel<Block> channel(block(), call.comm, call.channel);
+    kccl::barrier_direct(channel);
 }
 
 }  // namespace kernels

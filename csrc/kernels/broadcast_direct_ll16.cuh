@@ -7,66 +7,45 @@
 // is credited, and channel.cuh keeps it from running more than one call ahead.
 #pragma once
 
-#include "../include/kccl/channel.cuh"
-#include "../include/kccl/packet.cuh"
+#include "../include/kccl/exchange.cuh"
 
 namespace kccl {
 
-// Called by all threads of the coop. call.count is in bytes; call.peer is the root. `input` is read
-// on the root only, `out` written on the others only; both may be reused on return.
-template <class Coop>
-KCCL_DEVICE Status broadcast_direct_ll16(Coop coop, const Call& call) {
-    const DeviceComm& comm = call.comm;
-    const int root = call.peer;
-    const uint64_t round = comm.layout.packet_bytes;
-    Channel channel(call);
-    for (uint64_t begin = 0; begin < call.count; begin += round) {
-        const auto* in = reinterpret_cast<const uint8_t*>(call.input) + begin;
-        auto* out = reinterpret_cast<uint8_t*>(call.output) + begin;
-        const uint64_t count = call.count - begin < round ? call.count - begin : round;
-        const uint64_t num_packets = num_payloads<uint8_t>(count);
-
-        const Status entered = channel.next(coop, Exchange::kCredited);
-        if (entered != kKcclOk) return entered;
-        const uint32_t epoch = channel.epoch();
-
-        if (comm.rank == root) {
-            for (uint64_t i = coop.index(); i < num_packets; i += coop.size()) {
-                const mem::Packet packet = ll16::pack(load_payload(in, i, count), epoch);
-                for (int peer = 0; peer < comm.world_size; ++peer) {
-                    if (peer == root) continue;
-                    mem::store_packet(
-                        packet_slot(comm, peer, call.channel, channel.parity(), root) + i, packet);
-                }
-            }
-            continue;
+// Called by all threads of the channel's coop. `in` is read on the root only, `out` written on the
+// others only; both have `count` bytes, as many as a slot takes, and may be reused on return. All
+// threads get the same status; unless it is ok, `out` is undefined.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status broadcast_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                         const uint8_t* in, uint32_t count, int root) {
+    const bool is_root = channel.comm().rank == root;
+    const auto send = [&](uint32_t i, bool are_words) {
+        if (!is_root) return;
+        const uint64_t payload = load_payload(in, i, count, are_words);
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE> - 1; ++k) {
+            if (k < channel.world_size() - 1) ll16::push_to(channel, k, i, payload);
         }
-
-        const mem::Packet* inbox =
-            packet_slot(comm, comm.rank, call.channel, channel.parity(), root);
-        bool failed = false;
-        for (uint64_t first = 0; first < num_packets && !failed; first += coop.size()) {
-            const uint64_t i = first + coop.index();
-            const bool active = i < num_packets;
-            mem::Packet packet = {};
-            uint32_t missing;
-            Wait wait(call, epoch);
-            do {
-                if (active) packet = mem::load_packet(inbox + i);
-                missing = active && !ll16::is_valid(packet, epoch) ? 1u << root : 0;
-            } while (wait.again(missing, ll16::stale_flag(packet, epoch)));
-            failed = wait.failed();
-            if (!failed && active) store_payload(out, i, count, ll16::unpack(packet));
-        }
-        if (coop.any(failed)) return status_of(comm);
-    }
-    return kKcclOk;
+    };
+    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
+        if (is_root) return true;
+        uint64_t payload;
+        if (!ll16::await_one(channel, root, i, &payload)) return false;
+        if (is_mine) store_payload(out, i, count, payload, are_words);
+        return true;
+    };
+    return ll16::exchange(channel, kKcclBroadcastDirectLl16, Exchange::kCredited,
+                          num_payloads<uint8_t>(count), false, send, take);
 }
 
 namespace kernels {
 
+template <int WORLD_SIZE>
 KCCL_KERNEL void broadcast_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::broadcast_direct_ll16(block(), call);
+    const Slice slice = block_slice<uint8_t>(call.count);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block);
+    in_rounds<uint8_t>(call, slice, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+        return kccl::broadcast_direct_ll16(channel, out, in, count, call.peer);
+    });
 }
 
 }  // namespace kernels

@@ -8,42 +8,45 @@
 #pragma once
 
 #include "../include/kccl/channel.cuh"
+#include "../include/kccl/payload.cuh"
 
 namespace kccl {
 
 // Contract as broadcast_direct_ll16.
-template <class Coop>
-KCCL_DEVICE Status broadcast_pull_simple(Coop coop, const Call& call) {
-    const DeviceComm& comm = call.comm;
-    const int root = call.peer;
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                         const uint8_t* in, uint64_t count, int root) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
     const uint64_t round = comm.layout.staging_bytes;
-    Channel channel(call);
-    for (uint64_t begin = 0; begin < call.count; begin += round) {
-        const auto* in = reinterpret_cast<const uint8_t*>(call.input) + begin;
-        auto* out = reinterpret_cast<uint8_t*>(call.output) + begin;
-        const uint64_t count = call.count - begin < round ? call.count - begin : round;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
 
-        const Status entered = channel.next(coop, Exchange::kCredited);
+        const Status entered = channel.next(kKcclBroadcastPullSimple, Exchange::kCredited);
         if (entered != kKcclOk) return entered;
         auto* staging =
-            staging_slot<uint8_t>(comm, root, call.channel, channel.parity(), Half::kInput);
+            staging_slot<uint8_t>(comm, root, channel.index(), channel.parity(), Half::kInput);
         if (comm.rank == root) {
-            mem::stage(staging, in, count, coop.index(), coop.size());
-            arrive<mem::Order::kRelease>(coop, call, kKcclFlagStaged, channel.epoch());
-            continue;
+            mem::stage(staging, in, n, coop.index(), coop.size());
+            channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        } else {
+            const Status staged =
+                channel.template await<mem::Order::kAcquire>(kKcclFlagStaged, root, root + 1);
+            if (staged != kKcclOk) return staged;
+            mem::copy(out, staging, n, coop.index(), coop.size());
         }
-        const Status staged = await<mem::Order::kAcquire>(coop, call, kKcclFlagStaged,
-                                                          channel.epoch(), root, root + 1);
-        if (staged != kKcclOk) return staged;
-        mem::copy(out, staging, count, coop.index(), coop.size());
+        channel.leave();
     }
-    return kKcclOk;
+    return channel.status();
 }
 
 namespace kernels {
 
 KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    kccl::broadcast_pull_simple(block(), call);
+    Channel<Block> channel(block(), call.comm, call.channel);
+    kccl::broadcast_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
+                                call.count, call.peer);
 }
 
 }  // namespace kernels

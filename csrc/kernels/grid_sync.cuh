@@ -7,15 +7,18 @@
 namespace kccl {
 
 // Called by all threads of all blocks of the kernel. Acquire-release.
-KCCL_DEVICE Status grid_sync(const Call& call) {
+KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
+    GridBarrier barrier(comm);
     Status status = kKcclOk;
-    for (uint64_t i = 0; i < call.count && status == kKcclOk; ++i) status = grid_sync(call.comm);
+    for (uint64_t i = 0; i < count && status == kKcclOk; ++i) status = barrier.sync();
     return status;
 }
 
 namespace kernels {
 
-KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::grid_sync(call); }
+KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) {
+    kccl::grid_sync(call.comm, call.count);
+}
 
 }  // namespace kernels
 }  // namespace kccl

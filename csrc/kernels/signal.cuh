@@ -1,5 +1,5 @@
-// signal: adds one to the peer's count of signals under an id (call.channel), after everything this
-// rank's coop wrote before, puts included.
+// signal: adds one to the peer's count of signals under an id, after everything this rank's coop wrote
+// before, puts included.
 //
 // Each source has its own word, so a plain store of the new count needs no atomic on the peer.
 #pragma once
@@ -11,22 +11,23 @@ namespace kccl {
 // Called by all threads of the coop. One coop at a time signals a peer under an id: the count of
 // what was sent is plain memory.
 template <class Coop>
-KCCL_DEVICE Status signal(Coop coop, const Call& call) {
-    const DeviceComm& comm = call.comm;
+KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
     coop.sync();
     if (leads(coop)) {
-        const uint32_t sent = ++state_of(comm)->sent[call.peer][call.channel];
+        const uint32_t sent = ++state_of(comm)->sent[peer][signal_id];
         mem::store<mem::Order::kRelease, mem::Scope::kSystem>(
-            signal_word(comm, call.peer, call.channel, comm.rank), sent);
+            signal_word(comm, peer, signal_id, comm.rank), sent);
     }
     return kKcclOk;
 }
 
 namespace kernels {
 
-KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::signal(block(), call); }
+KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) call) {
+    kccl::signal(block(), call.comm, call.peer, call.channel);
+}
 
 }  // namespace kernels
 }  // namespace kccl

@@ -1,7 +1,8 @@
 """What one rank has on every backend in host memory: a state, a window, calls made ready."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import abi, arrays, dtypes
@@ -11,6 +12,9 @@ from ..errors import Error, InvalidArgument
 from ..memory import Window, layout
 from ..mesh import Mesh
 
+_PACKET_UNIT = 16
+_LEAST_STAGING = abi.MAX_WORLD_SIZE * abi.LINE_BYTES
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -18,19 +22,26 @@ class Settings:
 
     Attributes:
         num_channels: Independent streams of calls.
+        blocks_per_channel: Most blocks of one call.
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
         epoch_bits: Width of epochs.
     """
 
     num_channels: int = 4
+    blocks_per_channel: int = 1
     packet_bytes: int = 4096
     staging_bytes: int = 524288
     epoch_bits: int = 32
 
+    @property
+    def scratch_channels(self) -> int:
+        """Channels that the scratch has: one a block of each call."""
+        return self.num_channels * self.blocks_per_channel
+
     def layout(self, world_size: int) -> dict[str, int]:
         """The fields of KcclLayout."""
-        return layout(world_size, self.num_channels, self.packet_bytes, self.staging_bytes)
+        return layout(world_size, self.scratch_channels, self.packet_bytes, self.staging_bytes)
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,31 @@ class DeviceComm:
 
     Attributes:
         rank, world_size: The communicator's.
+        channels: How many coops may make calls at the same time.
+        max_bytes: Of one coop's call.
         data: The struct's bytes.
     """
 
     rank: int
     world_size: int
+    channels: int
+    max_bytes: int
     data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory for the calls of one DeviceComm.
+
+    Attributes:
+        window: Where peers write.
+        channels: The rank's KcclChannelState, one a scratch channel: an array or gpu_memory.Memory.
+        sentinel: Where in the window the region begins that is armed before the first call.
+    """
+
+    window: Window
+    channels: Any
+    sentinel: int
 
 
 def device_comm(
@@ -52,6 +82,7 @@ def device_comm(
     *,
     rank: int,
     addresses: tuple[int, ...],
+    scratch: tuple[int, ...],
     state: Any,
     channels: Any,
     polls_per_check: int,
@@ -61,9 +92,9 @@ def device_comm(
     Args:
         settings: The communicator's.
         rank: Who gets it.
-        addresses: Of every rank's window, in rank order.
+        addresses, scratch: Of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
-        channels: The rank's KcclChannelState, one a channel.
+        channels: The rank's KcclChannelState, one a scratch channel.
         polls_per_check: Polls between two looks at the clock.
     """
     comm = ffi.new("KcclDeviceComm *")
@@ -71,12 +102,13 @@ def device_comm(
     comm.rank = rank
     comm.world_size = len(addresses)
     comm.num_channels = settings.num_channels
+    comm.blocks_per_channel = settings.blocks_per_channel
     comm.epoch_step = 1 << (32 - settings.epoch_bits)
     comm.polls_per_check = polls_per_check
     comm.state = int(ffi.cast("uintptr_t", state))
     comm.channels = int(ffi.cast("uintptr_t", channels))
     for peer, address in enumerate(addresses):
-        comm.window[peer] = address
+        comm.window[peer], comm.scratch[peer] = address, scratch[peer]
     for name, value in settings.layout(len(addresses)).items():
         setattr(comm.layout, name, value)
     return comm
@@ -129,6 +161,7 @@ class Backend:
             timeout: Seconds to wait for the other ranks here.
             polls_per_check: Polls between two looks at the clock.
         """
+        self._settings = settings
         self._context = ffi.new("KcclHostContext *")
         for rank in range(abi.MAX_WORLD_SIZE):
             self._context.pidfd[rank] = mesh.pidfds.get(rank, -1)
@@ -136,25 +169,69 @@ class Backend:
         self._context.holds_gil = not are_threads
         self.state = ffi.new("KcclState *")
         self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
-        self._channels = ffi.new("KcclChannelState[]", settings.num_channels)
-        num_bytes = settings.layout(mesh.world_size)["window_bytes"]
-        self._window = self._open_window(mesh, num_bytes, "start-up", timeout)
-        self._comm = device_comm(
-            settings,
-            rank=mesh.rank,
-            addresses=self._window.addresses,
-            state=self.state,
-            channels=self._channels,
-            polls_per_check=polls_per_check,
-        )
-        self._arm()
+        self._polls_per_check = polls_per_check
+        self._start(mesh, settings, timeout)
+
+    def _start(self, mesh: Mesh, settings: Settings, timeout: float) -> None:
+        """Allocates the window of the library's own calls."""
+        self._mesh = mesh
+        self._scratches: list[Scratch] = []
+        own = self._make_scratch(settings, "start-up", timeout)
+        self._window = own.window
+        self._comm = self._device_comm(settings, own)
 
     @classmethod
     def settings(cls, epoch_bits: int) -> Settings:
         """The sizes that suit this backend."""
         return Settings(epoch_bits=epoch_bits)
 
-    def _open_window(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> Window:
+    def _make_scratch(self, settings: Settings, what: str, timeout: float) -> Scratch:
+        """Collective. Peers may write when all ranks have been heard of after it."""
+        layout = settings.layout(self._mesh.world_size)
+        window = self._open_window(self._mesh, layout["scratch_bytes"], what, timeout, layout)
+        channels = self._make_channels(settings.scratch_channels)
+        scratch = Scratch(window, channels, layout["sentinel"])
+        self._arm(scratch)
+        self._scratches.append(scratch)
+        return scratch
+
+    def _make_channels(self, count: int) -> Any:
+        return ffi.new("KcclChannelState[]", count)
+
+    def _clear_channels(self, channels: Any) -> None:
+        ffi.memmove(channels, bytes(ffi.sizeof(channels)), ffi.sizeof(channels))
+
+    def _clear_scratches(self) -> None:
+        for scratch in self._scratches:
+            scratch.window.clear()
+            self._arm(scratch)
+            self._clear_channels(scratch.channels)
+
+    def _addresses_of(self, scratch: Scratch) -> tuple[Any, Any]:
+        """What of the KcclState and of the KcclChannelState goes into a KcclDeviceComm."""
+        return self.state, scratch.channels
+
+    def _device_comm(self, settings: Settings, scratch: Scratch) -> Any:
+        state, channels = self._addresses_of(scratch)
+        return device_comm(
+            settings,
+            rank=self._mesh.rank,
+            addresses=self._window.addresses,
+            scratch=scratch.window.addresses,
+            state=state,
+            channels=channels,
+            polls_per_check=self._polls_per_check,
+        )
+
+    def _open_window(
+        self,
+        mesh: Mesh,
+        nbytes: int,
+        what: str,
+        timeout: float,
+        layout: Mapping[str, int] | None = None,
+    ) -> Window:
+        """A window of any content, or one with the regions of `layout`."""
         return Window(mesh, nbytes, what, timeout)
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
@@ -197,10 +274,18 @@ class Backend:
         """Runs a module.Kernel to its end, or enqueues it; `data` are its arguments."""
         raise NotImplementedError
 
-    def device_comm(self) -> DeviceComm:
-        """What kernels take to talk to their peers."""
-        data = bytes(ffi.buffer(self._comm))
-        return DeviceComm(self._comm.rank, self._comm.world_size, data)
+    def device_comm(self, channels: int, max_bytes: int, timeout: float) -> DeviceComm:
+        """What kernels take to talk to their peers. Collective; see _make_scratch()."""
+        settings = replace(
+            self._settings,
+            num_channels=channels,
+            blocks_per_channel=1,
+            packet_bytes=-(-max_bytes // _PACKET_UNIT) * _PACKET_UNIT,
+            staging_bytes=_LEAST_STAGING,
+        )
+        comm = self._device_comm(settings, self._make_scratch(settings, "device_comm", timeout))
+        data = bytes(ffi.buffer(comm))
+        return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
 
     def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
         """A window for the caller. Collective."""
@@ -223,16 +308,14 @@ class Backend:
 
     def clear(self) -> None:
         """Forgets every call, signal and failure of this rank. All ranks are between calls."""
-        self._window.clear()
-        self._arm()
+        self._clear_scratches()
         state = self.state
         fresh = ffi.new("KcclState *")
         for kept in ("limit_ns", "first_limit_ns", "idle_context"):
             setattr(fresh, kept, getattr(state, kept))
         ffi.memmove(state, fresh, ffi.sizeof("KcclState"))
-        ffi.memmove(self._channels, bytes(ffi.sizeof(self._channels)), ffi.sizeof(self._channels))
 
-    def _arm(self) -> None:
-        """Writes what sentinel slots, the last region of the window, hold before the first call."""
-        begin = self._comm.layout.sentinel
-        self._window.local[begin:] = b"\xff" * (self._window.nbytes - begin)
+    def _arm(self, scratch: Scratch) -> None:
+        """Writes what sentinel slots, the last region, hold before the first call."""
+        num_bytes = scratch.window.nbytes - scratch.sentinel
+        scratch.window.local[scratch.sentinel :] = b"\xff" * num_bytes

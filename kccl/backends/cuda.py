@@ -1,12 +1,12 @@
 """The cuda backend: a rank drives one NVIDIA GPU; ranks are processes, or threads of one.
 
-A call is one kernel of one block, enqueued on the caller's stream. It waits for peers on the GPU:
-what went wrong there is raised by the next call, or by comm.check().
+A call is one kernel, enqueued on the caller's stream. It waits for peers on the GPU: what went
+wrong there is raised by the next call, or by comm.check().
 """
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import abi, device_arrays, dtypes, gpu
@@ -18,15 +18,19 @@ from ..errors import BackendError, Error, InvalidArgument
 from ..gpu_memory import GpuWindow, Memory, check_reach
 from ..memory import Window
 from ..mesh import Mesh
-from .common import Backend, Settings, device_comm, fill_call
+from .common import Backend, Scratch, Settings, fill_call
 from .cuda_state import DeviceState
 from .watch import Watcher
 
 # Polls between two looks at the clock: some half a millisecond.
 _POLLS_PER_CHECK = 1000
-_PACKET_BYTES = 65536
+# A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
+_PACKET_BYTES = 8192
+_BLOCKS_PER_CHANNEL = 64
 _STAGING_BYTES = 1024  # the least that the layout allows
 _WARP, _MOST_THREADS = 32, 1024
+# As many as possible while there are blocks: warps of one block share an SM.
+_THREADS_PER_BLOCK = 128
 # Payload bytes of what one thread moves at a time. Kernels that are not here move words, not data.
 _BYTES_PER_THREAD = {
     "all_reduce_one_shot_ll16": 8,
@@ -65,7 +69,10 @@ class CudaBackend(Backend):
     def settings(cls, epoch_bits: int) -> Settings:
         """See Backend: no call pulls, so nothing is staged."""
         return Settings(
-            packet_bytes=_PACKET_BYTES, staging_bytes=_STAGING_BYTES, epoch_bits=epoch_bits
+            blocks_per_channel=_BLOCKS_PER_CHANNEL,
+            packet_bytes=_PACKET_BYTES,
+            staging_bytes=_STAGING_BYTES,
+            epoch_bits=epoch_bits,
         )
 
     def __init__(
@@ -90,22 +97,29 @@ class CudaBackend(Backend):
         with self.device.current():
             self._stream = gpu.make_stream()
         self.state: Any = DeviceState(self.device, self._stream, self._context)
-        num_bytes = ffi.sizeof("KcclChannelState") * settings.num_channels
-        self._channels = Memory(self.device, num_bytes, self._stream)
-        num_bytes = settings.layout(mesh.world_size)["window_bytes"]
-        self._window: GpuWindow = self._open_window(mesh, num_bytes, "start-up", timeout)
-        self._comm = device_comm(
-            settings,
-            rank=mesh.rank,
-            addresses=self._window.addresses,
-            state=self.state.address,
-            channels=self._channels.address,
-            polls_per_check=_POLLS_PER_CHECK,
-        )
-        self._arm()
+        self._settings = settings
+        self._polls_per_check = _POLLS_PER_CHECK
+        self._start(mesh, settings, timeout)
         self._watcher = Watcher(mesh.pidfds, self._lose)
 
-    def _open_window(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> GpuWindow:
+    def _addresses_of(self, scratch: Scratch) -> tuple[Any, Any]:
+        return self.state.address, scratch.channels.address
+
+    def _make_channels(self, count: int) -> Any:
+        return Memory(self.device, ffi.sizeof("KcclChannelState") * count, self._stream)
+
+    def _clear_channels(self, channels: Any) -> None:
+        with self.device.current():
+            gpu.fill(channels.address, 0, channels.nbytes, self._stream)
+
+    def _open_window(
+        self,
+        mesh: Mesh,
+        nbytes: int,
+        what: str,
+        timeout: float,
+        layout: Mapping[str, int] | None = None,
+    ) -> GpuWindow:
         return GpuWindow(
             mesh,
             nbytes,
@@ -116,8 +130,9 @@ class CudaBackend(Backend):
             stream=self._stream,
         )
 
-    def _arm(self) -> None:
-        self._window.fill(self._comm.layout.sentinel, 0xFF)
+    def _arm(self, scratch: Scratch) -> None:
+        assert isinstance(scratch.window, GpuWindow)
+        scratch.window.fill(scratch.sentinel, 0xFF)
 
     def _lose(self, peer: int) -> None:
         """A peer's process has ended: kernels that wait for it look here now and then."""
@@ -162,8 +177,9 @@ class CudaBackend(Backend):
             gpu_op.function = entry.function()
             most = gpu.max_threads(gpu_op.function)
         gpu_op.stream = gpu.LEGACY_STREAM
-        gpu_op.num_blocks = 1
-        gpu_op.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype, most)
+        gpu_op.num_blocks, gpu_op.threads_per_block = shape(
+            kernel, fields.get("count", 0), dtype, most
+        )
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
@@ -255,27 +271,26 @@ class CudaBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         gpu.synchronize(self.device)
-        self._window.clear()
-        self._arm()
-        with self.device.current():
-            gpu.fill(self._channels.address, 0, self._channels.nbytes, self._stream)
+        self._clear_scratches()
         self.state.clear()
 
 
-def num_threads(kernel: str, count: int, dtype: str, most: int) -> int:
-    """Threads of a call's block: one a packet, as far as they go.
+def shape(kernel: str, count: int, dtype: str, most: int) -> tuple[int, int]:
+    """Blocks of a call and threads of each: one thread a packet, as far as they go.
 
     Args:
         kernel: Its name.
         count: Of KcclCall.
         dtype: What it counts, for kernels that reduce; the others count bytes.
-        most: That a block of this kernel may have.
+        most: Threads that a block of this kernel may have.
     """
     most = min(most, _MOST_THREADS) // _WARP * _WARP
     if kernel in _COPIES:
-        return most
+        return 1, most
     if kernel not in _BYTES_PER_THREAD:
-        return _WARP
+        return 1, _WARP
     nbytes = count * dtypes.of(dtype).itemsize if kernel.startswith("all_reduce") else count
-    packets = -(-nbytes // _BYTES_PER_THREAD[kernel])
-    return min(-(-max(packets, 1) // _WARP) * _WARP, most)
+    packets = max(-(-nbytes // _BYTES_PER_THREAD[kernel]), 1)
+    blocks = min(-(-packets // _THREADS_PER_BLOCK), _BLOCKS_PER_CHANNEL)
+    threads = -(-packets // (blocks * _WARP)) * _WARP
+    return blocks, min(threads, most)

@@ -1,6 +1,7 @@
 """The sim backend: ranks are threads of this process on one simulated machine (csrc/sim)."""
 
 import mmap
+from collections.abc import Mapping
 from typing import Any
 
 from .. import dtypes
@@ -60,20 +61,25 @@ class SimBackend(Backend):
     def __init__(self, mesh: Mesh, settings: Settings, *, timeout: float, **_: bool) -> None:
         """See Backend; the ranks are threads, and share their cores with the simulation."""
         assert isinstance(mesh, SimMesh)
-        self._mesh = mesh
         self._machine = mesh.meetings.machine
-        self._settings = settings
+        self._machine_rank = mesh.machine_rank
         self._num_windows = 0
         super().__init__(
             mesh, settings, shares_cores=True, are_threads=True, polls_per_check=1, timeout=timeout
         )
         self._machine.add_state(self.state, state_namer(mesh.rank))
 
-    def _open_window(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> Window:
+    def _open_window(
+        self,
+        mesh: Mesh,
+        nbytes: int,
+        what: str,
+        timeout: float,
+        layout: Mapping[str, int] | None = None,
+    ) -> Window:
         assert isinstance(mesh, SimMesh)
-        if what == "start-up":
-            fields = self._settings.layout(mesh.world_size)
-            name = window_namer(fields, mesh.world_size, self._settings.num_channels, mesh.rank)
+        if layout is not None:
+            name = window_namer(layout, mesh.world_size, mesh.rank)
         else:
             name = bytes_namer(f"window {self._num_windows} of rank {mesh.rank}")
             self._num_windows += 1
@@ -90,7 +96,7 @@ class SimBackend(Backend):
         sim_op.launch.argument_bytes = ffi.sizeof("KcclCall")
         sim_op.launch.num_blocks = 1
         sim_op.launch.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype)
-        sim_op.launch.rank = self._mesh.machine_rank
+        sim_op.launch.rank = self._machine_rank
         # A KcclHostOp that keeps the KcclSimOp around it.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)
 
@@ -112,7 +118,7 @@ class SimBackend(Backend):
                 f"simulation's {warp_size}"
             )
         launch, _arguments = launch_of(
-            self._mesh.machine_rank,
+            self._machine_rank,
             kernel.entry,
             data,
             grid=grid,
@@ -129,10 +135,10 @@ class SimBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         super().clear()
-        rank = self._mesh.rank
-        self._machine.forget(
-            self._mesh.machine_rank,
-            self._window.addresses[rank],
-            self._window.nbytes,
-            self.state,
-        )
+        for scratch in self._scratches:
+            self._machine.forget(
+                self._machine_rank,
+                scratch.window.addresses[self._mesh.rank],
+                scratch.window.nbytes,
+                self.state,
+            )

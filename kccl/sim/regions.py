@@ -39,12 +39,12 @@ class Regions:
         return name(address - begin) if address - begin < num_bytes else f"{address:#x}"
 
 
-def window_namer(layout: Mapping[str, int], world_size: int, num_channels: int, rank: int) -> Namer:
+def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer:
     """Names of what the library keeps in `rank`'s window.
 
     Args:
         layout: The fields of KcclLayout.
-        world_size, num_channels: Of the communicator.
+        world_size: Of the communicator.
         rank: Whose window it is.
     """
     flags = {value: name for name, value in abi.members("KcclFlag", "kKcclFlag").items()}

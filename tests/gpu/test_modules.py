@@ -35,17 +35,11 @@ __global__ void fill_shared(int* out, int n) {
 
 // Every block reduces its own slice on a channel of its own, again and again.
 __global__ void reduce_slices(kccl::DeviceComm comm, float* x, long each, int rounds) {
-    KcclCall call = {};
-    call.comm = comm;
-    call.input = call.output = reinterpret_cast<uint64_t>(x + blockIdx.x * each);
-    call.count = each;
-    call.kernel = kKcclAllReduceOneShotLl16;
-    call.channel = blockIdx.x;
+    float* slice = x + blockIdx.x * each;
     for (int i = 0; i < rounds; ++i) {
         const kccl::Status status =
-            kccl::all_reduce_one_shot_ll16<float, kccl::Avg, 0>(kccl::block(), call);
+            kccl::all_reduce<float, kccl::Avg>(kccl::block(), comm, slice, slice, each);
         if (status != kKcclOk) return;
-        __syncthreads();
     }
 }
 
@@ -116,12 +110,13 @@ def test_dynamic_shared_memory(module):
 def test_collectives_within_a_kernel(world_size, module):
     def main(comm):
         torch.cuda.set_device(comm.rank)
-        blocks, each = comm.num_channels, 700
+        blocks, each = 132, 700
+        device_comm = comm.device_comm(channels=blocks, max_bytes=4 * each)
         x = torch.full((blocks * each,), float(comm.rank), device="cuda")
         kernel = module.kernel("reduce_slices")
         for _ in range(3):
             x.fill_(comm.rank)
-            kernel(comm, comm.device_comm(), x, each, np.int32(100), grid=blocks, block=128)
+            kernel(comm, device_comm, x, each, np.int32(100), grid=blocks, block=128)
             assert (x == (world_size - 1) / 2).all()
         comm.check()
 
@@ -134,15 +129,16 @@ def test_blocks_of_one_gpu_synchronise(module):
         x = torch.zeros(blocks, dtype=torch.int32, device="cuda")
         status = torch.zeros(1, dtype=torch.int32, device="cuda")
         kernel = module.kernel("relay")
+        device_comm = comm.device_comm(channels=1, max_bytes=1)
         for count in (blocks, 7, blocks):
             x.zero_()
-            kernel(comm, comm.device_comm(), x, status, grid=count, block=64)
+            kernel(comm, device_comm, x, status, grid=count, block=64)
             want = [2 ** min(k, 40) % 2**32 for k in range(count)]
             assert status.item() == 0
             got = [int(v) % 2**32 for v in x[:count].tolist()]
             assert got[:32] == want[:32]
         with pytest.raises(kccl.InvalidArgument, match="so its blocks may wait for each other"):
-            kernel(comm, comm.device_comm(), x, status, grid=100 * blocks, block=1024)
+            kernel(comm, device_comm, x, status, grid=100 * blocks, block=1024)
         comm.check()
 
     kccl.run_threads(main, 1, backend="cuda")
@@ -159,8 +155,9 @@ def test_a_late_peer_fails_a_persistent_kernel(module):
         comm.timeout = 0.3
         x = torch.zeros(700, device="cuda")
         kernel = module.kernel("reduce_slices")
+        device_comm = comm.device_comm(channels=1, max_bytes=2800)
         if comm.rank == 0:
-            kernel(comm, comm.device_comm(), x, 700, np.int32(10**6), block=128)
+            kernel(comm, device_comm, x, 700, np.int32(10**6), block=128)
             torch.cuda.synchronize()
             with pytest.raises(kccl.Timeout, match="peer 1 did not arrive"):
                 comm.check()

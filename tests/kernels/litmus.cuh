@@ -233,18 +233,16 @@ KCCL_KERNEL void ring(DeviceComm comm, const uint32_t* source, uint32_t* results
     constexpr uint32_t kCopies = 5;
     constexpr uint32_t kWords = SmallRing::kStageBytes / 4;
     KCCL_BLOCK_SHARED(SmallRing, stages);
-    Call call = {};
-    call.comm = comm;
     init_ring(block(), stages, 1);
     if (block().index() < warp().size()) {
-        Producer<SmallRing> producer(stages, call);
+        Producer<SmallRing> producer(stages, comm);
         for (uint32_t n = 0; n < kCopies; ++n) {
             (void)producer.push(source + n * kWords, SmallRing::kStageBytes, 2);
         }
         producer.drain();
         return;
     }
-    Consumer<SmallRing> consumer(stages, call);
+    Consumer<SmallRing> consumer(stages, comm);
     for (uint32_t n = 0; n < kCopies; ++n) {
         const auto* words = reinterpret_cast<const uint32_t*>(consumer.front());
         if (pops_early) consumer.pop();

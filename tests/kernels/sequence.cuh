@@ -11,61 +11,82 @@ KCCL_DEVICE constexpr bool has(KcclKernel kernel) {
     return (KERNELS >> kernel & 1u) != 0;
 }
 
-// Called by all threads of the coop. T, Op: of every reduction in the list.
+// Called by all threads of the channel's coop. T, Op: of every reduction in the list.
 template <uint32_t KERNELS, class T, class Op, class Coop>
-KCCL_DEVICE Status make_call(Coop coop, const Call& call) {
+KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
+    [[maybe_unused]] const Coop coop = channel.coop();
+    [[maybe_unused]] const DeviceComm& comm = channel.comm();
+    [[maybe_unused]] const Slice all = {0, 0, call.count};
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotLl16)) {
         if (call.kernel == kKcclAllReduceOneShotLl16) {
-            return all_reduce_one_shot_ll16<T, Op, 0>(coop, call);
+            return in_rounds<T>(call, all, [&](T* out, const T* in, uint32_t count) {
+                return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
+            });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotSentinel)) {
         if (call.kernel == kKcclAllReduceOneShotSentinel) {
-            return all_reduce_one_shot_sentinel<T, Op, 0>(coop, call);
+            return in_rounds<T>(call, all, [&](T* out, const T* in, uint32_t count) {
+                return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+            });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotPullSimple)) {
         if (call.kernel == kKcclAllReduceOneShotPullSimple) {
-            return all_reduce_one_shot_pull_simple<T, Op>(coop, call);
+            return all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call),
+                                                          input_of<T>(call), call.count);
         }
     }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
-        if (call.kernel == kKcclBroadcastDirectLl16) return broadcast_direct_ll16(coop, call);
+        if (call.kernel == kKcclBroadcastDirectLl16) {
+            return in_rounds<uint8_t>(
+                call, all, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                    return broadcast_direct_ll16(channel, out, in, count, call.peer);
+                });
+        }
     }
     if constexpr (has<KERNELS>(kKcclBarrierDirect)) {
-        if (call.kernel == kKcclBarrierDirect) return barrier_direct(coop, call);
+        if (call.kernel == kKcclBarrierDirect) return barrier_direct(channel);
     }
+    void* bytes_out = output_of<void>(call);
+    const void* bytes_in = input_of<void>(call);
     if constexpr (has<KERNELS>(kKcclPut)) {
-        if (call.kernel == kKcclPut) return put(coop, call);
+        if (call.kernel == kKcclPut) return put(coop, comm, bytes_out, bytes_in, call.count);
     }
     if constexpr (has<KERNELS>(kKcclGet)) {
-        if (call.kernel == kKcclGet) return get(coop, call);
+        if (call.kernel == kKcclGet) return get(coop, comm, bytes_out, bytes_in, call.count);
     }
     if constexpr (has<KERNELS>(kKcclSignal)) {
-        if (call.kernel == kKcclSignal) return signal(coop, call);
+        if (call.kernel == kKcclSignal) return signal(coop, comm, call.peer, call.channel);
     }
     if constexpr (has<KERNELS>(kKcclWait)) {
-        if (call.kernel == kKcclWait) return wait(coop, call);
+        if (call.kernel == kKcclWait) {
+            return wait(coop, comm, call.peer, call.channel, static_cast<uint32_t>(call.count));
+        }
     }
     if constexpr (has<KERNELS>(kKcclGridSync)) {
-        if (call.kernel == kKcclGridSync) return grid_sync(call);
+        if (call.kernel == kKcclGridSync) return grid_sync(comm, call.count);
     }
     return kKcclForked;
 }
 
 namespace kernels {
 
-// `calls`: `count` for each coop of the grid.
+// `calls`: `count` for each coop of the grid. Every few the channel is closed and opened again.
 template <class Coop, uint32_t KERNELS, class T, class Op>
-KCCL_KERNEL void sequence(const Call* calls, uint32_t count) {
+KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls,
+                          uint32_t count) {
+    constexpr uint32_t kCallsAtATime = 3;
     const Coop coop;
-    const uint32_t thread =
-        platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
-    const Call* mine = calls + uint64_t(thread / coop.size()) * count;
+    const Call* mine = calls + uint64_t(default_channel(coop)) * count;
     Status status = kKcclOk;
-    for (uint32_t i = 0; i < count && status == kKcclOk; ++i) {
-        const Call call = mem::load_plain(mine + i);
-        status = make_call<KERNELS, T, Op>(coop, call);
+    for (uint32_t first = 0; first < count; first += kCallsAtATime) {
+        Channel<Coop> channel(coop, comm);
+        for (uint32_t i = first; i < first + kCallsAtATime && i < count; ++i) {
+            if (status != kKcclOk) continue;
+            const Call call = mem::load_plain(mine + i);
+            status = make_call<KERNELS, T, Op>(channel, call);
+        }
     }
 }
 

@@ -23,8 +23,8 @@ KCCL_DEVICE Status stage_sum(const Call& call) {
     const uint32_t num_consumers = is_alone ? 1 : num_warps - 1;
     init_ring(block(), ring, num_consumers);
 
-    Producer<SumRing> producer(ring, call);
-    Consumer<SumRing> consumer(ring, call);
+    Producer<SumRing> producer(ring, call.comm);
+    Consumer<SumRing> consumer(ring, call.comm);
     const auto in_flight = static_cast<uint32_t>(call.peer);
     const auto words_of = [&](uint64_t n) {
         const uint64_t rest = call.count - n * kWords;

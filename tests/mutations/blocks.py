@@ -33,8 +33,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "at(calls_ - 1, comm.rank, source)",
-            "at(calls_ + 1, comm.rank, source)",
+            "at(calls_ - 1, channel_.comm().rank, source)",
+            "at(calls_ + 1, channel_.comm().rank, source)",
         ),
     ),
     bug(
@@ -44,8 +44,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "at(calls_ - 1, comm.rank, source)",
-            "at(calls_ - 2, comm.rank, source)",
+            "at(calls_ - 1, channel_.comm().rank, source)",
+            "at(calls_ - 2, channel_.comm().rank, source)",
         ),
     ),
     bug(
@@ -66,8 +66,8 @@ MUTATIONS = (
         RACE | REUSED,
         Edit(
             "include/kccl/sentinel.cuh",
-            "        coop.sync();\n        if (leads(coop)) {\n            ChannelState",
-            "        if (leads(coop)) {\n            ChannelState",
+            "        coop.sync();\n        channel_.state()",
+            "        channel_.state()",
         ),
     ),
     bug(
@@ -161,8 +161,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "(void)mem::load<mem::Order::kAcquire",
-            "(void)mem::load<mem::Order::kRelaxed",
+            "kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed",
+            "mem::Order::kRelaxed",
         ),
     ),
     bug(
@@ -228,8 +228,8 @@ MUTATIONS = (
         RACE | STUCK | WRONG,
         Edit(
             "include/kccl/stage.cuh",
-            "next_.parity) ? 0 : 1u << call_.comm.rank,",
-            "next_.parity) ? 0 : 0,",
+            "            return is_there;\n",
+            "            return true;\n",
         ),
     ),
     bug(

@@ -22,8 +22,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/barrier.cuh",
-            "if constexpr (order == mem::Order::kAcquire) {",
-            "if constexpr (false) {",
+            "mem::load<order, mem::Scope",
+            "mem::load<mem::Order::kRelaxed, mem::Scope",
         ),
     ),
     bug(
@@ -88,7 +88,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "kernels/wait.cuh",
-            "consumed[source][call.channel] += taken;",
+            "consumed[source][signal_id] += taken;",
             "",
         ),
     ),
@@ -145,8 +145,8 @@ MUTATIONS = (
         LATE,
         Edit(
             "include/kccl/signal.cuh",
-            "if (++patience_.polls < comm_.polls_per_check) return true;",
-            "return true;",
+            "} while (++polls < comm.polls_per_check);",
+            "} while (true);",
         ),
     ),
     bug(
@@ -167,8 +167,8 @@ MUTATIONS = (
         DIVERGENT,
         Edit(
             "include/kccl/signal.cuh",
-            "if (!platform::warp_any(missing != 0)) return false;",
-            "if (missing == 0) return false;",
+            "if (!platform::warp_any(!is_there())) return true;",
+            "if (is_there()) return true;",
         ),
     ),
 )

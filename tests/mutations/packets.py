@@ -1,6 +1,6 @@
 """Planted bugs: packets, slots, epochs, the scrub and credits."""
 
-from .mutation import RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
+from .mutation import RACE, REUSED, STALE, STUCK, TWO_WRITERS, WRONG, Edit, bug
 
 MUTATIONS = (
     # ---- Packets
@@ -11,8 +11,8 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "return (epoch_ & call_.comm.epoch_step) != 0 ? 1 : 0;",
-            "return 0;",
+            "offset_ ^= half_packets_;",
+            "",
         ),
     ),
     bug(
@@ -22,8 +22,8 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "(epoch_ & call_.comm.epoch_step) != 0",
-            "(epoch_ & 1) != 0",
+            "(state_.epoch & comm_.epoch_step) != 0",
+            "(state_.epoch & 1) != 0",
         ),
     ),
     bug(
@@ -32,9 +32,9 @@ MUTATIONS = (
         "reductions",
         STUCK | REUSED,
         Edit(
-            "kernels/all_reduce_one_shot_ll16.cuh",
-            "channel.parity(), comm.rank);",
-            "channel.parity() ^ 1, comm.rank);",
+            "include/kccl/channel.cuh",
+            "return inbox_ + (offset_ + source",
+            "return inbox_ + ((offset_ ^ half_packets_) + source",
         ),
     ),
     bug(
@@ -116,9 +116,9 @@ MUTATIONS = (
         Edit(
             "include/kccl/window.cuh",
             "(uint64_t(channel) * 2 + parity) * comm.world_size + source;\n"
-            "    return window_at<mem::Packet>",
+            "    return scratch_at<mem::Packet>",
             "(uint64_t(channel) * 2 + parity) * comm.world_size;\n"
-            "    return window_at<mem::Packet>",
+            "    return scratch_at<mem::Packet>",
         ),
     ),
     bug(
@@ -138,16 +138,16 @@ MUTATIONS = (
         "reductions",
         STALE,
         Edit(
-            "kernels/all_reduce_one_shot_ll16.cuh",
-            "if (!active || peer == comm.rank) continue;",
-            "if (!active || peer >= comm.rank) continue;",
+            "include/kccl/exchange.cuh",
+            "are_valid &= is_valid",
+            "if (source < channel.comm().rank) are_valid &= is_valid",
         ),
     ),
     bug(
         "odd_tail_lost",
         "a payload that is not whole is not sent",
         "reductions",
-        WRONG,
+        WRONG | TWO_WRITERS,
         Edit(
             "include/kccl/payload.cuh",
             "(count + kPayloadElements<T> - 1) / kPayloadElements<T>",
@@ -195,7 +195,7 @@ MUTATIONS = (
         STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "if ((epoch_ << 1) == 0) {",
+            "if ((state_.epoch << 1) == 0) {",
             "if (false) {",
         ),
     ),
@@ -228,8 +228,10 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "    arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);\n"
-            "    return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, epoch);\n",
+            "    arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);\n"
+            "    return await<mem::Order::kAcquire>("
+            "coop, comm, index, kKcclFlagBarrier, awaited, 0,\n"
+            "                                       comm.world_size);\n",
             "    return kKcclOk;\n",
         ),
     ),
@@ -240,8 +242,9 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);",
-            "coop.sync();\n    arrive<mem::Order::kRelaxed>(coop, call, kKcclFlagBarrier, epoch);",
+            "arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);",
+            "coop.sync();\n"
+            "    arrive<mem::Order::kRelaxed>(coop, comm, index, kKcclFlagBarrier, epoch);",
         ),
     ),
     bug(
@@ -262,8 +265,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "coop.sync();\n        if (leads(coop)) {",
-            "coop.sync();\n        {",
+            "if (leads(coop_)) mem::store_plain(channel_state",
+            "mem::store_plain(channel_state",
         ),
     ),
     bug(
@@ -273,19 +276,30 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "            channel->epoch = epoch_;\n",
+            "state_.epoch += step_;",
             "",
         ),
     ),
     bug(
-        "next_without_sync",
-        "the leader enters the next call before the others have read the last",
+        "closed_without_sync",
+        "a channel is opened again before the leader has kept its state",
         "reductions",
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "        coop.sync();\n        if (leads(coop)) {",
-            "        if (leads(coop)) {",
+            "        coop_.sync();\n",
+            "",
+        ),
+    ),
+    bug(
+        "not_kept",
+        "what a channel must know is not kept when it is closed",
+        "reductions",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "if (leads(coop_)) mem::store_plain(channel_state(comm_, index_), state_);",
+            "",
         ),
     ),
     bug(
@@ -295,23 +309,13 @@ MUTATIONS = (
         RACE | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "if (coop.any(status != kKcclOk)) return",
-            "if (status != kKcclOk) return",
+            "if (!coop_.any(failed)) return",
+            "if (!failed) return",
         ),
         Edit(
-            "include/kccl/channel.cuh",
-            "        coop.sync();\n        if (leads(coop)) {",
-            "        if (leads(coop)) {",
-        ),
-        Edit(
-            "kernels/all_reduce_one_shot_ll16.cuh",
-            "if (coop.any(failed)) return",
-            "if (failed) return",
-        ),
-        Edit(
-            "kernels/all_reduce_one_shot_ll16.cuh",
-            "for (uint64_t i = coop.index(); i",
-            "for (uint64_t i = (coop.index() + channel.parity()) % coop.size(); i",
+            "include/kccl/exchange.cuh",
+            "const uint32_t first = channel.thread();",
+            "const uint32_t first = (channel.thread() + channel.parity()) % size;",
         ),
     ),
     # ---- Credits
@@ -333,7 +337,7 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "} else if (credit_due) {",
+            "} else if (state_.credit_due != 0) {",
             "} else if (false) {",
         ),
     ),
@@ -344,8 +348,9 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_);",
-            "arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_ + comm.epoch_step);",
+            "arrive<kCreditArrive>(kKcclFlagCredit);",
+            "kccl::arrive<kCreditArrive>(coop_, comm_, index_, kKcclFlagCredit,\n"
+            "state_.epoch + step_);",
         ),
     ),
     bug(
@@ -355,8 +360,19 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch)",
-            "await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch - comm.epoch_step)",
+            "channel_, last_epoch};",
+            "channel_, last_epoch - step_};",
+        ),
+    ),
+    bug(
+        "plain_after_credit",
+        "the call after a broadcast is taken for one without anything to wait for",
+        "broadcasts",
+        STUCK | REUSED,
+        Edit(
+            "include/kccl/channel.cuh",
+            "            special_ = state_.epoch + step_;\n            arrive",
+            "            arrive",
         ),
     ),
 )

@@ -30,10 +30,10 @@ class World {
     World(int size, int epoch_bits) : ranks(size) {
         const KcclLayout& layout = kLayouts[size];
         for (Rank& rank : ranks) {
-            rank.window = std::aligned_alloc(4096, layout.window_bytes);
+            rank.window = std::aligned_alloc(4096, layout.scratch_bytes);
             memset(rank.window, 0, layout.sentinel);
             memset(static_cast<uint8_t*>(rank.window) + layout.sentinel, 0xff,
-                   layout.window_bytes - layout.sentinel);
+                   layout.scratch_bytes - layout.sentinel);
             rank.user_window.assign(kUserBytes, 0);
         }
         for (int r = 0; r < size; ++r) {
@@ -48,6 +48,7 @@ class World {
             comm.rank = r;
             comm.world_size = size;
             comm.num_channels = kNumChannels;
+            comm.blocks_per_channel = 1;
             comm.epoch_step = 1u << (32 - epoch_bits);
             comm.polls_per_check = 1 + static_cast<uint32_t>(r);
             comm.state = reinterpret_cast<uint64_t>(&rank.state);
@@ -55,6 +56,7 @@ class World {
             comm.layout = layout;
             for (int peer = 0; peer < size; ++peer) {
                 comm.window[peer] = reinterpret_cast<uint64_t>(ranks[peer].window);
+                comm.scratch[peer] = comm.window[peer];
             }
         }
     }

@@ -6,55 +6,42 @@
 
 namespace kccl {
 
-// Tells every peer that this rank has reached `flag` in call `epoch`.
-// Called by all threads of the coop. kRelease: what the coop's threads wrote before is visible to
-// whoever awaits this epoch with kAcquire. kRelaxed orders nothing.
+// Tells every rank, this one too, that this one has reached `flag` of channel `index` in call
+// `epoch`. Called by all threads of the coop. kRelease: what the coop's threads wrote before is
+// visible to whoever awaits this epoch with kAcquire. kRelaxed orders nothing.
 template <mem::Order order, class Coop>
-KCCL_DEVICE void arrive(Coop coop, const Call& call, KcclFlag flag, uint32_t epoch) {
-    const DeviceComm& comm = call.comm;
+KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
+                        uint32_t epoch) {
     if constexpr (order == mem::Order::kRelease) coop.sync();
     for (int peer = coop.index(); peer < comm.world_size; peer += coop.size()) {
-        if (peer == comm.rank) continue;
-        mem::store<order, mem::Scope::kSystem>(flag_word(comm, peer, call.channel, flag, comm.rank),
+        mem::store<order, mem::Scope::kSystem>(flag_word(comm, peer, index, flag, comm.rank),
                                                epoch);
     }
 }
 
-// Waits until the peers [first, last) have reached `flag` in call `epoch` or a later one.
-// Called by all threads of the coop; all get the same status. kAcquire: see arrive().
+// Waits until the ranks [first, last) have reached `flag` of channel `index` in the call whose epoch
+// is awaited, or in a later one. Called by all threads of the coop; all get the same status; also a
+// sync. kAcquire: see arrive().
 template <mem::Order order, class Coop>
-KCCL_DEVICE Status await(Coop coop, const Call& call, KcclFlag flag, uint32_t epoch, int first,
-                         int last) {
-    const DeviceComm& comm = call.comm;
-    Wait wait(call, epoch);
-    uint32_t missing;
-    uint32_t late_seen;
-    do {
-        missing = 0;
-        late_seen = 0;
-        for (int peer = first + coop.index(); peer < last; peer += coop.size()) {
-            if (peer == comm.rank) continue;
-            const uint32_t seen = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                flag_word(comm, comm.rank, call.channel, flag, peer));
-            if (has_reached(seen, epoch)) continue;
-            if (missing == 0) late_seen = seen;
-            missing |= 1u << peer;
-        }
-    } while (wait.again(missing, late_seen));
-    if constexpr (order == mem::Order::kAcquire) {
-        for (int peer = first + coop.index(); peer < last; peer += coop.size()) {
-            if (peer == comm.rank) continue;
-            (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
-                flag_word(comm, comm.rank, call.channel, flag, peer));
-        }
+KCCL_DEVICE Status await(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
+                         Awaited awaited, int first, int last) {
+    bool arrived = true;
+    // One word a thread and turn; a coop of many threads needs one turn.
+    for (int turn = first; turn < last && arrived; turn += coop.size()) {
+        const int source = turn + static_cast<int>(coop.index());
+        const bool is_mine = source < last;
+        const uint32_t* word = flag_word(comm, comm.rank, index, flag, is_mine ? source : first);
+        uint32_t seen = awaited.wanted;
+        const auto poll = [&] {
+            if (is_mine) seen = mem::load<order, mem::Scope::kSystem>(word);
+            return has_reached(seen, awaited.wanted);
+        };
+        const auto missing = [&] {
+            return Missing{has_reached(seen, awaited.wanted) ? 0 : 1u << source, seen};
+        };
+        arrived = wait_until(comm, awaited, poll, missing);
     }
-    return coop.any(wait.failed()) ? status_of(comm) : kKcclOk;
-}
-
-// The same for all peers.
-template <mem::Order order, class Coop>
-KCCL_DEVICE Status await(Coop coop, const Call& call, KcclFlag flag, uint32_t epoch) {
-    return await<order>(coop, call, flag, epoch, 0, call.comm.world_size);
+    return coop.any(!arrived) ? status_of(comm) : kKcclOk;
 }
 
 }  // namespace kccl

@@ -6,8 +6,9 @@
 //     so after a pairwise call e-1 the rank knows;
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
 //     does not wait for it; the call after it waits for these credits, which have long arrived.
-// The sync in next() separates this coop's reads in call e-1 from its writes in call e, so that the
-// argument holds for all its threads, whatever the length and the kind of the two calls.
+// Every call ends with a sync of the coop, in leave() or in await(). It separates the coop's reads in
+// call e-1 from its writes in call e, so that the argument holds for all its threads, whatever the
+// length and the kind of the two calls.
 //
 // Epochs wrap. A packet's flag must equal the epoch, a flag word must not be behind it, so a word
 // that nobody writes for a whole period would look valid again. Twice a period the channel is
@@ -15,10 +16,14 @@
 // from pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
 // period.
 //
+// Between calls the channel lives in registers: opening it is what costs, so a kernel of many calls
+// opens it once.
+//
 // packets.pml models all this, and tests/test_model.py tries all its runs.
 #pragma once
 
 #include "barrier.cuh"
+#include "payload.cuh"
 
 namespace kccl {
 
@@ -27,80 +32,233 @@ enum class Exchange {
     kCredited   // it may end earlier
 };
 
+// Why on a CPU: peers pull from the slots, and their reads must come before their credit (mem.cuh).
+constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
+constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
+
+// Called by all threads of the coop when they enter the call that is `awaited`.
 template <class Coop>
-KCCL_DEVICE_SHARED Status scrub(Coop coop, const Call& call, uint32_t epoch) {
-    const DeviceComm& comm = call.comm;
+KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
+    const uint32_t epoch = awaited.wanted;
     const uint32_t past = epoch - comm.epoch_step;
     const uint64_t stale = static_cast<uint64_t>(past) << 32;
     for (int source = 0; source < comm.world_size; ++source) {
         for (uint32_t parity = 0; parity < 2; ++parity) {
-            mem::Packet* slot = packet_slot(comm, comm.rank, call.channel, parity, source);
-            for (uint64_t i = coop.index(); i < comm.layout.packet_bytes / 8; i += coop.size()) {
+            mem::Packet* slot = packet_slot(comm, comm.rank, index, parity, source);
+            for (uint64_t i = coop.index(); i < comm.layout.packet_bytes / kPayloadBytes;
+                 i += coop.size()) {
                 mem::store_packet(slot + i, mem::Packet{{stale, stale}});
             }
         }
         if (!leads(coop)) continue;
         for (int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; ++flag) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                flag_word(comm, comm.rank, call.channel, static_cast<KcclFlag>(flag), source),
-                past);
+                flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past);
         }
     }
-    arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch);
-    return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, epoch);
+    arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);
+    return await<mem::Order::kAcquire>(coop, comm, index, kKcclFlagBarrier, awaited, 0,
+                                       comm.world_size);
 }
 
-// Why on a CPU: peers pull from the slots, and their reads must come before their credit (mem.cuh).
-constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
-constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
+// The channel that a coop uses when it is given none.
+KCCL_DEVICE int default_channel(Block) { return platform::block_in_grid(); }
+KCCL_DEVICE int default_channel(Warp) {
+    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
+    return platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
+}
+KCCL_DEVICE int default_channel(Thread) {
+    return platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
+}
 
+// Room for what there is of each rank, where WORLD_SIZE is their number, or 0: whatever it is.
+template <int WORLD_SIZE>
+constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
+
+// A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
+// let it end together. One coop at a time has a channel open, on every rank; the same channel sees
+// the same sequence of calls on every rank.
+//
+// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
+template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
-    KCCL_DEVICE explicit Channel(const Call& call) : call_(call) {}
-
-    // Enters the next call of the channel. Called by all threads of the coop, on every rank in the
-    // same order. On failure nothing may be sent.
-    template <class Coop>
-    KCCL_DEVICE Status next(Coop coop, Exchange exchange) {
-        const DeviceComm& comm = call_.comm;
-        ChannelState* channel = channel_state(comm, call_.channel);
+    // `channel`: below comm.num_channels; `block`: of a call of several blocks, each of which has
+    // its own part of the channel. `comm` outlives this.
+    KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0)
+        : coop_(coop), comm_(comm), channel_(channel) {
+        index_ = channel * comm.blocks_per_channel + block;
         const Status status = status_of(comm);
-        // The channel's state is plain memory: any() separates the reads here from the writes of the
-        // call before, sync() from this one's.
-        if (coop.any(status != kKcclOk)) return status_of(comm);
-        const uint32_t last_epoch = channel->epoch;
-        const bool credit_due = channel->credit_due != 0;
-        epoch_ = last_epoch + comm.epoch_step;
-        platform::enter_call(comm.state, call_.kernel, call_.channel, epoch_);
-        coop.sync();
-        if (leads(coop)) {
-            channel->epoch = epoch_;
-            channel->credit_due = exchange == Exchange::kCredited;
-            // Once a channel, so that no other call pays for the store.
-            if (last_epoch == comm.epoch_step) {
-                mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->contacted,
-                                                                      1u);
-            }
+        state_ = mem::load_plain(channel_state(comm, index_));
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
+            const int peer = (comm.rank + 1 + k) % world_size();
+            outbox_[k] = mem::keep(packet_slot(comm, peer, index_, 0, comm.rank));
         }
-        Status entered = kKcclOk;
-        if ((epoch_ << 1) == 0) {
-            entered = scrub(coop, call_, epoch_);
-        } else if (credit_due) {
-            entered = await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch);
+        inbox_ = mem::keep(packet_slot(comm, comm.rank, index_, 0, 0));
+        thread_ = mem::keep(coop.index());
+        num_threads_ = mem::keep(coop.size());
+        step_ = mem::keep(comm.epoch_step);
+        slot_packets_ = mem::keep(static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes));
+        half_packets_ = world_size() * slot_packets_;
+        offset_ = parity() * half_packets_;
+        // Also separates the reads here from the writes at the end.
+        if (coop.any(status != kKcclOk))
+            fail();
+        else
+            plan();
+    }
+
+    KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
+        : Channel(coop, comm, default_channel(coop)) {}
+
+    // Keeps what the next to open the channel must know.
+    KCCL_DEVICE ~Channel() {
+        // What failed has not happened: only a reset, which forgets all, may follow.
+        if (status_ != kKcclOk) return;
+        if (leads(coop_)) mem::store_plain(channel_state(comm_, index_), state_);
+        coop_.sync();
+    }
+
+    Channel(const Channel&) = delete;
+    Channel& operator=(const Channel&) = delete;
+
+    KCCL_DEVICE Coop coop() const { return coop_; }
+    // The coop's index() and size(), at hand.
+    KCCL_DEVICE uint32_t thread() const { return thread_; }
+    KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
+    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
+    KCCL_DEVICE int world_size() const { return WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size; }
+    KCCL_DEVICE int index() const { return index_; }
+    // Of a call's message, in one round.
+    KCCL_DEVICE uint64_t max_bytes() const { return uint64_t{slot_packets_} * kPayloadBytes; }
+    KCCL_DEVICE uint32_t epoch() const { return state_.epoch; }
+    KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
+    KCCL_DEVICE Status status() const { return status_; }
+
+    // Where packet i of this call goes: k counts this rank's peers, from the rank after it;
+    // k = world_size - 1 is its own window.
+    KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
+    // Where packet i of `source` arrives, `source` itself included.
+    KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {
+        return inbox_ + (offset_ + source * slot_packets_ + i);
+    }
+
+    // For the counters of the sentinel protocol.
+    KCCL_DEVICE ChannelState& state() { return state_; }
+
+    // What a wait in this call is for.
+    KCCL_DEVICE Awaited awaited() const {
+        return {static_cast<uint32_t>(kernel_), channel_, state_.epoch};
+    }
+
+    // Whether the next call may be entered by next_plain().
+    KCCL_DEVICE bool is_next_plain() const { return state_.epoch + step_ != special_; }
+
+    // Enters the next call, a pairwise one, when it has nothing to wait for. Called by all threads of
+    // the coop.
+    KCCL_DEVICE void next_plain(KcclKernel kernel) {
+        kernel_ = kernel;
+        state_.epoch += step_;
+        offset_ ^= half_packets_;
+        platform::enter_call(comm_.state, kernel, index_, state_.epoch);
+    }
+
+    // Enters any call. Called by all threads of the coop. On failure nothing may be sent.
+    KCCL_DEVICE Status next(KcclKernel kernel, Exchange exchange) {
+        const bool is_plain = is_next_plain();
+        next_plain(kernel);
+        if (!is_plain) {
+            const Status entered = enter_special();
+            if (entered != kKcclOk) return entered;
         }
-        if (entered != kKcclOk) return entered;
         if (exchange == Exchange::kCredited) {
-            arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_);
+            state_.credit_due = 1;
+            special_ = state_.epoch + step_;
+            arrive<kCreditArrive>(kKcclFlagCredit);
         }
         return kKcclOk;
     }
 
-    KCCL_DEVICE uint32_t epoch() const { return epoch_; }
-    KCCL_DEVICE uint32_t parity() const { return (epoch_ & call_.comm.epoch_step) != 0 ? 1 : 0; }
+    // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
+    // all get the same status. A sync of the coop: any thread may use what any other stored.
+    KCCL_DEVICE Status leave(bool failed = false) {
+        if (!coop_.any(failed)) return kKcclOk;
+        fail();
+        return status_;
+    }
+
+    // See barrier.cuh; in this call.
+    template <mem::Order order>
+    KCCL_DEVICE void arrive(KcclFlag flag) {
+        kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch);
+    }
+
+    template <mem::Order order>
+    KCCL_DEVICE Status await(KcclFlag flag, int first, int last) {
+        if (kccl::await<order>(coop_, comm_, index_, flag, awaited(), first, last) != kKcclOk)
+            fail();
+        return status_;
+    }
+
+    template <mem::Order order>
+    KCCL_DEVICE Status await(KcclFlag flag) {
+        return await<order>(flag, 0, world_size());
+    }
 
   private:
-    const Call& call_;
-    uint32_t epoch_ = 0;
+    KCCL_DEVICE void fail() {
+        status_ = status_of(comm_);
+        special_ = state_.epoch + step_;
+    }
+
+    // Looks ahead for the next call that is not like the others, so that those make one comparison:
+    // the second ever, the one after a credited call, and twice a period the one that scrubs.
+    KCCL_DEVICE void plan() {
+        constexpr uint32_t kHalfAPeriod = 0x80000000u;
+        special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
+        const uint32_t next_epoch = state_.epoch + step_;
+        if (state_.credit_due != 0 || state_.epoch == step_) special_ = next_epoch;
+        if (state_.epoch == 0) special_ = next_epoch;
+    }
+
+    KCCL_DEVICE Status enter_special() {
+        const uint32_t last_epoch = state_.epoch - step_;
+        if (status_ != kKcclOk) return status_;
+        // Once a channel, so that no other call pays for the store.
+        if (last_epoch == step_ && leads(coop_)) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
+        }
+        Status entered = kKcclOk;
+        if ((state_.epoch << 1) == 0) {
+            entered = scrub(coop_, comm_, index_, awaited());
+        } else if (state_.credit_due != 0) {
+            const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch};
+            entered = kccl::await<kCreditAwait>(coop_, comm_, index_, kKcclFlagCredit, credit, 0,
+                                                world_size());
+        }
+        state_.credit_due = 0;
+        plan();
+        if (entered != kKcclOk) fail();
+        return entered;
+    }
+
+    const Coop coop_;
+    const DeviceComm& comm_;
+    const int channel_;
+    int index_;
+    // Of calls of even parity.
+    mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
+    const mem::Packet* inbox_;
+    uint32_t slot_packets_;  // of one source
+    uint32_t half_packets_;  // of one parity
+    uint32_t offset_;        // of this call's parity, in packets
+    uint32_t thread_;
+    uint32_t num_threads_;
+    uint32_t step_;
+    uint32_t special_;  // epoch of a call that has more to do than others
+    KcclKernel kernel_ = kKcclNumKernels;
+    Status status_ = kKcclOk;
+    ChannelState state_;
 };
 
 }  // namespace kccl

@@ -2,10 +2,6 @@
 
 /* ---- A rank and its coop --------------------------------------------------------------------- */
 
-byte channel_epoch[WORLD_SIZE];
-bool channel_credit_due[WORLD_SIZE];
-byte channel_sentinel_calls[WORLD_SIZE];
-byte channel_sentinel_packets[WORLD_SIZE];
 /* For the proof only: the call that some thread of the rank has entered. */
 byte entered[WORLD_SIZE];
 
@@ -44,6 +40,7 @@ inline flag_becomes_visible(word) {
     fi
 }
 
+/* channel.cuh arrive(): kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch); */
 inline arrive(flag, is_release) {
     if
     /* barrier.cuh arrive(): if constexpr (order == mem::Order::kRelease) coop.sync(); */
@@ -61,7 +58,7 @@ inline arrive(flag, is_release) {
         :: else
         fi;
         /* barrier.cuh arrive(): mem::store<order, mem::Scope::kSystem>(
-         *     flag_word(comm, peer, call.channel, flag, comm.rank), epoch); */
+         *     flag_word(comm, peer, index, flag, comm.rank), epoch); */
         FOR_PEERS
             if
             :: is_mine -> flag_in_flight[FLAG(flag, OUTBOX(k))] = epoch
@@ -72,15 +69,15 @@ inline arrive(flag, is_release) {
     }
 }
 
-/* barrier.cuh await(): await<order>(coop, call, flag, epoch, 0, call.comm.world_size); */
+/* channel.cuh await(): kccl::await<order>(coop_, comm_, index_, flag, awaited(), first, last) */
+/* channel.cuh await(): return await<order>(flag, 0, world_size()); */
 inline await(the_flag, wanted, is_acquire) {
     FOR_PEERS
         if
         :: is_mine ->
            w = FLAG(the_flag, INBOX(k));
            d_step {
-               /* barrier.cuh await(): mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>( */
-               /* barrier.cuh await(): if (has_reached(seen, epoch)) continue; */
+               /* barrier.cuh await(): return has_reached(seen, awaited.wanted); */
                ends_wait(flag_memory[w], wanted) ||
                    (flag_in_flight[w] != NONE && ends_wait(flag_in_flight[w], wanted)) ->
                if
@@ -90,7 +87,7 @@ inline await(the_flag, wanted, is_acquire) {
                assert(has_reached(entered[PEER(k)], wanted));
                if
                /* barrier.cuh await():
-                *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>( */
+                *     if (is_mine) seen = mem::load<order, mem::Scope::kSystem>(word); */
                :: is_acquire -> learn(ORDERED)
                :: else
                fi;
@@ -99,13 +96,13 @@ inline await(the_flag, wanted, is_acquire) {
         :: else
         fi;
     END_PEERS;
-    /* barrier.cuh await(): return coop.any(wait.failed()) ? status_of(comm) : kKcclOk; */
+    /* barrier.cuh await(): return coop.any(!arrived) ? status_of(comm) : kKcclOk; */
     sync()
 }
 
 /* ---- Epochs ---------------------------------------------------------------------------------- */
 
-/* channel.cuh parity(): return (epoch_ & call_.comm.epoch_step) != 0 ? 1 : 0; */
+/* channel.cuh parity(): return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; */
 #define parity (epoch % (2 - planted(ONE_SLOT)))
 #define stale ((past + planted(SCRUBBED_TO_THIS_EPOCH)) % PERIOD)
 #define last_epoch ((past + PERIOD - planted(CREDIT_OF_AN_EARLIER_CALL)) % PERIOD)
@@ -137,8 +134,7 @@ inline scrub() {
                if
                /* channel.cuh scrub(): int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; */
                /* channel.cuh scrub(): mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                *     flag_word(comm, comm.rank, call.channel, static_cast<KcclFlag>(flag), source),
-                *     past); */
+                *     flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past); */
                :: planted(BARRIER_SCRUBBED) -> scrub_flag(BARRIER_FLAG)
                :: else
                fi
@@ -150,55 +146,51 @@ inline scrub() {
     if
     :: planted(NO_SCRUB_BARRIER)
     :: else ->
-       /* channel.cuh scrub(): arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, epoch); */
+       /* channel.cuh scrub():
+        *     arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch); */
        arrive(BARRIER_FLAG, !planted(SCRUB_ARRIVES_RELAXED));
-       /* channel.cuh scrub(): return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, */
+       /* channel.cuh scrub():
+        *     return await<mem::Order::kAcquire>(coop, comm, index, kKcclFlagBarrier, awaited, 0, */
        await(BARRIER_FLAG, epoch, !planted(SCRUB_AWAITS_RELAXED))
     fi
 }
 
-inline next(is_credited) {
-    /* channel.cuh next(): if (coop.any(status != kKcclOk)) return status_of(comm); */
-    sync();
-    d_step {
-        /* channel.cuh next(): const uint32_t last_epoch = channel->epoch; */
-        /* channel.cuh next(): epoch_ = last_epoch + comm.epoch_step; */
-        epoch = (channel_epoch[rank] + 1) % PERIOD;
-        /* channel.cuh next(): const bool credit_due = channel->credit_due != 0; */
-        credit_due = channel_credit_due[rank]
-    }
+/* channel.cuh leave(): if (!coop_.any(failed)) return kKcclOk; */
+inline leave() {
     if
     :: planted(NO_COOP_SYNC)
-    /* channel.cuh next(): coop.sync(); if (leads(coop)) { */
     :: else -> sync()
-    fi;
+    fi
+}
+
+inline next(is_credited) {
     d_step {
-        if
-        :: leads ->
-           /* channel.cuh next(): channel->epoch = epoch_; */
-           channel_epoch[rank] = epoch;
-           /* channel.cuh next(): channel->credit_due = exchange == Exchange::kCredited; */
-           channel_credit_due[rank] = is_credited && !planted(NO_CREDIT)
-           /* No peer's business: */
-           /* channel.cuh next(): mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
-            *     &state_of(comm)->contacted, */
-        :: else
-        fi;
+        /* channel.cuh next(): next_plain(kernel); */
+        /* channel.cuh next_plain(): state_.epoch += step_; */
+        epoch = (epoch + 1) % PERIOD;
         entered[rank] = epoch
     }
+    /* channel.cuh next(): if (!is_plain) { const Status entered = enter_special(); */
+    /* No peer's business: */
+    /* channel.cuh enter_special(): mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
+     *     &state_of(comm_)->contacted, */
     if
-    /* channel.cuh next(): if ((epoch_ << 1) == 0) { entered = scrub(coop, call_, epoch_); */
+    /* channel.cuh enter_special(): if ((state_.epoch << 1) == 0) {
+     *     entered = scrub(coop_, comm_, index_, awaited()); */
     :: epoch % (PERIOD / 2) == 0 && !planted(NO_SCRUB) -> scrub()
-    /* channel.cuh next(): } else if (credit_due) {
-     *     entered = await<kCreditAwait>(coop, call_, kKcclFlagCredit, last_epoch); */
+    /* channel.cuh enter_special(): } else if (state_.credit_due != 0) { */
+    /* channel.cuh enter_special():
+     *     entered = kccl::await<kCreditAwait>(coop_, comm_, index_, kKcclFlagCredit, credit, 0, */
     :: (epoch % (PERIOD / 2) != 0 || planted(NO_SCRUB)) && credit_due ->
        await(CREDIT_FLAG, last_epoch, false)
     :: else
     fi;
+    /* channel.cuh enter_special(): state_.credit_due = 0; */
+    credit_due = false;
     if
-    /* channel.cuh next(): if (exchange == Exchange::kCredited) {
-     *     arrive<kCreditArrive>(coop, call_, kKcclFlagCredit, epoch_); */
-    :: is_credited && !planted(NO_CREDIT) -> arrive(CREDIT_FLAG, false)
+    /* channel.cuh next(): if (exchange == Exchange::kCredited) { state_.credit_due = 1; */
+    /* channel.cuh next(): arrive<kCreditArrive>(kKcclFlagCredit); */
+    :: is_credited && !planted(NO_CREDIT) -> credit_due = true; arrive(CREDIT_FLAG, false)
     :: else
     fi
 }

@@ -15,4 +15,5 @@
 #include "../../kernels/put.cuh"
 #include "../../kernels/signal.cuh"
 #include "../../kernels/wait.cuh"
+#include "collectives.cuh"
 #include "stage.cuh"

@@ -17,6 +17,8 @@
 // interrupted. A poll that found what it waited for is not followed by poll_pause(): so the
 // simulator tells the reads that count from those that came too early.
 //
+// keep(value) is the value, which takes a while on some targets: it is then at hand in hot loops.
+//
 // tell_host(context, status, record) leaves word of a failure where the host looks without asking the
 // device: on GPUs, in the KcclMailbox.
 //

@@ -3,6 +3,11 @@
 
 namespace kccl::mem {
 
+template <class T>
+KCCL_DEVICE T keep(T value) {
+    return value;
+}
+
 // In integers and without branches, so that loops over elements become vector code.
 KCCL_DEVICE float float_from_half(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16;

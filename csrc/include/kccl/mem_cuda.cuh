@@ -99,6 +99,25 @@ KCCL_DEVICE void fence() {
     }
 }
 
+// The same value, in registers from here on. What the assembler can fetch again from the kernel's
+// parameters or from special registers it otherwise does, in hot loops too; what came from memory it
+// keeps.
+template <class T>
+KCCL_DEVICE T keep(T value) {
+    static_assert(sizeof(T) % 4 == 0, "whole registers");
+    uint32_t words[sizeof(T) / 4];
+    memcpy(words, &value, sizeof(T));
+    for (uint32_t& word : words) {
+        asm volatile(
+            "{ .local .u32 memory; .reg .u64 memory_address; mov.u64 memory_address, memory; "
+            "cvta.local.u64 memory_address, memory_address; "
+            "st.volatile.u32 [memory_address], %0; ld.volatile.u32 %0, [memory_address]; }"
+            : "+r"(word));
+    }
+    memcpy(&value, words, sizeof(T));
+    return value;
+}
+
 KCCL_DEVICE uint32_t shared_address(const void* address) {
     uint32_t shared;
     asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"

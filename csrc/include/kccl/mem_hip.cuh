@@ -90,6 +90,11 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
 // The constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
+template <class T>
+KCCL_DEVICE T keep(T value) {
+    return value;
+}
+
 KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
 
 KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }

@@ -19,7 +19,8 @@
  * no scrub wipes a word of its call; no wait ends before the peers have entered the call; nobody
  * waits for ever.
  *
- * Left out: payloads, but for whether one looks like the sentinel; time-outs, failures, reset;
+ * Left out: payloads, but for whether one looks like the sentinel; time-outs, failures, reset; closing
+ * a channel and opening it again, which sync; plan(), which says beforehand where enter_special() is due;
  * staging and the protocols that pull; other channels, which share nothing; rounds, which are
  * calls. One packet stands for all that a thread moves. A load is performed at once and in its
  * place, for a branch depends on it. The fence of one thread stands for those of its coop, which
@@ -71,7 +72,7 @@
 #define BARRIER_SCRUBBED 10
 #define FLAG_COMPARED_BEHIND 11 /* "<" in place of equality */
 #define ONE_HALF_CHECKED 12
-#define NO_COOP_SYNC 13     /* in next() */
+#define NO_COOP_SYNC 13     /* in leave() */
 #define ARRIVAL_UNSYNCED 14 /* in arrive() */
 #define REARM_UNFENCED 15
 #define REARM_TOO_EARLY 16 /* in the call that uses the words */
@@ -96,18 +97,22 @@
 /* What poll() takes for the word of this call. */
 #define is_accepted(word, seen) (is_valid(seen) || (planted(ONE_HALF_CHECKED) && (word) % 2 == 1))
 
-/* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16(): const bool active = i < num_packets; */
+/* exchange.cuh exchange(): const bool is_mine = first <= last; */
 #define is_active (index < num_packets)
 
 #include "mem.pml"
 #include "channel.pml"
 
+/* What a rank pushes to itself, its own threads take: no other rank's business. */
+/* exchange.cuh push_to(): mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch())); */
+/* exchange.cuh push(): if (k < channel.world_size()) push_to(channel, k, i, payload); */
+/* exchange.cuh exchange(): for (uint32_t i = first; i <= last; i += size) send(i, false); */
+/* exchange.cuh exchange(): if (is_mine) send(first, true); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
- *     if (peer != comm.rank) mem::store_packet(outbox[peer] + i, packet); */
+ *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     if (peer != comm.rank) mem::store_packet(slots.of(peer, comm.rank) + i, packet); */
-/* broadcast_direct_ll16.cuh broadcast_direct_ll16(): mem::store_packet(
- *     packet_slot(comm, peer, call.channel, channel.parity(), root) + i, packet); */
+ *     mem::store_packet(slots.of(peer, comm.rank) + i, packet); */
+/* broadcast_direct_ll16.cuh broadcast_direct_ll16(): ll16::push_to(channel, k, i, payload); */
 inline push() {
     d_step {
         if
@@ -125,17 +130,18 @@ inline push() {
 }
 
 /* A packet that is valid stays so, so peers may be polled in turn. */
+/* exchange.cuh await_all(): packets[source] = mem::load_packet(inbox[source]); */
+/* exchange.cuh await_all(): are_valid &= is_valid(packets[source], epoch); */
+/* exchange.cuh exchange(): failed = !take(is_mine ? turn + first : last, is_mine, false); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
- *     packets[peer] = mem::load_packet(inbox[peer] + i); */
-/* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
- *     if (ll16::is_valid(packets[peer], epoch)) continue; */
+ *     if (!ll16::await_all(channel, i, payloads)) return false; */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     packets[peer] = mem::load_packet(slots.of(comm.rank, peer) + i); */
+ *     packets[source] = mem::load_packet(slots.of(comm.rank, source) + i); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     if (!sentinel::is_valid(packets[peer])) missing |= 1u << peer; */
+ *     are_valid &= sentinel::is_valid(packets[source]); */
+/* exchange.cuh await_one(): packet = mem::load_packet(inbox); return is_valid(packet, epoch); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
- *     if (active) packet = mem::load_packet(inbox + i);
- *     missing = active && !ll16::is_valid(packet, epoch) ? 1u << root : 0; */
+ *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
 inline poll(is_from_all) {
     if
     :: is_active ->
@@ -166,11 +172,11 @@ inline poll(is_from_all) {
 inline rearm() {
     d_step {
         if
-        /* sentinel.cuh rearm(): for (uint64_t i = coop.index(); i < stale_packets_; */
-        :: index < channel_sentinel_packets[rank] &&
+        /* sentinel.cuh rearm(): for (uint32_t i = coop.index(); i < stale_packets_; */
+        :: index < sentinel_packets &&
            (!planted(REARM_THIS_LENGTH) || index < num_packets) ->
            FOR_PEERS
-               /* sentinel.cuh rearm(): mem::Packet* stale = at(calls_ - 1, comm.rank, source); */
+               /* sentinel.cuh rearm(): mem::Packet* stale = at(calls_ - 1, channel_.comm().rank, source); */
                w = WORD(INBOX(k), sentinel_slot(calls_ - back), index);
                /* sentinel.cuh rearm():
                 *     mem::store_packet(stale + i, mem::Packet{{kArmed, kArmed}}); */
@@ -182,18 +188,13 @@ inline rearm() {
         fi;
         w = 0
     }
-    /* sentinel.cuh rearm(): coop.sync(); if (leads(coop)) { */
+    /* sentinel.cuh rearm(): coop.sync(); */
     sync();
     d_step {
-        if
-        :: leads ->
-           /* sentinel.cuh rearm(): channel->sentinel_calls = calls_ + 1; */
-           channel_sentinel_calls[rank] = (calls_ + 1) % NUM_SENTINEL_SLOTS;
-           /* sentinel.cuh rearm():
-            *     channel->sentinel_packets = static_cast<uint32_t>(num_packets); */
-           channel_sentinel_packets[rank] = num_packets
-        :: else
-        fi;
+        /* sentinel.cuh rearm(): channel_.state().sentinel_calls = calls_ + 1; */
+        sentinel_calls = (calls_ + 1) % NUM_SENTINEL_SLOTS;
+        /* sentinel.cuh rearm(): channel_.state().sentinel_packets = num_packets; */
+        sentinel_packets = num_packets;
         /* sentinel.cuh rearm(): mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
         if
         :: planted(REARM_UNFENCED)
@@ -204,7 +205,8 @@ inline rearm() {
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* The first thread to make a call decides for all which it is. */
+/* The first thread to make a call decides for all which it is. Only planted bugs let it get far
+ * ahead. */
 #define MAX_AHEAD 3
 chan calls[WORLD_SIZE * THREADS] = [MAX_AHEAD] of { byte, byte, byte, bit };
 
@@ -225,10 +227,14 @@ inline decide() {
     :: kind != BROADCAST -> is_swapped = true
     fi;
 #endif
+    do
+    :: w < WORLD_SIZE * THREADS -> nfull(calls[w]); w++
+    :: else -> break
+    od;
+    w = 0;
     d_step {
         do
         :: w < WORLD_SIZE * THREADS ->
-           assert(len(calls[w]) < MAX_AHEAD);
            calls[w] ! kind, root, num_packets, is_swapped;
            w++
         :: else -> break
@@ -238,8 +244,11 @@ inline decide() {
 }
 
 active [WORLD_SIZE * THREADS] proctype Thread() {
-    byte kind, root, num_packets, index, epoch, slot, value;
-    bit is_swapped, credit_due;
+    byte kind, root, num_packets, index, slot, value;
+    bit is_swapped;
+    /* The channel, open: */
+    byte epoch, sentinel_calls, sentinel_packets;
+    bit credit_due;
     byte k, s, w;
     do
     :: ONE_STEP {
@@ -252,19 +261,21 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
                index = (is_swapped -> THREADS - 1 - _pid % THREADS : _pid % THREADS)
            }
            /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
-            *     channel.next(coop, Exchange::kPairwise); */
+            *     return ll16::exchange(channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, */
+           /* exchange.cuh exchange(): const Status entered = channel.next(kernel, kind); */
+           /* exchange.cuh exchange(): channel.next_plain(kernel); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
-            *     channel.next(coop, Exchange::kPairwise); */
-           /* barrier_direct.cuh barrier_direct(): channel.next(coop, Exchange::kPairwise); */
+            *     channel.next(kKcclAllReduceOneShotSentinel, Exchange::kPairwise); */
+           /* barrier_direct.cuh barrier_direct():
+            *     channel.next(kKcclBarrierDirect, Exchange::kPairwise); */
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
-            *     channel.next(coop, Exchange::kCredited); */
+            *     return ll16::exchange(channel, kKcclBroadcastDirectLl16, Exchange::kCredited, */
            next(kind == BROADCAST);
            d_step {
                if
                :: kind == SENTINEL ->
-                  /* sentinel.cuh:
-                   *     calls_(channel_state(call.comm, call.channel)->sentinel_calls), */
-                  slot = sentinel_slot(channel_sentinel_calls[rank]);
+                  /* sentinel.cuh: calls_(channel.state().sentinel_calls), */
+                  slot = sentinel_slot(sentinel_calls);
                   /* sentinel.cuh disarmed(): return payload == kArmed ? payload - 1 : payload; */
                   value = DATA * !planted(PAYLOAD_MAY_BE_SENTINEL)
                :: else ->
@@ -280,13 +291,14 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
 #else
               push();
               /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
-               *     slots.rearm(coop, num_packets); */
+               *     slots.rearm(num_packets); */
               rearm()
 #endif
-           /* broadcast_direct_ll16.cuh broadcast_direct_ll16(): if (comm.rank == root) { */
+           /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
+            *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
-           /* barrier_direct.cuh barrier_direct():
-            *     arrive<mem::Order::kRelease>(coop, call, kKcclFlagBarrier, channel.epoch()); */
+           /* barrier_direct.cuh barrier_direct(): channel.template
+            *     arrive<kOrders ? mem::Order::kRelease : mem::Order::kRelaxed>(kKcclFlagBarrier); */
            :: kind == BARRIER -> arrive(BARRIER_FLAG, true)
            :: else
            fi
@@ -295,20 +307,24 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            if
            :: kind == LL16 || kind == SENTINEL -> poll(true)
            :: kind == BROADCAST && rank != root -> poll(false)
-           /* barrier_direct.cuh barrier_direct():
-            *     return await<mem::Order::kAcquire>(coop, call, kKcclFlagBarrier, */
+           /* barrier_direct.cuh barrier_direct(): return channel.template
+            *     await<kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed>(kKcclFlagBarrier); */
            :: kind == BARRIER -> await(BARRIER_FLAG, epoch, true)
            :: else
            fi;
-           /* No sync, though the kernels have one here; that of the next call must do. */
-           /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16(): if (coop.any(failed)) */
+           if
+           /* A barrier's await() has synced. */
+           :: kind == BARRIER
+           /* exchange.cuh exchange(): return channel.leave(failed); */
+           /* exchange.cuh exchange():
+            *     return channel.leave(!take(is_mine ? first : last, is_mine, true)); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
-            *     if (coop.any(failed)) */
-           /* broadcast_direct_ll16.cuh broadcast_direct_ll16(): if (coop.any(failed)) */
+            *     return channel.leave(failed); */
+           :: else -> leave()
+           fi;
            kind = 0;
            d_step {
-               root = 0; num_packets = 0; index = 0; epoch = 0; slot = 0; value = 0;
-               is_swapped = 0; credit_due = 0
+               root = 0; num_packets = 0; index = 0; slot = 0; value = 0; is_swapped = 0
            }
        }
     od

@@ -6,73 +6,132 @@
 
 namespace kccl {
 
-constexpr uint64_t kPayloadBytes = 8;
+constexpr uint32_t kPayloadBytes = 8;
 
 template <class T>
-constexpr uint64_t kPayloadElements = kPayloadBytes / sizeof(T);
+constexpr uint32_t kPayloadElements = kPayloadBytes / sizeof(T);
 
 // Payloads that hold `count` elements.
 template <class T>
-KCCL_DEVICE uint64_t num_payloads(uint64_t count) {
+KCCL_DEVICE uint32_t num_payloads(uint32_t count) {
     return (count + kPayloadElements<T> - 1) / kPayloadElements<T>;
 }
 
 // True when payloads [i, i + n) are whole and may be moved as 8-byte words.
 template <class T>
-KCCL_DEVICE bool are_words(const T* array, uint64_t i, uint64_t n, uint64_t count) {
+KCCL_DEVICE bool are_words(const T* array, uint32_t i, uint32_t n, uint32_t count) {
     return (i + n) * kPayloadElements<T> <= count &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
+// True when all payloads of an array are.
+template <class T>
+KCCL_DEVICE bool are_words(const T* array, uint32_t count) {
+    return count % kPayloadElements<T> == 0 &&
+           (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
+}
+
 // Payloads [i, i + N) of an array of `count` elements; what lies behind the end is zero.
-template <class T, uint64_t N>
-KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint64_t i,
-                               uint64_t count) {
-    constexpr uint64_t kCount = N * kPayloadElements<T>;
+template <class T, uint32_t N>
+KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
+                               uint32_t count) {
+    constexpr uint32_t kCount = N * kPayloadElements<T>;
     const T* first = array + i * kPayloadElements<T>;
     if (are_words(array, i, N, count)) {
-        for (uint64_t n = 0; n < N; ++n) {
+        for (uint32_t n = 0; n < N; ++n) {
             payloads[n] = mem::load_plain(reinterpret_cast<const uint64_t*>(first) + n);
         }
         return;
     }
     T elements[kCount] = {};
-    for (uint64_t k = 0; k < kCount; ++k) {
+    for (uint32_t k = 0; k < kCount; ++k) {
         if (i * kPayloadElements<T> + k < count) elements[k] = mem::load_plain(first + k);
     }
     platform::copy_bytes(payloads, elements, sizeof(payloads));
 }
 
 // Stores payloads [i, i + N) of an array of `count` elements, as far as they lie before the end.
-template <class T, uint64_t N>
-KCCL_DEVICE void store_payloads(T* array, uint64_t i, uint64_t count,
+template <class T, uint32_t N>
+KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
                                 const uint64_t (&payloads)[N]) {
-    constexpr uint64_t kCount = N * kPayloadElements<T>;
+    constexpr uint32_t kCount = N * kPayloadElements<T>;
     T* first = array + i * kPayloadElements<T>;
     if (are_words(array, i, N, count)) {
-        for (uint64_t n = 0; n < N; ++n) {
+        for (uint32_t n = 0; n < N; ++n) {
             mem::store_plain(reinterpret_cast<uint64_t*>(first) + n, payloads[n]);
         }
         return;
     }
     T elements[kCount];
     platform::copy_bytes(elements, payloads, sizeof(payloads));
-    for (uint64_t k = 0; k < kCount; ++k) {
+    for (uint32_t k = 0; k < kCount; ++k) {
         if (i * kPayloadElements<T> + k < count) mem::store_plain(first + k, elements[k]);
     }
 }
 
+// The part of a call of `count` elements that falls to this block of its kernel. It begins where
+// packets do.
+struct Slice {
+    int block;
+    uint64_t begin;
+    uint64_t count;
+};
+
 template <class T>
-KCCL_DEVICE uint64_t load_payload(const T* array, uint64_t i, uint64_t count) {
+KCCL_DEVICE Slice block_slice(uint64_t count) {
+    constexpr uint64_t kUnit = 16 / sizeof(T);
+    const uint32_t block = platform::block_in_grid();
+    const uint64_t num_units = (count + kUnit - 1) / kUnit;
+    const uint64_t blocks = platform::blocks_per_grid();
+    const uint64_t share = (num_units + blocks - 1) / blocks * kUnit;
+    const uint64_t begin = block * share < count ? block * share : count;
+    const uint64_t rest = count - begin;
+    return {static_cast<int>(block), begin, rest < share ? rest : share};
+}
+
+template <class T>
+KCCL_DEVICE T* output_of(const Call& call) {
+    return reinterpret_cast<T*>(call.output);
+}
+
+template <class T>
+KCCL_DEVICE const T* input_of(const Call& call) {
+    return reinterpret_cast<const T*>(call.input);
+}
+
+// Makes a call on a slice in as many rounds as its slots need, each a call of its own on the channel:
+// round(out, in, count) -> Status.
+template <class T, class Round>
+KCCL_DEVICE Status in_rounds(const Call& call, const Slice& slice, Round round) {
+    const uint64_t most = call.comm.layout.packet_bytes / sizeof(T);
+    for (uint64_t done = 0; done < slice.count; done += most) {
+        const uint64_t begin = slice.begin + done;
+        const uint64_t rest = slice.count - done;
+        const auto count = static_cast<uint32_t>(rest < most ? rest : most);
+        const Status status = round(output_of<T>(call) + begin, input_of<T>(call) + begin, count);
+        if (status != kKcclOk) return status;
+    }
+    return kKcclOk;
+}
+
+// is_word: it is known that this payload is one.
+template <class T>
+KCCL_DEVICE uint64_t load_payload(const T* array, uint32_t i, uint32_t count, bool is_word) {
+    if (is_word) return mem::load_plain(reinterpret_cast<const uint64_t*>(array) + i);
     uint64_t payload[1];
     load_payloads(payload, array, i, count);
     return payload[0];
 }
 
 template <class T>
-KCCL_DEVICE void store_payload(T* array, uint64_t i, uint64_t count, uint64_t payload) {
+KCCL_DEVICE void store_payload(T* array, uint32_t i, uint32_t count, uint64_t payload,
+                               bool is_word) {
     const uint64_t payloads[1] = {payload};
-    store_payloads(array, i, count, payloads);
+    if (is_word) {
+        mem::store_plain(reinterpret_cast<uint64_t*>(array) + i, payload);
+    } else {
+        store_payloads(array, i, count, payloads);
+    }
 }
 
 }  // namespace kccl

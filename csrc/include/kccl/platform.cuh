@@ -35,11 +35,14 @@ using uint64_t = unsigned long;
 // ---- Qualifiers -----------------------------------------------------------------------------
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_DEVICE __device__ __forceinline__
-#define KCCL_DEVICE_COLD __device__ __noinline__
+// Not a function of its own: for a call's sake the hot path beside it would keep its registers in
+// memory.
+#define KCCL_DEVICE_COLD __device__ __forceinline__
 #define KCCL_DEVICE_SHARED __device__ __forceinline__
 #define KCCL_KERNEL __global__
 #define KCCL_KERNEL_PARAM(type) const __grid_constant__ type
 #define KCCL_INDEPENDENT
+#define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_HIP)
 #define KCCL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
@@ -47,6 +50,7 @@ using uint64_t = unsigned long;
 #define KCCL_KERNEL __attribute__((global))
 #define KCCL_KERNEL_PARAM(type) const type
 #define KCCL_INDEPENDENT
+#define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_SIM)
 #define KCCL_DEVICE inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
@@ -54,6 +58,7 @@ using uint64_t = unsigned long;
 #define KCCL_KERNEL [[maybe_unused]] static
 #define KCCL_KERNEL_PARAM(type) const type&
 #define KCCL_INDEPENDENT
+#define KCCL_UNROLL
 #else
 // Always inlined, so that one translation unit per instruction set emits no shared symbols.
 #define KCCL_DEVICE inline __attribute__((always_inline))
@@ -63,6 +68,8 @@ using uint64_t = unsigned long;
 // Internal linkage, because every instruction set has its own copy.
 #define KCCL_KERNEL [[maybe_unused]] static
 #define KCCL_KERNEL_PARAM(type) const type&
+// Unrolls the next loop, of a constant number of turns, so that arrays it indexes are registers.
+#define KCCL_UNROLL
 // Promises that the iterations of the next loop touch different elements.
 #if defined(__clang__)
 #define KCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")

@@ -150,15 +150,18 @@ struct Max : Sum {
     }
 };
 
-// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1, which lie STRIDE apart.
-template <class T, class Op, int STRIDE = 1>
+// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1, which lie STRIDE apart in
+// an array with room for MAX_RANKS.
+template <class T, class Op, int STRIDE, int MAX_RANKS>
 KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     constexpr int kCount = 8 / sizeof(T);
     typename Element<T>::Acc acc[kCount];
     T elements[kCount];
     platform::copy_bytes(elements, &payloads[0], 8);
     for (int k = 0; k < kCount; ++k) acc[k] = Element<T>::widen(elements[k]);
-    for (int rank = 1; rank < world_size; ++rank) {
+    KCCL_UNROLL
+    for (int rank = 1; rank < MAX_RANKS; ++rank) {
+        if (rank >= world_size) break;
         platform::copy_bytes(elements, &payloads[rank * STRIDE], 8);
         for (int k = 0; k < kCount; ++k) {
             acc[k] = Op::template apply<T>(acc[k], Element<T>::widen(elements[k]));
@@ -170,6 +173,11 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     uint64_t payload;
     platform::copy_bytes(&payload, elements, 8);
     return payload;
+}
+
+template <class T, class Op, int MAX_RANKS>
+KCCL_DEVICE uint64_t reduce_payloads(const uint64_t (&payloads)[MAX_RANKS], int world_size) {
+    return reduce_payloads<T, Op, 1, MAX_RANKS>(payloads, world_size);
 }
 
 template <class T, class Op, int WORLD_SIZE, class Coop>

@@ -28,13 +28,13 @@ namespace kccl::sentinel {
 // NaN in every float type of 2, 4 and 8 bytes.
 constexpr uint64_t kArmed = ~uint64_t{0};
 
-constexpr uint64_t kPayloads = 2;
+constexpr uint32_t kPayloads = 2;
 
 static_assert((kKcclNumSentinelSlots & (kKcclNumSentinelSlots - 1)) == 0,
               "slots take turns by a counter that wraps at 2^32");
 
 // Packets that carry so many payloads.
-KCCL_DEVICE uint64_t num_packets(uint64_t num_payloads) {
+KCCL_DEVICE uint32_t num_packets(uint32_t num_payloads) {
     return (num_payloads + kPayloads - 1) / kPayloads;
 }
 
@@ -53,44 +53,40 @@ KCCL_DEVICE bool is_valid(mem::Packet packet) {
 }
 
 // The slots of one call and of the one before. Made after Channel::next().
+template <class Coop, int WORLD_SIZE>
 class Slots {
   public:
-    KCCL_DEVICE explicit Slots(const Call& call)
-        : call_(call),
-          calls_(channel_state(call.comm, call.channel)->sentinel_calls),
-          stale_packets_(channel_state(call.comm, call.channel)->sentinel_packets) {}
+    KCCL_DEVICE explicit Slots(Channel<Coop, WORLD_SIZE>& channel)
+        : channel_(channel),
+          calls_(channel.state().sentinel_calls),
+          stale_packets_(channel.state().sentinel_packets) {}
 
     // The packets of this call that `source` pushes into `rank`'s window.
     KCCL_DEVICE mem::Packet* of(int rank, int source) const { return at(calls_, rank, source); }
 
     // Re-arms what the call before used, and remembers that this one uses num_packets of each
     // source. Called once a call by all threads of the coop, between their pushes and their polls.
-    template <class Coop>
-    KCCL_DEVICE void rearm(Coop coop, uint64_t num_packets) {
-        const DeviceComm& comm = call_.comm;
-        for (int source = 0; source < comm.world_size; ++source) {
-            if (source == comm.rank) continue;
-            mem::Packet* stale = at(calls_ - 1, comm.rank, source);
-            for (uint64_t i = coop.index(); i < stale_packets_; i += coop.size()) {
+    KCCL_DEVICE void rearm(uint32_t num_packets) {
+        const Coop coop = channel_.coop();
+        for (int source = 0; source < channel_.world_size(); ++source) {
+            mem::Packet* stale = at(calls_ - 1, channel_.comm().rank, source);
+            for (uint32_t i = coop.index(); i < stale_packets_; i += coop.size()) {
                 mem::store_packet(stale + i, mem::Packet{{kArmed, kArmed}});
             }
         }
         coop.sync();
-        if (leads(coop)) {
-            ChannelState* channel = channel_state(comm, call_.channel);
-            channel->sentinel_calls = calls_ + 1;
-            channel->sentinel_packets = static_cast<uint32_t>(num_packets);
-        }
+        channel_.state().sentinel_calls = calls_ + 1;
+        channel_.state().sentinel_packets = num_packets;
         mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
     }
 
   private:
     KCCL_DEVICE mem::Packet* at(uint32_t calls, int rank, int source) const {
-        return sentinel_slot(call_.comm, rank, call_.channel, calls % kKcclNumSentinelSlots,
+        return sentinel_slot(channel_.comm(), rank, channel_.index(), calls % kKcclNumSentinelSlots,
                              source);
     }
 
-    const Call& call_;
+    Channel<Coop, WORLD_SIZE>& channel_;
     uint32_t calls_;
     uint32_t stale_packets_;
 };

@@ -2,14 +2,12 @@
 //
 // Every poll loop of the library has one form:
 //
-//     Wait wait(call, wanted);
-//     do { poll; } while (wait.again(missing, seen));
-//     if (wait.failed()) ...
+//     const bool arrived = wait_until(comm, awaited, is_there, missing);
 //
-// again() returns false when nothing is missing, or when the wait failed: the limit passed, a peer
-// that is missing is gone, any peer gave up first, or the interpreter was interrupted. A failed
-// wait writes one record, raises the abort word at all peers and leaves a status in KcclState that
-// stays until reset.
+// where is_there() polls once and missing() says, now and then, what a thread still misses. A wait
+// fails when the limit passed, a peer that is missing is gone, any peer gave up first, or the
+// interpreter was interrupted. A failed wait writes one record, raises the abort word at all peers
+// and leaves a status in KcclState that stays until reset.
 #pragma once
 
 #include "coop.cuh"
@@ -61,14 +59,23 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
 // Whom a wait needs: each of the missing peers, or any one of them.
 enum class Need { kEach, kAny };
 
-// What a wait is for, as its record will name it, and what it remembers between two looks at the
-// clock.
+// What a wait is for, as its record will name it.
+struct Awaited {
+    uint32_t kernel;  // KcclKernel
+    int32_t channel;  // or the signal_id
+    uint32_t wanted;  // an epoch or a count
+    Need need = Need::kEach;
+};
+
+// What a thread has not seen yet.
+struct Missing {
+    uint32_t ranks;     // as bits; this rank itself: other threads of it
+    uint32_t seen;      // what one of their words last was, as an epoch or a count
+    int32_t block = 0;  // grid_sync: whose word that is
+};
+
+// What a wait remembers between two looks at the clock.
 struct Patience {
-    uint32_t kernel;
-    int32_t channel;
-    uint32_t wanted;
-    Need need;
-    uint32_t polls = 0;
     uint32_t looked_again = 0;  // lost peers, as bits, whose last words were looked for once more
     uint64_t started_ns = 0;
 };
@@ -95,10 +102,10 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
     return true;
 }
 
-// Looks at the clock, at the abort words and, on a CPU, at the processes of the peers in `missing`,
-// a set of ranks as bits. False: the wait failed. `seen` goes into the record.
-KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, Patience& patience, uint32_t missing,
-                                uint32_t seen) {
+// Looks at the clock, at the abort words and, on a CPU, at the processes of the peers that are
+// missing. False: the wait failed.
+KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
+                                const Missing& missing) {
     State* state = state_of(comm);
     if (status_of(comm) != kKcclOk) return false;
     const uint64_t now = mem::clock_ns();
@@ -107,16 +114,16 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, Patience& patience, uint
     uint32_t left = 0;
     if (!nobody_gave_up(comm, &left)) return false;
     uint32_t gone = 0;
-    uint32_t status = mem::idle(state->idle_context, waited_ns, missing, &gone);
-    const uint32_t lost = (left | gone) & missing;
-    const bool is_hopeless = patience.need == Need::kEach ? lost != 0 : lost == missing;
+    uint32_t status = mem::idle(state->idle_context, waited_ns, missing.ranks, &gone);
+    const uint32_t lost = (left | gone) & missing.ranks;
+    const bool is_hopeless = awaited.need == Need::kEach ? lost != 0 : lost == missing.ranks;
     // A peer may have sent its word and then left: the last words of each are looked for once more.
     const uint32_t last_words = is_hopeless ? lost & ~patience.looked_again : 0;
     if (status == kKcclOk && last_words != 0) {
         patience.looked_again |= last_words;
         return true;
     }
-    int32_t culprit = patience.need == Need::kAny ? -1 : first_of(missing);
+    int32_t culprit = awaited.need == Need::kAny ? -1 : first_of(missing.ranks);
     if (status == kKcclInterrupted) {
         culprit = comm.rank;
     } else if (is_hopeless) {
@@ -130,45 +137,42 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, Patience& patience, uint
         if (waited_ns <= limit_ns) return true;
         status = kKcclTimeout;
     }
-    give_up(comm, Record{status, comm.rank, culprit, patience.kernel, patience.channel, seen,
-                         patience.wanted, 0, waited_ns});
+    const int32_t channel = awaited.kernel == kKcclGridSync ? missing.block : awaited.channel;
+    give_up(comm, Record{status, comm.rank, culprit, awaited.kernel, channel, missing.seen,
+                         awaited.wanted, 0, waited_ns});
     return false;
 }
 
-class Wait {
-  public:
-    // `call` and `wanted`, an epoch or a count, are what the record will name.
-    KCCL_DEVICE Wait(const Call& call, uint32_t wanted, Need need = Need::kEach)
-        : comm_(call.comm), patience_{call.kernel, call.channel, wanted, need} {}
-
-    // The same outside of a call. `channel`: what the record will have under this name.
-    KCCL_DEVICE Wait(const DeviceComm& comm, KcclKernel kernel, int32_t channel, uint32_t wanted)
-        : comm_(comm), patience_{static_cast<uint32_t>(kernel), channel, wanted, Need::kEach} {}
-
-    // To be called after each poll by all threads of a warp, so that the loop stays warp-uniform.
-    // `missing`: the ranks, as bits, of which this thread has not seen all it waits for; one of
-    // their words last read `seen`. This rank itself: other threads of it.
-    KCCL_DEVICE bool again(uint32_t missing, uint32_t seen) {
-        if (!platform::warp_any(missing != 0)) return false;
-        mem::poll_pause();
-        if (++patience_.polls < comm_.polls_per_check) return true;
-        patience_.polls = 0;
-        failed_ = platform::warp_any(missing != 0 && !may_go_on(comm_, patience_, missing, seen));
-        return !failed_;
+// Polls until is_there() is true in all threads of the warp; false: the wait failed. Called by all
+// threads of a warp, with the same arguments.
+//
+// is_there() -> bool: polls once; true when this thread has seen all it waits for.
+// missing() -> Missing: what it has not, after a poll; no ranks: nothing.
+//
+// Why the slow path comes first, and works on copies: compilers lay code out as it is written, and
+// whatever is taken by address lies in memory. So what follows a successful poll follows it at once,
+// and the hot loop has its registers.
+template <class IsThere, class WhatIsMissing>
+KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_there,
+                            WhatIsMissing missing) {
+    Patience patience;
+    for (bool has_polled = false;; has_polled = true) {
+        if (has_polled) {
+            const Missing now = missing();
+            const Awaited what = awaited;
+            Patience spent = patience;
+            if (platform::warp_any(now.ranks != 0 && !may_go_on(comm, what, spent, now))) {
+                return false;
+            }
+            patience = spent;
+        }
+        uint32_t polls = 0;
+        do {
+            // So the loop stays warp-uniform.
+            if (!platform::warp_any(!is_there())) return true;
+            mem::poll_pause();
+        } while (++polls < comm.polls_per_check);
     }
-
-    // The same for a wait whose record names in `channel` what this thread misses now.
-    KCCL_DEVICE bool again(uint32_t missing, uint32_t seen, int32_t channel) {
-        patience_.channel = channel;
-        return again(missing, seen);
-    }
-
-    KCCL_DEVICE bool failed() const { return failed_; }
-
-  private:
-    const DeviceComm& comm_;
-    Patience patience_;
-    bool failed_ = false;
-};
+}
 
 }  // namespace kccl

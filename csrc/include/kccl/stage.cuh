@@ -55,21 +55,19 @@ struct Turn {
     }
 };
 
-// The warp that copies. All functions are called by all its threads. `call` names the kernel in the
-// record of a wait that fails.
+// The warp that copies. All functions are called by all its threads. `comm` has the limit of waits.
 template <class Ring>
 class Producer {
   public:
-    KCCL_DEVICE Producer(Ring& ring, const Call& call) : ring_(ring), call_(call) {}
+    KCCL_DEVICE Producer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
     // Begins the next copy, of at least 16 bytes and at most a stage; multiples of 16, `from` too.
     // Waits until its stage is free and fewer than `in_flight` (1 or more) copies are on their way.
     KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
-        Wait wait(call_, count_ + 1);
-        while (
-            wait.again(try_push(from, num_bytes, in_flight) ? 0 : 1u << call_.comm.rank, count_)) {
-        }
-        return wait.failed() ? status_of(call_.comm) : kKcclOk;
+        const auto poll = [&] { return try_push(from, num_bytes, in_flight); };
+        const auto missing = [&] { return Missing{1u << comm_.rank, count_}; };
+        const Awaited awaited = {kKcclNumKernels, 0, count_ + 1};
+        return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
     }
 
     // The same without waiting. False: not yet.
@@ -110,7 +108,7 @@ class Producer {
     }
 
     Ring& ring_;
-    const Call& call_;
+    const DeviceComm& comm_;
     Turn<Ring> next_;
     Turn<Ring> oldest_;
     uint32_t flying_ = 0;
@@ -121,17 +119,19 @@ class Producer {
 template <class Ring>
 class Consumer {
   public:
-    KCCL_DEVICE Consumer(Ring& ring, const Call& call) : ring_(ring), call_(call) {}
+    KCCL_DEVICE Consumer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
     // Waits for the next copy and returns its bytes, the same ones until pop(). Null: the wait
     // failed.
     KCCL_DEVICE const uint8_t* front() {
-        Wait wait(call_, count_ + 1);
-        while (wait.again(
-            mem::has_completed(&ring_.full[next_.stage], next_.parity) ? 0 : 1u << call_.comm.rank,
-            count_)) {
-        }
-        return wait.failed() ? nullptr : ring_.stage[next_.stage];
+        bool is_there = false;
+        const auto poll = [&] {
+            is_there = mem::has_completed(&ring_.full[next_.stage], next_.parity);
+            return is_there;
+        };
+        const auto missing = [&] { return Missing{is_there ? 0 : 1u << comm_.rank, count_}; };
+        const Awaited awaited = {kKcclNumKernels, 0, count_ + 1};
+        return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
     // Lets go of the bytes: the producer may copy over them.
@@ -144,7 +144,7 @@ class Consumer {
 
   private:
     Ring& ring_;
-    const Call& call_;
+    const DeviceComm& comm_;
     Turn<Ring> next_;
     uint32_t count_ = 0;
 };

@@ -1,4 +1,4 @@
-// Symmetric windows: where a region of any rank's window lies in this rank's address space.
+// Symmetric windows: where a region of any rank's window or scratch lies in this rank's address space.
 // Nothing here touches memory.
 #pragma once
 
@@ -17,6 +17,11 @@ KCCL_DEVICE T* window_at(const DeviceComm& comm, int rank, uint64_t offset) {
     return reinterpret_cast<T*>(comm.window[rank] + offset);
 }
 
+template <class T>
+KCCL_DEVICE T* scratch_at(const DeviceComm& comm, int rank, uint64_t offset) {
+    return reinterpret_cast<T*>(comm.scratch[rank] + offset);
+}
+
 // The word by which `source` says that it gave up, in `rank`'s window.
 KCCL_DEVICE uint32_t* abort_word(const DeviceComm& comm, int rank, int source) {
     return window_at<uint32_t>(comm, rank, comm.layout.abort) + source;
@@ -26,11 +31,11 @@ KCCL_DEVICE Record* abort_record(const DeviceComm& comm, int rank, int source) {
     return window_at<Record>(comm, rank, comm.layout.records + source * kKcclLineBytes);
 }
 
-// The word that `source` writes into `rank`'s window; a line of its own.
+// The word that `source` writes into `rank`'s scratch; a line of its own.
 KCCL_DEVICE uint32_t* flag_word(const DeviceComm& comm, int rank, int channel, KcclFlag flag,
                                 int source) {
     const uint64_t line = (uint64_t(channel) * kKcclNumFlags + flag) * comm.world_size + source;
-    return window_at<uint32_t>(comm, rank, comm.layout.flags + line * kKcclLineBytes);
+    return scratch_at<uint32_t>(comm, rank, comm.layout.flags + line * kKcclLineBytes);
 }
 
 // The counter of signals that `source` sent to `rank` under this id; a line of its own.
@@ -41,26 +46,26 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 
 // The word by which a block of this rank tells the others how often it has synchronised.
 KCCL_DEVICE uint32_t* grid_word(const DeviceComm& comm, uint32_t block) {
-    return window_at<uint32_t>(comm, comm.rank,
-                               comm.layout.grid + uint64_t(block) * kKcclLineBytes);
+    return scratch_at<uint32_t>(comm, comm.rank,
+                                comm.layout.grid + uint64_t(block) * kKcclLineBytes);
 }
 
-// The packets that `source` pushes into `rank`'s window: a slot of 2 * packet_bytes.
+// The packets that `source` pushes into `rank`'s scratch: a slot of 2 * packet_bytes.
 // The stride per source is fixed, so a word is only ever written by one rank.
 KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                                      int source) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * comm.world_size + source;
-    return window_at<mem::Packet>(comm, rank,
-                                  comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
+    return scratch_at<mem::Packet>(comm, rank,
+                                   comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
 }
 
-// The sentinel words that `source` pushes into `rank`'s window: a slot of packet_bytes.
+// The sentinel words that `source` pushes into `rank`'s scratch: a slot of packet_bytes.
 KCCL_DEVICE mem::Packet* sentinel_slot(const DeviceComm& comm, int rank, int channel, uint32_t slot,
                                        int source) {
     const uint64_t place =
         (uint64_t(channel) * kKcclNumSentinelSlots + slot) * comm.world_size + source;
-    return window_at<mem::Packet>(comm, rank,
-                                  comm.layout.sentinel + place * comm.layout.packet_bytes);
+    return scratch_at<mem::Packet>(comm, rank,
+                                   comm.layout.sentinel + place * comm.layout.packet_bytes);
 }
 
 enum class Half { kInput = 0, kResult = 1 };
@@ -70,7 +75,7 @@ template <class T>
 KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                             Half half) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * 2 + static_cast<uint32_t>(half);
-    return window_at<T>(comm, rank, comm.layout.staging + slot * comm.layout.staging_bytes);
+    return scratch_at<T>(comm, rank, comm.layout.staging + slot * comm.layout.staging_bytes);
 }
 
 }  // namespace kccl

@@ -1,0 +1,143 @@
+// The collectives from inside a kernel.
+//
+//     Status all_reduce<T, Op>(coop, comm, out, in, count)       warp(), block() or grid() acts
+//
+//     Channel channel(block(), comm);                            for many calls: opened once
+//     for (...) status = all_reduce<T, Op>(channel, out, in, count);
+//
+// A call that is given no channel takes the coop's own: a block's is its index in the grid, a warp's
+// its index among all warps. A grid's blocks take theirs. On every rank the same channels make the
+// same calls, in the same order. A call on a channel that is closed opens it, which costs two trips
+// to the L2 cache; so kernels of many calls keep it open.
+//
+// Messages are at most DeviceComm's max_bytes long, each coop's own; a longer one is an error, on all
+// ranks. An error stays: every later call on the communicator returns it at once.
+#pragma once
+
+#include "../../kernels/all_reduce_one_shot_ll16.cuh"
+#include "../../kernels/barrier_direct.cuh"
+#include "../../kernels/broadcast_direct_ll16.cuh"
+#include "grid.cuh"
+
+namespace kccl {
+
+KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, const Awaited& call,
+                                    uint64_t num_bytes) {
+    constexpr uint64_t kMost = 0xffffffff;
+    give_up(comm, Record{kKcclMessageTooLong, comm.rank, comm.rank, call.kernel, call.channel,
+                         static_cast<uint32_t>(num_bytes < kMost ? num_bytes : kMost),
+                         static_cast<uint32_t>(comm.layout.packet_bytes), 0, 0});
+}
+
+// Whether there is anything to send, and it fits. If it does not, the call has failed. Called by all
+// threads of the coop.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t num_bytes) {
+    if (num_bytes - 1 < channel.max_bytes()) return true;
+    if (num_bytes == 0) return false;
+    if (channel.status() == kKcclOk && leads(channel.coop())) {
+        Awaited call = channel.awaited();
+        call.kernel = kernel;
+        refuse_length(channel.comm(), call, num_bytes);
+    }
+    channel.leave(true);
+    return false;
+}
+
+// ---- On a channel that is open: by all threads of its coop ---------------------------------------
+
+// Every rank's `out` becomes the element-wise reduction of all ranks' `in`: `count` elements of T,
+// the same array or two that do not overlap. On return, with the same status in all threads, the
+// coop may read all of `out` and write `in`; unless the status is ok, `out` is undefined.
+template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                              uint64_t count) {
+    if (!fits(channel, kKcclAllReduceOneShotLl16, count * sizeof(T))) return channel.status();
+    return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
+}
+
+// Every rank's `out` becomes the root's `in`: `count` elements of T. The root writes no `out`, the
+// others read no `in`. Otherwise as all_reduce().
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                             uint64_t count, int root) {
+    const uint64_t num_bytes = count * sizeof(T);
+    if (!fits(channel, kKcclBroadcastDirectLl16, num_bytes)) return channel.status();
+    return broadcast_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
+                                 reinterpret_cast<const uint8_t*>(in),
+                                 static_cast<uint32_t>(num_bytes), root);
+}
+
+// Waits for the same coop of every rank: see barrier_direct().
+template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
+    return barrier_direct<order>(channel);
+}
+
+// ---- One call: the same, by all threads of the coop ----------------------------------------------
+
+template <class T, class Op = Sum, class Coop>
+KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                              uint64_t count, int channel) {
+    Channel<Coop> opened(coop, comm, channel);
+    return all_reduce<T, Op>(opened, out, in, count);
+}
+
+template <class T, class Op = Sum, class Coop>
+KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                              uint64_t count) {
+    return all_reduce<T, Op>(coop, comm, out, in, count, default_channel(coop));
+}
+
+template <class T, class Coop>
+KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T* in, uint64_t count,
+                             int root, int channel) {
+    Channel<Coop> opened(coop, comm, channel);
+    return broadcast(opened, out, in, count, root);
+}
+
+template <class T, class Coop>
+KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T* in, uint64_t count,
+                             int root) {
+    return broadcast(coop, comm, out, in, count, root, default_channel(coop));
+}
+
+template <mem::Order order = mem::Order::kAcqRel, class Coop>
+KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
+    Channel<Coop> opened(coop, comm);
+    return barrier<order>(opened);
+}
+
+// ---- By all blocks of the kernel -----------------------------------------------------------------
+
+// All threads of all blocks; one kernel at a time on a rank, its blocks all resident.
+struct Grid {};
+KCCL_DEVICE Grid grid() { return {}; }
+
+// Message-complete: each block exchanges its slice, then the blocks synchronise; any block may read
+// all of `out`. What other blocks wrote to `in` is synchronised by the caller.
+template <class T, class Op = Sum>
+KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
+    const Slice slice = block_slice<T>(count);
+    // Its status is the communicator's, which the next line returns.
+    all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, slice.count);
+    return grid_sync(comm);
+}
+
+template <class T>
+KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
+                             int root) {
+    const Slice slice = block_slice<T>(count);
+    broadcast(block(), comm, out + slice.begin, in + slice.begin, slice.count, root);
+    return grid_sync(comm);
+}
+
+// What any block of any rank wrote before is visible to every block of every rank after.
+KCCL_DEVICE Status barrier(Grid, const DeviceComm& comm) {
+    const Status before = grid_sync(comm);
+    if (before != kKcclOk) return before;
+    if (platform::block_in_grid() == 0) barrier(block(), comm);
+    return grid_sync(comm);
+}
+
+}  // namespace kccl

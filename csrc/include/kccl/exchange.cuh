@@ -1,0 +1,129 @@
+// How ll16 packets travel in a call of a channel: pushed into the receivers' windows, polled by their
+// owners. A rank's own packets go the same way as its peers', so no thread has to tell them apart.
+//
+// In one call a thread pushes packet i of this rank at most once to each rank, and any packet may be
+// awaited more than once, by any threads of the coop. Every rank pushes at least one packet to every
+// other, or the call is credited (channel.cuh).
+#pragma once
+
+#include "channel.cuh"
+#include "packet.cuh"
+
+namespace kccl::ll16 {
+
+// Pushes packet i to the k-th receiver: see Channel::outbox().
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE void push_to(const Channel<Coop, WORLD_SIZE>& channel, int k, uint32_t i,
+                         uint64_t payload) {
+    mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch()));
+}
+
+// Pushes packet i to every rank, this one last.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint64_t payload) {
+    KCCL_UNROLL
+    for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+        if (k < channel.world_size()) push_to(channel, k, i, payload);
+    }
+}
+
+// Waits for packet i of every rank; payloads[source] is what `source` pushed. False: the wait
+// failed. Called by all threads of a warp, each with an i of its own.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
+                           uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>]) {
+    const int world_size = channel.world_size();
+    const uint32_t epoch = channel.epoch();
+    const mem::Packet* inbox[kMaxRanks<WORLD_SIZE>];
+    KCCL_UNROLL
+    for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+        if (source < world_size) inbox[source] = channel.inbox(source, i);
+    }
+    mem::Packet packets[kMaxRanks<WORLD_SIZE>];
+    // All packets are loaded before any is checked: their latencies overlap.
+    const auto poll = [&] {
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= world_size) break;
+            packets[source] = mem::load_packet(inbox[source]);
+        }
+        bool are_valid = true;
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= world_size) break;
+            are_valid &= is_valid(packets[source], epoch);
+        }
+        return are_valid;
+    };
+    const auto missing = [&] {
+        Missing late = {0, 0};
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= world_size || is_valid(packets[source], epoch)) continue;
+            if (late.ranks == 0) late.seen = stale_flag(packets[source], epoch);
+            late.ranks |= 1u << source;
+        }
+        return late;
+    };
+    if (!wait_until(channel.comm(), channel.awaited(), poll, missing)) return false;
+    KCCL_UNROLL
+    for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+        if (source < world_size) payloads[source] = unpack(packets[source]);
+    }
+    return true;
+}
+
+// Waits for packet i of one rank. Otherwise as await_all().
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
+                           uint64_t* payload) {
+    const uint32_t epoch = channel.epoch();
+    const mem::Packet* inbox = channel.inbox(source, i);
+    mem::Packet packet;
+    const auto poll = [&] {
+        packet = mem::load_packet(inbox);
+        return is_valid(packet, epoch);
+    };
+    const auto missing = [&] {
+        const uint32_t late = is_valid(packet, epoch) ? 0 : 1u << source;
+        return Missing{late, stale_flag(packet, epoch)};
+    };
+    if (!wait_until(channel.comm(), channel.awaited(), poll, missing)) return false;
+    *payload = unpack(packet);
+    return true;
+}
+
+// A call in which a thread sends packet i to every rank and takes packet i of every rank, for all
+// i < num_packets, at least one. Called by all threads of the channel's coop; ends the call.
+//
+// send(i, are_words): pushes packet i.
+// take(i, is_mine, are_words) -> bool: awaits packet i, and uses it if it is this thread's; false:
+// the wait failed. A thread without a packet of its own polls the last one with its warp.
+// are_words: it is known that every payload is a word in memory.
+//
+// Why two paths: between the last packet of one call and the first of the next stands nothing but
+// what every such call needs, and compilers lay code out as it is written.
+template <class Coop, int WORLD_SIZE, class Send, class Take>
+KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
+                            uint32_t num_packets, bool are_words, Send send, Take take) {
+    const uint32_t size = channel.num_threads();
+    const uint32_t first = channel.thread();
+    const uint32_t last = num_packets - 1;
+    if (kind != Exchange::kPairwise || !are_words || num_packets > size ||
+        !channel.is_next_plain()) {
+        const Status entered = channel.next(kernel, kind);
+        if (entered != kKcclOk) return entered;
+        for (uint32_t i = first; i <= last; i += size) send(i, false);
+        bool failed = false;
+        for (uint32_t turn = 0; turn <= last && !failed; turn += size) {
+            const bool is_mine = turn + first <= last;
+            failed = !take(is_mine ? turn + first : last, is_mine, false);
+        }
+        return channel.leave(failed);
+    }
+    const bool is_mine = first <= last;
+    channel.next_plain(kernel);
+    if (is_mine) send(first, true);
+    return channel.leave(!take(is_mine ? first : last, is_mine, true));
+}
+
+}  // namespace kccl::ll16
