@@ -168,6 +168,8 @@ class Machine:
 
     def meet(self, rank: int, others: set[int]) -> None:
         """`others` wait no longer, because this rank has come: each knows what all have done."""
+        if not others:
+            return
         # One of them is always inside, so that the machine does not move meanwhile.
         for other in others:
             self.return_inside(other)
