@@ -12,10 +12,6 @@ namespace {
 constexpr size_t kKeptRecords = 8;
 
 // Another thread of this process, which holds the rank's host code, may write there meanwhile.
-uint64_t read_real(uint64_t address) {
-    return __atomic_load_n(reinterpret_cast<const uint64_t*>(address), __ATOMIC_RELAXED);
-}
-
 void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     auto* words = reinterpret_cast<uint32_t*>(address);
     if (halves == 3) {
@@ -40,30 +36,25 @@ bool releases(Order order) { return order == Order::kRelease || order == Order::
 
 // ---- A granule's history ------------------------------------------------------------------------
 
-// Takes over what was written to real memory behind the records: by plain stores, or by the host.
-void Memory::refresh(Granule& at) {
-    const uint64_t real = read_real(at.address);
-    const uint8_t plain = std::exchange(at.plainly_written, 0);
+void Memory::take_over(Granule& at, uint64_t real) {
+    const uint8_t plain = at.plainly_written;
     uint8_t news = 3;
     if (!at.records.empty()) {
         const uint64_t changed = real ^ at.records.back().value;
-        if (changed == 0) return;
         news = static_cast<uint8_t>(((changed & kLow) != 0 ? 1 : 0) | (changed >> 32 != 0 ? 2 : 0));
     }
     while (news != 0) {
         uint8_t halves = (news & 1) != 0 ? 1 : 2;
-        const PlainWrite& write = at.plain[halves - 1];
+        const Event writer = at.plain_writers[halves - 1];
         const bool is_plain = (plain & halves) != 0;
         const bool is_alike =
-            is_plain ? (plain & 2) != 0 && at.plain[1].event == write.event : (plain & 2) == 0;
+            is_plain ? (plain & 2) != 0 && at.plain_writers[1] == writer : (plain & 2) == 0;
         if (news == 3 && is_alike) halves = 3;
         news &= static_cast<uint8_t>(~halves);
         Record record = {.value = real, .halves = halves};
         if (is_plain) {
-            record.writer = write.event;
-            record.call = write.call;
-            record.site = write.site;
-            record.step = write.step;
+            // Where it was written accesses know.
+            record.writer = writer;
             record.is_plain = true;
         } else if (taken(real, halves) != 0) {
             // What a rank's program stored, it stored after what its launches did.
@@ -75,8 +66,15 @@ void Memory::refresh(Granule& at) {
 
 // Each half keeps its last stores, however many the other one has seen since.
 void Memory::append(Granule& at, Record record) {
+    if (at.records.size() >= kKeptRecords) make_room(at, record.halves);
+    record.index = at.num_records++;
+    record.written = record.halves;
+    at.records.push_back(std::move(record));
+}
+
+void Memory::make_room(Granule& at, uint8_t halves) {
     for (const uint8_t half : kHalves) {
-        if ((record.halves & half) == 0 || at.records.size() < kKeptRecords) continue;
+        if ((half & halves) == 0) continue;
         const auto has_half = [half](const Record& each) { return (each.halves & half) != 0; };
         const auto count = std::count_if(at.records.begin(), at.records.end(), has_half);
         if (static_cast<size_t>(count) < kKeptRecords) continue;
@@ -84,9 +82,6 @@ void Memory::append(Granule& at, Record record) {
         oldest->halves &= static_cast<uint8_t>(~half);
         if (oldest->halves == 0) at.records.erase(oldest);
     }
-    record.index = at.num_records++;
-    record.written = record.halves;
-    at.records.push_back(std::move(record));
 }
 
 size_t Granule::newest(uint8_t halves) const {
@@ -95,7 +90,7 @@ size_t Granule::newest(uint8_t halves) const {
     return position;
 }
 
-const Record* Granule::find(uint64_t index) const {
+const Record* Granule::find(uint32_t index) const {
     for (size_t position = records.size(); position-- > 0;) {
         if (records[position].index == index) return &records[position];
     }
@@ -188,12 +183,8 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
     // Thousands of threads may see what was there from the start: no mark for each of them.
     if (record.writer.counter == 0 && !access.is_packet) {
         if (checks_) {
-            add(at.looks, {.event = me.now(),
-                           .call = me.call,
-                           .bytes = bytes_of(halves),
-                           .kind = kKcclSimLoad,
-                           .site = access.site,
-                           .step = step_});
+            if (!at.looks) at.looks = std::make_unique<std::vector<Access>>();
+            add(*at.looks, me, Access::kLoad, bytes_of(halves), false, access.site);
         }
         return;
     }

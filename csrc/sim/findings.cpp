@@ -97,21 +97,26 @@ void Machine::report_overdue() {
 }
 
 KcclSimEvent* Machine::next_event() {
-    return events.empty() ? nullptr : &events[num_events++ % events.size()];
+    if (events.empty()) return nullptr;
+    KcclSimEvent* const event = &events[next_event_];
+    ++num_events;
+    if (++next_event_ == events.size()) next_event_ = 0;
+    return event;
 }
 
 void Machine::trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age,
                     Order order, Scope scope) {
     KcclSimEvent* const event = next_event();
     if (event == nullptr) return;
-    *event = {kind,
-              age,
-              static_cast<uint32_t>(order),
-              static_cast<uint32_t>(scope),
-              place(*current_),
-              address,
-              value,
-              steps};
+    const Fiber& mine = *current_;
+    event->kind = kind;
+    event->age = age;
+    event->order = static_cast<uint32_t>(order);
+    event->scope = static_cast<uint32_t>(scope);
+    event->place = place(mine.knowledge.agent, mine.knowledge.call, mine.site);
+    event->address = address;
+    event->value = value;
+    event->step = steps;
 }
 
 void Machine::trace(const Deed& deed, uint64_t address, uint64_t value) {

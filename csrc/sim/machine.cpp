@@ -48,7 +48,7 @@ void Machine::restart(uint64_t new_seed) {
     has_ended_grid_ = false;
     findings.clear();
     events.assign(settings.trace_events, {});
-    num_events = 0;
+    num_events = next_event_ = 0;
 }
 
 // ---- Launches -----------------------------------------------------------------------------------

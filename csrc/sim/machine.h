@@ -124,7 +124,14 @@ class Machine final : public Reporter {
     // It stores, or does what is like it: no poll goes on across this.
     void end_poll();
     void settle_poll();
-    void look(Granule& granule);
+    void look(Granule& granule) {
+        std::vector<Look>& polled = current_->polled;
+        if (polled.size() < kManyLooks) {
+            polled.push_back({&granule, granule.num_stores});
+        } else {
+            look_again(granule);
+        }
+    }
     void meet_block(Meeting meeting, bool is_fenced);
     void meet_warp(Meeting meeting);
     void end_thread();
@@ -191,6 +198,7 @@ class Machine final : public Reporter {
     void report_overdue();
     bool is_overdue(const Fiber& fiber) const;
     KcclSimEvent* next_event();
+    void look_again(Granule& granule);
     Warp* warp_at(uint32_t index) const;
     void end_in_block(Fiber& fiber);
     void share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block);
@@ -201,6 +209,7 @@ class Machine final : public Reporter {
     bool may_move(uint64_t now_ns, uint64_t* wake_at_ns) const;
     static void body(void* fiber);
 
+    static constexpr size_t kManyLooks = 256;
     // Of the thread that a seed stops: moves when nothing else can.
     static constexpr uint32_t kStoppedLevel = 0;
 
@@ -218,6 +227,7 @@ class Machine final : public Reporter {
     std::vector<uint32_t> slot_counters_;  // of each slot's last event
     ClockRef met_outside_;                 // what ranks know that met outside of the machine
     bool has_ended_grid_ = false;
+    size_t next_event_ = 0;          // in the ring
     std::vector<uint32_t> to_wake_;  // warps of which a word was stored to
     std::vector<Block*> copying_;    // blocks with asynchronous copies under way
     Fiber* current_ = nullptr;

@@ -58,9 +58,9 @@ struct Sight {
 struct Record {
     uint64_t value = 0;  // of all 8 bytes, this store applied
     Event writer = {};
+    uint32_t index = 0;     // counts the granule's stores
     ByScope released = {};  // null: carries nothing
     ClockRef caused = {};
-    uint64_t index = 0;  // counts the granule's stores
     uint32_t call = 0;
     uint8_t written = 3;  // which 4 bytes it wrote, as bits
     uint8_t halves = 3;   // of these, where loads may still return it
@@ -80,7 +80,7 @@ struct Mark {
     enum State : uint8_t { kPolled, kTaken, kRejected };
 
     Event reader = {};
-    uint64_t index = 0;  // of the record that it saw
+    uint32_t index = 0;  // of the record that it saw
     uint32_t call = 0;
     uint8_t halves = 3;
     State state = kPolled;
@@ -95,42 +95,38 @@ struct Access {
     uint32_t call = 0;
     uint8_t bytes = 0;  // which, as bits
     bool is_async = false;
-    KcclSimEventKind kind = kKcclSimRead;
+    enum Kind : uint8_t { kRead, kWrite, kLoad } kind = kRead;
+    uint32_t last = 0;  // the greatest of counters
     uint64_t site = 0;
     uint64_t step = 0;
     std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: of `event` only
-    uint32_t last = 0;                    // the greatest of them
 
-    bool is_write() const { return kind == kKcclSimWrite; }
     void add(Event next);
-};
-
-// The last plain store to a half, until somebody looks at it through mem.cuh.
-struct PlainWrite {
-    Event event;
-    uint32_t call;
-    uint64_t site;
-    uint64_t step;
+    // Whether adding this changes nothing.
+    bool is_last_of(Event next) const {
+        return next == event ||
+               (next.agent.thread < counters.size() && counters[next.agent.thread] == next.counter);
+    }
 };
 
 // 8 aligned bytes. Each half, of 4, has a history of its own; stores of both are in both.
 struct Granule {
     uint64_t address = 0;
     uint64_t launch = 0;  // that was here last; what an ended one did to its own memory is over
-    uint64_t num_records = 0;  // that there have been
+    uint32_t num_records = 0;  // that there have been
+    uint32_t num_stores = 0;   // that woke somebody, or would have
     std::vector<Record> records;
     std::vector<Mark> marks;
-    std::vector<Access> accesses;   // plain
-    std::vector<Access> looks;      // loads that saw no thread's store
-    std::vector<uint32_t> waiters;  // warps to look again when something is stored
-    uint32_t num_stores = 0;        // that woke somebody, or would have
-    uint8_t plainly_written = 0;    // halves of which records know nothing yet
-    PlainWrite plain[2] = {};
+    std::vector<Access> accesses;                // plain
+    std::unique_ptr<std::vector<Access>> looks;  // loads that saw no thread's store
+    std::vector<uint32_t> waiters;               // warps to look again when something is stored
+    Event plain_writers[2];                      // of the halves, the last ones
+    uint8_t plainly_written = 0;                 // halves of which records do not know it yet
 
     // The position among records of the last store to these halves, or to one of them.
     size_t newest(uint8_t halves) const;
     // Null: loads do not return it any more.
-    const Record* find(uint64_t index) const;
+    const Record* find(uint32_t index) const;
     // Stores to these halves after the one at a position.
     uint32_t newer_than(size_t position, uint8_t halves) const;
     void clear() {
@@ -138,7 +134,7 @@ struct Granule {
         records.clear();
         marks.clear();
         accesses.clear();
-        looks.clear();
+        if (looks) looks->clear();
         waiters.clear();
         plainly_written = 0;
     }
@@ -246,19 +242,31 @@ class Memory {
                      KcclSimEventKind kind);
     void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value);
     void check_writers(const Knowledge& me, Granule& granule, const Access32Or64& access,
-                       uint8_t half);
+                       const Record& before, uint8_t halves);
     // By slot, with one entry for the threads of a block that do the same.
-    static void add(std::vector<Access>& accesses, Access next);
+    void add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind, uint8_t bytes,
+             bool is_async, uint64_t site);
     // An access that comes before, and that this clock does not know of; or nothing.
     static bool is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which);
     void check_taken(Granule& granule, const Mark& mark);
-    void refresh(Granule& granule);
+    // Takes over what was written to real memory behind the records: by plain stores, or by the host.
+    void refresh(Granule& granule) {
+        // Another thread of this process, which holds the rank's host code, may write meanwhile.
+        const uint64_t real =
+            __atomic_load_n(reinterpret_cast<const uint64_t*>(granule.address), __ATOMIC_RELAXED);
+        if (granule.records.empty() || granule.records.back().value != real) {
+            take_over(granule, real);
+        }
+        granule.plainly_written = 0;
+    }
+    void take_over(Granule& granule, uint64_t real);
     size_t choose(Knowledge& me, Granule& granule, uint8_t halves);
     static bool must_see(const Knowledge& me, const Record& record, uint8_t halves);
     bool hides(const Record& record);
     void see(Knowledge& me, Granule& granule, size_t position, uint8_t halves,
              const Access32Or64& access);
-    void append(Granule& granule, Record record);
+    static void append(Granule& granule, Record record);
+    static void make_room(Granule& granule, uint8_t halves);
     void put(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value,
              ByScope released, bool is_release);
     ClockRef& sequential(Agent agent, Scope scope);

@@ -6,7 +6,7 @@
 namespace kccl::sim {
 namespace {
 
-// A poll looks at few words, again and again where it does not pause.
+// A wait that does not pause looks at few words, again and again.
 constexpr size_t kRemembered = 4;
 
 }  // namespace
@@ -30,10 +30,9 @@ void Machine::begin_poll(Fiber& fiber) {
     fiber.woken_before = fiber.warp->woken;
 }
 
-void Machine::look(Granule& granule) {
+void Machine::look_again(Granule& granule) {
     std::vector<Look>& polled = current_->polled;
-    const size_t first =
-        std::max(current_->num_settled, polled.size() - std::min(polled.size(), kRemembered));
+    const size_t first = std::max(current_->num_settled, polled.size() - kRemembered);
     for (size_t i = first; i < polled.size(); ++i) {
         if (polled[i].granule == &granule) return;
     }

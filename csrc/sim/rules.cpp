@@ -9,14 +9,13 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
-// Who else wrote this half, and whether that is over.
+// Whether another thread's store comes before this one.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
-                           uint8_t half) {
-    const Record& before = at.records[at.newest(half)];
+                           const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || knows(me.ordered, before.writer)) return;
     // Whoever has seen a store comes after it, and so does who knows that somebody has.
     const bool is_seen = std::any_of(at.marks.begin(), at.marks.end(), [&](const Mark& mark) {
-        return mark.index >= before.index && (mark.halves & half) != 0 &&
+        return mark.index >= before.index && (mark.halves & halves) != 0 &&
                (mark.reader.agent == me.agent || knows(me.caused, mark.reader));
     });
     if (is_seen) return;
@@ -30,10 +29,13 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
     me.settle_hearsay();
     const uint64_t changed = at.records.back().value ^ value;
     const uint8_t halves = halves_of(access.address, access.num_bytes);
+    const Record* last = nullptr;
     for (const uint8_t half : kHalves) {
-        if ((half & halves) != 0 && merged(0, changed, half) != 0) {
-            check_writers(me, at, access, half);
-        }
+        if ((half & halves) == 0 || merged(0, changed, half) == 0) continue;
+        const Record& before = at.records[at.newest(half)];
+        // A store of both halves is looked at once.
+        if (&before != last) check_writers(me, at, access, before, before.halves & halves);
+        last = &before;
     }
     if (!access.is_packet) return;
     for (const Mark& mark : at.marks) {
@@ -102,22 +104,33 @@ void Access::add(Event next) {
     last = std::max(last, next.counter);
 }
 
-void Memory::add(std::vector<Access>& accesses, Access next) {
-    const uint32_t slot = next.event.agent.slot;
-    auto at = std::lower_bound(
-        accesses.begin(), accesses.end(), slot,
-        [](const Access& each, uint32_t other) { return each.event.agent.slot < other; });
+void Memory::add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind,
+                 uint8_t bytes, bool is_async, uint64_t site) {
+    const uint32_t slot = me.agent.slot;
+    auto at = accesses.begin();
+    if (accesses.size() > 1) {
+        at = std::lower_bound(at, accesses.end(), slot, [](const Access& each, uint32_t other) {
+            return each.event.agent.slot < other;
+        });
+    } else if (!accesses.empty() && at->event.agent.slot < slot) {
+        ++at;
+    }
     for (; at != accesses.end() && at->event.agent.slot == slot; ++at) {
-        if (at->kind != next.kind || at->is_async != next.is_async || at->bytes != next.bytes) {
-            continue;
-        }
-        at->add(next.event);
-        at->call = next.call;
-        at->site = next.site;
-        at->step = next.step;
+        if (at->kind != kind || at->is_async != is_async || at->bytes != bytes) continue;
+        if (at->is_last_of(me.now())) return;
+        at->add(me.now());
+        at->call = me.call;
+        at->site = site;
+        at->step = step_;
         return;
     }
-    accesses.insert(at, std::move(next));
+    accesses.insert(at, {.event = me.now(),
+                         .call = me.call,
+                         .bytes = bytes,
+                         .is_async = is_async,
+                         .kind = kind,
+                         .site = site,
+                         .step = step_});
 }
 
 bool Memory::is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which) {
@@ -139,7 +152,9 @@ void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& a
     if (!checks_ || at.accesses.empty()) return;
     const uint8_t bytes = bytes_of(halves_of(access.address, access.num_bytes));
     for (const Access& before : at.accesses) {
-        if ((before.bytes & bytes) == 0 || !(kind == kKcclSimStore || before.is_write())) continue;
+        if ((before.bytes & bytes) == 0 ||
+            !(kind == kKcclSimStore || before.kind == Access::kWrite))
+            continue;
         Event which;
         if (!is_unordered(before, me.ordered, me.agent, &which)) continue;
         reporter_.report(kKcclSimDataRace, doing(me, kind, access.site), access.address,
@@ -166,7 +181,7 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
         for (const uint8_t half : kHalves) {
             if ((bytes_of(half) & bytes) == 0) continue;
             at.plainly_written |= half;
-            at.plain[half - 1] = {me.now(), me.call, site, step_};
+            at.plain_writers[half - 1] = me.now();
         }
     }
     if (!checks_) return;
@@ -174,9 +189,9 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
         reporter_.report(kKcclSimDataRace, doing(me, kind, site), at.address, other);
     };
     for (const Access& before : at.accesses) {
-        if ((before.bytes & bytes) == 0 || !(is_write || before.is_write())) continue;
+        if ((before.bytes & bytes) == 0 || !(is_write || before.kind == Access::kWrite)) continue;
         // The asynchronous proxy sees an ordinary write only after a fence of its own.
-        const bool needs_fence = is_async && !before.is_async && before.is_write();
+        const bool needs_fence = is_async && !before.is_async && before.kind == Access::kWrite;
         Event which;
         if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
             report(deed_of(before, which));
@@ -191,24 +206,20 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
             if ((bytes_of(mark.halves) & bytes) == 0 || mark.reader.agent == me.agent) continue;
             if (!knows(me.ordered, mark.reader)) report(deed_of(mark));
         }
-        for (const Access& look : at.looks) {
-            Event which;
-            if ((look.bytes & bytes) == 0) continue;
-            if (is_unordered(look, me.ordered, me.agent, &which)) report(deed_of(look, which));
+        if (at.looks) {
+            for (const Access& look : *at.looks) {
+                Event which;
+                if ((look.bytes & bytes) == 0) continue;
+                if (is_unordered(look, me.ordered, me.agent, &which)) report(deed_of(look, which));
+            }
+            std::erase_if(*at.looks, [bytes](const Access& e) { return (e.bytes & ~bytes) == 0; });
         }
         // Whoever races with one of these later races with this write too.
         std::erase_if(at.accesses, [&](const Access& before) {
             return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
         });
-        std::erase_if(at.looks, [bytes](const Access& look) { return (look.bytes & ~bytes) == 0; });
     }
-    add(at.accesses, {.event = me.now(),
-                      .call = me.call,
-                      .bytes = bytes,
-                      .is_async = is_async,
-                      .kind = kind,
-                      .site = site,
-                      .step = step_});
+    add(at.accesses, me, is_write ? Access::kWrite : Access::kRead, bytes, is_async, site);
 }
 
 }  // namespace kccl::sim

@@ -21,11 +21,11 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
     Last& last = last_[{state, kernel == kKcclGridSync ? -1 : channel}];
     if (last.index != 0 && last.info.epoch == epoch) return last.index;
     last.info = {state, kernel, channel, epoch, last.info.number + 1};
-    last.index = first_ + static_cast<uint32_t>(known_.size());
-    known_.push_back(last.info);
-    if (known_.size() > kKept) {
-        known_.pop_front();
-        ++first_;
+    last.index = next_++;
+    if (known_.size() < kKept) {
+        known_.push_back(last.info);
+    } else {
+        known_[last.index % kKept] = last.info;
     }
     return last.index;
 }

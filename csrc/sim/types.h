@@ -3,7 +3,6 @@
 
 #include <stdint.h>
 
-#include <deque>
 #include <map>
 #include <utility>
 #include <vector>
@@ -20,14 +19,14 @@ extern "C" {
 namespace kccl::sim {
 
 // As in mem.cuh, whose values the engine's table gets.
-enum class Order : uint32_t {
+enum class Order : uint8_t {
     kRelaxed = kKcclSimOrderRelaxed,
     kAcquire = kKcclSimOrderAcquire,
     kRelease = kKcclSimOrderRelease,
     kAcqRel = kKcclSimOrderAcqRel,
     kSeqCst = kKcclSimOrderSeqCst
 };
-enum class Scope : uint32_t {
+enum class Scope : uint8_t {
     kBlock = kKcclSimScopeBlock,
     kDevice = kKcclSimScopeDevice,
     kSystem = kKcclSimScopeSystem
@@ -72,14 +71,15 @@ struct CallInfo {
 
 class Calls {
   public:
+    Calls() { clear(); }
     void clear() {
-        known_.clear();
-        first_ = 1;
+        known_.assign(1, kNone);
+        next_ = 1;
         last_.clear();
     }
     // Index 0, and whatever is long over: in no call.
     const CallInfo& operator[](uint32_t index) const {
-        return index < first_ ? kNone : known_[index - first_];
+        return next_ - index <= kKept ? known_[index % kKept] : kNone;
     }
     // The call that the rank of this state has entered; the same index for all its threads.
     uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
@@ -88,14 +88,14 @@ class Calls {
   private:
     static constexpr CallInfo kNone = {0, 0, -1, 0, 0};
     // Of all ranks and channels together.
-    static constexpr size_t kKept = 1 << 16;
+    static constexpr uint32_t kKept = 1 << 16;
 
     struct Last {
         uint32_t index = 0;
         CallInfo info = kNone;
     };
-    std::deque<CallInfo> known_;
-    uint32_t first_ = 1;                                 // index of known_[0]
+    std::vector<CallInfo> known_;                        // the one of index i at i % kKept
+    uint32_t next_ = 1;                                  // index
     std::map<std::pair<uint64_t, int32_t>, Last> last_;  // by state and channel
 };
 

@@ -36,7 +36,8 @@ inline Deed deed_of(const Mark& mark) {
     return {mark.reader, mark.call, mark.site, mark.step, kKcclSimLoad, true};
 }
 inline Deed deed_of(const Access& access, Event event) {
-    return {event, access.call, access.site, access.step, access.kind, true};
+    constexpr KcclSimEventKind kKinds[] = {kKcclSimRead, kKcclSimWrite, kKcclSimLoad};
+    return {event, access.call, access.site, access.step, kKinds[access.kind], true};
 }
 
 }  // namespace kccl::sim
