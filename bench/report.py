@@ -77,9 +77,13 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
     """What the columns mean, in as few lines as carry it."""
+    floor = (
+        "# floor: one-way latency of a cache line + one copy of the message, measured in this run\n"
+    )
+    has_floors = any(row["floor_us"] is not None for row in rows)
     out.print(
         "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank\n"
-        "# floor: one-way latency of a cache line + one copy of the message, measured in this run\n"
+        f"{floor if has_floors else ''}"
         "# mode: host = prepared, looped in C; eager = prepared, op() from Python;\n"
         "#       direct = not prepared, called from Python, as every MPI row\n"
         "# speed-up: best MPI row / this row, both called from Python"

@@ -78,9 +78,11 @@ class ProtocolError(Error):
 
     Attributes:
         kind: What was found, as in "data_race": kccl/sim/report.py has all.
-        rank, block, thread: Who did it; a block of -1 is the rank's host.
+        rank, block, thread: Who did it; a block of -1 is the rank's host, a thread of -1 what
+            copies for the block asynchronously.
         site: Where in the source, as in "csrc/kernels/put.cuh:15".
-        kernel, channel, epoch: The library's call it belongs to; "", -1 and 0 without one.
+        kernel, channel, epoch: The library's call that the thread makes or made last; "", -1 and 0
+            without one.
         seed: Replays it.
         other: The earlier access, with the same attributes; None without one.
         timeline: The last steps, one a line.

@@ -8,6 +8,8 @@ Roles, each one thread, are separated by "|", their steps by ";":
     await x  await p   loads until all of it is not 0       fence  fence.sc
     sync               block barrier                        bare           gfx942's s_barrier alone
 
+Words lie far apart, but for w and v: the lower and the upper 4 of 8 aligned bytes.
+
 "@block", "@device" or "@system" behind a step is its scope; else that of the place.
 """
 
@@ -35,13 +37,14 @@ KERNELS = (
         for how in (
             *("kRight", "kReadsEarly", "kWaitsForOther", "kNoFirstFence", "kNoFence"),
             *("kWriterFences", "kIssuerFences", "kWritesSource", "kCopiesOver", "kCopiesOverFree"),
+            "kNotDrained",
         )
     ),
     *(f"kccl::ring<{pops_early}>" for pops_early in ("false", "true")),
 )
-_WORDS = "xyzwp"
+# Where words lie, in 4 bytes.
+_WORDS = {"x": 0, "y": 32, "z": 64, "w": 96, "v": 97, "p": 128}
 _NUM_RESULTS = 16
-_STRIDE = 128
 # Runs by seed; and by the exhaustive schedule, which ends before that for all tests there are.
 SEEDS = 100
 MOST_RUNS = 6000
@@ -63,7 +66,7 @@ class _Step(ctypes.Structure):
 class _Role(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint8) for name in ("rank", "block", "warp", "num_steps")),
-        ("steps", _Step * 6),
+        ("steps", _Step * 12),
     )
 
 
@@ -72,7 +75,7 @@ class _Test(ctypes.Structure):
 
 
 _FORM = re.compile(
-    r"(?P<verb>await |claim |fence|sync|bare|)(?P<word>[xyzwp]?)(?P<plain>:?)(=(?P<value>\d))?"
+    r"(?P<verb>await |claim |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)(=(?P<value>\d))?"
     r"(/(?P<unit>[48]))?(\.(?P<order>acq|rel|sc))?(@(?P<scope>block|device|system))?"
 )
 
@@ -94,7 +97,7 @@ def _step(text: str, scope: str) -> _Step:
         _WHAT.index(kind),
         _ORDERS[order],
         _SCOPES.index(match["scope"] or scope),
-        _WORDS.index(word or "x"),
+        _WORDS[word or "x"],
         value,
     )
 
@@ -178,7 +181,7 @@ class Machine:
                     count += 4 if match["word"] == "p" else 1
             loads += [int(value) for value in row[:count]]
         words = self.memory[0].view(np.uint32)
-        return loads, {name: int(words[i * _STRIDE // 4]) for i, name in enumerate(_WORDS)}
+        return loads, {name: int(words[at]) for name, at in _WORDS.items()}
 
 
 @lru_cache

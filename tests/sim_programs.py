@@ -289,18 +289,27 @@ class Script:
             self._get(actor, rank, right if pulls else rank, seen, "bytes of a neighbour")
         self.barrier(actor)
 
-    def stage(self, num_words, *, threads, in_flight):
-        """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank."""
+    def stage(self, num_words, *, threads, in_flight, num_left=0):
+        """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank.
+
+        Args:
+            num_words: How many.
+            threads: Of the block.
+            in_flight: Copies that may be on their way.
+            num_left: Copies of which nobody takes the bytes: 0 or 2.
+        """
         self._flush()
         warp_size = self.machine.warp_size
-        kernel = compiled("stage_sum.cuh", "kccl::kernels::stage_sum", warp_size, self.machine.csrc)
+        name = f"kccl::kernels::{'stage_leave' if num_left else 'stage_sum'}"
+        kernel = compiled("stage_sum.cuh", name, warp_size, self.machine.csrc)
+        num_taken = (-(-num_words // _STAGE_WORDS) - num_left) * _STAGE_WORDS
         consumers = max(threads - warp_size, warp_size)
-        place = np.arange(num_words, dtype=np.uint64)
+        place = np.arange(min(num_words, num_taken), dtype=np.uint64)
         thread = (place % _STAGE_WORDS % consumers).astype(int)
         for rank, x in enumerate(self._bytes(num_words * 4)):
             words = x.view(np.uint32)
             want = np.zeros(threads, np.uint64)
-            np.add.at(want, thread, words.astype(np.uint64) * (place + 1))
+            np.add.at(want, thread, words[: place.size].astype(np.uint64) * (place + 1))
             begin = self._place(rank, words, is_written=False, align=16)
             end = self._place(rank, want, is_written=True, what="sums of a stream")
             call = {"kernel": LL16, "input": begin, "output": end}

@@ -36,6 +36,7 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines[:-1]) <= report.WIDTH
+    assert any(line.startswith("# floor: one-way latency") for line in lines)
     made = json.loads(lines[-1])
     assert set(made) == {"machine", "commit", "command", "rows"}
     assert made["machine"]["ranks"] == 2

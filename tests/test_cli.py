@@ -91,6 +91,7 @@ def test_bench_simulated():
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# kccl bench all_reduce: 3 ranks, backend sim, in place\n")
     assert "# times are those of the simulation on this CPU, not of any GPU" in done.stdout
+    assert "# floor:" not in done.stdout
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert {row["bytes"] for row in rows} == {8, 16}
     assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)

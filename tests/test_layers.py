@@ -83,7 +83,8 @@ ONLY_IN_MEM = {
     r"\b__atomic_\w+": {
         "probe.cpp": {"__atomic_signal_fence"},
         # The simulated memory itself, which the ranks' host threads share.
-        "memory.cpp": {"__atomic_load_n", "__atomic_store_n"},
+        "accesses.cpp": {"__atomic_store_n"},
+        "memory.h": {"__atomic_load_n"},
     },
     # Below mem.cuh: AMD has no block-wide vote, so the block counts in shared memory of its own.
     r"\b__scoped_atomic_\w+": {

@@ -110,7 +110,9 @@ def _plant_a_race(csrc: Path) -> None:
     """Lets one kernel say "staged" without ordering what it staged."""
     kernel = csrc / "kernels" / "all_reduce_one_shot_pull_simple.cuh"
     text = kernel.read_text()
-    right, wrong = (f"arrive<mem::Order::{order}>(coop" for order in ("kRelease", "kRelaxed"))
+    right, wrong = (
+        f"arrive<mem::Order::{order}>(kKcclFlagStaged" for order in ("kRelease", "kRelaxed")
+    )
     assert text.count(right) == 1, f"{kernel.name} changed: plant the bug at its new place"
     kernel.write_text(text.replace(right, wrong))
 

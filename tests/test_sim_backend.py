@@ -11,6 +11,7 @@ import pytest
 
 import kccl
 from kccl import plan
+from kccl.sim.machine import Machine
 
 
 def on_sim(main, world_size, **options):
@@ -178,6 +179,26 @@ def test_a_seed_gives_one_run():
     assert runs[0] == runs[1]
     assert runs[0]["steps"] != runs[2]["steps"]
     assert runs[0]["steps"] > 1000
+
+
+def test_a_rank_that_meets_nobody_stays_inside(monkeypatch):
+    """Or the machine could move without it, depending on who is quick."""
+    outside = []
+    wait_outside = Machine.wait_outside
+    monkeypatch.setattr(
+        Machine,
+        "wait_outside",
+        lambda self, rank: (outside.append(rank), wait_outside(self, rank)),
+    )
+
+    def main(comm):
+        part = comm.split(comm.rank)
+        count = outside.count(comm.rank)
+        assert count > 0
+        assert part.gather_objects("all") == ["all"]
+        assert outside.count(comm.rank) == count
+
+    on_sim(main, 2)
 
 
 # ---- What goes wrong -------------------------------------------------------------------------

@@ -137,10 +137,17 @@ def test_a_trace_of_the_last_run(tmp_path):
 
 
 def test_schedules_a_minute():
-    """What the issue asks of two cores, asked of one: half of it, and half again for other work."""
+    """What the issue asks of two cores, 1000, asked of one: by its own time, whatever else runs.
+
+    The fastest of some tries, because neighbours on a machine slow caches and clocks down too.
+    """
     with World(4, Simulation(ends_when_stuck=True, trace_events=256)) as world:
         program, want, outputs = all_reduces(world, 2048)
-        started = time.process_time()
-        count = sum(1 for _ in explore(world, program, want, outputs, range(20)))
-        per_minute = count / (time.process_time() - started) * 60
-    assert per_minute > 250
+        most = 0.0
+        for first in range(1, 91, 15):
+            started = time.process_time()
+            count = sum(1 for _ in explore(world, program, want, outputs, range(first, first + 15)))
+            most = max(most, count / (time.process_time() - started) * 60)
+            if most >= 500:
+                return
+    pytest.fail(f"{most:.0f} schedules a minute of one core's time, must be 500")

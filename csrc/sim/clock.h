@@ -27,6 +27,8 @@ struct Agent {
 struct Event {
     Agent agent;
     uint32_t counter = 0;
+
+    bool operator==(const Event&) const = default;
 };
 
 // A pointer that counts; of one machine's thread only, so without atomics.

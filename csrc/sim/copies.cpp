@@ -73,7 +73,7 @@ bool Machine::barrier_has_completed(uint64_t barrier, uint32_t parity) {
     }
     const CopyPhase& phase = known->second;
     Granule& granule = memory.granule(mine.knowledge, barrier);
-    mine.polled.push_back({&granule, granule.num_stores});
+    look(granule);
     if ((phase.phase & 1) == (parity & 1)) return false;
     if (phase.phase == 0) return true;  // the phase before the first
     join(mine.knowledge.ordered, phase.ended_ordered);
@@ -99,6 +99,7 @@ void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_
                                  .number = copies.next_number,
                                  .ordered = mine.knowledge.snapshot(),
                                  .fenced = mine.fenced,
+                                 .issuer = mine.knowledge.now(),
                                  .call = mine.knowledge.call,
                                  .launch = mine.knowledge.launch,
                                  .site = mine.site});
@@ -143,15 +144,17 @@ bool Machine::complete_copy() {
     memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);
     memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from),
            piece.num_bytes);
+    const Deed deed = {piece.issuer, piece.call, piece.site, steps, kKcclSimCopyEnds, true};
+    trace(deed, piece.to, piece.num_bytes);
     if (!is_known) {
-        report(kKcclSimInvalidAccess, copier.agent, piece.call, piece.site, piece.barrier, {});
+        report(kKcclSimInvalidAccess, deed, piece.barrier, {});
         return true;
     }
     CopyPhase& phase = known->second;
     phase.missing_bytes -= piece.num_bytes;
     edit(phase.ordered).add(copier.now());
     edit(phase.caused).add(copier.now());
-    ++changes_;
+    note_change();
     end_phase(block, piece.barrier);
     return true;
 }

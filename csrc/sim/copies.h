@@ -37,6 +37,7 @@ struct Piece {
     uint64_t number = 0;  // in the order in which they were started
     ClockRef ordered;     // what its issuer knew
     ClockRef fenced;      // the ordinary stores that its issuer had fenced
+    Event issuer;
     uint32_t call = 0;
     uint64_t launch = 0;
     uint64_t site = 0;

@@ -32,6 +32,8 @@ struct KcclSimEngine {
     void (*load_packet)(const void* address, uint64_t* halves, uint32_t unit_bytes);
     void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes);
     uint32_t (*claim)(uint32_t* address, uint32_t value);
+    // Returns the sum; acquires and releases, block scope.
+    uint32_t (*add)(uint32_t* address, uint32_t value);
     void (*fence)(uint32_t order, uint32_t scope);
 
     // Announce plain accesses, which the kernel then makes itself.
@@ -52,7 +54,9 @@ struct KcclSimEngine {
     void (*poll_pause)(void);
     uint32_t (*idle)(uint64_t idle_context, uint32_t missing, uint32_t* gone);
 
-    // mem::CopyBarrier and what completes on it.
+    // Whether the machine copies asynchronously: with mem::CopyBarriers of the engine's own, which
+    // the next five are. Else the device source does it, through registers (mem_copies.cuh).
+    uint32_t (*copies_late)(void);
     void (*barrier_init)(void* barrier, uint32_t arrivals);
     void (*barrier_arrive)(void* barrier, uint32_t num_bytes);
     uint32_t (*barrier_has_completed)(const void* barrier, uint32_t parity);

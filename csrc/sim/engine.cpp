@@ -23,10 +23,12 @@ Machine& at(uint64_t site, const void* address) {
     return machine;
 }
 
+// Not null, nor an element behind it.
+bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
+
 // False: no GPU has such an access, and it must not be made.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
-    const auto number = reinterpret_cast<uint64_t>(address);
-    if (number >= 4096 && number % num_bytes == 0) return true;
+    if (is_memory(address) && reinterpret_cast<uint64_t>(address) % num_bytes == 0) return true;
     machine.report_here(kKcclSimInvalidAccess);
     machine.leave_if_found();
     return false;
@@ -35,16 +37,16 @@ bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
 Memory::Seen load_at(Machine& machine, const Memory::Access32Or64& access) {
     Fiber& me = machine.me();
     const Memory::Seen seen = machine.memory.load(me.knowledge, access);
-    me.polled.push_back({seen.granule, seen.granule->num_stores});
+    machine.look(*seen.granule);
     me.saw_old = me.saw_old || !seen.is_newest;
-    machine.trace(kKcclSimLoad, access.address, seen.value, seen.age);
+    machine.trace(kKcclSimLoad, access.address, seen.value, seen.age, access.order, access.scope);
     machine.leave_if_found();
     return seen;
 }
 
 void store_at(Machine& machine, const Memory::Access32Or64& access, uint64_t value) {
     Granule* const granule = machine.memory.store(machine.me().knowledge, access, value);
-    machine.trace(kKcclSimStore, access.address, value);
+    machine.trace(kKcclSimStore, access.address, value, 0, access.order, access.scope);
     machine.wake(*granule);
     machine.leave_if_found();
 }
@@ -109,20 +111,40 @@ void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
     }
 }
 
+Memory::Updated update_at(Machine& machine, const Memory::Access32Or64& access, Memory::Update what,
+                          uint32_t value) {
+    const Memory::Updated done = machine.memory.update(machine.me().knowledge, access, what, value);
+    const KcclSimEventKind kind = done.is_stored ? kKcclSimStore : kKcclSimLoad;
+    machine.trace(kind, access.address, done.after, 0, access.order, access.scope);
+    if (done.is_stored) machine.wake(*done.granule);
+    machine.leave_if_found();
+    return done;
+}
+
 uint32_t claim(uint32_t* address, uint32_t value) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
     machine.end_poll();
     machine.point();
     if (!is_valid(machine, address, 4)) return 0;
-    const auto [granule, is_mine] = machine.memory.claim(
-        machine.me().knowledge,
+    const Memory::Updated done = update_at(
+        machine,
         {reinterpret_cast<uint64_t>(address), 4, Order::kRelaxed, Scope::kDevice, site, false},
-        value);
-    machine.trace(kKcclSimStore, reinterpret_cast<uint64_t>(address), value);
-    if (is_mine) machine.wake(*granule);
-    machine.leave_if_found();
-    return is_mine ? 1 : 0;
+        Memory::Update::kClaim, value);
+    return done.is_stored ? 1 : 0;
+}
+
+uint32_t add(uint32_t* address, uint32_t value) {
+    const uint64_t site = KCCL_SIM_SITE();
+    Machine& machine = at(site, address);
+    machine.end_poll();
+    machine.point();
+    if (!is_valid(machine, address, 4)) return 0;
+    return update_at(
+               machine,
+               {reinterpret_cast<uint64_t>(address), 4, Order::kAcqRel, Scope::kBlock, site, false},
+               Memory::Update::kAdd, value)
+        .after;
 }
 
 void fence(uint32_t order, uint32_t scope) {
@@ -132,22 +154,27 @@ void fence(uint32_t order, uint32_t scope) {
     machine.point(order == static_cast<uint32_t>(Order::kSeqCst));
     machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
                          static_cast<Scope>(scope));
-    machine.trace(kKcclSimFence, 0, order);
+    machine.trace(kKcclSimFence, 0, 0, 0, static_cast<Order>(order), static_cast<Scope>(scope));
 }
 
 // No other thread moves between the announcement and the access, so nothing comes between them.
-void read(const void* address, uint64_t num_bytes, const void* site) {
+void announce(const void* address, uint64_t num_bytes, const void* site, bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
-    machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
-                         false, reinterpret_cast<uint64_t>(site));
+    if (!is_memory(address)) {
+        machine.report_here(kKcclSimInvalidAccess);
+    } else {
+        machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
+                             is_write, reinterpret_cast<uint64_t>(site));
+    }
     machine.leave_if_found();
 }
 
+void read(const void* address, uint64_t num_bytes, const void* site) {
+    announce(address, num_bytes, site, false);
+}
+
 void write(const void* address, uint64_t num_bytes, const void* site) {
-    Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
-    machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
-                         true, reinterpret_cast<uint64_t>(site));
-    machine.leave_if_found();
+    announce(address, num_bytes, site, true);
 }
 
 void meet_block(uint32_t fenced) {
@@ -203,7 +230,10 @@ void* dynamic_shared() {
     return running->shared(nullptr, running->me().block->grid->launch.shared_bytes, 128);
 }
 
-uint64_t clock_ns() { return running->clock_ns; }
+uint64_t clock_ns() {
+    running->me().looked_ns = running->clock_ns;
+    return running->clock_ns;
+}
 
 void poll_pause() {
     Machine& machine = *running;
@@ -255,6 +285,8 @@ void copy_async(void* to, const void* from, uint32_t num_bytes, void* barrier) {
     machine.leave_if_found();
 }
 
+uint32_t copies_late() { return running->settings.model == kKcclSimSm90 ? 1 : 0; }
+
 void fence_copies() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.take_loads();
@@ -262,7 +294,7 @@ void fence_copies() {
     Fiber& me = machine.me();
     join(me.fenced, me.knowledge.snapshot());
     ++me.knowledge.counter;
-    machine.trace(kKcclSimFence, 0, 0);
+    machine.trace(kKcclSimFence, 0, 0, 0, Order::kAcqRel, Scope::kBlock);
 }
 
 void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
@@ -279,6 +311,7 @@ constexpr KcclSimEngine kTable = {
     .load_packet = load_packet,
     .store_packet = store_packet,
     .claim = claim,
+    .add = add,
     .fence = fence,
     .read = read,
     .write = write,
@@ -292,6 +325,7 @@ constexpr KcclSimEngine kTable = {
     .clock_ns = clock_ns,
     .poll_pause = poll_pause,
     .idle = idle,
+    .copies_late = copies_late,
     .barrier_init = barrier_init,
     .barrier_arrive = barrier_arrive,
     .barrier_has_completed = barrier_has_completed,
@@ -305,59 +339,6 @@ constexpr KcclSimEngine kTable = {
 void show_self(Fiber& fiber) { self = &fiber.self; }
 
 const KcclSimEngine* engine_table() { return &kTable; }
-
-// ---- Polls --------------------------------------------------------------------------------------
-
-void Machine::take_loads() {
-    Fiber& mine = *current_;
-    memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // A poll may meet others before it pauses, and still waits for these words.
-    mine.num_settled = mine.polled.size();
-}
-
-void Machine::end_poll() {
-    take_loads();
-    begin_poll(*current_);
-}
-
-void Machine::begin_poll(Fiber& fiber) {
-    fiber.polled.clear();
-    fiber.num_settled = 0;
-    fiber.saw_old = false;
-    fiber.woken_before = fiber.warp->woken;
-}
-
-// A poll did not find what it waited for. The thread looks again when one of the words it looked at
-// is stored to, or at once where it was shown an old value.
-void Machine::settle_poll() {
-    Fiber& mine = *current_;
-    ++steps;
-    clock_ns += 2;
-    memory.settle(mine.knowledge, mine.polled, mine.num_settled, false);
-    bool may_see_more = mine.saw_old;
-    for (const Look& look : mine.polled) {
-        // Stored to since it was looked at, by a thread that was moved in between.
-        may_see_more = may_see_more || look.granule->num_stores != look.num_stores;
-    }
-    // A warp looks again as a whole.
-    if (may_see_more) {
-        wake(*mine.warp);
-    } else if (mine.woken_before != mine.warp->woken) {
-        may_see_more = true;
-    } else {
-        for (const Look& look : mine.polled) {
-            std::vector<uint32_t>& waiters = look.granule->waiters;
-            if (waiters.empty() || waiters.back() != mine.warp->index) {
-                waiters.push_back(mine.warp->index);
-            }
-        }
-    }
-    begin_poll(mine);
-    if (steps > settings.max_steps) report_here(kKcclSimEndless);
-    yield_as(may_see_more || !findings.empty() ? Fiber::kReady : Fiber::kPolling);
-    mine.woken_before = mine.warp->woken;
-    leave_if_found();
-}
 
 void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
     Block& block = *current_->block;

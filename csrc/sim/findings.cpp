@@ -1,4 +1,6 @@
 // What was found, and the last events before it.
+#include <algorithm>
+
 #include "machine.h"
 
 namespace kccl::sim {
@@ -11,58 +13,117 @@ constexpr size_t kKeptFindings = 16;
 KcclSimPlace Machine::place(Agent agent, uint32_t call, uint64_t site) const {
     const Slots::Place& where = slots[agent.slot];
     const CallInfo& info = calls[call];
-    return {where.rank, where.block, static_cast<int32_t>(agent.thread), info.channel, info.kernel,
-            info.epoch, site};
+    const int32_t thread = Slots::is_copier(agent.slot) ? -1 : static_cast<int32_t>(agent.thread);
+    return {where.rank, where.block, thread, info.channel, info.kernel, info.epoch, site};
 }
 
-void Machine::report(KcclSimFindingKind kind, Agent agent, uint32_t call, uint64_t site,
-                     uint64_t address, const Other& other) {
+KcclSimPlace Machine::place(const Fiber& fiber) const {
+    return place(fiber.knowledge.agent, fiber.knowledge.call, fiber.site);
+}
+
+void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
+                     const Deed& other) {
     if (findings.size() >= kKeptFindings) return;
     KcclSimFinding finding = {};
     finding.kind = kind;
-    finding.place = place(agent, call, site);
+    finding.deed = deed.kind;
+    finding.other_deed = other.kind;
+    finding.place = place(deed.event.agent, deed.call, deed.site);
     finding.other = other.exists ? place(other.event.agent, other.call, other.site)
                                  : KcclSimPlace{-1, -1, -1, -1, 0, 0, 0};
     finding.address = address;
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
+    // Of plain accesses these alone are traced: all of them would push everything else out.
+    for (const Deed* each : {&other, &deed}) {
+        if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
+        trace(*each, address, 0);
+    }
 }
 
 void Machine::report_here(KcclSimFindingKind kind) {
     const Fiber& mine = *current_;
-    report(kind, mine.knowledge.agent, mine.knowledge.call, mine.site, mine.address, {});
+    report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, mine.address, {});
 }
 
-// Names the first thread that waits; those that poll say most.
+// Names some of the threads that wait, each in another block or at another place; those that poll
+// say most.
 void Machine::report_stuck(KcclSimFindingKind kind) {
-    const Fiber* first = nullptr;
+    std::vector<const Fiber*> named;
     uint32_t num_waiting = 0;
-    for (const std::shared_ptr<Grid>& grid : running_) {
-        for (const std::unique_ptr<Block>& block : grid->blocks) {
-            for (const Fiber* fiber : block->fibers) {
-                if (fiber->state == Fiber::kEnded) continue;
-                ++num_waiting;
-                const bool says_more = first != nullptr && first->state != Fiber::kPolling &&
-                                       fiber->state == Fiber::kPolling;
-                if (first == nullptr || says_more) first = fiber;
+    const auto name = [&](const Fiber* fiber) {
+        const bool is_new = std::none_of(named.begin(), named.end(), [&](const Fiber* other) {
+            return other->block == fiber->block && other->site == fiber->site;
+        });
+        if (is_new && named.size() < kKcclSimNumNamed) named.push_back(fiber);
+    };
+    for (const bool of_pollers : {true, false}) {
+        for (const std::shared_ptr<Grid>& grid : running_) {
+            for (const std::unique_ptr<Block>& block : grid->blocks) {
+                for (const Fiber* fiber : block->fibers) {
+                    if (fiber->state == Fiber::kEnded) continue;
+                    if ((fiber->state == Fiber::kPolling) != of_pollers) continue;
+                    ++num_waiting;
+                    if (kind != kKcclSimLateTimeout || is_overdue(*fiber)) name(fiber);
+                }
             }
         }
     }
-    report(kind, first->knowledge.agent, first->knowledge.call, first->site, first->address, {});
-    findings.back().num_waiting = num_waiting;
+    const Fiber& first = *named.front();
+    report(kind, {first.knowledge.now(), first.knowledge.call, first.site, steps}, first.address,
+           {});
+    KcclSimFinding& finding = findings.back();
+    finding.num_waiting = num_waiting;
+    finding.num_named = static_cast<uint32_t>(named.size());
+    for (size_t i = 0; i < named.size(); ++i) finding.waiting[i] = place(*named[i]);
 }
 
-void Machine::trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age) {
-    if (events.empty()) return;
+// A wait that has looked at the clock since everything came to a halt, and waits on.
+bool Machine::is_overdue(const Fiber& fiber) const {
+    return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
+}
+
+// Time for any limit has passed. Where nobody has one, everybody waits.
+void Machine::report_overdue() {
+    bool has_limit = false;
+    for (const std::shared_ptr<Grid>& grid : running_) {
+        for (const std::unique_ptr<Block>& block : grid->blocks) {
+            has_limit = has_limit || std::any_of(block->fibers.begin(), block->fibers.end(),
+                                                 [this](const Fiber* f) { return is_overdue(*f); });
+        }
+    }
+    report_stuck(has_limit ? kKcclSimLateTimeout : kKcclSimDeadlock);
+}
+
+KcclSimEvent* Machine::next_event() {
+    if (events.empty()) return nullptr;
+    KcclSimEvent* const event = &events[next_event_];
+    ++num_events;
+    if (++next_event_ == events.size()) next_event_ = 0;
+    return event;
+}
+
+void Machine::trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age,
+                    Order order, Scope scope) {
+    KcclSimEvent* const event = next_event();
+    if (event == nullptr) return;
     const Fiber& mine = *current_;
-    KcclSimEvent& event = events[num_events++ % events.size()];
-    event.kind = kind;
-    event.age = age;
-    event.place = place(mine.knowledge.agent, mine.knowledge.call, mine.site);
-    event.address = address;
-    event.value = value;
-    event.step = steps;
+    event->kind = kind;
+    event->age = age;
+    event->order = static_cast<uint32_t>(order);
+    event->scope = static_cast<uint32_t>(scope);
+    event->place = place(mine.knowledge.agent, mine.knowledge.call, mine.site);
+    event->address = address;
+    event->value = value;
+    event->step = steps;
+}
+
+void Machine::trace(const Deed& deed, uint64_t address, uint64_t value) {
+    KcclSimEvent* const event = next_event();
+    if (event == nullptr) return;
+    *event = {deed.kind, 0,     0,        0, place(deed.event.agent, deed.call, deed.site),
+              address,   value, deed.step};
 }
 
 }  // namespace kccl::sim

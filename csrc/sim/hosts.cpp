@@ -65,7 +65,7 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
             pass_time(kLookNs);
         } else if (!pass_time(0)) {
-            report_stuck(kKcclSimLateTimeout);
+            report_overdue();
         }
     }
     changed_.notify_all();

@@ -8,7 +8,8 @@ namespace kccl::sim {
 
 Machine* running = nullptr;
 
-Machine::Machine(const KcclSimSettings& given) : settings(given), memory(slots, calls, *this) {
+Machine::Machine(const KcclSimSettings& given)
+    : settings(given), memory(slots, calls, *this, steps) {
     restart(settings.seed);
 }
 
@@ -18,6 +19,7 @@ void Machine::restart(uint64_t new_seed) {
     ranks_.assign(settings.world_size, {});
     running_.clear();
     warps_.clear();
+    first_warp_ = num_threads_ = 0;
     copying_.clear();
     to_wake_.clear();
     next_warp_ = nullptr;
@@ -41,12 +43,12 @@ void Machine::restart(uint64_t new_seed) {
     memory.restart(weakness_, random_.next(), is_exhaustive ? &tape : nullptr,
                    settings.checks != 0);
     steps = switches = torn_packets = late_copies = clock_ns = 0;
-    changes_ = changes_at_wake_ = passed_ns_ = 0;
+    changes_ = changes_at_wake_ = passed_ns_ = halted_ns_ = 0;
     idle_rounds_ = 0;
     has_ended_grid_ = false;
     findings.clear();
     events.assign(settings.trace_events, {});
-    num_events = 0;
+    num_events = next_event_ = 0;
 }
 
 // ---- Launches -----------------------------------------------------------------------------------
@@ -80,7 +82,9 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
     grid->number = next_grid_++;
     grid->alive = launch.num_blocks * launch.threads_per_block;
     running_.push_back(grid);
-    ++changes_;
+    num_threads_ += grid->alive;
+    memory.begin_launch(grid->number);
+    note_change();
     for (uint32_t b = 0; b < launch.num_blocks; ++b) {
         auto block = std::make_unique<Block>();
         block->grid = grid.get();
@@ -92,7 +96,7 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
         for (uint32_t t = 0; t < launch.threads_per_block; ++t) {
             if (t % settings.warp_size == 0) {
                 grid->warps.push_back(std::make_unique<Warp>());
-                grid->warps.back()->index = static_cast<uint32_t>(warps_.size());
+                grid->warps.back()->index = first_warp_ + static_cast<uint32_t>(warps_.size());
                 grid->warps.back()->level = 1 + random_.below(Ready::kLevels - 2);
                 warps_.push_back(grid->warps.back().get());
             }
@@ -126,6 +130,7 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
             // Between two launches all is written back and taken anew: as by a fence of all threads.
             fiber.knowledge.released.fill(rank.ordered);
             fiber.has_turn = false;
+            fiber.looked_ns = 0;
             begin_poll(fiber);
             fiber.level = level_of(fiber);
             make_ready(&fiber);
@@ -156,12 +161,15 @@ void Machine::end_grid(Grid& grid) {
         }
         slot_counters_[block->slot] = last;
         slot_counters_[block->slot + 1] = block->copies.next_counter;
-        std::erase(copying_, block.get());
     }
-    for (const std::unique_ptr<Warp>& warp : grid.warps) warps_[warp->index] = nullptr;
+    for (const std::unique_ptr<Warp>& warp : grid.warps) {
+        warps_[warp->index - first_warp_] = nullptr;
+    }
+    for (; !warps_.empty() && warps_.front() == nullptr; ++first_warp_) warps_.pop_front();
     memory.end_launch(grid.number);
     grid.has_ended = true;
-    ++changes_;
+    num_threads_ -= grid.launch.num_blocks * grid.launch.threads_per_block;
+    note_change();
     rank.stream.pop_front();
     std::erase_if(running_, [&grid](const auto& each) { return each.get() == &grid; });
 }
@@ -217,7 +225,7 @@ void Machine::run() {
                 if (settings.ends_when_stuck != 0 || !has_pollers()) {
                     report_stuck(kKcclSimDeadlock);
                 } else if (!pass_time(0)) {
-                    report_stuck(kKcclSimLateTimeout);
+                    report_overdue();
                 }
         }
     }

@@ -46,6 +46,7 @@ struct Fiber {
     uint32_t source_lane = 0;
     uint64_t site = 0;  // of what it does or waits in
     uint64_t address = 0;
+    uint64_t looked_ns = 0;  // at the clock, the last time
 };
 
 enum class Meeting : uint8_t { kNone, kSync, kAny, kBallot, kShuffle };
@@ -123,6 +124,14 @@ class Machine final : public Reporter {
     // It stores, or does what is like it: no poll goes on across this.
     void end_poll();
     void settle_poll();
+    void look(Granule& granule) {
+        std::vector<Look>& polled = current_->polled;
+        if (polled.size() < kManyLooks) {
+            polled.push_back({&granule, granule.num_stores});
+        } else {
+            look_again(granule);
+        }
+    }
     void meet_block(Meeting meeting, bool is_fenced);
     void meet_warp(Meeting meeting);
     void end_thread();
@@ -134,11 +143,15 @@ class Machine final : public Reporter {
     void leave_if_found() {
         if (!findings.empty()) switch_away();
     }
-    void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0);
+    // What the running thread does; or what a thread did.
+    void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0,
+               Order order = Order::kRelaxed, Scope scope = Scope::kSystem);
+    void trace(const Deed& deed, uint64_t address, uint64_t value);
     KcclSimPlace place(Agent agent, uint32_t call, uint64_t site) const;
+    KcclSimPlace place(const Fiber& fiber) const;
 
-    void report(KcclSimFindingKind kind, Agent agent, uint32_t call, uint64_t site,
-                uint64_t address, const Other& other) override;
+    void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
+                const Deed& other) override;
     void report_here(KcclSimFindingKind kind);
 
     KcclSimSettings settings;
@@ -177,7 +190,16 @@ class Machine final : public Reporter {
     bool wake_pollers();
     bool has_pollers() const;
     bool pass_time(uint64_t at_least_ns);
+    void count_step();
+    // Something happened that a thread that waits could go on by.
+    void note_change();
+    void note_progress();
     void report_stuck(KcclSimFindingKind kind);
+    void report_overdue();
+    bool is_overdue(const Fiber& fiber) const;
+    KcclSimEvent* next_event();
+    void look_again(Granule& granule);
+    Warp* warp_at(uint32_t index) const;
     void end_in_block(Fiber& fiber);
     void share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block);
     static void begin_poll(Fiber& fiber);
@@ -187,6 +209,7 @@ class Machine final : public Reporter {
     bool may_move(uint64_t now_ns, uint64_t* wake_at_ns) const;
     static void body(void* fiber);
 
+    static constexpr size_t kManyLooks = 256;
     // Of the thread that a seed stops: moves when nothing else can.
     static constexpr uint32_t kStoppedLevel = 0;
 
@@ -199,20 +222,25 @@ class Machine final : public Reporter {
     Ready ready_;
     std::vector<Rank> ranks_;
     std::vector<std::shared_ptr<Grid>> running_;
-    std::vector<Warp*> warps_;
+    std::deque<Warp*> warps_;              // those from the first on that has not ended
+    uint32_t first_warp_ = 0;              // index of warps_[0]
     std::vector<uint32_t> slot_counters_;  // of each slot's last event
     ClockRef met_outside_;                 // what ranks know that met outside of the machine
     bool has_ended_grid_ = false;
+    size_t next_event_ = 0;          // in the ring
     std::vector<uint32_t> to_wake_;  // warps of which a word was stored to
     std::vector<Block*> copying_;    // blocks with asynchronous copies under way
     Fiber* current_ = nullptr;
     Warp* next_warp_ = nullptr;  // by tape: whose turn it is
     Context host_;
     uint64_t next_grid_ = 1;
-    uint64_t changes_ = 0;  // whatever a thread that waits could go on by
+    uint64_t changes_ = 0;
     uint64_t changes_at_wake_ = 0;
+    uint32_t num_threads_ = 0;  // of running launches
+    uint64_t endless_at_ = 0;   // step
     uint32_t idle_rounds_ = 0;
     uint64_t passed_ns_ = 0;
+    uint64_t halted_ns_ = 0;  // when everything came to a halt
     bool is_moved_ = false;
     std::condition_variable changed_;
 };

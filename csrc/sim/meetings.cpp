@@ -88,6 +88,12 @@ void Machine::end_in_block(Fiber& fiber) {
                     [](const Fiber* lane) { return lane->state == Fiber::kAtBlock; });
     if (waits) report_here(kKcclSimDivergence);
     if (--block.alive != 0 && block.arrived == block.alive) release_block(block);
+    if (block.alive == 0 && !block.copies.pieces.empty()) {
+        const Piece& piece = block.copies.pieces.front();
+        report(kKcclSimUndrained,
+               {piece.issuer, piece.call, piece.site, steps, kKcclSimCopyStarts, true}, piece.to,
+               {});
+    }
 }
 
 void Machine::meet_warp(Meeting meeting) {

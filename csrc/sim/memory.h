@@ -8,11 +8,11 @@
 
 #include <stdint.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "choice.h"
@@ -45,6 +45,9 @@ struct Knowledge {
     ClockRef snapshot() const;
 };
 
+// Hands this on to all whom the scope takes in.
+void hand_on(ByScope& released, Scope scope, const ClockRef& known);
+
 // A load of these halves.
 struct Sight {
     Event reader = {};
@@ -55,15 +58,19 @@ struct Sight {
 struct Record {
     uint64_t value = 0;  // of all 8 bytes, this store applied
     Event writer = {};
+    uint32_t index = 0;     // counts the granule's stores
     ByScope released = {};  // null: carries nothing
     ClockRef caused = {};
     uint32_t call = 0;
-    uint8_t halves = 3;  // which 4 bytes it wrote, as bits
+    uint8_t written = 3;  // which 4 bytes it wrote, as bits
+    uint8_t halves = 3;   // of these, where loads may still return it
     Scope scope = Scope::kSystem;
     bool is_release = false;  // or follows one of its thread
     bool is_packet = false;
+    bool is_plain = false;
     uint8_t skips = 0;  // loads that passed it over
     uint64_t site = 0;
+    uint64_t step = 0;
     std::vector<Sight> sights = {};  // the first of each thread: nobody who knows one sees less
 };
 
@@ -73,61 +80,63 @@ struct Mark {
     enum State : uint8_t { kPolled, kTaken, kRejected };
 
     Event reader = {};
-    uint64_t index = 0;  // of the record that it saw
+    uint32_t index = 0;  // of the record that it saw
     uint32_t call = 0;
     uint8_t halves = 3;
     State state = kPolled;
     bool is_packet = false;
     uint64_t site = 0;
+    uint64_t step = 0;
 };
 
-// The last plain accesses of one kind by the threads of one block: of one thread, until a second one
-// comes.
+// The last accesses of one kind by the threads of one block: of one thread, until a second one comes.
 struct Access {
     Event event = {};  // of the thread that came last
     uint32_t call = 0;
     uint8_t bytes = 0;  // which, as bits
-    bool is_write = false;
     bool is_async = false;
+    enum Kind : uint8_t { kRead, kWrite, kLoad } kind = kRead;
+    uint32_t last = 0;  // the greatest of counters
     uint64_t site = 0;
+    uint64_t step = 0;
     std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: of `event` only
-    uint32_t last = 0;                    // the greatest of them
 
     void add(Event next);
+    // Whether adding this changes nothing.
+    bool is_last_of(Event next) const {
+        return next == event ||
+               (next.agent.thread < counters.size() && counters[next.agent.thread] == next.counter);
+    }
 };
 
-// 8 aligned bytes.
+// 8 aligned bytes. Each half, of 4, has a history of its own; stores of both are in both.
 struct Granule {
     uint64_t address = 0;
     uint64_t launch = 0;  // that was here last; what an ended one did to its own memory is over
-    uint64_t first = 0;   // index of records[0]; older ones nobody sees any more
+    uint32_t num_records = 0;  // that there have been
+    uint32_t num_stores = 0;   // that woke somebody, or would have
     std::vector<Record> records;
     std::vector<Mark> marks;
-    std::vector<Access> accesses;
-    std::vector<uint32_t> waiters;  // warps to look again when something is stored
-    uint32_t num_stores = 0;        // that woke somebody, or would have
-    bool is_plainly_written = false;
-    Event plain_writer;
-    uint32_t plain_call = 0;
-    uint64_t plain_site = 0;
+    std::vector<Access> accesses;                // plain
+    std::unique_ptr<std::vector<Access>> looks;  // loads that saw no thread's store
+    std::vector<uint32_t> waiters;               // warps to look again when something is stored
+    Event plain_writers[2];                      // of the halves, the last ones
+    uint8_t plainly_written = 0;                 // halves of which records do not know it yet
 
-    uint64_t newest() const { return first + records.size() - 1; }
-    Record& record(uint64_t index) { return records[index - first]; }
-    // Stores to these halves after record `index`.
-    uint32_t newer_than(uint64_t index, uint8_t halves) const {
-        uint32_t count = 0;
-        for (uint64_t later = first; const Record& record : records) {
-            if (later++ > index && (record.halves & halves) != 0) ++count;
-        }
-        return count;
-    }
+    // The position among records of the last store to these halves, or to one of them.
+    size_t newest(uint8_t halves) const;
+    // Null: loads do not return it any more.
+    const Record* find(uint32_t index) const;
+    // Stores to these halves after the one at a position.
+    uint32_t newer_than(size_t position, uint8_t halves) const;
     void clear() {
-        first = 0;
+        num_records = 0;
         records.clear();
         marks.clear();
         accesses.clear();
+        if (looks) looks->clear();
         waiters.clear();
-        is_plainly_written = false;
+        plainly_written = 0;
     }
 };
 
@@ -150,8 +159,8 @@ class Memory {
     // What the ranks' programs know, which write to windows between their launches.
     ClockRef hosts;
 
-    Memory(Slots& slots, Calls& calls, Reporter& reporter)
-        : slots_(slots), calls_(calls), reporter_(reporter) {}
+    Memory(Slots& slots, Calls& calls, Reporter& reporter, const uint64_t& step)
+        : slots_(slots), calls_(calls), reporter_(reporter), step_(step) {}
 
     // Forgets all that was accessed.
     void restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool checks);
@@ -174,8 +183,15 @@ class Memory {
     };
     Seen load(Knowledge& me, const Access32Or64& access);
     Granule* store(Knowledge& me, const Access32Or64& access, uint64_t value);
-    // Compare-and-swap of 0 to value: reads the newest.
-    std::pair<Granule*, bool> claim(Knowledge& me, const Access32Or64& access, uint32_t value);
+    // Reads the newest and stores at once. kClaim: compare-and-swap of 0 to value.
+    enum class Update { kClaim, kAdd };
+    struct Updated {
+        Granule* granule;
+        uint32_t before;
+        uint32_t after;
+        bool is_stored;
+    };
+    Updated update(Knowledge& me, const Access32Or64& access, Update what, uint32_t value);
     void fence(Knowledge& me, Order order, Scope scope);
 
     void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
@@ -195,12 +211,14 @@ class Memory {
 
     void add_window(int rank, uint64_t address, uint64_t num_bytes);
     void remove_window(uint64_t address);
-    void end_launch(uint64_t launch) { ended_.insert(launch); }
+    void begin_launch(uint64_t launch) { launches_.push_back(launch); }
+    void end_launch(uint64_t launch) { std::erase(launches_, launch); }
 
     uint64_t old_loads = 0, loads = 0, passed_stores = 0;
 
   private:
     static constexpr uint64_t kGranulesPerPage = 64;
+    static constexpr uint64_t kPageBytes = kGranulesPerPage * 8;
     struct Page {
         uint64_t number = 0;
         uint32_t generation = 0;
@@ -216,27 +234,53 @@ class Memory {
                      bool is_async, const ClockRef* fenced, uint64_t site);
     void plain_one(Knowledge& me, Granule& granule, uint8_t bytes, bool is_write, bool is_async,
                    const ClockRef* fenced, uint64_t site);
+    // An access of this thread, now.
+    Deed doing(const Knowledge& me, KcclSimEventKind kind, uint64_t site) const {
+        return {me.now(), me.call, site, step_, kind, true};
+    }
     void check_plain(const Knowledge& me, Granule& granule, const Access32Or64& access,
-                     bool is_store);
-    void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint8_t halves,
-                     uint64_t value);
+                     KcclSimEventKind kind);
+    void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value);
+    void check_writers(const Knowledge& me, Granule& granule, const Access32Or64& access,
+                       const Record& before, uint8_t halves);
+    // By slot, with one entry for the threads of a block that do the same.
+    void add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind, uint8_t bytes,
+             bool is_async, uint64_t site);
     // An access that comes before, and that this clock does not know of; or nothing.
     static bool is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which);
-    void check_taken(const Knowledge& me, Granule& granule, const Mark& mark);
-    void refresh(Granule& granule);
-    uint64_t choose(Knowledge& me, Granule& granule, uint8_t halves);
+    void check_taken(Granule& granule, const Mark& mark);
+    // Takes over what was written to real memory behind the records: by plain stores, or by the host.
+    void refresh(Granule& granule) {
+        // Another thread of this process, which holds the rank's host code, may write meanwhile.
+        const uint64_t real =
+            __atomic_load_n(reinterpret_cast<const uint64_t*>(granule.address), __ATOMIC_RELAXED);
+        if (granule.records.empty() || granule.records.back().value != real) {
+            take_over(granule, real);
+        }
+        granule.plainly_written = 0;
+    }
+    void take_over(Granule& granule, uint64_t real);
+    size_t choose(Knowledge& me, Granule& granule, uint8_t halves);
     static bool must_see(const Knowledge& me, const Record& record, uint8_t halves);
     bool hides(const Record& record);
-    void see(Knowledge& me, Granule& granule, uint64_t index, uint8_t halves,
+    void see(Knowledge& me, Granule& granule, size_t position, uint8_t halves,
              const Access32Or64& access);
-    void append(Granule& granule, Record record);
+    static void append(Granule& granule, Record record);
+    static void make_room(Granule& granule, uint8_t halves);
+    void put(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value,
+             ByScope released, bool is_release);
     ClockRef& sequential(Agent agent, Scope scope);
     Page& page(uint64_t number);
     void clear(Page& page);
+    bool is_window(uint64_t page) const;
+    bool is_running(uint64_t launch) const {
+        return std::find(launches_.begin(), launches_.end(), launch) != launches_.end();
+    }
 
     Slots& slots_;
     Calls& calls_;
     Reporter& reporter_;
+    const uint64_t& step_;
     Weakness weakness_;
     Random random_;
     Tape* tape_ = nullptr;
@@ -247,7 +291,7 @@ class Memory {
     std::unordered_map<uint64_t, std::unique_ptr<Page>> pages_;
     Page* recent_[kRecentPages] = {};
     std::vector<Window> windows_;
-    std::unordered_set<uint64_t> ended_;
+    std::vector<uint64_t> launches_;  // that run
     // Of sequentially consistent fences, by scope and by which block or device it is.
     std::map<std::pair<Scope, uint32_t>, ClockRef> sequential_;
     // The last store that somebody passed over: to see stores overtake each other.

@@ -15,6 +15,10 @@ constexpr uint32_t kWakeOneIn = 16;
 constexpr uint32_t kOfferedWarps = 8;
 // Virtual time a thread takes from one access to the next.
 constexpr uint64_t kStepNs = 2;
+// Steps in which nothing is stored and somebody always has something to do: so many, and so many a
+// thread. A wait that does not pause never ends otherwise.
+constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
+constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
 constexpr uint64_t kFirstPassNs = 1'000'000;
 // Far beyond any limit a user sets: a wait that outlasts this does not look at the clock.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
@@ -162,10 +166,24 @@ void Machine::yield_as(Fiber::State state) {
     switch_away();
 }
 
+void Machine::count_step() {
+    clock_ns += kStepNs;
+    if (++steps > endless_at_) report_here(kKcclSimEndless);
+}
+
+void Machine::note_change() {
+    ++changes_;
+    note_progress();
+}
+
+void Machine::note_progress() {
+    endless_at_ =
+        std::min(settings.max_steps, steps + kIdleSteps + kIdleStepsAThread * num_threads_);
+}
+
 void Machine::point(bool is_access) {
     Fiber& mine = *current_;
-    clock_ns += kStepNs;
-    if (++steps > settings.max_steps) report_here(kKcclSimEndless);
+    count_step();
     if (!copying_.empty() && random_.one_in(8)) complete_copy();
     switch (style_.schedule) {
         case kKcclSimExhaustive:
@@ -189,7 +207,7 @@ void Machine::point(bool is_access) {
 }
 
 void Machine::wake(Granule& granule) {
-    ++changes_;
+    note_change();
     ++granule.num_stores;
     to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
     granule.waiters.clear();
@@ -200,10 +218,16 @@ void Machine::wake(Granule& granule) {
 bool Machine::wake_stored() {
     const bool has_any = !to_wake_.empty();
     for (const uint32_t index : to_wake_) {
-        if (warps_[index] != nullptr) wake(*warps_[index]);
+        Warp* const warp = warp_at(index);
+        if (warp != nullptr) wake(*warp);
     }
     to_wake_.clear();
     return has_any;
+}
+
+// Null: it has ended.
+Warp* Machine::warp_at(uint32_t index) const {
+    return index < first_warp_ ? nullptr : warps_[index - first_warp_];
 }
 
 // All of the warp: its threads look again together, whoever's word it is.
@@ -222,6 +246,7 @@ bool Machine::wake_pollers() {
     }
     if (idle_rounds_ >= kIdleRounds) return false;
     ++idle_rounds_;
+    note_progress();
     bool has_woken = false;
     for (const std::shared_ptr<Grid>& grid : running_) {
         for (const std::unique_ptr<Block>& block : grid->blocks) {
@@ -237,6 +262,7 @@ bool Machine::wake_pollers() {
 
 // Moves the clock on, so that waits look at it and time out. False: they have had their time.
 bool Machine::pass_time(uint64_t at_least_ns) {
+    if (passed_ns_ == 0) halted_ns_ = clock_ns;
     passed_ns_ = passed_ns_ == 0 ? kFirstPassNs : passed_ns_ + passed_ns_ / 8;
     clock_ns += at_least_ns != 0 ? at_least_ns : passed_ns_;
     idle_rounds_ = 0;

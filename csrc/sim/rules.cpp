@@ -1,5 +1,6 @@
 // The rules that accesses can break: order of plain accesses, one writer a word, a slot's reuse.
 #include <algorithm>
+#include <utility>
 
 #include "memory.h"
 #include "words.h"
@@ -8,37 +9,41 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
+// Whether another thread's store comes before this one.
+void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
+                           const Record& before, uint8_t halves) {
+    if (before.writer.agent == me.agent || knows(me.ordered, before.writer)) return;
+    // Whoever has seen a store comes after it, and so does who knows that somebody has.
+    const bool is_seen = std::any_of(at.marks.begin(), at.marks.end(), [&](const Mark& mark) {
+        return mark.index >= before.index && (mark.halves & halves) != 0 &&
+               (mark.reader.agent == me.agent || knows(me.caused, mark.reader));
+    });
+    if (is_seen) return;
+    reporter_.report(kKcclSimTwoWriters, doing(me, kKcclSimStore, access.site), access.address,
+                     deed_of(before));
+}
+
 // Who else wrote or reads this word, and whether that is over.
-void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint8_t halves,
-                         uint64_t value) {
+void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint64_t value) {
     if (!checks_) return;
     me.settle_hearsay();
-    const Record& last = at.records.back();
-    const bool is_idle = merged(last.value, value, halves) == last.value;
-    for (uint64_t index = at.newest() + 1; index-- > at.first;) {
-        const Record& before = at.record(index);
-        if ((before.halves & halves) == 0) continue;
-        if (before.writer.agent == me.agent || knows(me.ordered, before.writer) || is_idle) {
-            break;
-        }
-        // Whoever has seen a store comes after it, and so does who knows that somebody has.
-        const bool is_seen = std::any_of(at.marks.begin(), at.marks.end(), [&](const Mark& mark) {
-            return mark.index >= index && (mark.halves & halves) != 0 &&
-                   (mark.reader.agent == me.agent || knows(me.caused, mark.reader));
-        });
-        if (!is_seen) {
-            reporter_.report(kKcclSimTwoWriters, me.agent, me.call, access.site, access.address,
-                             other_of(before));
-        }
-        break;
+    const uint64_t changed = at.records.back().value ^ value;
+    const uint8_t halves = halves_of(access.address, access.num_bytes);
+    const Record* last = nullptr;
+    for (const uint8_t half : kHalves) {
+        if ((half & halves) == 0 || merged(0, changed, half) == 0) continue;
+        const Record& before = at.records[at.newest(half)];
+        // A store of both halves is looked at once.
+        if (&before != last) check_writers(me, at, access, before, before.halves & halves);
+        last = &before;
     }
     if (!access.is_packet) return;
     for (const Mark& mark : at.marks) {
         if (mark.state != Mark::kTaken || !mark.is_packet || mark.reader.agent == me.agent)
             continue;
         if (knows(me.caused, mark.reader)) continue;
-        reporter_.report(kKcclSimReusedSlot, me.agent, me.call, access.site, access.address,
-                         other_of(mark));
+        reporter_.report(kKcclSimReusedSlot, doing(me, kKcclSimStore, access.site), access.address,
+                         deed_of(mark));
     }
 }
 
@@ -48,41 +53,39 @@ void Memory::settle(Knowledge& me, const std::vector<Look>& polled, size_t first
         for (Mark& mark : at->marks) {
             if (mark.reader.agent != me.agent || mark.state != Mark::kPolled) continue;
             mark.state = is_taken ? Mark::kTaken : Mark::kRejected;
-            if (!is_taken || !mark.is_packet || !checks_ || mark.index < at->first) continue;
-            check_taken(me, *at, mark);
+            if (!is_taken || !mark.is_packet || !checks_) continue;
+            check_taken(*at, mark);
         }
     }
 }
 
 // A thread went on with the packet that it saw: is that this call's, and may nobody overwrite it?
-void Memory::check_taken(const Knowledge& me, Granule& at, const Mark& mark) {
-    const Record& record = at.record(mark.index);
+void Memory::check_taken(Granule& at, const Mark& mark) {
+    const Record* const record = at.find(mark.index);
+    if (record == nullptr) return;
     const CallInfo& mine = calls_[mark.call];
     const auto is_of_my_call = [&](const Record& other) {
         const CallInfo& theirs = calls_[other.call];
         return mine.channel >= 0 && theirs.channel == mine.channel && theirs.number == mine.number;
     };
-    for (uint64_t index = mark.index + 1; index <= at.newest(); ++index) {
-        const Record& later = at.record(index);
+    for (const Record& later : at.records) {
+        if (later.index <= mark.index) continue;
         if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
-        if (later.writer.agent == me.agent) continue;
+        if (later.writer.agent == mark.reader.agent) continue;
         // Another thread of the warp has said meanwhile that this one has read.
         if (knows(later.caused, mark.reader)) break;
         if (is_of_my_call(later)) {
             // It was to take this one, and took what was there before.
-            reporter_.report(kKcclSimStaleWord, me.agent, mark.call, mark.site, at.address,
-                             other_of(record));
+            reporter_.report(kKcclSimStaleWord, deed_of(mark), at.address, deed_of(*record));
         } else {
-            reporter_.report(kKcclSimReusedSlot, later.writer.agent, later.call, later.site,
-                             at.address, other_of(mark));
+            reporter_.report(kKcclSimReusedSlot, deed_of(later), at.address, deed_of(mark));
         }
         return;
     }
-    const bool is_written = record.writer.counter != 0 && record.is_packet;
-    if (is_written && mine.channel >= 0 && calls_[record.call].channel == mine.channel &&
-        !is_of_my_call(record)) {
-        reporter_.report(kKcclSimStaleWord, me.agent, mark.call, mark.site, at.address,
-                         other_of(record));
+    const bool is_written = record->writer.counter != 0 && record->is_packet;
+    if (is_written && mine.channel >= 0 && calls_[record->call].channel == mine.channel &&
+        !is_of_my_call(*record)) {
+        reporter_.report(kKcclSimStaleWord, deed_of(mark), at.address, deed_of(*record));
     }
 }
 
@@ -101,6 +104,35 @@ void Access::add(Event next) {
     last = std::max(last, next.counter);
 }
 
+void Memory::add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind,
+                 uint8_t bytes, bool is_async, uint64_t site) {
+    const uint32_t slot = me.agent.slot;
+    auto at = accesses.begin();
+    if (accesses.size() > 1) {
+        at = std::lower_bound(at, accesses.end(), slot, [](const Access& each, uint32_t other) {
+            return each.event.agent.slot < other;
+        });
+    } else if (!accesses.empty() && at->event.agent.slot < slot) {
+        ++at;
+    }
+    for (; at != accesses.end() && at->event.agent.slot == slot; ++at) {
+        if (at->kind != kind || at->is_async != is_async || at->bytes != bytes) continue;
+        if (at->is_last_of(me.now())) return;
+        at->add(me.now());
+        at->call = me.call;
+        at->site = site;
+        at->step = step_;
+        return;
+    }
+    accesses.insert(at, {.event = me.now(),
+                         .call = me.call,
+                         .bytes = bytes,
+                         .is_async = is_async,
+                         .kind = kind,
+                         .site = site,
+                         .step = step_});
+}
+
 bool Memory::is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which) {
     const uint32_t slot = access.event.agent.slot;
     if (access.counters.empty()) {
@@ -116,15 +148,17 @@ bool Memory::is_unordered(const Access& access, const ClockRef& clock, Agent me,
 }
 
 void Memory::check_plain(const Knowledge& me, Granule& at, const Access32Or64& access,
-                         bool is_store) {
+                         KcclSimEventKind kind) {
     if (!checks_ || at.accesses.empty()) return;
     const uint8_t bytes = bytes_of(halves_of(access.address, access.num_bytes));
     for (const Access& before : at.accesses) {
-        if ((before.bytes & bytes) == 0 || !(is_store || before.is_write)) continue;
+        if ((before.bytes & bytes) == 0 ||
+            !(kind == kKcclSimStore || before.kind == Access::kWrite))
+            continue;
         Event which;
         if (!is_unordered(before, me.ordered, me.agent, &which)) continue;
-        reporter_.report(kKcclSimDataRace, me.agent, me.call, access.site, access.address,
-                         {which, before.call, before.site, true});
+        reporter_.report(kKcclSimDataRace, doing(me, kind, access.site), access.address,
+                         deed_of(before, which));
     }
 }
 
@@ -141,55 +175,51 @@ void Memory::plain_range(Knowledge& me, uint64_t address, uint64_t num_bytes, bo
 
 void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write, bool is_async,
                        const ClockRef* fenced, uint64_t site) {
+    const KcclSimEventKind kind = is_write ? kKcclSimWrite : kKcclSimRead;
     if (is_write) {
         if (!at.records.empty()) refresh(at);
-        at.is_plainly_written = true;
-        at.plain_writer = me.now();
-        at.plain_call = me.call;
-        at.plain_site = site;
+        for (const uint8_t half : kHalves) {
+            if ((bytes_of(half) & bytes) == 0) continue;
+            at.plainly_written |= half;
+            at.plain_writers[half - 1] = me.now();
+        }
     }
     if (!checks_) return;
-    const auto report = [&](const Reporter::Other& other) {
-        reporter_.report(kKcclSimDataRace, me.agent, me.call, site, at.address, other);
+    const auto report = [&](const Deed& other) {
+        reporter_.report(kKcclSimDataRace, doing(me, kind, site), at.address, other);
     };
     for (const Access& before : at.accesses) {
-        if ((before.bytes & bytes) == 0 || !(is_write || before.is_write)) continue;
+        if ((before.bytes & bytes) == 0 || !(is_write || before.kind == Access::kWrite)) continue;
         // The asynchronous proxy sees an ordinary write only after a fence of its own.
-        const bool needs_fence = is_async && !before.is_async && before.is_write;
+        const bool needs_fence = is_async && !before.is_async && before.kind == Access::kWrite;
         Event which;
         if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
-            report({which, before.call, before.site, true});
+            report(deed_of(before, which));
         }
     }
     for (const Record& record : at.records) {
         if ((bytes_of(record.halves) & bytes) == 0 || record.writer.agent == me.agent) continue;
-        if (!knows(is_async ? *fenced : me.ordered, record.writer)) report(other_of(record));
+        if (!knows(is_async ? *fenced : me.ordered, record.writer)) report(deed_of(record));
     }
     if (is_write) {
         for (const Mark& mark : at.marks) {
             if ((bytes_of(mark.halves) & bytes) == 0 || mark.reader.agent == me.agent) continue;
-            if (!knows(me.ordered, mark.reader)) report(other_of(mark));
+            if (!knows(me.ordered, mark.reader)) report(deed_of(mark));
+        }
+        if (at.looks) {
+            for (const Access& look : *at.looks) {
+                Event which;
+                if ((look.bytes & bytes) == 0) continue;
+                if (is_unordered(look, me.ordered, me.agent, &which)) report(deed_of(look, which));
+            }
+            std::erase_if(*at.looks, [bytes](const Access& e) { return (e.bytes & ~bytes) == 0; });
         }
         // Whoever races with one of these later races with this write too.
         std::erase_if(at.accesses, [&](const Access& before) {
             return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
         });
     }
-    for (Access& before : at.accesses) {
-        if (before.event.agent.slot == me.agent.slot && before.is_write == is_write &&
-            before.is_async == is_async && before.bytes == bytes) {
-            before.add(me.now());
-            before.call = me.call;
-            before.site = site;
-            return;
-        }
-    }
-    at.accesses.push_back({.event = me.now(),
-                           .call = me.call,
-                           .bytes = bytes,
-                           .is_write = is_write,
-                           .is_async = is_async,
-                           .site = site});
+    add(at.accesses, me, is_write ? Access::kWrite : Access::kRead, bytes, is_async, site);
 }
 
 }  // namespace kccl::sim

@@ -18,12 +18,16 @@ uint32_t Slots::of(int32_t rank, int32_t block) {
 
 uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
     // A kernel's grid_sync is no call of its channels: their numbers would come to differ by rank.
-    uint32_t& last = last_[{state, kernel == kKcclGridSync ? -1 : channel}];
-    if (last != 0 && known_[last].epoch == epoch) return last;
-    const uint64_t number = last == 0 ? 1 : known_[last].number + 1;
-    last = static_cast<uint32_t>(known_.size());
-    known_.push_back({state, kernel, channel, epoch, number});
-    return last;
+    Last& last = last_[{state, kernel == kKcclGridSync ? -1 : channel}];
+    if (last.index != 0 && last.info.epoch == epoch) return last.index;
+    last.info = {state, kernel, channel, epoch, last.info.number + 1};
+    last.index = next_++;
+    if (known_.size() < kKept) {
+        known_.push_back(last.info);
+    } else {
+        known_[last.index % kKept] = last.info;
+    }
+    return last.index;
 }
 
 void Calls::forget(uint64_t state) {

@@ -19,8 +19,18 @@ extern "C" {
 namespace kccl::sim {
 
 // As in mem.cuh, whose values the engine's table gets.
-enum class Order : uint32_t { kRelaxed, kAcquire, kRelease, kAcqRel, kSeqCst };
-enum class Scope : uint32_t { kBlock, kDevice, kSystem };
+enum class Order : uint8_t {
+    kRelaxed = kKcclSimOrderRelaxed,
+    kAcquire = kKcclSimOrderAcquire,
+    kRelease = kKcclSimOrderRelease,
+    kAcqRel = kKcclSimOrderAcqRel,
+    kSeqCst = kKcclSimOrderSeqCst
+};
+enum class Scope : uint8_t {
+    kBlock = kKcclSimScopeBlock,
+    kDevice = kKcclSimScopeDevice,
+    kSystem = kKcclSimScopeSystem
+};
 
 // Which block of which rank a slot is. A block has two: its threads', and behind it that of what
 // copies for it asynchronously.
@@ -32,6 +42,8 @@ class Slots {
     };
 
     uint32_t of(int32_t rank, int32_t block);
+    // Whether the slot is that of what copies for a block.
+    static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
     const Place& operator[](uint32_t slot) const { return places_[slot]; }
     void clear() {
         places_.clear();
@@ -61,30 +73,47 @@ class Calls {
   public:
     Calls() { clear(); }
     void clear() {
-        known_.assign(1, CallInfo{0, 0, -1, 0, 0});
+        known_.assign(1, kNone);
+        next_ = 1;
         last_.clear();
     }
-    const CallInfo& operator[](uint32_t index) const { return known_[index]; }
+    // Index 0, and whatever is long over: in no call.
+    const CallInfo& operator[](uint32_t index) const {
+        return next_ - index <= kKept ? known_[index % kKept] : kNone;
+    }
     // The call that the rank of this state has entered; the same index for all its threads.
     uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
     void forget(uint64_t state);
 
   private:
-    std::vector<CallInfo> known_;
-    std::map<std::pair<uint64_t, int32_t>, uint32_t> last_;  // by state and channel
+    static constexpr CallInfo kNone = {0, 0, -1, 0, 0};
+    // Of all ranks and channels together.
+    static constexpr uint32_t kKept = 1 << 16;
+
+    struct Last {
+        uint32_t index = 0;
+        CallInfo info = kNone;
+    };
+    std::vector<CallInfo> known_;                        // the one of index i at i % kKept
+    uint32_t next_ = 1;                                  // index
+    std::map<std::pair<uint64_t, int32_t>, Last> last_;  // by state and channel
+};
+
+// What a thread did, as reports tell it.
+struct Deed {
+    Event event = {};
+    uint32_t call = 0;
+    uint64_t site = 0;
+    uint64_t step = 0;
+    KcclSimEventKind kind = kKcclSimLoad;
+    bool exists = false;
 };
 
 // Where findings go.
 class Reporter {
   public:
-    struct Other {
-        Event event;
-        uint32_t call = 0;
-        uint64_t site = 0;
-        bool exists = false;
-    };
-    virtual void report(KcclSimFindingKind kind, Agent agent, uint32_t call, uint64_t site,
-                        uint64_t address, const Other& other) = 0;
+    virtual void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
+                        const Deed& other) = 0;
 
   protected:
     ~Reporter() = default;

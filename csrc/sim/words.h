@@ -6,6 +6,7 @@
 namespace kccl::sim {
 
 constexpr uint64_t kLow = 0xffffffffu;
+constexpr uint8_t kHalves[] = {1, 2};
 
 inline uint8_t halves_of(uint64_t address, uint32_t num_bytes) {
     if (num_bytes == 8) return 3;
@@ -22,11 +23,21 @@ inline uint64_t merged(uint64_t old, uint64_t news, uint8_t halves) {
     return (old & ~mask) | (news & mask);
 }
 
-inline Reporter::Other other_of(const Record& record) {
-    return {record.writer, record.call, record.site, true};
+// What an earlier access was, for reports.
+inline Deed deed_of(const Record& record) {
+    return {record.writer,
+            record.call,
+            record.site,
+            record.step,
+            record.is_plain ? kKcclSimWrite : kKcclSimStore,
+            true};
 }
-inline Reporter::Other other_of(const Mark& mark) {
-    return {mark.reader, mark.call, mark.site, true};
+inline Deed deed_of(const Mark& mark) {
+    return {mark.reader, mark.call, mark.site, mark.step, kKcclSimLoad, true};
+}
+inline Deed deed_of(const Access& access, Event event) {
+    constexpr KcclSimEventKind kKinds[] = {kKcclSimRead, kKcclSimWrite, kKcclSimLoad};
+    return {event, access.call, access.site, access.step, kKinds[access.kind], true};
 }
 
 }  // namespace kccl::sim

@@ -34,7 +34,9 @@ class Simulation:
         ends_when_stuck: When nothing can move, that is a deadlock; else virtual time passes until
             waits time out.
         trace_events: How many of the last steps are kept, for reports and traces.
-        max_steps: A run that takes more is reported as endless.
+        max_steps: A run that takes more is reported as endless; so is one of which the threads go
+            on for tens of millions of steps, the more the more threads there are, without a
+            store or a pause of all.
     """
 
     seed: int = 0
@@ -166,6 +168,8 @@ class Machine:
 
     def meet(self, rank: int, others: set[int]) -> None:
         """`others` wait no longer, because this rank has come: each knows what all have done."""
+        if not others:
+            return
         # One of them is always inside, so that the machine does not move meanwhile.
         for other in others:
             self.return_inside(other)
@@ -264,11 +268,16 @@ def simulated_machine(
 
 
 class Events(list[Any]):
-    """KcclSimEvents, which go when this does."""
+    """KcclSimEvents by step, which go when this does."""
 
     def __init__(self, array: Any, count: int) -> None:
-        super().__init__(array[index] for index in range(count))
+        # What a finding names was traced when it was found, not when it happened.
+        super().__init__(sorted((array[index] for index in range(count)), key=_step))
         self._array = array
+
+
+def _step(event: Any) -> int:
+    return int(event.step)
 
 
 def launch_of(

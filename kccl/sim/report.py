@@ -9,22 +9,31 @@ from ..errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
 
-# Kind -> what is wrong. {place} and {other} do {access}; the clauses of _sentence follow.
+# Kind -> what is wrong; the clauses of _sentence follow.
 _KINDS = {
-    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more; one is "
-    "{place} at {site}",
+    "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}",
     "divergence": "divergence: {place} at {site} and {other} wait at different barriers",
-    "data_race": "data race: {place} at {site} and {other} both access {what}, at least one writes "
-    "it, and no synchronisation orders them",
-    "narrow_scope": "scope too narrow: {place} at {site} accesses {what} with a scope that leaves "
-    "out {other}",
-    "two_writers": "two writers: {place} at {site} and {other} both write {what}, in no order",
+    "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
+    "synchronisation orders them",
+    "narrow_scope": "scope too narrow: {place} at {site} {does} {what}, {other} {did} it, and the "
+    "scope of one of them leaves out the other",
+    "two_writers": "two writers: {place} at {site} {does} {what}, {other} {did} it, in no order",
     "reused_slot": "slot reused: {place} at {site} writes {what}, where {other} may still read "
     "what was there before",
     "stale_word": "stale word: {place} at {site} takes {what} for this call's, and it is {other}'s",
     "late_timeout": "late time-out: {place} at {site} waits on past its limit",
-    "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}",
+    "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
+    "loop that waits must call kccl::mem::poll_pause(), by which the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
+    "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
+    "before the copy is there",
+}
+# Event kind -> what somebody does in it, and what he did.
+_DEEDS = {
+    lib.kKcclSimLoad: ("loads", "loaded"),
+    lib.kKcclSimStore: ("stores to", "stored to"),
+    lib.kKcclSimRead: ("plainly reads", "plainly read"),
+    lib.kKcclSimWrite: ("plainly writes", "plainly wrote"),
 }
 # How many of the last steps a report tells.
 _STEPS = 16
@@ -35,9 +44,12 @@ class Place:
     """A thread of the machine, and what it does.
 
     Attributes:
-        rank, block, thread: Which thread; a block of -1 is the rank's host.
+        rank, block, thread: Which thread; a block of -1 is the rank's host, a thread of -1 what
+            copies for the block asynchronously.
         site: Line of source.
-        kernel, channel, epoch: The library's call; "", -1 and 0 without one.
+        kernel, channel, epoch: The library's call that it makes or made last; "", -1 and 0 without
+            one.
+        is_within: It makes that call still: the line is the library's.
     """
 
     rank: int
@@ -47,10 +59,13 @@ class Place:
     kernel: str
     channel: int
     epoch: int
+    is_within: bool = True
 
     def __str__(self) -> str:
         if self.block < 0:
             return f"the host of rank {self.rank}"
+        if self.thread < 0:
+            return f"a copy of rank {self.rank} block {self.block}"
         return f"rank {self.rank} block {self.block} thread {self.thread}"
 
 
@@ -67,6 +82,8 @@ class Reporter:
         self._events = {
             value: name for name, value in members("KcclSimEventKind", "kKcclSim").items()
         }
+        self._orders = list(members("KcclSimOrder", "kKcclSimOrder"))
+        self._scopes = list(members("KcclSimScope", "kKcclSimScope"))
 
     def error(self, finding: Any, events: Sequence[Any]) -> ProtocolError:
         """The exception for a KcclSimFinding.
@@ -76,11 +93,14 @@ class Reporter:
             events: KcclSimEvents up to it, oldest first.
         """
         kind = self._kinds[finding.kind]
-        self.symbols.look_up([finding.place.site, finding.other.site])
+        named = [finding.waiting[index] for index in range(finding.num_named)]
+        self.symbols.look_up(who.site for who in (finding.place, finding.other, *named))
         place = self.place(finding.place)
+        waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
-        message = _sentence(kind, finding, place, other, self.regions.name(finding.address))
+        what = self.regions.name(finding.address)
+        message = _sentence(kind, finding, place, other, what, waiting)
         return ProtocolError(
             f"{message}\nlast steps:\n{timeline}" if timeline else message,
             kind=kind,
@@ -107,6 +127,7 @@ class Reporter:
             self._kernels.get(place.kernel, "a user's call") if is_call else "",
             place.channel,
             place.epoch if is_call else 0,
+            self.symbols.is_of_library(place.site),
         )
 
     def timeline(self, events: Sequence[Any]) -> str:
@@ -121,32 +142,44 @@ class Reporter:
     def event(self, event: Any) -> str:
         """What a KcclSimEvent does."""
         name = self._events[event.kind].replace("_", " ")
-        if event.kind not in _WITH_ADDRESS:
-            return name
+        place = f" {self.regions.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
         value = f" = {event.value:#x}" if event.kind in _WITH_VALUE else ""
+        order = ""
+        if event.kind in _WITH_ORDER:
+            order = f", {self._orders[event.order]}, {self._scopes[event.scope]} scope"
         age = f", {event.age} stores old" if event.age else ""
-        return f"{name} {self.regions.name(event.address)}{value}{age}"
+        return f"{name}{place}{value}{order}{age}"
 
 
 _WITH_VALUE = (lib.kKcclSimLoad, lib.kKcclSimStore)
-_WITH_ADDRESS = (*_WITH_VALUE, lib.kKcclSimCopyStarts, lib.kKcclSimCopyEnds)
+_WITH_ORDER = (*_WITH_VALUE, lib.kKcclSimFence)
+_WITH_ADDRESS = (
+    *(*_WITH_VALUE, lib.kKcclSimRead, lib.kKcclSimWrite),
+    *(lib.kKcclSimCopyStarts, lib.kKcclSimCopyEnds),
+)
 
 
-def _sentence(kind: str, finding: Any, place: Place, other: Place | None, what: str) -> str:
+def _sentence(
+    kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str
+) -> str:
     text = _KINDS[kind].format(
         place=place,
         site=place.site,
+        does=_DEEDS.get(finding.deed, ("",))[0],
         other="another thread" if other is None else f"{other} at {other.site}",
+        did=_DEEDS.get(finding.other_deed, ("", ""))[1],
         what=what,
         num_waiting=finding.num_waiting,
+        waiting=waiting,
         step=finding.step,
     )
     calls = [
-        f"{who.kernel} on channel {who.channel}, epoch {who.epoch}{whose}"
+        f"{'in' if who.is_within else 'after'} {who.kernel} on channel {who.channel}, "
+        f"epoch {who.epoch}{whose}"
         for who, whose in ((place, ""), (other, " (the other)"))
         if who is not None and who.kernel
     ]
-    within = f"; in {' and '.join(dict.fromkeys(calls))}" if calls else ""
+    within = f"; {' and '.join(calls)}" if calls else ""
     return f"{text}{within}; step {finding.step} of seed {finding.seed}, which replays it"
 
 

@@ -59,6 +59,11 @@ class Symbols:
         self.look_up([site])
         return self._known[site]
 
+    def is_of_library(self, site: int) -> bool:
+        """Whether a return address lies in the library's own source; so where nothing is known."""
+        frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
+        return not frames or frames[0].file.startswith(_CSRC)
+
     def place(self, site: int) -> str:
         """Words for a return address: the line that makes the access, and the one that calls it."""
         if site == 0:

@@ -26,7 +26,7 @@ struct Step {
     uint8_t what;
     uint8_t order;
     uint8_t scope;
-    uint8_t word;
+    uint8_t word;    // which 4 bytes of the memory
     uint32_t value;  // packets: bytes that cannot tear
 };
 
@@ -35,12 +35,11 @@ struct Role {
     uint8_t block;
     uint8_t warp;
     uint8_t num_steps;
-    Step steps[6];
+    Step steps[12];
 };
 
 constexpr uint32_t kNumRoles = 4;
 constexpr uint32_t kNumResults = 16;  // of each role
-constexpr uint64_t kWordStride = 128;
 
 struct Test {
     Role roles[kNumRoles];
@@ -55,7 +54,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
         if (step.what == kSync) platform::sync_block();
         if (step.what == kBareBarrier) kccl_sim_engine->meet_block(0);
         if (!leads(warp())) continue;
-        auto* word = reinterpret_cast<uint32_t*>(memory + step.word * kWordStride);
+        uint32_t* word = reinterpret_cast<uint32_t*>(memory) + step.word;
         auto* packet = reinterpret_cast<mem::Packet*>(word);
         const auto load = [&] {
             return static_cast<uint32_t>(kccl_sim_engine->load(word, 4, step.order, step.scope));
@@ -151,6 +150,7 @@ enum class Copying {
     kWritesSource,    // while the copy may still read it
     kCopiesOver,      // while other threads may still read what the copy before brought
     kCopiesOverFree,  // the same when they have let go of it
+    kNotDrained,      // ends while a copy is under way
 };
 
 constexpr uint32_t kCopyWords = 64;
@@ -224,6 +224,14 @@ KCCL_KERNEL void copies(uint32_t* source, uint32_t* results) {
         await_copy(&space.full[2], 0);
     }
     await_copy(&space.full[1], 0);
+    if (how == Copying::kNotDrained) {
+        block.sync();
+        if (leads(warp) && copies_here) mem::arrive_expecting(&space.full[2], kBytes);
+        if (copies_here) {
+            mem::copy_async(space.stage[0], source, kBytes, &space.full[2], warp.index(),
+                            warp.size());
+        }
+    }
 }
 
 // The ring of stage.cuh. A consumer that lets go of a stage and reads it then.

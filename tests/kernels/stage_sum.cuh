@@ -9,14 +9,16 @@ namespace kccl {
 using SumRing = Ring<4, 512>;
 
 // Called by all threads of one block. call.input: call.count words, a multiple of 4, aligned to 16
-// bytes; call.output: a 64-bit sum a thread; call.peer: how many copies may be on their way.
+// bytes; call.output: a 64-bit sum a thread; call.peer: how many copies may be on their way. Of the
+// last num_left copies, at most the stages of the ring, nobody waits for the bytes.
 //
 // The block's last warp copies; a block of one warp does both.
-KCCL_DEVICE Status stage_sum(const Call& call) {
+KCCL_DEVICE Status stage_sum(const Call& call, uint64_t num_left = 0) {
     KCCL_BLOCK_SHARED(SumRing, ring);
     constexpr uint64_t kWords = SumRing::kStageBytes / 4;
     const auto* in = reinterpret_cast<const uint32_t*>(call.input);
     const uint64_t num_copies = (call.count + kWords - 1) / kWords;
+    const uint64_t num_consumed = num_copies - num_left;
     const uint32_t me = platform::thread_in_block();
     const uint32_t num_warps = platform::threads_per_block() / platform::kWarpSize;
     const bool is_alone = num_warps == 1;
@@ -38,7 +40,7 @@ KCCL_DEVICE Status stage_sum(const Call& call) {
         }
     } else {
         uint64_t pushed = is_alone ? 0 : num_copies;
-        for (uint64_t n = 0; n < num_copies && !failed; ++n) {
+        for (uint64_t n = 0; n < num_consumed && !failed; ++n) {
             while (pushed < num_copies &&
                    producer.try_push(in + pushed * kWords, words_of(pushed) * 4, in_flight)) {
                 ++pushed;
@@ -60,6 +62,9 @@ KCCL_DEVICE Status stage_sum(const Call& call) {
 namespace kernels {
 
 KCCL_KERNEL void stage_sum(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::stage_sum(call); }
+
+// Leaves two copies.
+KCCL_KERNEL void stage_leave(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::stage_sum(call, 2); }
 
 }  // namespace kernels
 }  // namespace kccl

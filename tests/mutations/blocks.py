@@ -1,6 +1,18 @@
 """Planted bugs: sentinel words, warps, blocks, grids and the ring of stages."""
 
-from .mutation import DIVERGENT, NARROW, RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
+from .mutation import (
+    DIVERGENT,
+    NARROW,
+    RACE,
+    REUSED,
+    STALE,
+    STUCK,
+    TWO_WRITERS,
+    UNDRAINED,
+    WRONG,
+    Edit,
+    bug,
+)
 
 MUTATIONS = (
     # ---- Sentinels
@@ -264,5 +276,45 @@ MUTATIONS = (
             "mem::init_copies(&ring.empty[stage], num_consumers);",
             "mem::init_copies(&ring.empty[stage], 1);",
         ),
+    ),
+    bug(
+        "not_drained",
+        "a block ends while copies are on their way",
+        "stream left",
+        UNDRAINED,
+        Edit(
+            "include/kccl/stage.cuh",
+            "while (flying_ > 0) {",
+            "while (flying_ > Ring::kStages) {",
+        ),
+    ),
+    # ---- Copies through registers
+    bug(
+        "copy_of_one_lane",
+        "a warp's first thread says that the copy is there before the others have made theirs",
+        "stream",
+        RACE | WRONG,
+        Edit(
+            "include/kccl/mem_copies.cuh",
+            "    platform::sync_warp();\n    if (index == 0) settle",
+            "    if (index == 0) settle",
+        ),
+        model="gfx942",
+        warp_size=64,
+    ),
+    bug(
+        "phase_before_its_count",
+        "a phase begins before what it waits for is counted",
+        "stream",
+        RACE | STUCK | WRONG | TWO_WRITERS,
+        Edit(
+            "include/kccl/mem_copies.cuh",
+            "    store_shared(&barrier->word[0], (phase >> 1) * kArrival);\n"
+            "    store_shared(&barrier->word[1], phase ^ 1u);\n",
+            "    store_shared(&barrier->word[1], phase ^ 1u);\n"
+            "    store_shared(&barrier->word[0], (phase >> 1) * kArrival);\n",
+        ),
+        model="gfx942",
+        warp_size=64,
     ),
 )

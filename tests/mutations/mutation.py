@@ -8,6 +8,7 @@ TWO_WRITERS = frozenset({"two_writers"})
 LATE = frozenset({"late_timeout"})
 STUCK = frozenset({"deadlock"})
 DIVERGENT = frozenset({"divergence", "deadlock"})
+UNDRAINED = frozenset({"undrained"})
 WRONG = frozenset({"wrong_data"})
 # A word of another call is taken, or data that only looks whole.
 STALE = frozenset({"stale_word", "reused_slot", "wrong_data"})

@@ -1,6 +1,6 @@
 """Planted bugs: order, scope, waits and how they end."""
 
-from .mutation import DIVERGENT, LATE, NARROW, RACE, TWO_WRITERS, Edit, bug
+from .mutation import DIVERGENT, LATE, NARROW, RACE, STUCK, TWO_WRITERS, Edit, bug
 
 MUTATIONS = (
     # ---- Order and scope
@@ -142,7 +142,7 @@ MUTATIONS = (
         "timeout_never_fires",
         "a wait does not look at the clock",
         "one is absent",
-        LATE,
+        STUCK,
         Edit(
             "include/kccl/signal.cuh",
             "} while (++polls < comm.polls_per_check);",

@@ -120,6 +120,11 @@ def _stream(script):
         script.stage(2000, threads=warps * script.machine.warp_size, in_flight=4)
 
 
+def _stream_left(script):
+    for warps in (3, 1):
+        script.stage(2000, threads=warps * script.machine.warp_size, in_flight=4, num_left=2)
+
+
 def _one_is_absent(script):
     script.begin(threads=script.machine.warp_size)
     script.reduce(0, LL16, 2)
@@ -144,6 +149,7 @@ PROGRAMS = {
         _grids_of_many_sizes, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}
     ),
     "stream": Program(_stream, 2, (LL16,)),
+    "stream left": Program(_stream_left, 2, (LL16,)),
     "one is absent": Program(
         _one_is_absent, 4, (LL16,), {"ends_when_stuck": False}, right="failed_call"
     ),

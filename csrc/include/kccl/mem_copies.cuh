@@ -1,9 +1,14 @@
 // mem.cuh's asynchronous copies where the hardware has none: a warp copies through its registers,
 // and returns when it is done. The target gives add_shared (acquire-release, returns the sum),
-// load_shared (acquires) and store_shared (releases), all in the block's scope.
+// load_shared (acquires) and store_shared (releases), all in the block's scope. The simulator has
+// both: which one is the machine's, not the kernel's.
 #pragma once
 
 namespace kccl::mem {
+
+#if defined(KCCL_TARGET_SIM)
+namespace through_registers {
+#endif
 
 // word[0]: what the running phase still waits for, arrivals * kArrival + bytes.
 // word[1]: arrivals of a phase * 2 + parity of the running phase.
@@ -55,5 +60,43 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
 
 // Copies are ordinary stores.
 KCCL_DEVICE void fence_copies() {}
+
+#if defined(KCCL_TARGET_SIM)
+}  // namespace through_registers
+
+KCCL_DEVICE bool copies_late() { return kccl_sim_engine->copies_late() != 0; }
+
+KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
+    if (!copies_late()) return through_registers::init_copies(barrier, arrivals);
+    kccl_sim_engine->barrier_init(barrier, arrivals);
+}
+
+KCCL_DEVICE void arrive(CopyBarrier* barrier) {
+    if (!copies_late()) return through_registers::arrive(barrier);
+    kccl_sim_engine->barrier_arrive(barrier, 0);
+}
+
+KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
+    if (!copies_late()) return through_registers::arrive_expecting(barrier, num_bytes);
+    kccl_sim_engine->barrier_arrive(barrier, num_bytes);
+}
+
+KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
+    if (!copies_late()) return through_registers::has_completed(barrier, parity);
+    return kccl_sim_engine->barrier_has_completed(barrier, parity) != 0;
+}
+
+KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
+                            uint32_t index, uint32_t size) {
+    if (!copies_late()) {
+        return through_registers::copy_async(to, from, num_bytes, barrier, index, size);
+    }
+    if (index == 0) kccl_sim_engine->copy_async(to, from, num_bytes, barrier);
+}
+
+KCCL_DEVICE void fence_copies() {
+    if (copies_late()) kccl_sim_engine->fence_copies();
+}
+#endif
 
 }  // namespace kccl::mem

@@ -46,26 +46,20 @@ KCCL_DEVICE void fence() {
     kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
 }
 
-KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
-    kccl_sim_engine->barrier_init(barrier, arrivals);
+// For mem_copies.cuh, which a machine without asynchronous copies uses.
+#define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
+
+KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
+    return kccl_sim_engine->add(word, value);
 }
 
-KCCL_DEVICE void arrive(CopyBarrier* barrier) { kccl_sim_engine->barrier_arrive(barrier, 0); }
-
-KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
-    kccl_sim_engine->barrier_arrive(barrier, num_bytes);
+KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
+    return load<Order::kAcquire, Scope::kBlock>(word);
 }
 
-KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
-    return kccl_sim_engine->barrier_has_completed(barrier, parity) != 0;
+KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
+    store<Order::kRelease, Scope::kBlock>(word, value);
 }
-
-KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
-                            uint32_t index, uint32_t) {
-    if (index == 0) kccl_sim_engine->copy_async(to, from, num_bytes, barrier);
-}
-
-KCCL_DEVICE void fence_copies() { kccl_sim_engine->fence_copies(); }
 
 KCCL_DEVICE uint64_t clock_ns() { return kccl_sim_engine->clock_ns(); }
 
