@@ -51,7 +51,9 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("size\n(B)", "count", "type", "redop"):
+    # Names of libraries and algorithms need its place.
+    counts = () if _are_of_gpus(rows) else ("count",)
+    for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("library", "algorithm", "mode"):
         table.add_column(name, no_wrap=True)
@@ -116,19 +118,18 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def _cells(group: Sequence[Row], row: Row, figures: Sequence[str], *, first: bool) -> list[str]:
-    count = "" if row["dtype"] is None else str(_count(row))
-    head = (
-        [size_text(row["bytes"]), count, row["dtype"] or "-", row["op"] or "-"]
-        if first
-        else [""] * 4
-    )
+    on_gpus = "host_us" in figures
+    counts = [] if on_gpus else ["" if row["dtype"] is None else str(_count(row))]
+    head = [size_text(row["bytes"]), *counts, row["dtype"] or "-", row["op"] or "-"]
+    if not first:
+        head = [""] * len(head)
     peer = best_peer(group, row) if row["library"] == "kccl" else None
     time_us = row["time_us"]
     return [
         *head,
         row["library"],
         row["algorithm"].removeprefix(row["collective"] + "_"),
-        row["mode"] if "host_us" in figures or row["call"] != "direct" else "direct",
+        row["mode"] if on_gpus or row["call"] != "direct" else "direct",
         *(_number(row[column]) for column in figures),
         str(row["wrong"]),
         _number(peer),

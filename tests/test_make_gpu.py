@@ -69,6 +69,9 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     command = steps.commands[steps.names.index("all_reduce_2")]
     assert command[1:7] == ["-m", "kccl", "run", "-n", "2", "--"]
     assert {"--baselines", "--json", "cuda"} <= set(command)
+    assert command[command.index("-f") + 1] == "2"
+    alone = steps.commands[steps.names.index("all_reduce_1")]
+    assert "--baselines" not in alone and alone[alone.index("-f") + 1] == "8"
 
 
 @pytest.mark.parametrize(
