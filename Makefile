@@ -73,7 +73,7 @@ sim-soak: $(VENV)/.dev
 
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:
-	PYTHONPATH=$(CURDIR) $(PYTHON) -m kccl.bench.gpu --out $(OUT) --parts "$(PARTS)"
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m kccl.bench.gpu --out $(OUT) --parts "$(PARTS)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
