@@ -148,7 +148,8 @@ def execute_process(command: Sequence[str], limit_s: float, output: Path) -> int
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            # A group to be ended as one, in the session of whoever ends this process.
+            process_group=0,
         )
         try:
             return process.wait(limit_s)
@@ -278,5 +279,11 @@ def _print_end(output: Path, num_lines: int = 15) -> None:
         print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
 
 
+def heed_sigterm() -> None:
+    """From now on SIGTERM unwinds this process, so that it ends the step that runs."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 if __name__ == "__main__":
+    heed_sigterm()
     sys.exit(main())

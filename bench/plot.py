@@ -149,14 +149,19 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
 def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
     """Every library in graphs, as in the first panel, and dotted its skewed run."""
     labels = []
-    later = [row | {"time_us": row["skewed_us"]} for row in rows]
-    pairs = zip(series(rows), series(later), strict=True)
+    pairs = zip(series(rows), _skewed_series(rows), strict=True)
     for (label, colour, sizes, times), (_, _, _, skewed) in pairs:
         axes.plot(sizes, times, color=colour, linewidth=1.5, marker="o", markersize=3.5)
         axes.plot(sizes, skewed, color=colour, linewidth=1.5, linestyle=":", marker="o", ms=3.5)
         labels.append((times[-1], label, colour))
     _size_axis(axes, rows)
     _direct_labels(axes, labels)
+
+
+def _skewed_series(rows: Sequence[Row]) -> list[Series]:
+    """As series(), with the times of the skewed runs; what had none is left out."""
+    had = [row for row in rows if row.get("skewed_us") is not None]
+    return series([row | {"time_us": row["skewed_us"]} for row in had])
 
 
 def _graph_mode(rows: Sequence[Row]) -> bool:
@@ -203,7 +208,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         # The text stands inside the picture: right of its arrow, left of it at the last size.
         is_last = nbytes == sizes[-1]
         axes.annotate(
-            f"{peer / time_us:.1f}x",
+            f"{peer / time_us:.{1 if peer >= time_us else 2}f}x",
             (nbytes, float(np.sqrt(time_us * peer))),
             xytext=(-6 if is_last else 6, 0),
             textcoords="offset points",
@@ -239,6 +244,7 @@ def _direct_labels(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     bars = [(label, colour, times[0]) for label, colour, _, times in series(rows)]
+    skewed = {label: times[0] for label, _, _, times in _skewed_series(rows)}
     floor = rows[0]["floor_us"]
     places = range(len(bars))
     axes.barh(
@@ -247,9 +253,9 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
         color=[colour for _, colour, _ in bars],
         height=0.6,
     )
-    for place, (_, _, time_us) in zip(places, bars, strict=True):
+    for place, (label, _, time_us) in zip(places, bars, strict=True):
         axes.annotate(
-            f"{time_us:.2f} us",
+            f"{time_us:.2f} us" + (f", skewed {skewed[label]:.2f}" if label in skewed else ""),
             (time_us, place),
             xytext=(4, 0),
             textcoords="offset points",

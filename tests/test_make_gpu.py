@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -169,6 +170,26 @@ def test_a_step_that_outlives_its_limit_is_ended_with_all_that_it_started(tmp_pa
     # A killed orphan stays in the table until its new parent has looked.
     status = Path(f"/proc/{pid}/status")
     assert eventually(lambda: not status.exists() or "(zombie)" in status.read_text())
+
+
+def test_a_driver_that_is_ended_ends_its_step(tmp_path):
+    output = tmp_path / "step.txt"
+    step = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from kccl.bench import gpu\n"
+        "gpu.heed_sigterm()\n"
+        f"gpu.execute_process([sys.executable, '-c', {step!r}], 60, Path({str(output)!r}))\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        assert eventually(lambda: output.exists() and output.read_text().strip(), 20)
+        driver.terminate()
+        assert driver.wait(20) == 128 + signal.SIGTERM
+    finally:
+        driver.kill()
+    assert not Path(f"/proc/{int(output.read_text())}").exists()
 
 
 def test_a_steps_output_and_exit_code_are_kept(tmp_path):
