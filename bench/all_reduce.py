@@ -7,21 +7,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .collective import Buffers, Call, Collective, Comm, Gather, Problem
-from .data import count_wrong, make_input, reduced, spoil
+from .collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
+from .data import count_wrong, make_input, reduced
 
 
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    if buffers.out is not buffers.x:
-        spoil(buffers.out)
-    buffers.x[:] = make_input(problem, rank, seed)
+    buffers.load(make_input(problem, rank, seed))
     call()
-    return count_wrong(buffers.out, reduced(problem, seed))
+    return count_wrong(buffers.result(), reduced(problem, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     out = None if problem.in_place else buffers.out
     return comm.all_reduce.prepare(buffers.x, out=out, op=problem.op, **plan)
 
@@ -39,6 +37,18 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.Allreduce, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out, op)
 
 
+def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
+    name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
+    return partial(dist.all_reduce, buffers.x, op=getattr(dist.ReduceOp, name))
+
+
+def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
+    # Each has one form: one_shot writes another tensor, two_shot x.
+    one_shot = partial(ops.one_shot_all_reduce_out, x, problem.op, group, out)
+    two_shot = partial(ops.two_shot_all_reduce_, x, problem.op, group)
+    return {"one_shot": (one_shot, out), "two_shot": (two_shot, x)}
+
+
 COLLECTIVE = Collective(
     name="all_reduce",
     order="relaxed",
@@ -46,6 +56,7 @@ COLLECTIVE = Collective(
     has_op=True,
     has_root=False,
     has_out=True,
+    waits_for_all=True,
     # Every byte leaves a rank once to be reduced and once as a result, but for the rank's own
     # share.
     busbw_factor=lambda world_size: 2 * (world_size - 1) / world_size,
@@ -54,4 +65,6 @@ COLLECTIVE = Collective(
     direct=_direct,
     mpi=_mpi,
     mpi_algorithm=("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "recursive_doubling"),
+    nccl=_nccl,
+    symm_mem=_symm_mem,
 )

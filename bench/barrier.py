@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .collective import Buffers, Call, Collective, Comm, Gather, Problem
+from .collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
 
 _LONGEST_DELAY_S = 0.002
 
@@ -28,7 +29,7 @@ def _check(
     return int(left_ns < max(gather(arrived_ns)))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     return comm.barrier.prepare(**plan)
 
 
@@ -42,6 +43,10 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return call
 
 
+def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
+    return {"barrier": (partial(handle.barrier, channel=0), x)}
+
+
 COLLECTIVE = Collective(
     name="barrier",
     order="acq_rel",
@@ -49,9 +54,11 @@ COLLECTIVE = Collective(
     has_op=False,
     has_root=False,
     has_out=False,
+    waits_for_all=True,
     busbw_factor=lambda world_size: None,
     check=_check,
     prepare=_prepare,
     direct=_direct,
     mpi=_mpi,
+    symm_mem=_symm_mem,
 )

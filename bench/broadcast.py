@@ -13,12 +13,12 @@ def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
     # Each rank starts from data of its own, so that a rank that receives nothing is seen.
-    buffers.x[:] = make_input(problem, rank, seed)
+    buffers.load(make_input(problem, rank, seed))
     call()
-    return count_wrong(buffers.x, make_input(problem, problem.root or 0, seed))
+    return count_wrong(buffers.result(), make_input(problem, problem.root or 0, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: str) -> Any:
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     return comm.broadcast.prepare(buffers.x, root=problem.root, **plan)
 
 
@@ -30,6 +30,10 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.Bcast, buffers.x, problem.root)
 
 
+def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
+    return partial(dist.broadcast, buffers.x, src=problem.root)
+
+
 COLLECTIVE = Collective(
     name="broadcast",
     order="relaxed",
@@ -37,9 +41,12 @@ COLLECTIVE = Collective(
     has_op=False,
     has_root=True,
     has_out=False,
+    # The root leaves before the others have its data.
+    waits_for_all=False,
     busbw_factor=lambda world_size: 1.0,
     check=_check,
     prepare=_prepare,
     direct=_direct,
     mpi=_mpi,
+    nccl=_nccl,
 )

@@ -20,7 +20,7 @@ from .harness import Row
 LATENCY_TOLERANCE = 0.15
 """A time may exceed the record's by this share."""
 
-_MACHINE = ("cpu_model", "architecture", "cpus", "allowed_cpus")
+_MACHINE = ("cpu_model", "architecture", "cpus", "allowed_cpus", "gpus")
 _ROW = ("library", "collective", "mode", "call", "bytes", "dtype", "op", "in_place", "world_size")
 Key = tuple[object, ...]
 
@@ -101,7 +101,9 @@ def _ours(document: Document) -> list[Row]:
 
 def _key(document: Document, row: Row) -> Key:
     machine = document["machine"]
-    return (*(machine[name] for name in _MACHINE), *(row[name] for name in _ROW))
+    # A list of names; documents of machines without GPUs have none.
+    facts = (str(machine.get(name)) for name in _MACHINE)
+    return (*facts, *(row[name] for name in _ROW))
 
 
 if __name__ == "__main__":

@@ -7,23 +7,38 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import kccl
 
-from . import baselines, mpi
+from . import baselines
 from .collective import NAMES, OPS, Collective, Problem, load, parse_size, sweep
-from .document import document
-from .harness import REPEATS, Row, add_floors, kccl_contenders, measure
+from .document import Document, document, subtitle
+from .harness import REPEATS, Contender, Row, measure
+from .host_side import HostSide
 from .report import console, legend, print_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _LONG_SWEEP = 4
+
+
+class Side(Protocol):
+    """What differs between backends: HostSide or GpuSide."""
+
+    machine: dict[str, Any]
+
+    def contenders(self, problem: Problem) -> list[Contender]: ...
+
+    def finish(
+        self, rows: Sequence[Row], request: baselines.Request, problem: Problem
+    ) -> tuple[list[Row], list[str]]: ...
+
+    def close(self) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +51,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-e", "--end", type=_size, metavar="SIZE", help="last size (1M; simulated 8K)"
     )
     parser.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (2)")
-    parser.add_argument("-d", "--dtype", default="float32", help="element type (float32)")
+    parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
     parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
     parser.add_argument("--root", type=int, default=0, help="root of a broadcast (0)")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--in-place", dest="in_place", action="store_true", default=True)
     place.add_argument("--out-of-place", dest="in_place", action="store_false")
     parser.add_argument(
-        "--baselines", action="store_true", help="measure MPICH and Open MPI beside kccl"
+        "--baselines",
+        action="store_true",
+        help="measure the peers beside kccl: MPICH and Open MPI; on GPUs NCCL and PyTorch",
     )
     parser.add_argument(
         "--iterations", type=int, help="timed calls a repeat (8 ms worth; simulated 3)"
     )
     parser.add_argument("--repeats", type=int, help=f"repeats ({REPEATS}; simulated 1)")
     parser.add_argument(
-        "--backend", choices=("host", "sim"), default="host", help="sim: simulated GPUs (host)"
+        "--backend",
+        choices=("host", "cuda", "sim"),
+        default="host",
+        help="cuda: a GPU a rank; sim: simulated GPUs (host)",
     )
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="simulated ranks (2)")
     parser.add_argument("--seed", type=int, metavar="S", help="of the simulation (0)")
@@ -80,15 +100,10 @@ def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
         return 2
     if comm.rank == 0:
         _print_head(out, args, comm)
-    rows, notes = _measure(args, collective, problems, comm)
+    rows, notes, machine = _measure(args, collective, problems, comm)
     if comm.rank == 0:
-        _print_report(out, args, comm, rows, notes)
+        _print_report(out, args, rows, notes, document(rows, comm.world_size, machine))
     return int(any(row["wrong"] for row in rows))
-
-
-def merge(rows: Sequence[Row], more: Sequence[Row]) -> list[Row]:
-    """Rows of two jobs, by size; within a size the order of arrival."""
-    return sorted([*rows, *more], key=lambda row: row["bytes"])
 
 
 def _size(text: str) -> int:
@@ -101,18 +116,23 @@ def _size(text: str) -> int:
 def _fill_defaults(args: argparse.Namespace) -> None:
     # A simulated call takes milliseconds, and its time tells nothing that repeats would sharpen.
     is_simulated = args.backend == "sim"
+    args.dtype = args.dtype or ("bfloat16" if args.backend == "cuda" else "float32")
     args.end = args.end or (8 << 10 if is_simulated else 1 << 20)
     args.repeats = (1 if is_simulated else REPEATS) if args.repeats is None else args.repeats
     if is_simulated and args.iterations is None:
         args.iterations = 3
 
 
-def _check_backend(args: argparse.Namespace) -> None:
+def _check_backend(args: argparse.Namespace, world_size: int) -> None:
+    if args.backend == "cuda":
+        from .gpu_side import check_gpus
+
+        check_gpus(world_size)
     if args.backend == "sim":
         if args.baselines:
             raise ValueError("--baselines would compare a simulation's time with a machine's")
     elif args.ranks is not None or args.seed is not None:
-        raise ValueError("--ranks and --seed are for --backend sim; start ranks by mpirun -n N")
+        raise ValueError("--ranks and --seed are for --backend sim; use mpirun or kccl run")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -138,7 +158,7 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
     _check_outputs(args)
-    _check_backend(args)
+    _check_backend(args, world_size)
     return collective.problems(
         sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,
@@ -155,37 +175,22 @@ def _measure(
     collective: Collective,
     problems: Sequence[Problem],
     comm: kccl.Communicator,
-) -> tuple[list[Row], list[str]]:
-    """All rows, and a sentence for each peer that has none. Collective."""
-    in_job = baselines.InJob(comm) if args.baselines else None
-    notes = [in_job.missing] if in_job is not None and in_job.missing else []
-    unsupported = mpi.unsupported(problems[0])
-    if args.baselines and unsupported:
-        notes.append(unsupported)
-    one_ways_us: list[float] = []
-    copies_us: dict[int, float] = {0: 0.0}
-    rows: list[Row] = []
-    with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
-        for problem in problems:
-            if args.backend != "sim":
-                # Probed at every size, since a machine drifts during a sweep.
-                one_ways_us.append(kccl.probe.one_way_latency_us(comm))
-                if problem.nbytes:
-                    copies_us[problem.nbytes] = kccl.probe.copy_us(comm, problem.nbytes)
-            contenders = kccl_contenders(comm, collective, problem)
-            if in_job is not None:
-                contenders += in_job.contenders(collective, problem)
-            rows += measure(
-                collective,
-                problem,
-                contenders,
-                rank=comm.rank,
-                gather=comm.gather_objects,
-                repeats=args.repeats,
-                iterations=args.iterations,
-            )
-            advance()
-    if in_job is not None and not unsupported and in_job.library != "openmpi":
+) -> tuple[list[Row], list[str], dict[str, Any]]:
+    """All rows, a sentence for each peer that has none, and the machine. Collective."""
+    with closing(_side(args, collective, comm)) as side:
+        rows: list[Row] = []
+        with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
+            for problem in problems:
+                rows += measure(
+                    collective,
+                    problem,
+                    side.contenders(problem),
+                    rank=comm.rank,
+                    gather=comm.gather_objects,
+                    repeats=args.repeats,
+                    iterations=args.iterations,
+                )
+                advance()
         request = baselines.Request(
             collective=collective.name,
             sizes=[problem.nbytes for problem in problems],
@@ -196,17 +201,15 @@ def _measure(
             repeats=args.repeats,
             iterations=args.iterations,
         )
-        peers, missing = baselines.open_mpi_rows(comm, request)
-        rows = merge(rows, peers)
-        notes += [missing] if missing else []
-    if args.backend == "sim":
-        # Nothing that a machine could be measured by.
-        for row in rows:
-            row["algbw_gbps"] = row["busbw_gbps"] = None
-        return rows, notes
-    # A floor is the least that was seen: a disturbed probe would make results look too good.
-    add_floors(rows, min(one_ways_us), copies_us)
-    return rows, notes
+        return *side.finish(rows, request, problems[0]), side.machine
+
+
+def _side(args: argparse.Namespace, collective: Collective, comm: kccl.Communicator) -> Side:
+    if comm.backend != "cuda":
+        return HostSide(comm, collective, has_baselines=args.baselines)
+    from .gpu_side import GpuSide
+
+    return GpuSide(comm, collective, has_baselines=args.baselines)
 
 
 @contextmanager
@@ -249,30 +252,29 @@ def _print_head(out: Console, args: argparse.Namespace, comm: kccl.Communicator)
     if args.backend == "sim":
         out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
+        start = "kccl run -n 2 --" if args.backend == "cuda" else "mpirun -n 2"
+        again = " --backend cuda" if args.backend == "cuda" else ""
         out.print(
-            f"# 1 rank exchanges nothing. Start two: mpirun -n 2 kccl bench {args.collective}"
+            f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}"
         )
 
 
 def _print_report(
     out: Console,
     args: argparse.Namespace,
-    comm: kccl.Communicator,
     rows: Sequence[Row],
     notes: Sequence[str],
+    made: Document,
 ) -> None:
     print_table(out, rows)
     legend(out, rows)
     for note in notes:
         out.print(f"# {note}", soft_wrap=True)
-    made = document(rows, ranks=comm.world_size)
     if args.csv:
         write_csv(rows, args.csv)
     if args.plot:
         from .plot import plot
 
-        machine = made["machine"]
-        place = f"{machine['cpu_model']}, {machine['cpus']} CPUs"
-        plot(rows, args.plot, subtitle=f"{place}, commit {made['commit']}")
+        plot(rows, args.plot, subtitle=subtitle(made))
     if args.json:
         print(json.dumps(made), flush=True)

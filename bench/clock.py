@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -32,9 +34,7 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
     singles = np.empty(iterations)
     calls = range(block)
     # Why: a garbage collection inside one contender's calls is not that contender's latency.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         for _ in range(warmup):
             call()
         for i in range(blocks.size):
@@ -46,10 +46,19 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
             start = now()
             call()
             singles[i] = now() - start
+    return blocks / (block * 1e3), np.maximum(singles - clock_cost_ns(), 0) / 1e3
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within, no garbage is collected."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return blocks / (block * 1e3), np.maximum(singles - clock_cost_ns(), 0) / 1e3
 
 
 def clock_cost_ns() -> float:

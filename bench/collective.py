@@ -19,8 +19,11 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
 Gather = Callable[[Any], list[Any]]
+TorchCalls = dict[str, tuple[Call, Any]]
 
 NAMES = ("all_reduce", "broadcast", "barrier")
+SPOILED = 0xA5
+"""The byte of what has not been written."""
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -34,6 +37,12 @@ class Comm(Protocol):
     all_reduce: Any
     broadcast: Any
     barrier: Any
+
+    def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
+
+    def window(self, nbytes: int, /) -> Any: ...
+
+    def check(self) -> None: ...
 
     def gather_objects(self, value: Any, /) -> list[Any]: ...
 
@@ -60,10 +69,29 @@ class Problem:
 
 @dataclass(frozen=True)
 class Buffers:
-    """What one library's calls read and write; `out` is `x` itself when the call is in place."""
+    """What one library's calls read and write; `out` is `x` itself when the call is in place.
 
-    x: Array
-    out: Array
+    Here NumPy arrays. Where the host cannot index them a subclass says how it reaches them.
+    """
+
+    x: Any
+    out: Any
+
+    def load(self, values: Array) -> None:
+        """Sets `x`. An `out` of its own gets bytes that no input has: one never written shows."""
+        if self.out is not self.x:
+            self.out.view(np.uint8).fill(SPOILED)
+        self.x[:] = values
+
+    def result(self) -> Array:
+        """What `out` holds, of the problem's element type."""
+        out: Array = self.out
+        return out
+
+    def zero(self) -> None:
+        """Fills both with zeros."""
+        self.x.fill(0)
+        self.out.fill(0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +113,13 @@ class Collective:
             exactly.
         prepare: (comm, buffers, problem, **plan keywords) -> a prepared kccl operation.
         direct: (comm, buffers, problem) -> the unprepared kccl call.
+        waits_for_all: no rank leaves a call before all have arrived. A skewed run then takes the
+            time since the last arrival.
         mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
+        nccl: (torch.distributed, buffers of tensors, problem) -> the call, or None.
+        symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like it, the group's name,
+            problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
+            that has its result. x is the symmetric tensor. None where there are none.
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
     """
@@ -96,12 +130,15 @@ class Collective:
     has_op: bool
     has_root: bool
     has_out: bool
+    waits_for_all: bool
     busbw_factor: Callable[[int], float | None]
     check: Callable[[Problem, Buffers, Call, int, Gather, int], int]
     prepare: Callable[..., Any]
     direct: Callable[[Comm, Buffers, Problem], Call]
     mpi: Callable[[Any, Any, Buffers, Problem], Call]
     mpi_algorithm: tuple[str, str] | None = None
+    nccl: Callable[[Any, Buffers, Problem], Call] | None = None
+    symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
 
     def problems(
         self,

@@ -99,10 +99,3 @@ def count_wrong(result: Array, expected: Array) -> int:
         return max(result.size, expected.size, 1)
     bits = np.dtype(f"u{expected.itemsize}")
     return int(np.count_nonzero(result.view(bits) != expected.view(bits)))
-
-
-def spoil(array: Array) -> None:
-    """Overwrite with a byte pattern that no input produces, so that a result that was never written
-    shows.
-    """
-    array.view(np.uint8).fill(0xA5)

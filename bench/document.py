@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -17,10 +18,16 @@ from .harness import Row
 Document = dict[str, Any]
 
 
-def document(rows: Sequence[Row], *, ranks: int) -> Document:
-    """The document of these rows, made on this machine by this process."""
+def document(rows: Sequence[Row], ranks: int, more: Mapping[str, Any]) -> Document:
+    """The document of these rows, made on this machine by this process.
+
+    Args:
+        rows: What was measured.
+        ranks: Their number.
+        more: What is known of the machine besides: its GPUs.
+    """
     return {
-        "machine": machine(ranks),
+        "machine": machine(ranks) | dict(more),
         "commit": commit(),
         "command": shlex.join(["kccl", *sys.argv[1:]]),
         "rows": list(rows),
@@ -43,16 +50,29 @@ def machine(ranks: int) -> dict[str, Any]:
     }
 
 
+def subtitle(document: Document) -> str:
+    """Where and of what a document is, in one line for pictures."""
+    machine = document["machine"]
+    gpus = machine.get("gpus")
+    place = f"{machine['cpu_model']}, {machine['cpus']} CPUs"
+    if gpus:
+        place = f"{len(gpus)} x {gpus[0]}, no multicast"
+    return f"{place}, commit {document['commit']}"
+
+
 def commit() -> str:
     """The commit that the running code comes from, "-dirty" when its tree has changes; else the
     version.
 
     Code that was installed from a checkout is "<version> installed from <commit>": the checkout may
-    have moved on since.
+    have moved on since. Of what `git archive` made, the commit stands in .git_archival.txt.
     """
     here = Path(__file__).resolve().parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
         return _head(here) or "unknown"
+    archived = _archived(here.parent / ".git_archival.txt")
+    if archived is not None:
+        return archived
     try:
         distribution = importlib.metadata.distribution("kccl")
     except importlib.metadata.PackageNotFoundError:
@@ -63,6 +83,12 @@ def commit() -> str:
     folder = path.parent if path.is_file() else path
     head = _head(folder) if origin.startswith("file://") else None
     return f"{distribution.version} installed from {head}" if head else distribution.version
+
+
+def _archived(path: Path) -> str | None:
+    """The commit that `git archive` has written there, None where it did not."""
+    match = re.match(r"node: ([0-9a-f]{12})", path.read_text("utf-8") if path.exists() else "")
+    return match and match[1]
 
 
 def _head(folder: Path) -> str | None:

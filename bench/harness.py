@@ -7,7 +7,7 @@ a job is this rank's index and an out-of-band all-gather of small objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,13 @@ from .collective import Array, Buffers, Call, Collective, Comm, Gather, Problem,
 
 Row = dict[str, Any]
 Clock = Callable[[int, int], tuple[Array, Array]]
+Further = Callable[[int], float]
 
 COLUMNS = (
     *("library", "collective", "algorithm", "mode", "call", "complete", "order"),
     *("world_size", "blocks", "bytes", "dtype", "op", "in_place"),
-    *("time_us", "p99_us", "skew_us", "floor_us", "algbw_gbps", "busbw_gbps", "wrong"),
+    *("time_us", "p99_us", "skew_us", "skewed_us", "host_us", "floor_us"),
+    *("algbw_gbps", "busbw_gbps", "wrong"),
 )
 """Fields of a row, in order. `bench/README.md` says what each means."""
 
@@ -40,6 +42,8 @@ class Contender:
             the 99th percentile.
         enter: run before this contender's calls; selects the algorithm where a library keeps that
             as global state.
+        further: columns that are clocked on their own: name -> (iterations) -> microseconds a call
+            of one repeat.
     """
 
     library: str
@@ -50,6 +54,7 @@ class Contender:
     run: Call
     clock: Clock
     enter: Callable[[], None] = lambda: None
+    further: Mapping[str, Further] = field(default_factory=dict)
 
 
 def eager(
@@ -138,30 +143,38 @@ def measure(
 
     medians: dict[int, list[float]] = {i: [] for i in sound}
     singles: dict[int, list[Array]] = {i: [] for i in sound}
+    further: dict[int, dict[str, list[float]]] = {
+        i: {column: [] for column in contenders[i].further} for i in sound
+    }
     for repeat in range(repeats):
         order = list(zip(sound, calls, strict=True))
         for i, count in reversed(order) if repeat % 2 else order:
             median_us, single_us = _time(contenders[i], count)
             medians[i].append(median_us)
             singles[i].append(single_us)
+            for column, clock in contenders[i].further.items():
+                further[i][column].append(clock(count))
 
     late_wrong = {i: check(i, 1) for i in sound}
     p99 = {i: float(np.percentile(np.concatenate(singles[i]), 99)) for i in sound}
-    ranks = gather([(medians[i], p99[i], late_wrong[i]) for i in sound])
+    ranks = gather([(medians[i], p99[i], late_wrong[i], further[i]) for i in sound])
 
     rows = []
     for i in everyone:
         row = _row(collective, problem, contenders[i], wrong[i])
         if i in medians:
             of_ranks = [results[sound.index(i)] for results in ranks]
-            row["wrong"] = sum(late for _, _, late in of_ranks)
+            row["wrong"] = sum(late for _, _, late, _ in of_ranks)
             if row["wrong"] == 0:
                 _fill_times(
                     row,
                     collective,
-                    np.array([m for m, _, _ in of_ranks]),
-                    max(p for _, p, _ in of_ranks),
+                    np.array([m for m, *_ in of_ranks]),
+                    max(p for _, p, *_ in of_ranks),
                 )
+                for column in contenders[i].further:
+                    of_repeats = np.array([each[column] for *_, each in of_ranks])
+                    row[column] = float(np.median(of_repeats.max(axis=0)))
         rows.append(row)
     return rows
 
@@ -178,6 +191,11 @@ def add_floors(rows: Sequence[Row], one_way_us: float, copies_us: Mapping[int, f
         row["floor_us"] = one_way_us + copies_us[row["bytes"]]
 
 
+def merge(rows: Sequence[Row], more: Sequence[Row]) -> list[Row]:
+    """Rows of two jobs, by size; within a size the order of arrival."""
+    return sorted([*rows, *more], key=lambda row: row["bytes"])
+
+
 def _sums(ranks: list[list[int]]) -> list[int]:
     return [sum(counts) for counts in zip(*ranks, strict=True)]
 
@@ -188,8 +206,7 @@ def _time(contender: Contender, iterations: int) -> tuple[float, Array]:
     The timed calls work on zeros: repeated sums in place stay finite and are never denormal, for
     every library.
     """
-    contender.buffers.x.fill(0)
-    contender.buffers.out.fill(0)
+    contender.buffers.zero()
     contender.enter()
     typical_us, single_us = contender.clock(iterations, max(5, iterations // 10))
     return float(np.median(typical_us)), single_us

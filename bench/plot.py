@@ -1,13 +1,21 @@
-"""Latency against size as a picture: kccl, every peer, the floor, and how far they are apart."""
+"""Latency against size as a picture: kccl, every peer, the floor, and how far they are apart.
+
+    python -m kccl.bench.plot document.json picture.png
+
+draws a recorded run. Of a run on GPUs a second panel has the skewed runs beside the others.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .document import load, subtitle
 from .harness import Row
 from .report import best_peer, size_text
 
@@ -17,6 +25,11 @@ if TYPE_CHECKING:
 _COLOURS = {
     ("kccl", "host"): "#0b5fa5",
     ("kccl", "eager"): "#4aa3df",
+    ("kccl", "graph"): "#0b5fa5",
+    ("nccl", "default"): "#6b8f3c",
+    ("nccl", "symmetric_window"): "#a3b86c",
+    ("torch_symm_mem", "one_shot"): "#c8553d",
+    ("torch_symm_mem", "two_shot"): "#e39b5a",
     ("mpich", "default"): "#c8553d",
     ("mpich", "recursive_doubling"): "#e39b5a",
     ("openmpi", "default"): "#6b8f3c",
@@ -36,9 +49,12 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.5, 5.6), layout="constrained")
+    skewed = [row for row in rows if row.get("skewed_us") is not None]
+    has_sizes = len({row["bytes"] for row in rows}) > 1
+    panels = 2 if skewed and has_sizes else 1
+    figure = Figure(figsize=(9.5 * panels, 5.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    axes, *more = figure.subplots(1, panels, squeeze=False)[0]
     first = rows[0]
     kind = " ".join(str(first[key]) for key in ("dtype", "op") if first[key] is not None)
     title = (
@@ -47,27 +63,55 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     )
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=24)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
-    if len({row["bytes"] for row in rows}) > 1:
+    if has_sizes:
         _lines(axes, rows)
     else:
         _bars(axes, rows)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    for panel in more:
+        panel.set_title("skewed runs beside the others", loc="left", fontsize=13, pad=24)
+        note = "dotted: since the last rank arrived, one random rank 0-5 us late at each step"
+        panel.text(0, 1.02, note, transform=panel.transAxes, fontsize=9, color="#555555")
+        _skewed_lines(panel, skewed)
+    for panel in (axes, *more):
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
     figure.savefig(path, dpi=150)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the newest document of a file. Returns 2 when there is none."""
+    parser = argparse.ArgumentParser(prog="python -m kccl.bench.plot", description=main.__doc__)
+    parser.add_argument("document", type=Path, help="output of kccl bench ... --json")
+    parser.add_argument("picture", type=Path)
+    args = parser.parse_args(argv)
+    documents = load(args.document)
+    if not documents or not documents[-1]["rows"]:
+        print(f"{args.document} holds no document with rows", file=sys.stderr)
+        return 2
+    plot(documents[-1]["rows"], args.picture, subtitle=subtitle(documents[-1]))
+    return 0
 
 
 def series(rows: Sequence[Row]) -> list[Series]:
     """(label, colour, bytes, microseconds) of kccl in both modes and of every peer, without failed
-    rows.
+    rows. Of peers on GPUs, their calls in graphs.
     """
+    on_gpus = _graph_mode(rows)
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
-        if row["time_us"] is None or (row["library"] == "kccl" and row["call"] == "direct"):
+        is_ours = row["library"] == "kccl"
+        if row["time_us"] is None or (is_ours and row["call"] == "direct"):
             continue
-        key = (row["library"], row["mode"] if row["library"] == "kccl" else row["algorithm"])
+        if on_gpus and not is_ours and row["mode"] != "graph":
+            continue
+        key = (row["library"], row["mode"] if is_ours else row["algorithm"])
         found.setdefault(key, []).append((row["bytes"], row["time_us"]))
     spare = iter(_OTHER_COLOURS * len(found))
-    names = {("kccl", "host"): "kccl, looped in C", ("kccl", "eager"): "kccl, from Python"}
+    names = {
+        ("kccl", "host"): "kccl, looped in C",
+        ("kccl", "eager"): "kccl, from Python",
+        ("kccl", "graph"): "kccl, in a graph",
+    }
     return [
         (
             names.get(key, f"{key[0]} {key[1]}"),
@@ -95,7 +139,39 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     floors = sorted({(row["bytes"], row["floor_us"]) for row in rows if row["floor_us"]})
     if floors:
         axes.plot(*zip(*floors, strict=True), color="#888888", linestyle="--", linewidth=1.4)
-        labels.append((floors[-1][1], "floor: one-way latency + copy", "#777777"))
+        floor = "floor: one-way latency" if _graph_mode(rows) else "floor: one-way latency + copy"
+        labels.append((floors[-1][1], floor, "#777777"))
+    sizes = _size_axis(axes, rows)
+    _ratios(axes, rows, sizes)
+    _direct_labels(axes, labels)
+
+
+def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
+    """Every library in graphs, as in the first panel, and dotted its skewed run."""
+    labels = []
+    pairs = zip(series(rows), _skewed_series(rows), strict=True)
+    for (label, colour, sizes, times), (_, _, _, skewed) in pairs:
+        axes.plot(sizes, times, color=colour, linewidth=1.5, marker="o", markersize=3.5)
+        axes.plot(sizes, skewed, color=colour, linewidth=1.5, linestyle=":", marker="o", ms=3.5)
+        labels.append((times[-1], label, colour))
+    _size_axis(axes, rows)
+    _direct_labels(axes, labels)
+
+
+def _skewed_series(rows: Sequence[Row]) -> list[Series]:
+    """As series(), with the times of the skewed runs; what had none is left out."""
+    had = [row for row in rows if row.get("skewed_us") is not None]
+    return series([row | {"time_us": row["skewed_us"]} for row in had])
+
+
+def _graph_mode(rows: Sequence[Row]) -> bool:
+    return any(row["mode"] == "graph" for row in rows)
+
+
+def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
+    """Both axes logarithmic; returns the sizes."""
+    from matplotlib.ticker import LogLocator
+
     sizes = sorted({row["bytes"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -104,22 +180,23 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xticks(sizes[::step], [size_text(nbytes) for nbytes in sizes[::step]])
     axes.set_xlabel("message size (bytes)")
     axes.set_ylabel("microseconds per call, slowest rank")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
     axes.minorticks_off()
-    _ratios(axes, rows, sizes)
-    _direct_labels(axes, labels)
+    return sizes
 
 
 def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-    """At the ends and the middle: the best peer's time over kccl's, both called from Python."""
+    """At the ends and the middle: the best peer's time over kccl's, both called the same way."""
     is_any = False
+    mode, how = ("graph", "in graphs") if _graph_mode(rows) else ("eager", "called from Python")
     for nbytes in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}:
         ours = [
             row
             for row in rows
             if (row["library"], row["mode"], row["call"], row["bytes"])
-            == ("kccl", "eager", "prepared", nbytes)
+            == ("kccl", mode, "prepared", nbytes)
         ]
         peer = best_peer(rows, ours[0]) if ours else None
         if peer is None or ours[0]["time_us"] is None:
@@ -131,7 +208,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         # The text stands inside the picture: right of its arrow, left of it at the last size.
         is_last = nbytes == sizes[-1]
         axes.annotate(
-            f"{peer / time_us:.1f}x",
+            f"{peer / time_us:.{1 if peer >= time_us else 2}f}x",
             (nbytes, float(np.sqrt(time_us * peer))),
             xytext=(-6 if is_last else 6, 0),
             textcoords="offset points",
@@ -143,7 +220,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         )
         is_any = True
     if is_any:
-        note = "2.0x: the best peer shown takes twice kccl's time, both called from Python"
+        note = f"2.0x: the best peer shown takes twice kccl's time, both {how}"
         place = axes.transAxes
         axes.text(0.01, 0.98, note, transform=place, fontsize=9, color="#555555", va="top")
 
@@ -167,6 +244,7 @@ def _direct_labels(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     bars = [(label, colour, times[0]) for label, colour, _, times in series(rows)]
+    skewed = {label: times[0] for label, _, _, times in _skewed_series(rows)}
     floor = rows[0]["floor_us"]
     places = range(len(bars))
     axes.barh(
@@ -175,9 +253,9 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
         color=[colour for _, colour, _ in bars],
         height=0.6,
     )
-    for place, (_, _, time_us) in zip(places, bars, strict=True):
+    for place, (label, _, time_us) in zip(places, bars, strict=True):
         axes.annotate(
-            f"{time_us:.2f} us",
+            f"{time_us:.2f} us" + (f", skewed {skewed[label]:.2f}" if label in skewed else ""),
             (time_us, place),
             xytext=(4, 0),
             textcoords="offset points",
@@ -197,3 +275,7 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("microseconds per call, slowest rank")
     axes.margins(x=0.12)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

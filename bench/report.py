@@ -51,46 +51,69 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in ("size\n(B)", "count", "type", "redop"):
+    # Names of libraries and algorithms need its place.
+    counts = () if _are_of_gpus(rows) else ("count",)
+    for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("library", "algorithm", "mode"):
         table.add_column(name, no_wrap=True)
-    for name in (
-        "time\n(us)",
-        "p99\n(us)",
-        "floor\n(us)",
-        "algbw\n(GB/s)",
-        "busbw\n(GB/s)",
-        "#wrong",
-    ):
+    figures = _figures(rows)
+    for name in (*figures.values(), "#wrong", "best\npeer"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("best\nMPI", justify="right", no_wrap=True)
     table.add_column("speed-\nup", justify="right", no_wrap=True)
     for _, group in groupby(rows, key=lambda row: row["bytes"]):
         members = list(group)
         for index, row in enumerate(members):
             style = "bold red" if row["wrong"] else None
             last = index == len(members) - 1
-            table.add_row(*_cells(members, row, first=index == 0), style=style, end_section=last)
+            cells = _cells(members, row, tuple(figures), first=index == 0)
+            table.add_row(*cells, style=style, end_section=last)
     out.print(table)
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
     """What the columns mean, in as few lines as carry it."""
-    floor = (
-        "# floor: one-way latency of a cache line + one copy of the message, measured in this run\n"
-    )
-    has_floors = any(row["floor_us"] is not None for row in rows)
-    out.print(
-        "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank\n"
-        f"{floor if has_floors else ''}"
-        "# mode: host = prepared, looped in C; eager = prepared, op() from Python;\n"
-        "#       direct = not prepared, called from Python, as every MPI row\n"
-        "# speed-up: best MPI row / this row, both called from Python"
-    )
+    if _are_of_gpus(rows):
+        out.print(_LEGEND_ON_GPUS)
+    else:
+        has_floors = any(row["floor_us"] is not None for row in rows)
+        out.print(_LEGEND.format(floor=_FLOOR if has_floors else ""))
     wrong = sum(row["wrong"] for row in rows)
     verdict = "OK" if wrong == 0 else "FAILED"
     out.print(f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
+
+
+_LEGEND = """\
+# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
+{floor}# mode: host = prepared, looped in C; eager = prepared, op() from Python;
+#       direct = not prepared, called from Python, as every MPI row
+# speed-up: best MPI row / this row, both called from Python"""
+_FLOOR = (
+    "# floor: one-way latency of a cache line + one copy of the message, measured in this run\n"
+)
+_LEGEND_ON_GPUS = """\
+# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
+# skewed: since the last rank arrived, a random one 0-5 us late each time; host: of op() in Python
+# floor: one way of a word between two GPUs' memories, measured in this run; nothing for the bytes
+# mode: graph = many calls in one CUDA graph; eager = op() from Python, back to back on a stream
+# speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast"""
+
+
+def _are_of_gpus(rows: Sequence[Row]) -> bool:
+    return any(row["mode"] == "graph" or row["host_us"] is not None for row in rows)
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, str]:
+    """Column of a row -> heading, for this table."""
+    on_gpus = {"skewed_us": "skewed\n(us)", "host_us": "host\n(us)"}
+    return {
+        "time_us": "time\n(us)",
+        "p99_us": "p99\n(us)",
+        **(on_gpus if _are_of_gpus(rows) else {}),
+        "floor_us": "floor\n(us)",
+        **({} if _are_of_gpus(rows) else {"algbw_gbps": "algbw\n(GB/s)"}),
+        "busbw_gbps": "busbw\n(GB/s)",
+    }
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
@@ -100,25 +123,20 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     pd.DataFrame(list(rows), columns=list(COLUMNS)).to_csv(path, index=False)
 
 
-def _cells(group: Sequence[Row], row: Row, *, first: bool) -> list[str]:
-    count = "" if row["dtype"] is None else str(_count(row))
-    head = (
-        [size_text(row["bytes"]), count, row["dtype"] or "-", row["op"] or "-"]
-        if first
-        else [""] * 4
-    )
+def _cells(group: Sequence[Row], row: Row, figures: Sequence[str], *, first: bool) -> list[str]:
+    on_gpus = "host_us" in figures
+    counts = [] if on_gpus else ["" if row["dtype"] is None else str(_count(row))]
+    head = [size_text(row["bytes"]), *counts, row["dtype"] or "-", row["op"] or "-"]
+    if not first:
+        head = [""] * len(head)
     peer = best_peer(group, row) if row["library"] == "kccl" else None
     time_us = row["time_us"]
     return [
         *head,
         row["library"],
         row["algorithm"].removeprefix(row["collective"] + "_"),
-        "direct" if (row["mode"], row["call"]) == ("eager", "direct") else row["mode"],
-        _number(time_us),
-        _number(row["p99_us"]),
-        _number(row["floor_us"]),
-        _number(row["algbw_gbps"]),
-        _number(row["busbw_gbps"]),
+        row["mode"] if on_gpus or row["call"] != "direct" else "direct",
+        *(_number(row[column]) for column in figures),
         str(row["wrong"]),
         _number(peer),
         "" if peer is None or not time_us else f"{peer / time_us:.2f}x",

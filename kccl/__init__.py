@@ -24,7 +24,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import dtypes, probe, topology
+    from . import dtypes, gpu, probe, topology
     from .comm import Communicator
     from .memory import Window
     from .module import Kernel, Module, compile
@@ -52,6 +52,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "gpu",
     "include_dir",
     "init",
     "int32",
@@ -72,7 +73,7 @@ _LAZY = {
     "init": "start",
     "run_threads": "start",
 }
-_LAZY_MODULES = ("dtypes", "probe", "topology")
+_LAZY_MODULES = ("dtypes", "gpu", "probe", "topology")
 
 
 def __getattr__(name: str) -> Any:

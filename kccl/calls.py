@@ -358,9 +358,9 @@ class Broadcast(Collective):
 class Barrier(Prepared):
     """barrier(): returns when every rank has called it; orders earlier puts and ordinary stores."""
 
-    def prepare(self, *, channel: int = 0) -> Prepared:
-        """A barrier to be called many times, on the given channel."""
-        barrier: Prepared = self._comm._barrier_on(channel)
+    def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
+        """A barrier to be called many times, on the given channel, on a GPU on the given stream."""
+        barrier: Prepared = self._comm._prepared_barrier(stream, channel)
         return barrier
 
 

@@ -193,7 +193,7 @@ def _bench(args: argparse.Namespace) -> int:
             lambda comm: cli.main(args, comm), world_size, backend="sim", seed=args.seed
         )
         return int(max(codes))
-    with init() as comm:
+    with init(args.backend) as comm:
         return cli.main(args, comm)
 
 

@@ -112,7 +112,7 @@ class Communicator(OneSided):
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self.all_reduce = AllReduce(self)
         self.broadcast = Broadcast(self)
-        self.barrier: Barrier = self._barrier_on(0)
+        self.barrier: Barrier = self._barrier()
         self._meet_at_start()
         if not _fork_hook_registered:
             os.register_at_fork(after_in_child=_disown_after_fork)
@@ -266,16 +266,24 @@ class Communicator(OneSided):
             return Checked(signature, self, chosen, handle, result, keep)
         return Prepared(self, chosen, handle, result, keep)
 
-    def _barrier_on(self, channel: int) -> Any:
-        channel = arguments.between("channel", channel, 0, self.num_channels - 1)
-        chosen = self._plan("barrier", 0, None, "")
-        handle = self._backend.op(chosen.name, channel=channel)
-        signature = f"barrier, channel {channel}, {chosen.name}"
+    def _barrier(self) -> Any:
+        chosen, handle, signature = self._barrier_on(0)
         if self._backend.has_streams:
             return BarrierOnStream(signature, None, self, chosen, handle, None, None)
         if self.checks:
             return CheckedBarrier(signature, self, chosen, handle, None, None)
         return Barrier(self, chosen, handle, None, None)
+
+    def _prepared_barrier(self, stream: Any, channel: int) -> Prepared:
+        self._backend.stream(stream, None)
+        chosen, handle, signature = self._barrier_on(channel)
+        return self._prepared(signature, chosen, handle, None, None, stream)
+
+    def _barrier_on(self, channel: int) -> tuple[Plan, Any, str]:
+        channel = arguments.between("channel", channel, 0, self.num_channels - 1)
+        chosen = self._plan("barrier", 0, None, "")
+        handle = self._backend.op(chosen.name, channel=channel)
+        return chosen, handle, f"barrier, channel {channel}, {chosen.name}"
 
     # ---- Checks and failures -----------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from .abi import LINE_BYTES, ffi, lib
 from .comm import Communicator
-from .errors import Timeout
+from .errors import InvalidArgument, Timeout
 
 _ROUND_TRIPS = 20_000
 _LIMIT_NS = 5_000_000_000
@@ -15,7 +15,12 @@ def one_way_latency_us(comm: Communicator) -> float:
     """Microseconds for one cache line's way from rank 0 to rank 1: half a ping-pong. Collective.
 
     0.0 for one rank. Two ranks that share a core measure the scheduler, not the line.
+
+    Raises:
+        InvalidArgument: The windows are in GPU memory, which the host cannot poll.
     """
+    if comm.backend == "cuda":
+        raise InvalidArgument('comm has backend "cuda", must be one in host memory')
     if comm.world_size == 1:
         return 0.0
     window = comm.window(LINE_BYTES)

@@ -180,6 +180,8 @@ def row(**changes: Any) -> harness.Row:
         "time_us": 1.0,
         "p99_us": 2.0,
         "skew_us": 0.1,
+        "skewed_us": None,
+        "host_us": None,
         "floor_us": 0.1,
         "algbw_gbps": 0.008,
         "busbw_gbps": 0.008,

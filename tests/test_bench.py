@@ -226,7 +226,7 @@ def test_repeats_alternate_over_the_contenders() -> None:
 def test_merged_rows_are_ordered_by_size() -> None:
     ours = [row(bytes=8), row(bytes=16)]
     peers = [row(bytes=8, library="openmpi"), row(bytes=16, library="openmpi")]
-    merged = cli.merge(ours, peers)
+    merged = harness.merge(ours, peers)
     assert [(each["bytes"], each["library"]) for each in merged] == [
         (8, "kccl"),
         (8, "openmpi"),

@@ -286,3 +286,15 @@ def test_kccl_bench_under_mpirun(tmp_path: Path) -> None:
     has_open_mpi = (baselines.open_mpi_prefix() / "bin" / "mpirun").exists()
     assert (("openmpi", "default") in peers) == has_open_mpi
     assert has_open_mpi or any("no Open MPI rows" in line for line in lines)
+
+
+# The commit of a document
+
+
+def test_code_without_git_has_the_commit_that_its_archive_names(tmp_path: Path) -> None:
+    archival = tmp_path / ".git_archival.txt"
+    assert document._archived(archival) is None
+    archival.write_text("node: $Format:%H$\n")
+    assert document._archived(archival) is None
+    archival.write_text("node: 8cda30a0123456789abcdef0123456789abcdef0\n")
+    assert document._archived(archival) == "8cda30a01234"

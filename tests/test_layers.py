@@ -143,6 +143,7 @@ LAYERS = (
     {"checks"},
     {"doctor"},
     {"cli"},
+    {"__main__"},
 )
 # Only for annotations, at most: these name a class of a layer above and never run.
 ANNOTATED_UPWARDS = {("calls", "comm"), ("groups", "comm"), ("module", "comm")}
@@ -196,7 +197,7 @@ def test_users_of_kccl_see_its_public_names_only(folder):
 # Who may import a big library, always inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/bootstrap.py", "bench/baselines.py", "bench/mpi_job.py"},
-    "torch": set(),
+    "torch": {"bench/gpu_peers.py"},
     "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/report.py"},
     "rich": None,  # anywhere

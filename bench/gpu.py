@@ -1,0 +1,289 @@
+"""`make gpu`: what only a GPU host can show, in five minutes. Offline, with the interpreter given.
+
+    python3 -m kccl.bench.gpu --out out --parts "tests bench plots"
+
+Builds the extension in place if need be, runs tests/gpu, benches kccl beside its peers on 4, 2 and
+1 GPUs as far as there are, and draws the documents. The output of each step is kept in the folder,
+NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a step
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from .document import load
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("tests", "bench", "plots")
+LIMIT_S = 300.0
+TIMED_OUT = 124
+
+_NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
+_NEEDED_BY = {"tests": ("pytest",), "bench": (), "plots": ("matplotlib",)}
+# Without these tests are skipped and peers are missing, which both say.
+_HELPFUL = ("torch", "cupy")
+_EXTENSION = "_core.abi3.so"
+_ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
+_TESTS_LIMIT_S = 150.0
+_BENCH_LIMIT_S = 60.0
+_ENDING_S = 5.0
+
+Execute = Callable[[Sequence[str], float, Path], int]
+"""(command, limit in seconds, file for its output) -> exit code; TIMED_OUT past the limit."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the run.
+
+    Attributes:
+        name: Of its output's file, and in the summary.
+        command: Arguments of the interpreter.
+        limit_s: How long it may take.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a step: `failure` is None, or says why it counts as failed."""
+
+    name: str
+    seconds: float
+    failure: str | None
+
+
+class Run:
+    """Steps one after the other, within one limit for all."""
+
+    def __init__(self, out: Path, limit_s: float, execute: Execute) -> None:
+        self.out = out
+        self.results: list[Result] = []
+        self._execute = execute
+        self._deadline = time.monotonic() + limit_s
+
+    def take(self, step: Step) -> bool:
+        """Runs a step; whether it succeeded."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            return self.note(step.name, 0.0, "not run: the time for all steps is over")
+        limit_s = min(step.limit_s, left_s)
+        output = self.out / f"{step.name}.txt"
+        print(f"# {step.name}: {' '.join(step.command)}", flush=True)
+        begin = time.monotonic()
+        code = self._execute([sys.executable, *step.command], limit_s, output)
+        failure = None
+        if code == TIMED_OUT:
+            failure = f"ended after {limit_s:.0f} s"
+        elif code != 0:
+            failure = f"exit code {code}"
+        if failure is not None:
+            _print_end(output)
+        return self.note(step.name, time.monotonic() - begin, failure)
+
+    def note(self, name: str, seconds: float, failure: str | None) -> bool:
+        """Adds a result; whether it is a success."""
+        self.results.append(Result(name, seconds, failure))
+        return failure is None
+
+    def summary(self) -> str:
+        """A line a step, and which failed."""
+        lines = [
+            f"{each.name:24} {each.seconds:6.1f} s  {each.failure or 'ok'}" for each in self.results
+        ]
+        failed = [each.name for each in self.results if each.failure is not None]
+        lines.append(f"failed: {', '.join(failed)}" if failed else "all steps succeeded")
+        return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> int:
+    """Run the parts that were asked for.
+
+    Args:
+        argv: Arguments; the process's own when None.
+        execute: Runs a command; a process when None.
+    """
+    parser = argparse.ArgumentParser(prog="python3 -m kccl.bench.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
+    parser.add_argument("--parts", default=" ".join(PARTS), help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all (300)")
+    args = parser.parse_args(argv)
+    parts = args.parts.split()
+    unknown = set(parts) - set(PARTS)
+    if unknown or not parts:
+        parser.error(f"--parts is {args.parts!r}, must be some of {', '.join(PARTS)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    run = Run(args.out, args.limit, execute or execute_process)
+    if _is_ready(run, parts):
+        for part in PARTS:
+            if part in parts:
+                {"tests": _tests, "bench": _bench, "plots": _plots}[part](run)
+    print(run.summary(), flush=True)
+    return int(any(each.failure is not None for each in run.results))
+
+
+def execute_process(command: Sequence[str], limit_s: float, output: Path) -> int:
+    """See Execute. What outlives the limit is ended with all that it started."""
+    environment = os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # A group to be ended as one, in the session of whoever ends this process.
+            process_group=0,
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return TIMED_OUT
+        finally:
+            _end(process)
+
+
+def bench_steps(num_gpus: int) -> list[Step]:
+    """The benches: the most GPUs first, the most important collective first."""
+    steps: list[Step] = []
+    for world_size in (4, 2, 1):
+        if world_size > num_gpus:
+            continue
+        is_largest = not steps
+        sizes = {
+            "all_reduce": ("-b", "16", "-e", "1M", "-f", "2" if is_largest else "8"),
+            "barrier": (),
+            "broadcast": ("-b", "16", "-e", "1M", "-f", "8"),
+        }
+        found = []
+        # One GPU exchanges nothing, so it has no peers; they take seconds to start.
+        peers = ("--baselines",) if world_size > 1 else ()
+        for collective, more in sizes.items():
+            bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", *more)
+            launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
+            command = (*launcher, *bench, *peers, "--json")
+            found.append(Step(f"{collective}_{world_size}", command, _BENCH_LIMIT_S))
+        steps += found
+    return steps
+
+
+# ---- Parts -----------------------------------------------------------------------------------
+
+
+def _is_ready(run: Run, parts: Sequence[str]) -> bool:
+    """Whether the interpreter has what is needed, and the extension is built."""
+    wanted = (*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part]))
+    missing = [name for name in wanted if not _is_there(name)]
+    for name in _HELPFUL:
+        if not _is_there(name):
+            print(f"# {name} is not there: its tests are skipped and its rows are missing")
+    if missing:
+        cure = "pip install them, or put their wheels on PYTHONPATH"
+        return run.note("modules", 0.0, f"{sys.executable} lacks {', '.join(missing)}: {cure}")
+    if not _is_built() and not run.take(
+        Step("build", ("setup.py", "build_ext", "--inplace"), _TESTS_LIMIT_S)
+    ):
+        return False
+    return run.take(Step("extension", ("-c", _ONE_CALL), _BENCH_LIMIT_S))
+
+
+def _tests(run: Run) -> None:
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu")
+    run.take(Step("tests", command, _TESTS_LIMIT_S))
+
+
+def _bench(run: Run) -> None:
+    count = "from kccl import gpu; print(gpu.num_devices())"
+    if not run.take(Step("gpus", ("-c", count), _BENCH_LIMIT_S)):
+        return
+    num_gpus = int((run.out / "gpus.txt").read_text().split()[-1])
+    if num_gpus == 0:
+        run.note("bench", 0.0, "there is no GPU")
+    for step in bench_steps(num_gpus):
+        # A row that is wrong is in the document too.
+        run.take(step)
+        documents = load(run.out / f"{step.name}.txt") if _has_output(run, step) else []
+        if documents:
+            (run.out / f"{step.name}.json").write_text(json.dumps(documents[-1]) + "\n", "utf-8")
+
+
+def _plots(run: Run) -> None:
+    documents = sorted(run.out.glob("*.json"))
+    if not documents:
+        run.note("plots", 0.0, f"{run.out} has no document: run the part bench")
+    for path in documents:
+        command = ("-m", "kccl.bench.plot", str(path.resolve()))
+        picture = str(path.resolve().with_suffix(".png"))
+        run.take(Step(f"plot_{path.stem}", (*command, picture), _BENCH_LIMIT_S))
+
+
+# ---- Helpers ---------------------------------------------------------------------------------
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _is_built() -> bool:
+    """Whether the extension is there and newer than what it is made of."""
+    extension = ROOT / "kccl" / _EXTENSION
+    if not extension.exists():
+        return False
+    made_s = extension.stat().st_mtime
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    return all(path.stat().st_mtime <= made_s for path in sources)
+
+
+def _has_output(run: Run, step: Step) -> bool:
+    return (run.out / f"{step.name}.txt").exists()
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leaves nothing behind: the launcher ends its ranks; whatever is left is killed."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDING_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _print_end(output: Path, num_lines: int = 15) -> None:
+    """The last lines of a failed step's output."""
+    if output.exists():
+        lines = output.read_text("utf-8", errors="replace").splitlines()
+        print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM unwinds this process, so that it ends the step that runs."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+if __name__ == "__main__":
+    heed_sigterm()
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Kernels that the benchmarks on GPUs need for themselves: a pause of known length with a time
+stamp, and the ping-pong that gives the floor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import kccl
+
+from .collective import Comm
+
+SOURCE = r"""
+#include <kccl/kccl.cuh>
+
+using kccl::mem::Order;
+using kccl::mem::Scope;
+
+// Waits delays[step] nanoseconds, then notes the time in stamps[step]. One thread does it.
+KCCL_KERNEL void pause_step(const uint32_t* delays, uint64_t* stamps, uint32_t step) {
+    if (kccl::platform::thread_in_block() != 0) return;
+    const uint64_t begin = kccl::mem::clock_ns();
+    const uint64_t delay = kccl::mem::load_plain(delays + step);
+    uint64_t now = begin;
+    while (now - begin < delay) now = kccl::mem::clock_ns();
+    kccl::mem::store_plain(stamps + step, now);
+}
+
+// Whether `word` becomes `wanted` within the limit. The clock is read now and then only.
+KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
+    uint64_t begin = 0;
+    for (uint32_t polls = 1;; ++polls) {
+        if (kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) == wanted) return true;
+        kccl::mem::poll_pause();
+        if (polls % 4096 != 0) continue;
+        const uint64_t now = kccl::mem::clock_ns();
+        if (begin == 0) begin = now;
+        if (now - begin > limit_ns) return false;
+    }
+}
+
+// The leader writes first + k to its peer's memory and waits for the same in its own; the other
+// answers. Relaxed, because the word is all there is. elapsed_ns: of `rounds` round trips, after
+// a tenth as many that do not count; 0 when the peer did not answer in time.
+KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first, uint32_t rounds,
+                           bool leads, uint64_t limit_ns, uint64_t* elapsed_ns) {
+    if (kccl::platform::thread_in_block() != 0) return;
+    const uint32_t warmup = rounds / 10;
+    uint64_t begin = 0;
+    for (uint32_t k = 0; k < warmup + rounds; ++k) {
+        if (k == warmup) begin = kccl::mem::clock_ns();
+        if (leads) kccl::mem::store<Order::kRelaxed, Scope::kSystem>(peers, first + k);
+        if (!becomes(mine, first + k, limit_ns)) {
+            kccl::mem::store_plain(elapsed_ns, uint64_t(0));
+            return;
+        }
+        if (!leads) kccl::mem::store<Order::kRelaxed, Scope::kSystem>(peers, first + k);
+    }
+    kccl::mem::store_plain(elapsed_ns, kccl::mem::clock_ns() - begin);
+}
+"""
+NAMES = ("pause_step", "ping_pong")
+
+ROUNDS = 2000
+_LIMIT_NS = 5_000_000_000
+_LINE_BYTES = 128
+
+
+class PingPong:
+    """Half a round trip of a word between the memories of ranks 0 and 1, each polled by its owner.
+
+    The others take part in what is collective and wait.
+    """
+
+    def __init__(self, comm: Comm, module: Any) -> None:
+        """Makes the window. Collective.
+
+        Args:
+            comm: Of two ranks or more.
+            module: SOURCE compiled for its backend.
+        """
+        self._comm = comm
+        self._kernel = module.kernel("ping_pong")
+        self._window = comm.window(_LINE_BYTES)
+        self._first = 1
+
+    def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
+        """Starts the exchange on ranks 0 and 1; `elapsed_ns` is an array of one 64-bit integer."""
+        rank = self._comm.rank
+        first, self._first = self._first, self._first + rounds + rounds // 10
+        if rank > 1:
+            return
+        addresses = self._window.addresses
+        self._kernel(
+            self._comm,
+            addresses[rank],
+            addresses[1 - rank],
+            np.uint32(first),
+            np.uint32(rounds),
+            rank == 0,
+            _LIMIT_NS,
+            elapsed_ns,
+            block=32,
+            stream=stream,
+        )
+
+    def one_way_us(self, elapsed_ns: int, *, rounds: int = ROUNDS) -> float:
+        """Microseconds one way, from what rank 0 measured. Collective.
+
+        Raises:
+            kccl.Timeout: One of the two did not answer.
+        """
+        told = self._comm.gather_objects(elapsed_ns if self._comm.rank < 2 else None)[:2]
+        if 0 in told:
+            raise kccl.Timeout(
+                "ranks 0 and 1 did not answer each other in the ping-pong",
+                rank=self._comm.rank,
+                peer=told.index(0) ^ 1,
+                collective="ping-pong",
+            )
+        return float(told[0]) / rounds / 2 / 1e3

@@ -1,0 +1,91 @@
+"""`kccl bench --backend cuda` on GPUs: rows that are right and have their floor beside them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ranks import LAUNCHER, environment
+
+SHORT = ("--repeats", "3", "--iterations", "100", "--json")
+
+
+def bench(world_size, collective, *options):
+    command = [*LAUNCHER, "-n", str(world_size), "--", sys.executable, "-m", "kccl.cli", "bench"]
+    done = subprocess.run(
+        [*command, collective, "--backend", "cuda", *options, *SHORT],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert len(document["machine"]["gpus"]) == world_size
+    return document["rows"], done.stdout
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
+def test_rows_of_kccl(world_size, collective):
+    rows, _ = bench(world_size, collective, "-b", "16", "-e", "8K", "-f", "512")
+    sizes = [0] if collective == "barrier" else [16, 8192]
+    assert [(row["bytes"], row["mode"]) for row in rows] == [
+        (size, mode) for size in sizes for mode in ("graph", "eager")
+    ]
+    has_skewed_run = collective != "broadcast" and world_size > 1
+    for row in rows:
+        assert row["wrong"] == 0 and 0.5 < row["time_us"] < 200
+        assert row["p99_us"] > 0
+        assert (row["host_us"] is not None) == (row["mode"] == "eager")
+        assert (row["skewed_us"] is not None) == (row["mode"] == "graph" and has_skewed_run)
+        if world_size > 1:
+            assert 0.2 < row["floor_us"] < 5
+        if row["skewed_us"] is not None:
+            assert 0.5 < row["skewed_us"] < 3 * row["time_us"]
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_types_operators_and_out_of_place(world_size):
+    for options in (("-d", "float64", "--op", "max"), ("-d", "int32", "--out-of-place")):
+        rows, _ = bench(world_size, "all_reduce", "-b", "24", "-e", "24", *options)
+        assert [row["wrong"] for row in rows] == [0, 0]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_peers_are_measured_in_the_same_run(world_size):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    rows, printed = bench(
+        world_size, "all_reduce", "-b", "1K", "-e", "8K", "-f", "8", "--baselines"
+    )
+    found = {(row["library"], row["mode"]) for row in rows if row["time_us"] is not None}
+    assert {("nccl", "graph"), ("nccl", "eager"), ("torch_symm_mem", "graph")} <= found, printed
+    assert all(row["wrong"] == 0 for row in rows), printed
+
+
+def test_more_ranks_than_gpus_are_refused():
+    from kccl import gpu
+
+    many = gpu.num_devices() + 1
+    if many > 8:
+        pytest.skip("a communicator has at most 8 ranks")
+    command = [
+        *LAUNCHER,
+        "-n",
+        str(many),
+        "--",
+        sys.executable,
+        "-m",
+        "kccl.cli",
+        "bench",
+        "barrier",
+    ]
+    done = subprocess.run(
+        [*command, "--backend", "cuda"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"{many} ranks need as many GPUs" in done.stderr
