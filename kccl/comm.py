@@ -57,7 +57,7 @@ class Communicator(OneSided):
     Attributes:
         rank, world_size: This rank and their number.
         local_rank: Index within the machine.
-        launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Independent streams of calls, for the `channel` keywords.
         all_reduce, broadcast, barrier: The collectives; see calls.py.
