@@ -88,9 +88,9 @@ _LEGEND = """\
 {floor}# mode: host = prepared, looped in C; eager = prepared, op() from Python;
 #       direct = not prepared, called from Python, as every MPI row
 # speed-up: best MPI row / this row, both called from Python"""
-_FLOOR = (
-    "# floor: one-way latency of a cache line + one copy of the message, measured in this run\n"
-)
+_FLOOR = """\
+# floor: one-way latency of a cache line + one copy of the message, measured in this run
+"""
 _LEGEND_ON_GPUS = """\
 # time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
 # skewed: since the last rank arrived, a random one 0-5 us late each time; host: of op() in Python

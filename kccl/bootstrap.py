@@ -36,7 +36,7 @@ class Launch:
     """Who this process is.
 
     Attributes:
-        launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         rank, world_size: This rank and their number.
         local_rank: Index within the machine.
         exchange: Takes this rank's string, returns all ranks' in rank order.

@@ -57,7 +57,7 @@ class Communicator(OneSided):
     Attributes:
         rank, world_size: This rank and their number.
         local_rank: Index within the machine.
-        launcher: "mpi", "torchrun", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Independent streams of calls, for the `channel` keywords.
         all_reduce, broadcast, barrier: The collectives; see calls.py.
@@ -187,20 +187,16 @@ class Communicator(OneSided):
     def device_comm(self, *, channels: int = 132, max_bytes: int = 65536) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
 
-        Each has memory of its own, some 8 * world_size * channels * max_bytes bytes on every rank,
-        until the communicator ends: kernels that take different ones may run at the same time.
+        Each has 8 * world_size * channels * max_bytes bytes of its own on every rank until the
+        communicator ends: kernels that take different ones may run at the same time.
 
         Args:
-            channels: How many coops (blocks or warps) of the kernel make calls; each on its own
-                channel.
-            max_bytes: Of one coop's message.
-
-        Raises:
-            InvalidArgument: A size is not positive, or differs between ranks.
+            channels: How many coops (blocks or warps) of a kernel make calls; the same on all ranks.
+            max_bytes: Of one coop's message; the same on all ranks.
         """
         self._check_usable()
-        channels = arguments.between("channels", channels, 1, 2**20)
-        max_bytes = arguments.between("max_bytes", max_bytes, 1, 2**31)
+        arguments.between("channels", channels, 1, 2**20)
+        arguments.between("max_bytes", max_bytes, 1, 2**31)
         made = self._backend.device_comm(channels, max_bytes, self._env.first_timeout)
         # Nobody writes before all are ready.
         self._mesh.allgather(b"", "device_comm", self._env.first_timeout)

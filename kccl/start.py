@@ -52,20 +52,39 @@ def init(backend: str = "auto") -> Communicator:
     _check_backend(backend, _BACKENDS)
     env = read()
     launch = bootstrap.detect(env, os.environ)
+
+    def opens() -> type[Backend]:
+        if backend != "cuda":
+            return HostBackend
+        from .backends.cuda import CudaBackend
+
+        return CudaBackend.for_process(launch.local_rank)
+
+    return join(launch, env, opens)
+
+
+def join(launch: bootstrap.Launch, env: Env, opens: Callable[[], type[Backend]]) -> Communicator:
+    """The communicator of all ranks of a launch. Collective.
+
+    Args:
+        launch: Who this process is, and how it exchanges a string with the others.
+        env: Variables; `first_timeout` bounds the start.
+        opens: Says the backend; called when every rank is connected with this one.
+
+    Raises:
+        InvalidArgument: The ranks do not fit each other.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
     ranks = bootstrap.connect(launch, env.first_timeout)
     try:
-        opens: type[Backend] = HostBackend
-        if backend == "cuda":
-            from .backends.cuda import CudaBackend
-
-            opens = CudaBackend.for_process(launch.local_rank)
+        backend = opens()
         return Communicator(
             ranks,
             env,
             launcher=launch.launcher,
             local_rank=launch.local_rank,
-            settings=opens.settings(env.epoch_bits),
-            opens=opens,
+            settings=backend.settings(env.epoch_bits),
+            opens=backend,
         )
     except BaseException:
         # The peers hear at once that this rank gave up.

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,14 @@ def run(words, folder, timeout=100):
     )
 
 
+def torchrun(program):
+    """The command that runs it with two ranks; skips where it cannot be run."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "torch.compile(" in program.read_text() and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs g++")
+    return ["torchrun", "--standalone", "--nproc-per-node", "2"]
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Where a reader stands, but with the installed package only."""
@@ -57,21 +66,33 @@ def test_readme_command(words, folder):
     assert done.stdout.strip(), done.stderr
 
 
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
 def test_readme_python_block(folder):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block, _ = PYTHON_BLOCKS
     # 1 + 2 = 3 on both ranks, then twice that by op().
     (folder / "block.py").write_text(block + "assert x.tolist() == [6.0] * 4, x\n")
     done = run(["mpirun", "-n", "2", "python", "block.py"], folder)
     assert done.returncode == 0, done.stderr
 
 
+def test_readme_python_block_for_torch(folder):
+    _, block = PYTHON_BLOCKS
+    program = folder / "block.py"
+    program.write_text(block + "assert x.tolist() == [2.0] * 4, x\nassert (y == 4).all()\n")
+    done = run([*torchrun(program), program], folder)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_example_runs_as_its_head_says(path, folder):
     head = path.read_text().split('"""')[1]
-    lines = [
-        line for line in head.splitlines() if line.startswith(("mpirun ", "kccl run ", "python "))
-    ]
+    starts = ("mpirun ", "kccl run ", "python ", "torchrun ")
+    lines = [line for line in head.splitlines() if line.startswith(starts)]
     assert lines, f"{path.name} does not say how to run it"
+    if "torch" in path.stem:
+        assert lines == [shlex.join([*torchrun(path), f"examples/{path.name}"])]
     for line in lines:
         done = run(shlex.split(line), folder)
         if path.stem == "04_lost_rank":

@@ -138,6 +138,10 @@ LAYERS = (
     {"backends.sim"},
     {"comm"},
     {"start", "probe", "simulator"},
+    {"interop.torch_tensors"},
+    {"interop.torch_work", "interop.torch_ops"},
+    {"interop.torch_group"},
+    {"interop.torch"},
     # What a person starts. These print, and may use everything.
     {"launch", "bench"},
     {"checks"},
@@ -181,7 +185,7 @@ def test_topology_imports_nothing_of_kccl():
 
 @pytest.mark.parametrize("folder", ["bench", "examples"])
 def test_users_of_kccl_see_its_public_names_only(folder):
-    public = {*kccl.__all__, "bench"}
+    public = {*kccl.__all__, "bench", "interop"}
     for path in python_files(folder):
         for name, _ in python_imports(path):
             parts = name.split(".")
@@ -194,10 +198,12 @@ def test_users_of_kccl_see_its_public_names_only(folder):
         assert not private, f"{path.name} uses comm.{private}"
 
 
-# Who may import a big library, always inside a function.
+# A program that imports one of these has asked for its library.
+INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_tensors", "_work")}
+# Who may import a big library, inside a function only.
 LAZY_ONLY = {
     "mpi4py": {"kccl/bootstrap.py", "bench/baselines.py", "bench/mpi_job.py"},
-    "torch": {"bench/gpu_peers.py"},
+    "torch": {*INTEROP, "bench/gpu_peers.py"},
     "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/report.py"},
     "rich": None,  # anywhere
@@ -213,7 +219,8 @@ def test_big_libraries_are_imported_lazily(library):
             for name, when in python_imports(path):
                 if name.split(".")[0] != library or when == "annotation":
                     continue
-                assert when == "function", f"{where} imports {name} when it is imported"
+                is_lazy = when == "function" or where in INTEROP
+                assert is_lazy, f"{where} imports {name} when it is imported"
                 assert allowed is None or where in allowed, f"{where} imports {name}"
 
 
@@ -257,8 +264,8 @@ REFUSED = {
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
 }
-# MPI's and NCCL's own names; the out-of-band exchange is named as mpi4py names its own.
-FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather"}
+# MPI's, NCCL's and PyTorch's own names; the out-of-band exchange is named as mpi4py names its own.
+FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
 
 
 def _snake_case(name: str) -> str:

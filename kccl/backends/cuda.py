@@ -62,6 +62,11 @@ class CudaBackend(Backend):
         return cls._on(gpu.device(rank % max(gpu.num_devices(), 1)))
 
     @classmethod
+    def for_device(cls, ordinal: int) -> "type[CudaBackend]":
+        """The same of a rank that drives the GPU of this number in its process."""
+        return cls._on(gpu.device(ordinal))
+
+    @classmethod
     def _on(cls, device: gpu.Device) -> "type[CudaBackend]":
         return type(cls.__name__, (cls,), {"device": device})
 

@@ -1,0 +1,156 @@
+"""KCCL for PyTorch: a backend of torch.distributed, and collectives that torch.compile takes.
+
+    import kccl.interop.torch as kccl_torch  # registers the backend "kccl"
+
+    dist.init_process_group("kccl")
+    dist.all_reduce(x)
+
+    kccl_torch.register(kccl.init(backend="cuda"))
+    y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
+
+Tensors are on the host or on a GPU, of float32, float64, float16, bfloat16, int32 or int64. Calls
+on a GPU go to the current stream, and those of one communicator follow each other whatever streams
+they are on; the replay of a CUDA graph does so only on the stream of the calls around it. Results
+have no gradient. Under torch.compile all ranks compile the same program, because the compiler may
+drop, merge or move a call whose result is not used, is computed twice or is used late.
+"""
+
+import torch
+import torch.distributed as dist
+
+from ..comm import Communicator
+from ..errors import InvalidArgument
+from . import torch_ops
+from .torch_group import DEVICES, ProcessGroup
+from .torch_ops import DEFAULT, register, unregister
+
+__all__ = [
+    "ProcessGroup",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_",
+    "broadcast",
+    "broadcast_",
+    "communicator",
+    "reduce_scatter",
+    "register",
+    "unregister",
+]
+
+
+def communicator(
+    device: "torch.device | str", group: dist.ProcessGroup | None = None
+) -> Communicator:
+    """The communicator by which a process group of backend "kccl" serves a device.
+
+    Collective among the group when it has none for this type of device yet. The group closes it.
+
+    Args:
+        device: "cpu", or "cuda" with or without a number: the current one is meant without.
+        group: From torch.distributed; the default group when None.
+
+    Raises:
+        InvalidArgument: The group has another backend, or there is no such device in KCCL.
+        Error: A CUDA graph is being captured, and the communicator is not there yet.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    device = torch.device(device)
+    if device.type not in DEVICES:
+        raise InvalidArgument(f"device is {device}, must be one of {', '.join(DEVICES)}")
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, ProcessGroup):
+        raise InvalidArgument(f'group is {found!r}, must be one of backend "kccl"')
+    return found.communicator(device)
+
+
+# ---- What a program calls ----------------------------------------------------------------------
+
+
+def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """The element-wise reduction of all ranks' x, in a new tensor.
+
+    Args:
+        x: The same shape and dtype on every rank; copied first unless it is C-contiguous.
+        op: "sum", "prod", "min", "max", or for floats "avg".
+        comm: Name of a registered communicator; "default" when None.
+
+    Returns:
+        A C-contiguous tensor of the shape of x; the same bits on every rank.
+
+    Raises:
+        Error: No communicator has this name.
+        InvalidArgument: An argument is wrong; nothing was sent.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    result: torch.Tensor = torch_ops.all_reduce(x, op, comm or DEFAULT)
+    return result
+
+
+def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """The same in place: x must be C-contiguous. Returns x."""
+    torch_ops.all_reduce_in_place(x, op, comm or DEFAULT)
+    return x
+
+
+def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
+    """The root's x, bit by bit, in a new tensor on every rank.
+
+    Args:
+        x: The same shape and dtype on every rank; copied first.
+        root: The rank to copy from.
+        comm: As in all_reduce.
+
+    Returns:
+        A C-contiguous tensor of the shape of x.
+
+    Raises:
+        As all_reduce.
+    """
+    result: torch.Tensor = torch_ops.broadcast(x, root, comm or DEFAULT)
+    return result
+
+
+def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
+    """The same in place: x must be C-contiguous. Returns x."""
+    torch_ops.broadcast_in_place(x, root, comm or DEFAULT)
+    return x
+
+
+def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
+    """All ranks' x, in rank order.
+
+    Args:
+        x: The same shape and dtype on every rank; copied first unless it is C-contiguous.
+        comm: As in all_reduce.
+
+    Returns:
+        A tensor [world_size, *x.shape].
+
+    Raises:
+        As all_reduce; NotImplementedError: This version of KCCL has no all_gather.
+    """
+    result: torch.Tensor = torch_ops.all_gather(x, comm or DEFAULT)
+    return result
+
+
+def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """This rank's part of the element-wise reduction of all ranks' x.
+
+    Args:
+        x: [world_size * n, ...], the same shape and dtype on every rank; copied first unless it is
+            C-contiguous.
+        op: As in all_reduce.
+        comm: As in all_reduce.
+
+    Returns:
+        A tensor [n, ...]: rows rank * n and following of the reduction.
+
+    Raises:
+        As all_reduce; NotImplementedError: This version of KCCL has no reduce_scatter.
+    """
+    result: torch.Tensor = torch_ops.reduce_scatter(x, op, comm or DEFAULT)
+    return result
+
+
+# PyTorch makes a group by calling what is registered here.
+dist.Backend.register_backend("kccl", ProcessGroup, devices=list(DEVICES))

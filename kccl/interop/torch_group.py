@@ -1,0 +1,329 @@
+"""The process group behind `torch.distributed.init_process_group("kccl")`.
+
+A group opens one communicator for its tensors on the host and one for those on a GPU, each at the
+first call that needs it, with the group's store as the meeting place.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from .. import bootstrap
+from ..backends.common import Backend
+from ..backends.host import HostBackend
+from ..comm import Communicator
+from ..env import read
+from ..errors import InvalidArgument, Timeout
+from ..start import join
+from .torch_tensors import array, method, order, refuse_capture
+from .torch_work import Work
+
+DEVICES = ("cpu", "cuda")
+_OPS = (
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.PRODUCT, "prod"),
+    (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.AVG, "avg"),
+)
+_LOOK_S = 0.002  # between two looks into the store
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """The ranks of a `torch.distributed` group, in KCCL's hands.
+
+    Tensors are C-contiguous, of float32, float64, float16, bfloat16, int32 or int64. Calls on a GPU
+    go to the current stream; those of one group follow each other, on whatever streams they are.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Opens nothing yet.
+
+        Args:
+            store: Of this group alone.
+            rank, world_size: This process in the group, and the size of the group.
+            timeout: How long ranks wait for each other, in place of KCCL_TIMEOUT and
+                KCCL_FIRST_TIMEOUT.
+        """
+        super().__init__(rank, world_size)
+        self._store = store
+        self._name = self._description = ""
+        self._timeout_s = timeout.total_seconds()
+        # By type of device: its communicator, and where that one's tensors are.
+        self._comms: dict[str, Communicator] = {}
+        self._devices: dict[str, torch.device] = {}
+
+    # ---- What PyTorch asks of a group, under its names ---------------------------------------
+
+    def getBackendName(self) -> str:
+        return "kccl"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    # Of the backend, which is the group itself.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def _get_backend(self, device: torch.device) -> "ProcessGroup":
+        return self
+
+    # ---- Communicators -----------------------------------------------------------------------
+
+    def communicator(self, device: torch.device) -> Communicator:
+        """The communicator for tensors on a device. Collective when it is the first of its kind.
+
+        Raises:
+            NotImplementedError: The group was made for other devices.
+            Error: It must be made first, and a CUDA graph is being captured.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        if device.type in self._comms:
+            return self._comms[device.type]
+        config = dist.get_backend_config(self)
+        if f"{device.type}:kccl" not in config.split(","):
+            raise NotImplementedError(
+                f"this group was made for {config}, and its tensor is on {device}: PyTorch gives "
+                'all tensors of a group to a backend like "kccl"; use init_process_group("kccl"), '
+                "and new_group(backend=...) for what another backend shall do"
+            )
+        return self._open(device)
+
+    def _open(self, device: torch.device) -> Communicator:
+        refuse_capture(device, "this group")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        rank, world_size = self.rank(), self.size()
+        keys = [f"{device.type}/{each}" for each in range(world_size)]
+
+        def opens() -> type[Backend]:
+            if rank == 0:
+                # Every other rank is connected with this one, so all have read; and none goes on
+                # without it. A group of the same name that comes later must not find old names.
+                for key in keys:
+                    self._store.delete_key(key)
+            if device.type == "cpu":
+                return HostBackend
+            from ..backends.cuda import CudaBackend
+
+            return CudaBackend.for_device(device.index)
+
+        def exchange(text: str) -> list[str]:
+            self._store.set(keys[rank], text)
+            return [self._read(peer, key) for peer, key in enumerate(keys)]
+
+        launch = bootstrap.Launch("torch.distributed", rank, world_size, rank, exchange)
+        env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
+        self._comms[device.type] = join(launch, env, opens)
+        self._devices[device.type] = device
+        return self._comms[device.type]
+
+    def _read(self, peer: int, key: str) -> str:
+        # Not Store.wait, which Ctrl-C does not reach.
+        deadline = time.monotonic() + self._timeout_s
+        while not self._store.check([key]):
+            if time.monotonic() > deadline:
+                raise Timeout(
+                    f"rank {self.rank()} waited {self._timeout_s:.3g} s for rank {peer} to make "
+                    "its first call on this process group",
+                    rank=self.rank(),
+                    peer=peer,
+                    collective="start-up",
+                    waited_s=self._timeout_s,
+                )
+            time.sleep(_LOOK_S)
+        text: str = self._store.get(key).decode()
+        return text
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long ranks wait for each other from now on."""
+        self._timeout_s = timeout.total_seconds()
+        for comm in self._comms.values():
+            comm.timeout = self._timeout_s
+
+    def shutdown(self) -> None:
+        """Ends this rank's part; dist.destroy_process_group() calls it. Idempotent."""
+        for comm in self._comms.values():
+            comm.close()
+
+    def abort(self) -> None:
+        """Makes all ranks' waits fail, and ends this rank's part."""
+        for comm in self._comms.values():
+            comm._abort()
+            comm.close()
+
+    # ---- Collectives -------------------------------------------------------------------------
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """dist.all_reduce: SUM, PRODUCT, MIN, MAX, AVG; in place."""
+        x = _only(tensors)
+        op = _op(opts.reduceOp)
+        return self._run(x, tensors, opts, lambda comm: comm.all_reduce(array(x, "tensor"), op=op))
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """dist.broadcast."""
+        x, root = _only(tensors), opts.rootRank
+        return self._run(x, tensors, opts, lambda comm: comm.broadcast(array(x, "tensor"), root))
+
+    def allgather(
+        self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+    ) -> Work:
+        """dist.all_gather: tensors of one size, by way of one buffer for all of them."""
+        x, parts = _only(tensors), _only(outs)
+        _check_equal(parts, x, "tensor_list")
+        whole = x.new_empty((len(parts), *x.shape))
+
+        def call(comm: Communicator) -> None:
+            method(comm, "all_gather")(array(x, "tensor"), out=array(whole, "out"))
+            for part, its in zip(parts, whole, strict=True):
+                part.copy_(its)
+
+        return self._run(x, parts, opts, call)
+
+    def _allgather_base(self, out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
+        """dist.all_gather_into_tensor."""
+        return self._run(
+            x,
+            [out],
+            opts,
+            lambda comm: method(comm, "all_gather")(
+                array(x, "input_tensor"), out=array(out, "output_tensor")
+            ),
+        )
+
+    def reduce_scatter(
+        self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
+    ) -> Work:
+        """dist.reduce_scatter: tensors of one size, by way of one buffer for all of them."""
+        out, parts, op = _only(outs), _only(tensors), _op(opts.reduceOp)
+        _check_equal(parts, out, "input_list")
+
+        def call(comm: Communicator) -> None:
+            whole = torch.stack(parts)
+            method(comm, "reduce_scatter")(
+                array(whole, "input_list"), out=array(out, "output"), op=op
+            )
+
+        return self._run(out, [out], opts, call)
+
+    def _reduce_scatter_base(self, out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
+        """dist.reduce_scatter_tensor."""
+        op = _op(opts.reduceOp)
+        return self._run(
+            x,
+            [out],
+            opts,
+            lambda comm: method(comm, "reduce_scatter")(
+                array(x, "input"), out=array(out, "output"), op=op
+            ),
+        )
+
+    # From PyTorch 2.13 on.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+
+    def barrier(self, opts: Any) -> Work:
+        """dist.barrier: on the GPU, where this group has a communicator for it or is given one.
+
+        Then its wait() waits until all ranks' streams have come here.
+        """
+        device = self._devices.get("cuda", torch.device("cpu"))
+        if opts.device_ids:
+            given = torch.device("cuda", opts.device_ids[0])
+            if device.type == "cuda" and device != given:
+                raise InvalidArgument(f"device_ids is {opts.device_ids}, must be [{device.index}]")
+            device = given
+        comm = self._comms.get(device.type) or self._open(device)
+        stream = order(comm, device)
+        if stream is None:
+            comm.barrier()
+        else:
+            comm.barrier(stream=stream)
+        return Work(comm, [], stream, opts, blocks_host=True)
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        results: list[torch.Tensor],
+        opts: Any,
+        call: Callable[[Communicator], Any],
+    ) -> Work:
+        comm = self.communicator(x.device)
+        stream = order(comm, x.device)
+        call(comm)
+        return Work(comm, results, stream, opts)
+
+
+def _only(tensors: list[Any]) -> Any:
+    if len(tensors) != 1:
+        raise NotImplementedError(
+            f"kccl: {len(tensors)} tensors in one call, must be one: a process drives one device"
+        )
+    return tensors[0]
+
+
+def _op(given: Any) -> str:
+    """KCCL's name for a ReduceOp."""
+    for known, name in _OPS:
+        if given == known:
+            return name
+    names = ", ".join(known.name for known, _ in _OPS)
+    raise NotImplementedError(f"kccl: op is {given.op}, must be one of {names}")
+
+
+def _check_equal(parts: Iterable[torch.Tensor], like: torch.Tensor, name: str) -> None:
+    """Raises InvalidArgument unless all parts have the size and type of `like`."""
+    for rank, part in enumerate(parts):
+        if part.shape != like.shape or part.dtype != like.dtype or part.device != like.device:
+            raise InvalidArgument(
+                f"{name}[{rank}] is {part.dtype} {tuple(part.shape)} on {part.device}, must be "
+                f"{like.dtype} {tuple(like.shape)} on {like.device}: ranks' parts have one size"
+            )
+
+
+# What torch.distributed offers and KCCL does not have: said at the call, in words.
+_ABSENT = {
+    "reduce": "reduce; use all_reduce",
+    "gather": "gather; use all_gather",
+    "scatter": "scatter; use broadcast",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "allreduce_coalesced": "all_reduce of several tensors; make one call for each",
+    "allgather_coalesced": "all_gather of several tensors; make one call for each",
+    "allgather_into_tensor_coalesced": "all_gather of several tensors; make one call for each",
+    "all_gather_single_coalesced": "all_gather of several tensors; make one call for each",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter of several tensors; make one call for each",
+    "reduce_scatter_single_coalesced": "reduce_scatter of several tensors; make one call for each",
+    "_start_coalescing": "coalescing; make one call for each tensor",
+    "_end_coalescing": "coalescing; make one call for each tensor",
+}
+
+
+def _absent(what: str) -> Callable[..., NoReturn]:
+    def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"kccl: this version has no {what}")
+
+    return call
+
+
+for _name, _what in _ABSENT.items():
+    setattr(ProcessGroup, _name, _absent(_what))

@@ -1,0 +1,302 @@
+"""The backend "kccl" of torch.distributed, with tensors on the host; ranks are processes."""
+
+from contextlib import contextmanager
+
+import pytest
+from torch_ranks import needs_all_gather, starter
+
+import kccl
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return starter(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_reduce_broadcast_and_barrier(world_size, ranks):
+    ranks(world_size, """
+start()
+Op = dist.ReduceOp
+everyone = torch.arange(1, world_size + 1)
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16,
+              torch.int32, torch.int64):
+    wanted = {Op.SUM: everyone.sum(), Op.PRODUCT: everyone.prod(), Op.MIN: 1, Op.MAX: world_size}
+    if dtype.is_floating_point:
+        wanted[Op.AVG] = total / world_size
+    for op, want in wanted.items():
+        for shape in ((), (1,), (3, 5), (2, 0), (40_000,)):
+            x = filled(*shape, dtype=dtype)
+            assert dist.all_reduce(x, op=op) is None
+            assert x.dtype is dtype and x.shape == shape and (x == want).all(), (dtype, op, x)
+    for root in range(world_size):
+        x = filled(7, 3, dtype=dtype)
+        dist.broadcast(x, src=root)
+        assert (x == root + 1).all()
+x = torch.nn.Parameter(filled(5))
+dist.all_reduce(x)
+assert (x == total).all()
+
+began = time.monotonic()
+time.sleep(0.3 * rank)
+dist.barrier()
+assert time.monotonic() - began >= 0.3 * (world_size - 1)
+assert dist.get_backend() == "kccl"
+assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
+dist.destroy_process_group()
+say(rank=rank)
+""")  # fmt: skip
+
+
+def test_async_calls_return_work(ranks):
+    ranks(2, """
+start()
+x = filled(100)
+work = dist.all_reduce(x, async_op=True)
+assert work.wait() is True
+assert work.is_completed() and work.is_success() and work.exception() is None
+work.synchronize()
+assert work.result()[0] is x and (x == total).all()
+doubled = dist.broadcast(x, 0, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+assert (doubled.wait() == 2 * total).all()
+work = dist.barrier(async_op=True)
+assert work.wait() and work.is_completed()
+
+dist.destroy_process_group()
+assert isinstance(work.exception(), kccl.Error)
+say(rank=rank, error=error_of(work.wait))
+""")  # fmt: skip
+
+
+def test_groups_are_independent(ranks):
+    ranks(3, """
+start()
+pair = dist.new_group([0, 2])
+backwards = dist.new_group([2, 1, 0])
+alone = [dist.new_group([each]) for each in range(3)]
+x = filled(9)
+if rank != 1:
+    dist.all_reduce(x, group=pair)
+    assert (x == 4).all()
+    dist.broadcast(x, src=2, group=pair)
+    dist.destroy_process_group(pair)
+dist.all_reduce(x, group=alone[rank])
+dist.all_reduce(x, op=dist.ReduceOp.MAX)
+assert (x == 4).all()
+x = filled(9)
+dist.broadcast(x, src=2, group=backwards)
+assert (x == 3).all()
+comm = kccl_torch.communicator("cpu", backwards)
+assert comm.world_size == 3 and comm is not kccl_torch.communicator("cpu")
+assert comm.launcher == "torch.distributed"
+say(rank=rank)
+""")  # fmt: skip
+
+
+def test_a_group_of_the_same_name_in_the_same_store(ranks):
+    ranks(2, """
+start()
+for turn in range(5):
+    x = filled(3)
+    dist.all_reduce(x)
+    assert (x == total).all()
+    part = dist.new_group([turn % 2])
+    if rank == turn % 2:
+        dist.all_reduce(x, group=part)
+    dist.destroy_process_group()
+    if turn < 4:
+        start()
+say(rank=rank)
+""")  # fmt: skip
+
+
+@needs_all_gather
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_all_gather_and_reduce_scatter(world_size, ranks):
+    ranks(world_size, """
+start()
+for dtype in (torch.float32, torch.bfloat16, torch.int64):
+    x = filled(2, 5, dtype=dtype)
+    everyone = torch.stack([torch.full_like(x, each + 1) for each in range(world_size)])
+    parts = [torch.zeros_like(x) for _ in range(world_size)]
+    dist.all_gather(parts, x)
+    assert torch.equal(torch.stack(parts), everyone)
+    whole = torch.zeros(2 * world_size, 5, dtype=dtype)
+    work = dist.all_gather_into_tensor(whole, x, async_op=True)
+    assert work.wait() and torch.equal(whole, everyone.view(-1, 5))
+
+    x = torch.arange(4 * world_size, dtype=dtype) + rank
+    mine = slice(4 * rank, 4 * rank + 4)
+    want = torch.arange(4 * world_size)[mine] * world_size + total - world_size
+    out = torch.zeros(4, dtype=dtype)
+    dist.reduce_scatter_tensor(out, x)
+    assert (out == want).all()
+    out.zero_()
+    dist.reduce_scatter(out, list(x.chunk(world_size)))
+    assert (out == want).all()
+    dist.reduce_scatter_tensor(out, x, op=dist.ReduceOp.MAX)
+    assert (out == torch.arange(4 * world_size)[mine] + world_size - 1).all()
+name, text = error_of(lambda: dist.all_gather([filled(3)] * world_size, filled(4)))
+assert name == "InvalidArgument" and "must be torch.float32 (4,)" in text
+say(rank=rank)
+""")  # fmt: skip
+
+
+def test_what_there_is_not_is_said(ranks):
+    facts = ranks(2, """
+start()
+x, peer = filled(4), 1 - rank
+other = dist.new_group(backend="cuda:kccl")
+calls = {
+    "reduce": lambda: dist.reduce(x, 0),
+    "send": lambda: dist.send(x, peer),
+    "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(x), x),
+    "op": lambda: dist.all_reduce(filled(4, dtype=torch.int64), op=dist.ReduceOp.BAND),
+    "avg": lambda: dist.all_reduce(filled(4, dtype=torch.int64), op=dist.ReduceOp.AVG),
+    "dtype": lambda: dist.all_reduce(filled(4, dtype=torch.uint8)),
+    "layout": lambda: dist.all_reduce(x.to_sparse()),
+    "strides": lambda: dist.all_reduce(filled(4, 4)[:, 1]),
+    "device": lambda: dist.all_reduce(x, group=other),
+    "backend": lambda: kccl_torch.communicator("cpu", dist.new_group(backend="gloo")),
+    "meta": lambda: kccl_torch.communicator("meta"),
+}
+errors = {what: error_of(call) for what, call in calls.items()}
+dist.all_reduce(x)
+assert (x == total).all()
+say(rank=rank, **errors)
+""")  # fmt: skip
+    wanted = {
+        "reduce": ("NotImplementedError", "no reduce; use all_reduce"),
+        "send": ("NotImplementedError", "this version has no send"),
+        "all_to_all": ("NotImplementedError", "this version has no all_to_all"),
+        "op": ("NotImplementedError", "BAND, must be one of SUM, PRODUCT, MIN, MAX, AVG"),
+        "avg": ("InvalidArgument", "must be a float"),
+        "dtype": ("InvalidArgument", "torch.uint8, must be one of float32"),
+        "layout": ("InvalidArgument", "must be torch.strided"),
+        "strides": ("InvalidArgument", "must be C-contiguous"),
+        "device": ("NotImplementedError", "made for cuda:kccl, and its tensor is on cpu"),
+        "backend": ("InvalidArgument", 'must be one of backend "kccl"'),
+        "meta": ("InvalidArgument", "device is meta, must be one of cpu, cuda"),
+    }
+    for fact in facts.values():
+        for what, (name, text) in wanted.items():
+            assert fact[what][0] == name, fact[what]
+            assert text in fact[what][1]
+
+
+def test_the_groups_timeout_holds(ranks):
+    facts = ranks(2, """
+start()
+late = dist.new_group(timeout=timedelta(seconds=2))
+error = waited = None
+if rank == 0:
+    began = time.monotonic()
+    # Rank 1 has made no call on this group.
+    error = error_of(lambda: dist.all_reduce(filled(4), group=late))
+    waited = [time.monotonic() - began]
+met = dist.new_group(timeout=timedelta(seconds=2))
+dist.barrier()
+dist.all_reduce(filled(4), group=met)
+if rank == 0:
+    began = time.monotonic()
+    error += error_of(lambda: dist.all_reduce(filled(4), group=met))
+    waited.append(time.monotonic() - began)
+else:
+    time.sleep(3)
+say(rank=rank, error=error, waited=waited)
+""")  # fmt: skip
+    kind, text, kind_of_call, text_of_call = facts[0]["error"]
+    assert kind == kind_of_call == "Timeout"
+    assert "waited 2 s for rank 1 to make its first call on this process group" in text
+    assert "peer 1 did not arrive" in text_of_call
+    assert all(1.9 < waited < 10 for waited in facts[0]["waited"])
+
+
+def test_abort_ends_the_peers_waits(ranks):
+    facts = ranks(2, """
+start()
+dist.all_reduce(filled(4))
+if rank == 1:
+    time.sleep(0.5)
+    dist.group.WORLD.abort()
+error = error_of(lambda: dist.all_reduce(filled(4)))
+say(rank=rank, error=error)
+""")  # fmt: skip
+    assert facts[0]["error"][0] == "PeerLost"
+    assert facts[1]["error"][0] == "Error"
+
+
+def test_distributed_data_parallel(ranks):
+    ranks(2, """
+start()
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+# With init_sync it would compare the parameters by all_gather.
+parallel = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+for step in range(3):
+    model.zero_grad()
+    parallel(torch.full((1, 3), float(rank + step))).sum().backward()
+    # The mean of the ranks' inputs.
+    assert torch.allclose(model.weight.grad, torch.full((2, 3), 0.5 + step)), model.weight.grad
+say(rank=rank)
+""")  # fmt: skip
+
+
+class Stream:
+    """Stands for a torch.cuda.Stream: whom it was told to wait for."""
+
+    def __init__(self, handle, is_capturing=False):
+        self.cuda_stream = handle
+        self.is_capturing = is_capturing
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+def test_calls_of_a_communicator_follow_each_other_across_streams(monkeypatch):
+    from kccl.interop import torch_tensors
+
+    current = None
+
+    @contextmanager
+    def on(stream):
+        nonlocal current
+        before, current = current, stream
+        yield
+        current = before
+
+    def is_capturing():
+        assert current.cuda_stream != 0, "the legacy stream must not be asked"
+        return current.is_capturing
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", is_capturing)
+    legacy, side, graph, fork = Stream(0), Stream(1), Stream(2, True), Stream(3, True)
+    with kccl.init() as comm, kccl.init() as other:
+
+        def call(comm, stream):
+            with on(stream):
+                assert torch_tensors.order(comm, torch.device("cuda", 0)) is stream
+
+        for stream in (legacy, legacy, side, side, legacy):
+            call(comm, stream)
+        call(other, side)
+        assert (legacy.waited_for, side.waited_for) == ([side], [legacy])
+        # A capture has edges within itself only.
+        for stream in (graph, fork):
+            call(comm, stream)
+        assert (graph.waited_for, fork.waited_for) == ([], [graph])
+        call(comm, side)
+        assert side.waited_for == [legacy, legacy]
+        # When it has ended, its streams are like others, and the next capture knows nothing of it.
+        fork.is_capturing = graph.is_capturing = False
+        call(comm, graph)
+        assert graph.waited_for == [side]
+        graph.is_capturing = True
+        call(comm, graph)
+        assert graph.waited_for == [side]
+        assert torch_tensors.order(comm, torch.device("cpu")) is None

@@ -1,0 +1,138 @@
+"""kccl.interop.torch's functions, alone and under torch.compile, with tensors on the host."""
+
+import shutil
+
+import pytest
+from torch_ranks import has, needs_all_gather, starter
+
+import kccl
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return starter(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize("compiler", ["", "aot_eager", "inductor"])
+def test_functions(compiler, ranks):
+    if compiler == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    program = """
+start()
+kccl_torch.register(kccl_torch.communicator("cpu"))
+kccl_torch.register(kccl_torch.communicator("cpu", dist.new_group()), "second")
+
+def functional(x):
+    y = kccl_torch.all_reduce(x * 2) + 1
+    return y, kccl_torch.all_reduce(y, op="max", comm="second"), kccl_torch.broadcast(x, root=1)
+
+def in_place(x):
+    x = x + 1
+    kccl_torch.all_reduce_(x, op="avg")
+    y = x * 2
+    assert kccl_torch.broadcast_(y, root=0, comm="second") is y
+    return x, y
+
+if os.environ["COMPILER"]:
+    how = dict(fullgraph=True, backend=os.environ["COMPILER"])
+    functional, in_place = torch.compile(functional, **how), torch.compile(in_place, **how)
+for turn in range(3):
+    x = filled(4, 6) + turn
+    y, largest, from_root = functional(x)
+    want = 2 * (total + turn * world_size) + 1
+    assert (y == want).all() and (largest == want).all() and (from_root == 2 + turn).all()
+    assert (x == rank + 1 + turn).all()
+    x, y = in_place(x)
+    assert (x == total / world_size + turn + 1).all() and torch.equal(y, 2 * x)
+# Of other strides: the result is C-contiguous.
+y, *_ = functional(filled(6, 4).t())
+assert y.is_contiguous() and (y == 2 * total + 1).all()
+say(rank=rank)
+"""
+    ranks(2, program, COMPILER=compiler)
+
+
+@needs_all_gather
+def test_functions_that_change_the_shape(ranks):
+    ranks(2, """
+start()
+kccl_torch.register(kccl_torch.communicator("cpu"))
+
+def both(x):
+    y = kccl_torch.all_gather(x * 2)
+    return y, kccl_torch.reduce_scatter(y.view(-1, 3) + 1)
+
+for call in (both, torch.compile(both, fullgraph=True, backend="aot_eager")):
+    y, part = call(filled(2, 3))
+    assert y.shape == (2, 2, 3) and (y[0] == 2).all() and (y[1] == 4).all()
+    assert part.shape == (2, 3) and (part == 2 * (2 * (rank + 1) + 1)).all()
+name, text = error_of(lambda: kccl_torch.reduce_scatter(filled(3)))
+assert name == "InvalidArgument" and "multiple of 2" in text
+say(rank=rank)
+""")  # fmt: skip
+
+
+def test_torch_compile_takes_torch_distributed_too(ranks):
+    ranks(2, """
+start()
+def f(x):
+    x = x * 2
+    dist.all_reduce(x)
+    return x + 1
+
+assert (torch.compile(f, fullgraph=True, backend="aot_eager")(filled(4)) == 2 * total + 1).all()
+say(rank=rank)
+""")  # fmt: skip
+
+
+@pytest.fixture
+def alone():
+    """A communicator of one rank, registered as "alone"."""
+    from kccl.interop import torch as kccl_torch
+
+    with kccl.init() as comm:
+        kccl_torch.register(comm, "alone")
+        yield kccl_torch
+        kccl_torch.unregister("alone")
+
+
+def test_ops_are_what_they_say_to_compilers(alone):
+    for x in (torch.ones(3, 5), torch.ones(3, 5).t(), torch.ones((), dtype=torch.bfloat16)):
+        torch.library.opcheck(torch.ops.kccl.all_reduce.default, (x, "sum", "alone"))
+        torch.library.opcheck(torch.ops.kccl.broadcast.default, (x, 0, "alone"))
+    for x in (torch.ones(3, 5), torch.ones(0)):
+        torch.library.opcheck(torch.ops.kccl.all_reduce_.default, (x, "max", "alone"))
+        torch.library.opcheck(torch.ops.kccl.broadcast_.default, (x, 0, "alone"))
+    if has("all_gather"):
+        torch.library.opcheck(torch.ops.kccl.all_gather.default, (torch.ones(2, 3), "alone"))
+    if has("reduce_scatter"):
+        torch.library.opcheck(
+            torch.ops.kccl.reduce_scatter.default, (torch.ones(2, 3), "sum", "alone")
+        )
+
+
+def test_names_of_communicators(alone):
+    x = torch.ones(3)
+    with pytest.raises(kccl.Error, match=r"registered as 'default', registered are: 'alone'"):
+        alone.all_reduce(x)
+    with pytest.raises(Exception, match=r"registered as 'other'"):
+        torch.compile(alone.all_reduce, fullgraph=True, backend="aot_eager")(x, comm="other")
+    assert torch.equal(alone.all_reduce(x, comm="alone"), x)
+    with kccl.init() as other:
+        with pytest.raises(kccl.InvalidArgument, match="another communicator is registered"):
+            alone.register(other, "alone")
+        alone.unregister("alone")
+        alone.unregister("alone")
+        alone.register(other, "alone")
+        alone.register(other, "alone")
+        assert torch.equal(alone.all_reduce(x, comm="alone"), x)
+    with pytest.raises(kccl.Error, match="closed"):
+        alone.all_reduce(x, comm="alone")
+
+
+def test_a_gradient_is_refused(alone):
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
+        alone.all_reduce(x, comm="alone").sum().backward()

@@ -1,0 +1,64 @@
+"""Programs over PyTorch run as ranks, for the tests of kccl.interop.torch."""
+
+import pytest
+from ranks import run
+
+import kccl
+
+PRELUDE = """
+import warnings
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import kccl.interop.torch as kccl_torch
+
+warnings.simplefilter("ignore", FutureWarning)
+rank, world_size = int(os.environ["KCCL_RANK"]), int(os.environ["KCCL_WORLD_SIZE"])
+total = world_size * (world_size + 1) // 2
+device = os.environ["DEVICE"]
+if device == "cuda":
+    torch.cuda.set_device(rank)
+store = dist.FileStore(os.environ["MEETING"], world_size)
+
+def start(**options):
+    options = dict(timeout=timedelta(seconds=20)) | options
+    dist.init_process_group("kccl", store=store, rank=rank, world_size=world_size, **options)
+
+def filled(*shape, dtype=torch.float32):
+    return torch.full(shape, rank + 1, dtype=dtype, device=device)
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("no error")
+"""
+
+
+def starter(folder, device):
+    """ranks(world_size, program): every rank runs it and says something; the facts by rank.
+
+    Args:
+        folder: For the file by which the ranks meet.
+        device: "cpu" or "cuda", where `filled` makes its tensors.
+    """
+
+    def start(world_size, program, **variables):
+        variables |= {"MEETING": str(folder / "store"), "DEVICE": device, "OMP_NUM_THREADS": "1"}
+        code, facts, err = run(world_size, PRELUDE + program, timeout=110, **variables)
+        assert code == 0, err
+        assert len(facts) == world_size, err
+        return facts
+
+    return start
+
+
+def has(collective):
+    return kccl.run_threads(lambda comm: hasattr(comm, collective), 1)[0]
+
+
+needs_all_gather = pytest.mark.skipif(
+    not (has("all_gather") and has("reduce_scatter")),
+    reason="this version of KCCL has no all_gather and reduce_scatter",
+)
