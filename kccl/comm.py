@@ -191,7 +191,7 @@ class Communicator(OneSided):
         communicator ends: kernels that take different ones may run at the same time.
 
         Args:
-            channels: How many coops (blocks or warps) of a kernel make calls; the same on all ranks.
+            channels: How many coops (blocks or warps) make calls; the same on all ranks.
             max_bytes: Of one coop's message; the same on all ranks.
         """
         self._check_usable()
