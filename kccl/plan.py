@@ -67,6 +67,10 @@ def _on_host(request: Request) -> str | None:
     return f"pulls, which is slow on {request.backend}"
 
 
+def _with_peers(request: Request) -> str | None:
+    return "one rank has nothing to scatter" if request.world_size == 1 else None
+
+
 def _on_host_with_peers(request: Request) -> str | None:
     if request.world_size == 1:
         return "one rank has nothing to scatter"
@@ -103,6 +107,12 @@ SPECS = (
         "all_reduce",
         "each stages its input, pulls and reduces its chunk, pulls the others' results",
         _on_host_with_peers,
+    ),
+    KernelSpec(
+        "all_reduce_two_shot_push_simple",
+        "all_reduce",
+        "each sends every peer its chunk, reduces its own, sends every peer the result",
+        _with_peers,
     ),
     KernelSpec(
         "all_reduce_two_shot_cma_simple",

@@ -13,10 +13,11 @@ KERNELS = Path(__file__).parent / "kernels"
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 PULL = "all_reduce_one_shot_pull_simple"
+PUSH = "all_reduce_two_shot_push_simple"
 BROADCAST = "broadcast_direct_ll16"
 BARRIER = "barrier_direct"
 # What kernels/sequence.cuh can make, but for PULL, which is for CPUs.
-ALL_KINDS = (LL16, SENTINEL, BROADCAST, BARRIER, "put", "get", "signal", "wait", "grid_sync")
+ALL_KINDS = (LL16, SENTINEL, PUSH, BROADCAST, BARRIER, "put", "get", "signal", "wait", "grid_sync")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
-from sim_machine import LL16, SENTINEL, Machine
+from sim_machine import LL16, PUSH, SENTINEL, Machine
 from sim_programs import Script
 
 from kccl import jit
@@ -97,6 +97,7 @@ def _grid_sync(script, actors, size, rng):
 COLLECTIVES = {
     LL16: _all_reduce(LL16),
     SENTINEL: _all_reduce(SENTINEL),
+    PUSH: _all_reduce(PUSH),
     "broadcast": _broadcast,
     "put_signal_wait": _put_signal_wait,
     "barrier": _barrier,

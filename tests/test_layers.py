@@ -35,7 +35,7 @@ INCLUDES = {
     "mem_copies.cuh": set(),
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
-    "payload.cuh": {"mem.cuh"},
+    "payload.cuh": {"coop.cuh"},
     "packet.cuh": {"payload.cuh", "window.cuh"},
     "reduce.cuh": {"mem.cuh"},
     "signal.cuh": {"coop.cuh", "window.cuh"},

@@ -27,7 +27,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
 namespace kernels {
 
 KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(block(), call.comm, call.channel);
+    Channel<Block> channel(block(), call.comm, call.channel, 0, false);
     kccl::barrier_direct(channel);
 }
 

@@ -42,10 +42,12 @@ namespace kernels {
 template <int WORLD_SIZE>
 KCCL_KERNEL void broadcast_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
     const Slice slice = block_slice<uint8_t>(call.count);
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block);
-    in_rounds<uint8_t>(call, slice, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-        return kccl::broadcast_direct_ll16(channel, out, in, count, call.peer);
-    });
+    prefetch_slice<uint8_t>(call, slice);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block, false);
+    in_rounds<uint8_t>(call, slice, call.comm.layout.packet_bytes,
+                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                           return kccl::broadcast_direct_ll16(channel, out, in, count, call.peer);
+                       });
 }
 
 }  // namespace kernels

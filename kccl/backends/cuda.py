@@ -26,15 +26,16 @@ from .watch import Watcher
 _POLLS_PER_CHECK = 1000
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
 _PACKET_BYTES = 8192
-_BLOCKS_PER_CHANNEL = 64
-_STAGING_BYTES = 1024  # the least that the layout allows
+_BLOCKS_PER_CHANNEL = 128
+_STAGING_BYTES = 65536
 _WARP, _MOST_THREADS = 32, 1024
-# As many as possible while there are blocks: warps of one block share an SM.
+# While there are blocks for it: warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
 # Payload bytes of what one thread moves at a time. Kernels that are not here move words, not data.
 _BYTES_PER_THREAD = {
     "all_reduce_one_shot_ll16": 8,
     "all_reduce_one_shot_sentinel": 16,
+    "all_reduce_two_shot_push_simple": 16,
     "broadcast_direct_ll16": 8,
 }
 _COPIES = ("put", "get")

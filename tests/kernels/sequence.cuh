@@ -19,16 +19,26 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     [[maybe_unused]] const Slice all = {0, 0, call.count};
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotLl16)) {
         if (call.kernel == kKcclAllReduceOneShotLl16) {
-            return in_rounds<T>(call, all, [&](T* out, const T* in, uint32_t count) {
-                return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
-            });
+            return in_rounds<T>(call, all, comm.layout.packet_bytes,
+                                [&](T* out, const T* in, uint32_t count) {
+                                    return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
+                                });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotSentinel)) {
         if (call.kernel == kKcclAllReduceOneShotSentinel) {
-            return in_rounds<T>(call, all, [&](T* out, const T* in, uint32_t count) {
-                return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
-            });
+            return in_rounds<T>(
+                call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
+                    return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+                });
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
+        if (call.kernel == kKcclAllReduceTwoShotPushSimple) {
+            return in_rounds<T>(
+                call, all, two_shot_push_bytes(comm), [&](T* out, const T* in, uint32_t count) {
+                    return all_reduce_two_shot_push_simple<T, Op>(channel, out, in, count);
+                });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotPullSimple)) {
@@ -39,10 +49,11 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
         if (call.kernel == kKcclBroadcastDirectLl16) {
-            return in_rounds<uint8_t>(
-                call, all, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                    return broadcast_direct_ll16(channel, out, in, count, call.peer);
-                });
+            return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
+                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                                          return broadcast_direct_ll16(channel, out, in, count,
+                                                                       call.peer);
+                                      });
         }
     }
     if constexpr (has<KERNELS>(kKcclBarrierDirect)) {

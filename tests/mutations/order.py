@@ -49,6 +49,40 @@ MUTATIONS = (
         ),
     ),
     bug(
+        "relaxed_push",
+        "results are pushed, and nothing orders them before the word that says so",
+        "pushes",
+        RACE,
+        Edit(
+            "kernels/all_reduce_two_shot_push_simple.cuh",
+            "channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);",
+            "channel.coop().sync();\n"
+            "channel.template arrive<mem::Order::kRelaxed>(kKcclFlagReduced);",
+        ),
+    ),
+    bug(
+        "one_staging_for_all",
+        "every rank pushes its chunk to the same place",
+        "pushes",
+        RACE,
+        Edit(
+            "kernels/all_reduce_two_shot_push_simple.cuh",
+            "channel.parity(), half) + part * chunk;",
+            "channel.parity(), half) + (part >= 0 ? 0 : chunk);",
+        ),
+    ),
+    bug(
+        "chunks_beyond_the_staging",
+        "a round is as long as the staging, though its chunks begin on lines",
+        "pushes",
+        RACE,
+        Edit(
+            "kernels/all_reduce_two_shot_push_simple.cuh",
+            "return comm.layout.staging_bytes / unit * unit;",
+            "return comm.layout.staging_bytes + 0 * unit;",
+        ),
+    ),
+    bug(
         "relaxed_signal",
         "a signal releases nothing",
         "signals",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sim_machine import BARRIER, BROADCAST, LL16, PULL, SENTINEL, Machine
+from sim_machine import BARRIER, BROADCAST, LL16, PULL, PUSH, SENTINEL, Machine
 from sim_programs import Script
 
 
@@ -33,10 +33,10 @@ class Program:
         return script
 
 
-def _reductions(kernel):
+def _reductions(kernel, counts=(2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75)):
     def make(script):
         script.begin(threads=2 * script.machine.warp_size)
-        for count in (2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75):
+        for count in counts:
             script.reduce(0, kernel, count)
 
     return make
@@ -135,6 +135,8 @@ NARROW = {"epoch_bits": 4}
 PROGRAMS = {
     "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
     "reductions of two": Program(_reductions(LL16), 2, (LL16,), NARROW),
+    # The staging has room for 256 elements.
+    "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),
     "sentinels": Program(_reductions(SENTINEL), 3, (SENTINEL,), NARROW),
     "seldom long": Program(_seldom_long(LL16, 16, (1, 2)), 2, (LL16,), NARROW),
     "sentinels seldom long": Program(_seldom_long(SENTINEL, 8, (1,)), 2, (SENTINEL,), NARROW),

@@ -84,21 +84,24 @@ template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
     // `channel`: below comm.num_channels; `block`: of a call of several blocks, each of which has
-    // its own part of the channel. `comm` outlives this.
-    KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0)
+    // its own part of the channel; `many_calls`: opening may take longer so that calls are shorter.
+    // `comm` outlives this.
+    KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
+                        bool many_calls = true)
         : coop_(coop), comm_(comm), channel_(channel) {
         index_ = channel * comm.blocks_per_channel + block;
         const Status status = status_of(comm);
         state_ = mem::load_plain(channel_state(comm, index_));
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             const int peer = (comm.rank + 1 + k) % world_size();
-            outbox_[k] = mem::keep(packet_slot(comm, peer, index_, 0, comm.rank));
+            outbox_[k] = packet_slot(comm, peer, index_, 0, comm.rank);
         }
-        inbox_ = mem::keep(packet_slot(comm, comm.rank, index_, 0, 0));
-        thread_ = mem::keep(coop.index());
-        num_threads_ = mem::keep(coop.size());
-        step_ = mem::keep(comm.epoch_step);
-        slot_packets_ = mem::keep(static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes));
+        inbox_ = packet_slot(comm, comm.rank, index_, 0, 0);
+        thread_ = coop.index();
+        num_threads_ = coop.size();
+        step_ = comm.epoch_step;
+        slot_packets_ = static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes);
+        if (many_calls) keep_at_hand();
         half_packets_ = world_size() * slot_packets_;
         offset_ = parity() * half_packets_;
         // Also separates the reads here from the writes at the end.
@@ -206,6 +209,17 @@ class Channel {
     }
 
   private:
+    KCCL_DEVICE void keep_at_hand() {
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
+            outbox_[k] = mem::keep(outbox_[k]);
+        }
+        inbox_ = mem::keep(inbox_);
+        thread_ = mem::keep(thread_);
+        num_threads_ = mem::keep(num_threads_);
+        step_ = mem::keep(step_);
+        slot_packets_ = mem::keep(slot_packets_);
+    }
+
     KCCL_DEVICE void fail() {
         status_ = status_of(comm_);
         special_ = state_.epoch + step_;

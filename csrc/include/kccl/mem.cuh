@@ -17,6 +17,8 @@
 // interrupted. A poll that found what it waited for is not followed by poll_pause(): so the
 // simulator tells the reads that count from those that came too early.
 //
+// prefetch(address) asks for what load_plain() will read soon.
+//
 // keep(value) is the value, which takes a while on some targets: it is then at hand in hot loops.
 //
 // tell_host(context, status, record) leaves word of a failure where the host looks without asking the
@@ -110,9 +112,19 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     const bool aligned =
         ((reinterpret_cast<uint64_t>(out) | reinterpret_cast<uint64_t>(in)) & 15) == 0;
     const uint64_t num_lines = aligned ? num_bytes / sizeof(Line) : 0;
-    for (uint64_t i = index; i < num_lines; i += size) {
-        reinterpret_cast<Line*>(out)[i] = reinterpret_cast<const Line*>(in)[i];
+    auto* out_lines = reinterpret_cast<Line*>(out);
+    auto* in_lines = reinterpret_cast<const Line*>(in);
+    // So many loads of a thread are on their way at once.
+    constexpr uint32_t kAtOnce = 4;
+    uint64_t line = index;
+    for (; line + (kAtOnce - 1) * uint64_t{size} < num_lines; line += kAtOnce * uint64_t{size}) {
+        Line lines[kAtOnce];
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) lines[k] = in_lines[line + k * uint64_t{size}];
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kAtOnce; ++k) out_lines[line + k * uint64_t{size}] = lines[k];
     }
+    for (; line < num_lines; line += size) out_lines[line] = in_lines[line];
     for (uint64_t i = num_lines * sizeof(Line) + index; i < num_bytes; i += size) out[i] = in[i];
 #endif
 }

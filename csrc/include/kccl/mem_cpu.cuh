@@ -3,6 +3,8 @@
 
 namespace kccl::mem {
 
+KCCL_DEVICE void prefetch(const void*) {}
+
 template <class T>
 KCCL_DEVICE T keep(T value) {
     return value;

@@ -99,6 +99,10 @@ KCCL_DEVICE void fence() {
     }
 }
 
+KCCL_DEVICE void prefetch(const void* address) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
+
 // The same value, in registers from here on. What the assembler can fetch again from the kernel's
 // parameters or from special registers it otherwise does, in hot loops too; what came from memory it
 // keeps.

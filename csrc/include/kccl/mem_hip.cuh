@@ -90,6 +90,8 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
 // The constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
+KCCL_DEVICE void prefetch(const void*) {}
+
 template <class T>
 KCCL_DEVICE T keep(T value) {
     return value;

@@ -2,7 +2,7 @@
 // carry.
 #pragma once
 
-#include "mem.cuh"
+#include "coop.cuh"
 
 namespace kccl {
 
@@ -99,11 +99,19 @@ KCCL_DEVICE const T* input_of(const Call& call) {
     return reinterpret_cast<const T*>(call.input);
 }
 
-// Makes a call on a slice in as many rounds as its slots need, each a call of its own on the channel:
+// Asks for what this thread sends first, while the channel is being opened.
+template <class T>
+KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
+    const uint64_t i = uint64_t{block().index()} * kPayloadElements<T>;
+    if (i < slice.count) mem::prefetch(input_of<T>(call) + slice.begin + i);
+}
+
+// Makes a call on a slice in rounds of at most max_bytes, each a call of its own on the channel:
 // round(out, in, count) -> Status.
 template <class T, class Round>
-KCCL_DEVICE Status in_rounds(const Call& call, const Slice& slice, Round round) {
-    const uint64_t most = call.comm.layout.packet_bytes / sizeof(T);
+KCCL_DEVICE Status in_rounds(const Call& call, const Slice& slice, uint64_t max_bytes,
+                             Round round) {
+    const uint64_t most = max_bytes / sizeof(T);
     for (uint64_t done = 0; done < slice.count; done += most) {
         const uint64_t begin = slice.begin + done;
         const uint64_t rest = slice.count - done;
