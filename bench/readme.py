@@ -23,9 +23,53 @@ _HEAD = (
 )
 
 
+_HEAD_ON_GPUS = (
+    "| bytes | KCCL | skewed | NCCL | NCCL, window | PyTorch | best peer / KCCL | floor |\n"
+    "|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+)
+
+
 def table(document: Document, collective: str) -> str:
-    """Microseconds by size: KCCL in its three forms, the best MPI, their ratio, and the floor."""
+    """The rows of a collective, for people."""
     rows = [row for row in document["rows"] if row["collective"] == collective]
+    make = _on_gpus if document["machine"].get("gpus") else _on_the_host
+    return make(document, rows, collective)
+
+
+def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
+    """Microseconds of a call in a CUDA graph by size, and its peers."""
+    lines = []
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        here = [
+            row
+            for row in rows
+            if row["bytes"] == nbytes and row["mode"] == "graph" and row["time_us"] is not None
+        ]
+        ours = next(row for row in here if row["library"] == "kccl")
+        peers = [
+            min(times, default=None)
+            for times in (
+                [row["time_us"] for row in here if (row["library"], row["algorithm"]) == peer]
+                for peer in (("nccl", "default"), ("nccl", "symmetric_window"))
+            )
+        ]
+        torch = [row["time_us"] for row in here if row["library"] == "torch_symm_mem"]
+        peers.append(min(torch, default=None))
+        best = min((us for us in peers if us is not None), default=None)
+        cells = [f"{nbytes:,}", *map(_text, (ours["time_us"], ours["skewed_us"], *peers))]
+        cells.append(f"{best / ours['time_us']:.1f}" if best else "")
+        cells.append(_text(ours["floor_us"]))
+        lines.append("| " + " | ".join(cells) + " |\n")
+    machine = document["machine"]
+    source = (
+        "\nMicroseconds a call in a CUDA graph, medians of the slowest of "
+        f"{machine['ranks']} ranks on {len(machine['gpus'])} {machine['gpus'][0]}; commit {document['commit']}.\n"
+    )
+    return _HEAD_ON_GPUS + "".join(lines) + source
+
+
+def _on_the_host(document: Document, rows: list[Row], collective: str) -> str:
+    """Microseconds by size: KCCL in its three forms, the best MPI, their ratio, and the floor."""
     lines = []
     for nbytes in sorted({row["bytes"] for row in rows}):
         here = [row for row in rows if row["bytes"] == nbytes and row["time_us"] is not None]
