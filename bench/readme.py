@@ -61,9 +61,10 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
         cells.append(_text(ours["floor_us"]))
         lines.append("| " + " | ".join(cells) + " |\n")
     machine = document["machine"]
+    gpus = f"{machine['ranks']} ranks on {len(machine['gpus'])} {machine['gpus'][0]}"
     source = (
-        "\nMicroseconds a call in a CUDA graph, medians of the slowest of "
-        f"{machine['ranks']} ranks on {len(machine['gpus'])} {machine['gpus'][0]}; commit {document['commit']}.\n"
+        f"\nMicroseconds a call in a CUDA graph, medians of the slowest of {gpus}; "
+        f"commit {document['commit']}.\n"
     )
     return _HEAD_ON_GPUS + "".join(lines) + source
 
