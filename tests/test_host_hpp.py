@@ -122,10 +122,11 @@ def test_it_names_every_kernel(program, tmp_path):
         "    std::puts(kccl::host::kernel_name("
         "kernel, std::make_index_sequence<kKcclNumKernels>()).c_str()); }\n"
     )
-    for compiler in filter(None, map(shutil.which, ("g++", "clang++"))):
+    for compiler in filter(None, map(shutil.which, ("g++", "clang++", "nvcc"))):
         out = tmp_path / Path(compiler).name
         includes = [f"-I{kccl.include_dir()}", "-isystem", find_cuda_headers()]
-        link = [f"-L{program.parent}", "-lcuda", f"-Wl,-rpath,{program.parent}", "-o", out]
+        link = [f"-L{program.parent}", "-lcuda", "-o", out]
         subprocess.run([compiler, "-std=c++20", *includes, source, *link], check=True)
-        names = subprocess.check_output([out], text=True).split()
+        found = os.environ | {"LD_LIBRARY_PATH": str(program.parent)}
+        names = subprocess.check_output([out], env=found, text=True).split()
         assert names == sorted(abi.KERNELS, key=abi.KERNELS.__getitem__)
