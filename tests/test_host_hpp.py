@@ -90,6 +90,17 @@ def test_ranks_that_differ_are_told_so(program):
     assert said == ["max_bytes is 1000 on rank 0 and 1001 on rank 1"] * WORLD_SIZE
 
 
+def test_a_window_is_mapped_by_all_ranks(program):
+    assert told(program, "window") == ["right"] * WORLD_SIZE
+
+
+def test_wrong_arguments_are_said_once(program):
+    said = "num_bytes is 0, must be positive"
+    assert told(program, "empty") == [said] * WORLD_SIZE
+    said = "rank 3 of 3: there can be 8 ranks, from 0"
+    assert told(program, "number") == [said] * WORLD_SIZE
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,13 @@ def told(command):
 def test_kernels_of_examples_compile_with_nvrtc(example, arch):
     kernel = WITH_NVRTC[example]
     assert kccl.compile(source_of(example), [kernel], target="cuda", arch=arch).names == (kernel,)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+def test_the_kernel_of_the_readme_compiles():
+    (block,) = re.findall(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    source = "#include <kccl/kccl.cuh>\n" + block
+    assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

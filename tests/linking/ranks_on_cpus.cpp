@@ -1,7 +1,7 @@
 // host.hpp between processes of MPI, over fake_cuda.cpp: its windows and its DeviceComm are used by the
 // library's calls, compiled for the CPU. What each rank finds is a line.
 //
-//     mpirun -n 3 ranks_on_cpus sum | late | long | throw | differ | setup
+//     mpirun -n 3 ranks_on_cpus sum | late | long | throw | differ | window | empty | number
 #include <mpi.h>
 #include <sched.h>
 #include <time.h>
@@ -64,7 +64,19 @@ static kccl::Status sum(const KcclDeviceComm& comm, int channel, uint64_t count)
 }
 
 static void run(const std::string& part, int rank, int world_size) {
-    kccl::host::Team team(rank, world_size, gather);
+    kccl::host::Team team(part == "number" ? rank + 1 : rank, world_size, gather);
+    if (part == "window") {
+        // Every rank writes into the next one's.
+        const kccl::host::Window window(team, 100, 10);
+        const auto place = [&](int of) { return reinterpret_cast<int*>(window.address(of)); };
+        const bool was_zero = *place(rank) == 0 && window.num_bytes() >= 100;
+        MPI_Barrier(MPI_COMM_WORLD);
+        *place((rank + 1) % world_size) = 1 + rank;
+        MPI_Barrier(MPI_COMM_WORLD);
+        const int from = (rank + world_size - 1) % world_size;
+        return say(rank, was_zero && *place(rank) == 1 + from ? "right" : "wrong");
+    }
+    if (part == "empty") kccl::host::Window(team, 0, 10);
     const bool differs = part == "differ" && rank == 1;
     kccl::host::Communicator comm(
         team, {.channels = kChannels, .max_bytes = kMaxBytes + differs, .timeout_s = 0.5});

@@ -183,11 +183,11 @@ inline std::string sentence(const KcclRecord& record, int reader) {
 
 // ---- The communicator ----------------------------------------------------------------------------
 
-// The same on all ranks.
+// channels and max_bytes are the same on all ranks.
 struct Options {
     int channels;        // how many coops, blocks or warps, of a kernel make calls
     uint64_t max_bytes;  // of one coop's message
-    double timeout_s;    // how long one wait may last; also that for a peer which has died
+    double timeout_s;    // how long one wait may last, also for a peer whose process has ended
 };
 
 // What kernels need to talk to their peers. One kernel at a time uses it.

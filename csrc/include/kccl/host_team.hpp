@@ -74,9 +74,9 @@ class Team {
     Team(int rank, int world_size, Allgather allgather)
         : rank_(rank), world_size_(world_size), exchange_bytes_(std::move(allgather)) {
         together([&] {
-            if (world_size < 1 || world_size > kKcclMaxWorldSize) {
-                throw Error("world_size is " + std::to_string(world_size) + ", must be 1 to " +
-                            std::to_string(kKcclMaxWorldSize));
+            if (world_size > kKcclMaxWorldSize || rank < 0 || rank >= world_size) {
+                throw Error(who() + " of " + std::to_string(world_size) + ": there can be " +
+                            std::to_string(kKcclMaxWorldSize) + " ranks, from 0");
             }
             must("cuInit", cuInit(0));
             must("cuCtxGetCurrent", cuCtxGetCurrent(&context_));
@@ -121,7 +121,9 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            if (each[0] != 0) errors += (errors.empty() ? "" : "; ") + std::string(each.data());
+            // Ranks that find the same say it once.
+            if (errors.find(each.data()) != std::string::npos) continue;
+            errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }
         if (!errors.empty()) throw Error(errors);
     }
