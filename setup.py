@@ -11,6 +11,7 @@ from typing import Any
 
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 # No contraction, because a fused multiply-add would change the bits of a result.
 COMMON_FLAGS = [
@@ -92,9 +93,29 @@ class BuildExt(build_ext):
             super().build_extensions()
 
 
+class BuildPy(build_py):
+    """Copies the package, and writes the version where CMake reads it."""
+
+    def run(self) -> None:
+        super().run()
+        # An editable install has no copy: it is the checkout.
+        if not self.editable_mode:
+            self._version_file.write_text(
+                f'set(PACKAGE_VERSION "{self.distribution.get_version()}")\n'
+            )
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        outputs = super().get_outputs(include_bytecode)
+        return outputs if self.editable_mode else [*outputs, str(self._version_file)]
+
+    @property
+    def _version_file(self) -> Path:
+        return Path(self.build_lib, "kccl", "csrc", "cmake", "kcclVersion.cmake")
+
+
 setup(
     # Through the package's symbolic link, because an sdist has only what lies in the package.
     cffi_modules=["kccl/csrc/host/build_ffi.py:ffibuilder"],
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

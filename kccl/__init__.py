@@ -47,6 +47,7 @@ __all__ = [
     "Window",
     "__version__",
     "bfloat16",
+    "cmake_dir",
     "compile",
     "dtypes",
     "float16",
@@ -93,3 +94,10 @@ def include_dir() -> str:
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "include")
+
+
+def cmake_dir() -> str:
+    """The folder to give to CMake as kccl_DIR, for `find_package(kccl)`."""
+    from pathlib import Path
+
+    return str(Path(__file__).parent / "csrc" / "cmake")

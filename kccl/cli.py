@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from . import bootstrap, errors, include_dir
+from . import bootstrap, cmake_dir, errors, include_dir
 
 if TYPE_CHECKING:
     from .topology import Machine
@@ -222,7 +222,7 @@ def _run(args: argparse.Namespace) -> int:
     return launch.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
 
 
-# ---- plan, doctor, include-dir ---------------------------------------------------------------
+# ---- plan, doctor, include-dir, cmake-dir ----------------------------------------------------
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -271,6 +271,11 @@ def _include_dir(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cmake_dir(args: argparse.Namespace) -> int:
+    print(cmake_dir())
+    return 0
+
+
 _COMMANDS = {
     "topo": Command("what this machine is made of", _topo_arguments, _topo),
     "bench": Command("measure a collective", _bench_arguments, _bench, is_collective=True),
@@ -278,6 +283,7 @@ _COMMANDS = {
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),
     "include-dir": Command("the folder for -I", lambda parser: None, _include_dir),
+    "cmake-dir": Command("the folder for CMake's kccl_DIR", lambda parser: None, _cmake_dir),
 }
 
 if __name__ == "__main__":

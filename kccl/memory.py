@@ -16,7 +16,7 @@ from .mesh import Mesh
 def layout(
     world_size: int, num_channels: int, packet_bytes: int, staging_bytes: int
 ) -> dict[str, int]:
-    """The fields of KcclLayout: where each region of the library's own window begins, in bytes.
+    """The fields of KcclLayout, as csrc/include/kccl/layout.h computes them.
 
     Args:
         world_size: Number of ranks.
@@ -24,34 +24,15 @@ def layout(
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
     """
-    line = abi.LINE_BYTES
-    if packet_bytes % 16 or staging_bytes % line or staging_bytes < abi.MAX_WORLD_SIZE * line:
+    regions = abi.ffi.new("KcclLayout *")
+    sizes = (world_size, num_channels, packet_bytes, staging_bytes)
+    if abi.lib.kccl_host_layout(regions, *sizes, mmap.PAGESIZE) != 0:
         raise InvalidArgument(
             f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples "
-            f"of 16 and {line}, and staging_bytes at least {abi.MAX_WORLD_SIZE * line}"
+            f"of {abi.PACKET_UNIT} and {abi.LINE_BYTES}, and staging_bytes at least "
+            f"{abi.LEAST_STAGING_BYTES}"
         )
-    slots = num_channels * 2
-    regions = {
-        "abort": line,
-        "records": world_size * line,
-        "signals": abi.NUM_SIGNALS * world_size * line,
-        "flags": num_channels * abi.NUM_FLAGS * world_size * line,
-        "grid": abi.MAX_BLOCKS * line,
-        "packets": slots * world_size * 2 * packet_bytes,
-        "staging": slots * 2 * staging_bytes,
-        "sentinel": num_channels * abi.NUM_SENTINEL_SLOTS * world_size * packet_bytes,
-    }
-    offsets: dict[str, int] = {}
-    end = 0
-    for name, num_bytes in regions.items():
-        # Pages of their own, because each region is written in another pattern.
-        offsets[name] = end
-        end += -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    return offsets | {
-        "packet_bytes": packet_bytes,
-        "staging_bytes": staging_bytes,
-        "scratch_bytes": end,
-    }
+    return {name: getattr(regions, name) for name, _ in abi.ffi.typeof("KcclLayout").fields}
 
 
 class Window:

@@ -1,7 +1,9 @@
 """The device compilers of two wheels: NVRTC by ctypes, and ziglang's clang for AMD GPUs."""
 
 import ctypes
+import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +16,24 @@ def find_nvrtc() -> Path | None:
     folders = list(spec.submodule_search_locations or ()) if spec else []
     found = [path for folder in folders for path in Path(folder).glob("cu13/lib/libnvrtc.so.*")]
     return found[0] if found else None
+
+
+def find_cuda_headers() -> Path | None:
+    """The folder of cuda.h, of the nvidia-cuda-runtime wheel or of a toolkit; None without."""
+    spec = find_spec("nvidia")
+    folders = (
+        [Path(each) / "cu13/include" for each in (spec.submodule_search_locations or ())]
+        if spec
+        else []
+    )
+    folders += [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
+    nvcc = shutil.which("nvcc")
+    if nvcc is not None:
+        told = subprocess.run(
+            [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
+        )
+        folders += map(Path, re.findall(r'"-I([^"]+)"', told.stderr))
+    return next((folder for folder in folders if (folder / "cuda.h").is_file()), None)
 
 
 def has_zig() -> bool:

@@ -50,7 +50,7 @@ def include_graph() -> dict[Path, set[str]]:
             Path(target).name
             for target in re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE)
         }
-        for path in source_files("csrc", "cuh", "h", "inc", "cpp")
+        for path in source_files("csrc", "cuh", "h", "hpp", "inc", "cpp")
     }
 
 

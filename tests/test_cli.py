@@ -98,12 +98,13 @@ def test_bench_simulated():
     assert all(row[name] is None for row in rows for name in ("floor_us", "busbw_gbps"))
 
 
-def test_version_and_include_dir():
+def test_version_and_folders():
     import kccl as package
 
     assert kccl("--version").stdout == f"kccl {package.__version__}\n"
     folder = Path(kccl("include-dir").stdout.strip())
     assert (folder / "kccl" / "kccl.cuh").exists()
+    assert (Path(kccl("cmake-dir").stdout.strip()) / "kcclConfig.cmake").exists()
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_start_is_cheap():
         (("doctor",), " check"),
         (("--version",), "kccl "),
         (("include-dir",), "/"),
+        (("cmake-dir",), "/"),
         (("bench", "barrier"), "# kccl bench barrier: 2 ranks, backend host"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

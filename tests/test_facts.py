@@ -70,7 +70,7 @@ def test_compilers_and_cffi_agree_on_every_offset(tmp_path):
 def test_files_are_short_enough_to_be_read():
     exempt = (ROOT / "DECISIONS.md").read_text() if (ROOT / "DECISIONS.md").exists() else ""
     long = {}
-    for path in source_files(".", "py", "cuh", "h", "cpp", "inc"):
+    for path in source_files(".", "py", "cuh", "cu", "h", "hpp", "cpp", "inc"):
         where = path.relative_to(ROOT).as_posix()
         length = path.read_text().count("\n")
         if length >= LINES and where not in exempt:

@@ -128,3 +128,31 @@ def test_installed_headers_are_all_a_program_needs(installed, tmp_path):
     program.write_text("#include <kccl/kccl.cuh>\n")
     include = installed / "kccl" / "csrc" / "include"
     subprocess.run([compiler, "-std=c++20", "-fsyntax-only", f"-I{include}", program], check=True)
+
+
+def test_cmake_finds_the_installed_version_and_no_other(installed, tmp_path):
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("there is no cmake")
+    text = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "(.*)"', text, re.MULTILINE).group(1)
+    series, _, patch = version.rpartition(".")
+    major, _, minor = series.rpartition(".")
+    suits = {f"{version} EXACT": True, series: True, f"{series}.{int(patch) + 1}": False}
+    suits |= {f"{major}.{int(minor) + 1}": False, f"{int(major) + 1}": False, "0.0.1": False}
+    for wanted, is_found in suits.items():
+        folder = tmp_path / wanted.replace(" ", "-")
+        folder.mkdir()
+        (folder / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES NONE)\n"
+            f"find_package(kccl {wanted} CONFIG REQUIRED)\n"
+            'message(STATUS "found ${kccl_VERSION} in ${kccl_INCLUDE_DIR}")\n'
+        )
+        where = f"-Dkccl_DIR={installed / 'kccl' / 'csrc' / 'cmake'}"
+        done = subprocess.run(
+            [cmake, "-S", folder, "-B", folder / "out", where], capture_output=True, text=True
+        )
+        assert (done.returncode == 0) == is_found, wanted + done.stdout + done.stderr
+        found = f"found {version} in {installed / 'kccl' / 'csrc' / 'include'}"
+        assert (found in done.stdout) == is_found
+        assert is_found or f"version: {version}" in done.stderr

@@ -1,4 +1,5 @@
 // Finding a kernel, calling it, and timing it.
+#include "../include/kccl/layout.h"
 #include "../include/kccl/signal.cuh"
 #include "host.h"
 
@@ -53,6 +54,13 @@ const InstructionSet& instruction_set() {
 }  // namespace kccl::host
 
 extern "C" {
+
+int kccl_host_layout(KcclLayout* filled, uint64_t world_size, uint64_t num_channels,
+                     uint64_t packet_bytes, uint64_t staging_bytes, uint64_t page_bytes) {
+    if (!kccl::fits_layout(packet_bytes, staging_bytes)) return -1;
+    *filled = kccl::layout(world_size, num_channels, packet_bytes, staging_bytes, page_bytes);
+    return 0;
+}
 
 const char* kccl_host_instruction_set(void) { return kccl::host::instruction_set().name; }
 

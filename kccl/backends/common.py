@@ -12,9 +12,6 @@ from ..errors import Error, InvalidArgument
 from ..memory import Window, layout
 from ..mesh import Mesh
 
-_PACKET_UNIT = 16
-_LEAST_STAGING = abi.MAX_WORLD_SIZE * abi.LINE_BYTES
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -280,8 +277,8 @@ class Backend:
             self._settings,
             num_channels=channels,
             blocks_per_channel=1,
-            packet_bytes=-(-max_bytes // _PACKET_UNIT) * _PACKET_UNIT,
-            staging_bytes=_LEAST_STAGING,
+            packet_bytes=-(-max_bytes // abi.PACKET_UNIT) * abi.PACKET_UNIT,
+            staging_bytes=abi.LEAST_STAGING_BYTES,
         )
         comm = self._device_comm(settings, self._make_scratch(settings, "device_comm", timeout))
         data = bytes(ffi.buffer(comm))

@@ -22,8 +22,6 @@ from .common import Backend, Scratch, Settings, fill_call
 from .cuda_state import DeviceState
 from .watch import Watcher
 
-# Polls between two looks at the clock: some half a millisecond.
-_POLLS_PER_CHECK = 1000
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
 _PACKET_BYTES = 8192
 _BLOCKS_PER_CHANNEL = 128
@@ -77,7 +75,7 @@ class CudaBackend(Backend):
         return Settings(
             blocks_per_channel=_BLOCKS_PER_CHANNEL,
             packet_bytes=_PACKET_BYTES,
-            staging_bytes=_STAGING_BYTES,
+            staging_bytes=abi.LEAST_STAGING_BYTES,
             epoch_bits=epoch_bits,
         )
 
@@ -104,7 +102,7 @@ class CudaBackend(Backend):
             self._stream = gpu.make_stream()
         self.state: Any = DeviceState(self.device, self._stream, self._context)
         self._settings = settings
-        self._polls_per_check = _POLLS_PER_CHECK
+        self._polls_per_check = abi.GPU_POLLS_PER_CHECK
         self._start(mesh, settings, timeout)
         self._watcher = Watcher(mesh.pidfds, self._lose)
 

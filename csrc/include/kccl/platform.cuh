@@ -235,6 +235,15 @@ KCCL_DEVICE To bit_cast(const From& from) {
     return to;
 }
 
+// Rounded to nearest, on every target.
+KCCL_DEVICE float square_root(float value) {
+#if defined(KCCL_TARGET_CUDA)
+    return __fsqrt_rn(value);
+#else
+    return __builtin_sqrtf(value);
+#endif
+}
+
 // The value of `source_lane`, a thread of the same warp. Called by all threads of the warp.
 template <class T>
 KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {

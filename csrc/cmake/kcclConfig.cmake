@@ -1,0 +1,22 @@
+# What find_package(kccl) of CMake finds: the target kccl::kccl, which is headers only.
+#
+#     cmake -Dkccl_DIR="$(kccl cmake-dir)" ...
+#
+#     find_package(kccl CONFIG REQUIRED)
+#     target_link_libraries(mine PRIVATE kccl::kccl)
+#
+# <kccl/host.hpp> calls CUDA's driver: link with CUDA::cuda_driver besides.
+if(NOT TARGET kccl::kccl)
+  add_library(kccl::kccl INTERFACE IMPORTED)
+  get_filename_component(kccl_INCLUDE_DIR "${CMAKE_CURRENT_LIST_DIR}/../include" ABSOLUTE)
+  target_include_directories(kccl::kccl INTERFACE "${kccl_INCLUDE_DIR}")
+  target_compile_features(kccl::kccl INTERFACE cxx_std_20)
+  # CMake refuses features of a language that is not enabled, and before 3.26 knows no C++20 of nvcc's.
+  get_property(kccl_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+  if("cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+    target_compile_features(kccl::kccl INTERFACE cuda_std_20)
+  elseif("CUDA" IN_LIST kccl_languages)
+    target_compile_options(kccl::kccl INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
+  endif()
+  unset(kccl_languages)
+endif()

@@ -1,0 +1,21 @@
+# Whether this version is one that find_package(kccl <version>) asked for. setup.py writes kcclVersion.cmake,
+# which a checkout does not have: there only a find_package(kccl) without a version succeeds.
+include("${CMAKE_CURRENT_LIST_DIR}/kcclVersion.cmake" OPTIONAL)
+if(NOT DEFINED PACKAGE_VERSION)
+  set(PACKAGE_VERSION "unknown")
+  set(PACKAGE_VERSION_UNSUITABLE FALSE)
+  return()
+endif()
+string(REGEX MATCH "^[0-9]+[.][0-9]+" kccl_SERIES "${PACKAGE_VERSION}")
+string(REGEX MATCH "^[0-9]+[.][0-9]+" kccl_WANTED "${PACKAGE_FIND_VERSION}")
+if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_EXACT TRUE)
+endif()
+# Before version 1 a second number that differs may mean anything.
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+elseif("${PACKAGE_FIND_VERSION_COUNT}" LESS 2 OR "${kccl_SERIES}" STREQUAL "${kccl_WANTED}")
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+else()
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+endif()

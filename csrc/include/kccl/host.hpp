@@ -1,0 +1,301 @@
+// A communicator of NVIDIA GPUs for programs without Python: a process a rank, a GPU each, all on one
+// machine. It stands on CUDA's driver API (link with -lcuda) and on whatever all-gathers bytes:
+//
+//     cudaSetDevice(rank);
+//     kccl::host::Team team(rank, world_size, [](const void* mine, void* all, std::size_t bytes) {
+//         MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD);
+//     });
+//     kccl::host::Communicator comm(team, {.channels = 132, .max_bytes = 65536, .timeout_s = 30});
+//     mine<<<132, 512>>>(comm.device_comm(), ...);
+//     cudaDeviceSynchronize();
+//     comm.check();  // throws what went wrong in the kernel
+//
+// Memory travels between the processes as file descriptors, so a peer that dies takes nothing with it.
+// What fails on one rank while memory is set up is thrown on all of them, with the same words.
+#pragma once
+
+#include <cuda.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host_team.hpp"
+#include "layout.h"
+
+namespace kccl::host {
+
+// Within, this thread's calls go to the team's device.
+class Current {
+  public:
+    explicit Current(const Team& team) { cuCtxPushCurrent(team.context()); }
+    ~Current() { cuCtxPopCurrent(nullptr); }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+};
+
+// ---- Windows -------------------------------------------------------------------------------------
+
+// Memory of the same size on every rank, which all map; zero at first.
+class Window {
+  public:
+    // Collective. timeout_s: how long a rank waits for the others' memory.
+    Window(const Team& team, std::size_t num_bytes, double timeout_s) : team_(team) {
+        team.agree("num_bytes", num_bytes);
+        CUmemGenericAllocationHandle own = 0;
+        Fd shared;
+        addresses_.resize(team.world_size());
+        team.together([&] {
+            if (num_bytes == 0) throw Error("num_bytes is 0, must be positive");
+            CUmemAllocationProp properties = {};
+            properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+            properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+            properties.location.id = team.device();
+            properties.requestedHandleTypes = kKind;
+            std::size_t unit = 0;
+            team.must("cuMemGetAllocationGranularity",
+                      cuMemGetAllocationGranularity(&unit, &properties,
+                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+            num_bytes_ = (num_bytes + unit - 1) / unit * unit;
+            team.must("cuMemCreate", cuMemCreate(&own, num_bytes_, &properties, 0), num_bytes_);
+            map(team.rank(), own);
+            int fd = -1;
+            team.must("cuMemExportToShareableHandle",
+                      cuMemExportToShareableHandle(&fd, own, kKind, 0));
+            shared = Fd(fd);
+            fill(0, 0);
+        });
+        const std::vector<Fd> fds = team.exchange(shared, timeout_s);
+        team.together([&] {
+            for (int peer = 0; peer < team.world_size(); ++peer) {
+                if (peer == team.rank()) continue;
+                CUmemGenericAllocationHandle handle = 0;
+                void* fd = reinterpret_cast<void*>(static_cast<intptr_t>(fds[peer].get()));
+                team.must("cuMemImportFromShareableHandle",
+                          cuMemImportFromShareableHandle(&handle, fd, kKind));
+                map(peer, handle);
+            }
+        });
+    }
+    ~Window() {
+        const Current here(team_);
+        // What was launched may still use it.
+        cuCtxSynchronize();
+        undo_.run();
+    }
+    Window(const Window&) = delete;
+    Window& operator=(const Window&) = delete;
+
+    std::size_t num_bytes() const { return num_bytes_; }
+    // Where this rank's GPU finds a rank's part.
+    CUdeviceptr address(int rank) const { return addresses_[rank]; }
+
+    // Writes one byte value over this rank's part, from `begin` to the end.
+    void fill(std::size_t begin, unsigned char value) const {
+        const std::size_t num_bytes = num_bytes_ - begin;
+        team_.must("cuMemsetD8", cuMemsetD8(address(team_.rank()) + begin, value, num_bytes));
+        team_.must("cuCtxSynchronize", cuCtxSynchronize());
+    }
+
+  private:
+    static constexpr auto kKind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+    // Takes the handle.
+    void map(int rank, CUmemGenericAllocationHandle handle) {
+        const std::size_t size = num_bytes_;
+        CUdeviceptr& at = addresses_[rank];
+        undo_.add([handle] { cuMemRelease(handle); });
+        team_.must("cuMemAddressReserve", cuMemAddressReserve(&at, size, 0, 0, 0), size);
+        undo_.add([at, size] { cuMemAddressFree(at, size); });
+        team_.must("cuMemMap", cuMemMap(at, size, 0, handle, 0), size);
+        undo_.add([at, size] { cuMemUnmap(at, size); });
+        CUmemAccessDesc access = {};
+        access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        access.location.id = team_.device();
+        access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        team_.must("cuMemSetAccess", cuMemSetAccess(at, size, &access, 1), size);
+    }
+
+    const Team& team_;
+    std::size_t num_bytes_ = 0;
+    std::vector<CUdeviceptr> addresses_;
+    Undo undo_;
+};
+
+// ---- What went wrong in a kernel -----------------------------------------------------------------
+
+// A call in a kernel failed.
+struct Failure : Error {
+    Failure(const std::string& sentence, const KcclRecord& why) : Error(sentence), record(why) {}
+    KcclRecord record;
+};
+
+// An enumerator as its compiler spells it: "kKcclBarrierDirect".
+template <KcclKernel kernel>
+std::string spelled() {
+    const std::string all = __PRETTY_FUNCTION__;
+    const std::size_t begin = all.rfind("kKccl");
+    return all.substr(begin, all.find_first_of(";]>", begin) - begin);
+}
+
+// The name of a kernel's file: "barrier_direct".
+template <std::size_t... kernels>
+std::string kernel_name(uint32_t kernel, std::index_sequence<kernels...>) {
+    const std::string names[] = {spelled<static_cast<KcclKernel>(kernels)>()...};
+    if (kernel >= sizeof...(kernels)) return "a ring of stages";
+    std::string name;
+    for (const char letter : names[kernel].substr(std::strlen("kKccl"))) {
+        if (std::isupper(letter) != 0 && !name.empty()) name += '_';
+        name += static_cast<char>(std::tolower(letter));
+    }
+    return name;
+}
+
+// What a record says, to the rank that reads it.
+inline std::string sentence(const KcclRecord& record, int reader) {
+    const auto text = [](auto number) { return std::to_string(number); };
+    const std::string rank = "rank " + text(record.rank);
+    const std::string told = record.rank == reader ? "" : " (rank " + text(reader) + " heard it)";
+    if (record.status == kKcclAborted) return rank + " gave up outside of a call" + told;
+    const std::string name =
+        kernel_name(record.kernel, std::make_index_sequence<kKcclNumKernels>()) +
+        (record.kernel == kKcclGridSync ? " with block " : " on channel ") + text(record.channel);
+    if (record.status == kKcclMessageTooLong || record.status == kKcclGridTooLarge) {
+        const char* unit = record.status == kKcclGridTooLarge ? " blocks" : " bytes";
+        return name + ": " + text(record.seen) + unit + " on " + rank + ", must be at most " +
+               text(record.wanted) + told;
+    }
+    std::string peer = record.peer < 0 ? "any peer" : "peer " + text(record.peer);
+    peer += record.status == kKcclTimeout    ? " did not arrive"
+            : record.status == kKcclPeerLeft ? " has left the communicator"
+                                             : " ended the wait";
+    return name + ": " + peer + "; " + rank + " waited for it: epoch seen " + text(record.seen) +
+           ", wanted " + text(record.wanted) + ", after " +
+           text(static_cast<double>(record.waited_ns) * 1e-9) + " s" + told;
+}
+
+// ---- The communicator ----------------------------------------------------------------------------
+
+// channels and max_bytes are the same on all ranks.
+struct Options {
+    int channels;        // how many coops, blocks or warps, of a kernel make calls
+    uint64_t max_bytes;  // of one coop's message
+    double timeout_s;    // how long one wait may last, also for a peer whose process has ended
+};
+
+// What kernels need to talk to their peers. One kernel at a time uses it.
+class Communicator {
+  public:
+    // Collective; returns when kernels on all ranks may use it.
+    Communicator(const Team& team, const Options& options) : team_(team) {
+        team.agree("channels", static_cast<uint64_t>(options.channels));
+        team.agree("max_bytes", options.max_bytes);
+        team.together([&] {
+            if (options.channels < 1 || options.max_bytes < 1 || !(options.timeout_s > 0)) {
+                throw Error("channels, max_bytes and timeout_s must be positive");
+            }
+        });
+        const uint64_t packet_bytes =
+            (options.max_bytes + kKcclPacketUnit - 1) / kKcclPacketUnit * kKcclPacketUnit;
+        comm_.abi_version = kKcclAbiVersion;
+        comm_.rank = team.rank();
+        comm_.world_size = team.world_size();
+        comm_.num_channels = options.channels;
+        comm_.blocks_per_channel = 1;
+        comm_.epoch_step = 1;
+        comm_.polls_per_check = kKcclGpuPollsPerCheck;
+        comm_.layout = layout(static_cast<uint64_t>(team.world_size()),
+                              static_cast<uint64_t>(options.channels), packet_bytes,
+                              kKcclLeastStagingBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+        window_ = std::make_unique<Window>(team, comm_.layout.scratch_bytes, options.timeout_s);
+        for (int peer = 0; peer < team.world_size(); ++peer) {
+            comm_.window[peer] = comm_.scratch[peer] = window_->address(peer);
+        }
+        // Nobody writes to a peer before all are ready.
+        team.together([&] { make_states(options); });
+    }
+
+    // Tells the peers that this rank makes no more calls; where an exception ends the communicator,
+    // that it gave up. Waits for its kernels first.
+    ~Communicator() {
+        const Current here(team_);
+        cuCtxSynchronize();
+        if (status() == kKcclOk) depart();
+        undo_.run();
+    }
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    // For a kernel's argument; dies with this.
+    const KcclDeviceComm& device_comm() const { return comm_; }
+
+    // What kernels that have ended said of their calls.
+    Status status() const {
+        return static_cast<Status>(
+            std::atomic_ref<uint32_t>(mailbox_->status).load(std::memory_order_acquire));
+    }
+
+    // Throws Failure if a call in a kernel that has ended failed: then no later call does anything.
+    void check() const {
+        if (status() != kKcclOk)
+            throw Failure(sentence(mailbox_->record, comm_.rank), mailbox_->record);
+    }
+
+  private:
+    void make_states(const Options& options) {
+        void* mail = nullptr;
+        team_.must("cuMemHostAlloc",
+                   cuMemHostAlloc(&mail, sizeof(KcclMailbox),
+                                  CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+        undo_.add([mail] { cuMemFreeHost(mail); });
+        mailbox_ = new (mail) KcclMailbox{};
+        CUdeviceptr mail_there = 0;
+        team_.must("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer(&mail_there, mail, 0));
+        const std::size_t num_bytes =
+            sizeof(KcclState) +
+            sizeof(KcclChannelState) * static_cast<std::size_t>(options.channels);
+        CUdeviceptr states = 0;
+        team_.must("cuMemAlloc", cuMemAlloc(&states, num_bytes), num_bytes);
+        undo_.add([states] { cuMemFree(states); });
+        KcclState first = {};
+        first.limit_ns = first.first_limit_ns =
+            static_cast<uint64_t>(std::fmin(options.timeout_s * 1e9, 0x1p63));
+        first.idle_context = mail_there;
+        team_.must("cuMemsetD8", cuMemsetD8(states, 0, num_bytes));
+        team_.must("cuMemcpyHtoD", cuMemcpyHtoD(states, &first, sizeof(first)));
+        comm_.state = states;
+        comm_.channels = states + sizeof(KcclState);
+        window_->fill(comm_.layout.sentinel, 0xff);
+    }
+
+    void depart() const {
+        const bool gave_up = std::uncaught_exceptions() > exceptions_before_;
+        const uint32_t departure = gave_up ? kKcclGaveUp : kKcclLeft;
+        KcclRecord record = {};
+        record.status = kKcclAborted;
+        record.rank = record.peer = comm_.rank;
+        const uint64_t line = comm_.layout.records + comm_.rank * uint64_t{kKcclLineBytes};
+        const uint64_t word = comm_.layout.abort + comm_.rank * sizeof(departure);
+        for (int peer = 0; peer < comm_.world_size; ++peer) {
+            if (peer == comm_.rank) continue;
+            if (gave_up) cuMemcpyHtoD(comm_.window[peer] + line, &record, sizeof(record));
+            cuMemcpyHtoD(comm_.window[peer] + word, &departure, sizeof(departure));
+        }
+    }
+
+    const Team& team_;
+    const int exceptions_before_ = std::uncaught_exceptions();
+    KcclDeviceComm comm_ = {};
+    std::unique_ptr<Window> window_;
+    KcclMailbox* mailbox_ = nullptr;
+    Undo undo_;
+};
+
+}  // namespace kccl::host
