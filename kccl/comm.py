@@ -2,8 +2,8 @@
 
 The main path of a call: `comm.all_reduce(x)` is calls.AllReduce, which checks x, asks plan.choose
 for an algorithm and backends/host.py for a call struct, and hands that to kccl._fastcall. From
-there it is csrc/host/core.cpp, then the kernel file that bears the plan's name, then exchange.cuh or
-barrier.cuh, then mem.cuh.
+there it is csrc/host/core.cpp, then the kernel file that bears the plan's name, then exchange.cuh
+or barrier.cuh, then mem.cuh.
 """
 
 import contextlib

@@ -75,7 +75,7 @@ class CudaBackend(Backend):
         return Settings(
             blocks_per_channel=_BLOCKS_PER_CHANNEL,
             packet_bytes=_PACKET_BYTES,
-            staging_bytes=abi.LEAST_STAGING_BYTES,
+            staging_bytes=_STAGING_BYTES,
             epoch_bits=epoch_bits,
         )
 
