@@ -110,6 +110,24 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
     return found
 
 
+def like(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the library, type and device of a caller's.
+
+    Raises:
+        InvalidArgument: The library is not one that this can ask.
+    """
+    library = type(array).__module__.partition(".")[0]
+    if hasattr(array, "new_empty"):
+        return array.new_empty(shape)
+    if library == "cupy":
+        with array.device:
+            return sys.modules["cupy"].empty(shape, array.dtype)
+    raise InvalidArgument(
+        f"out is None and x is a {type(array).__name__} of {library}: out must be given where x is "
+        "not an array of PyTorch or CuPy"
+    )
+
+
 def pointer(array: Any, name: str) -> DeviceView:
     """The same for an argument of a kernel, which may write it, on whatever device it is."""
     return view(array, name, writable=True, device=None)

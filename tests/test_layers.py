@@ -50,7 +50,16 @@ FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
-FOR_HOST = {"abi.h", "api.inc", "host.h", "idle.h", "kccl.cuh", "kernel_table.inc", "mem.cuh"}
+FOR_HOST = {
+    "abi.h",
+    "api.inc",
+    "fastcall.h",
+    "host.h",
+    "idle.h",
+    "kccl.cuh",
+    "kernel_table.inc",
+    "mem.cuh",
+}
 FOR_HOST |= {"signal.cuh"}
 
 
@@ -128,7 +137,14 @@ LAYERS = (
     {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
     {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit"},
     {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
-    {"backends.common", "calls", "sim.symbols", "cuda_library", "gpu_memory"},
+    {
+        "backends.common",
+        "calls",
+        "collectives.reduction",
+        "sim.symbols",
+        "cuda_library",
+        "gpu_memory",
+    },
     {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "checks_cuda"},
     {"backends.cuda"},
     # From addresses to words, from words to files; then the machine that uses them.
@@ -136,6 +152,8 @@ LAYERS = (
     {"sim.machine"},
     {"sim.mesh"},
     {"backends.sim"},
+    {f"collectives.{name}" for name in ("all_reduce", "all_gather", "barrier", "broadcast")}
+    | {"collectives.reduce_scatter"},
     {"comm"},
     {"start", "probe", "simulator"},
     # What a person starts. These print, and may use everything.
