@@ -1,7 +1,7 @@
 """What a benchmarked collective is: a small table of functions, one file per collective
 (nccl-tests' idea).
 
-`all_reduce.py`, `broadcast.py` and `barrier.py` each fill one `Collective` and register it. Nothing
+`all_reduce.py`, `broadcast.py` and the others each fill one `Collective` and register it. Nothing
 here imports kccl: the communicator and the MPI module arrive as arguments.
 """
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 Call = Callable[[], object]
 Gather = Callable[[Any], list[Any]]
 
-NAMES = ("all_reduce", "broadcast", "barrier")
+NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -32,6 +32,8 @@ class Comm(Protocol):
     world_size: int
     backend: str
     all_reduce: Any
+    reduce_scatter: Any
+    all_gather: Any
     broadcast: Any
     barrier: Any
 
@@ -44,7 +46,8 @@ class Comm(Protocol):
 class Problem:
     """One question put to every library: which collective, on how much of what.
 
-    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, 0 for barrier.
+    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
+    for reduce_scatter and all_gather, 0 for barrier. `count` is that in elements.
     """
 
     collective: str
@@ -56,6 +59,11 @@ class Problem:
     root: int | None
     in_place: bool | None
     world_size: int
+
+    def chunk(self, rank: int) -> slice:
+        """Where a rank's chunk of such a message lies."""
+        length = self.count // self.world_size
+        return slice(rank * length, (rank + 1) * length)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class Collective:
         mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
+        has_chunks: The message is one chunk of equal length for each rank.
     """
 
     name: str
@@ -102,6 +111,7 @@ class Collective:
     direct: Callable[[Comm, Buffers, Problem], Call]
     mpi: Callable[[Any, Any, Buffers, Problem], Call]
     mpi_algorithm: tuple[str, str] | None = None
+    has_chunks: bool = False
 
     def problems(
         self,
@@ -114,12 +124,15 @@ class Collective:
         in_place: bool,
         world_size: int,
     ) -> list[Problem]:
-        """One problem per size. A size that is no multiple of the element size is rounded down, to
-        at least one element.
+        """One problem per size. A size that is no multiple of the element size, or of all ranks'
+        elements, is rounded down, to at least one of them.
         """
         if not self.has_data:
             return [Problem(self.name, 0, 0, None, None, None, None, None, world_size)]
-        counts = dict.fromkeys(max(1, nbytes // np_dtype.itemsize) for nbytes in sizes)
+        unit = world_size if self.has_chunks else 1
+        counts = dict.fromkeys(
+            unit * max(1, nbytes // np_dtype.itemsize // unit) for nbytes in sizes
+        )
         return [
             Problem(
                 self.name,
