@@ -1,6 +1,6 @@
 """Planted bugs: whose chunk goes where, how far chunks lie apart, and which have come."""
 
-from .mutation import RACE, STALE, STUCK, WRONG, Edit, bug
+from .mutation import INVALID, RACE, STALE, STUCK, WRONG, Edit, bug
 
 SCATTER = "kernels/reduce_scatter_direct_ll16.cuh"
 GATHER = "kernels/all_gather_direct_ll16.cuh"
@@ -40,6 +40,17 @@ MUTATIONS = (
         "gathers",
         WRONG | RACE,
         Edit(GATHER, "out + source * stride", "out + source * count"),
+    ),
+    bug(
+        "first_chunk_speaks_for_all",
+        "chunks are moved as words when the first one begins at a word",
+        "scatters",
+        INVALID,
+        Edit(
+            "include/kccl/payload.cuh",
+            "(platform::kCpu || stride % kPayloadElements<T> == 0)",
+            "true",
+        ),
     ),
     bug(
         "own_chunk_not_pushed",
