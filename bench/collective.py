@@ -1,7 +1,7 @@
 """What a benchmarked collective is: a small table of functions, one file per collective
 (nccl-tests' idea).
 
-`all_reduce.py`, `broadcast.py` and `barrier.py` each fill one `Collective` and register it. Nothing
+`all_reduce.py`, `broadcast.py` and the others each fill one `Collective` and register it. Nothing
 here imports kccl: the communicator and the MPI module arrive as arguments.
 """
 
@@ -21,7 +21,7 @@ Call = Callable[[], object]
 Gather = Callable[[Any], list[Any]]
 TorchCalls = dict[str, tuple[Call, Any]]
 
-NAMES = ("all_reduce", "broadcast", "barrier")
+NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 SPOILED = 0xA5
 """The byte of what has not been written."""
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -35,6 +35,8 @@ class Comm(Protocol):
     world_size: int
     backend: str
     all_reduce: Any
+    reduce_scatter: Any
+    all_gather: Any
     broadcast: Any
     barrier: Any
 
@@ -53,7 +55,8 @@ class Comm(Protocol):
 class Problem:
     """One question put to every library: which collective, on how much of what.
 
-    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, 0 for barrier.
+    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
+    for reduce_scatter and all_gather, 0 for barrier. `count` is that in elements.
     """
 
     collective: str
@@ -65,6 +68,11 @@ class Problem:
     root: int | None
     in_place: bool | None
     world_size: int
+
+    def chunk(self, rank: int) -> slice:
+        """Where a rank's chunk of such a message lies."""
+        length = self.count // self.world_size
+        return slice(rank * length, (rank + 1) * length)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class Collective:
             that has its result. x is the symmetric tensor. None where there are none.
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
+        has_chunks: The message is one chunk of equal length for each rank.
     """
 
     name: str
@@ -139,6 +148,7 @@ class Collective:
     mpi_algorithm: tuple[str, str] | None = None
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
+    has_chunks: bool = False
 
     def problems(
         self,
@@ -151,12 +161,15 @@ class Collective:
         in_place: bool,
         world_size: int,
     ) -> list[Problem]:
-        """One problem per size. A size that is no multiple of the element size is rounded down, to
-        at least one element.
+        """One problem per size. A size that is no multiple of the element size, or of all ranks'
+        elements, is rounded down, to at least one of them.
         """
         if not self.has_data:
             return [Problem(self.name, 0, 0, None, None, None, None, None, world_size)]
-        counts = dict.fromkeys(max(1, nbytes // np_dtype.itemsize) for nbytes in sizes)
+        unit = world_size if self.has_chunks else 1
+        counts = dict.fromkeys(
+            unit * max(1, nbytes // np_dtype.itemsize // unit) for nbytes in sizes
+        )
         return [
             Problem(
                 self.name,

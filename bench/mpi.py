@@ -14,6 +14,10 @@ from typing import Any
 from .collective import Collective, Problem, buffers
 from .harness import Contender, eager
 
+_RESULT_IN_FRONT = (
+    "MPI's reduce_scatter in place leaves the result at the front, not in the rank's chunk: no MPI "
+    "rows for it. --out-of-place compares with MPI"
+)
 _NO_MPI_DTYPE = "MPI has no {dtype}: no MPI rows for it. -d float32 compares with MPI"
 
 
@@ -25,6 +29,8 @@ def unsupported(problem: Problem) -> str | None:
         return _NO_MPI_DTYPE.format(dtype=problem.dtype)
     if problem.op == "avg":
         return "MPI has no average: no MPI rows for --op avg"
+    if problem.collective == "reduce_scatter" and problem.in_place:
+        return _RESULT_IN_FRONT
     return None
 
 

@@ -151,20 +151,37 @@ def _shape_of(array: Any, memory: memoryview | None) -> Any:
     return memory.shape if memory is not None else getattr(array, "shape", None)
 
 
-def same_kind(x: ArrayView, out: ArrayView) -> None:
+def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
+    """The shape of an array, of which `view` has been taken; that of a buffer or of DLPack, too."""
+    found = getattr(array, "shape", None)
+    if found is None and not hasattr(array, "__dlpack__"):
+        found = memoryview(array).shape
+    return (view.count,) if found is None else tuple(found)
+
+
+def check_result(x: ArrayView, out: ArrayView, count: int, place: int) -> None:
     """Checks that `out` can take the result of a collective over `x`.
 
+    Args:
+        x, out: The arrays.
+        count: Elements of the result.
+        place: Where in the larger of the two the smaller may lie, in bytes.
+
     Raises:
-        InvalidArgument: Types or sizes differ, or the two overlap without being the same.
+        InvalidArgument: The types differ, the size is wrong, or the two overlap otherwise.
     """
     if out.dtype != x.dtype:
         raise InvalidArgument(
             f"out has dtype {out.dtype.name}, x has {x.dtype.name}: must be equal"
         )
-    if out.count != x.count:
-        raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: must be equal")
-    if out.address != x.address and abs(out.address - x.address) < x.nbytes:
+    if out.count != count:
+        wanted = "must be equal" if count == x.count else f"out must have {count}"
+        raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: {wanted}")
+    is_apart = x.address + x.nbytes <= out.address or out.address + out.nbytes <= x.address
+    larger, smaller = (out, x) if x.nbytes < out.nbytes else (x, out)
+    if not is_apart and smaller.address != larger.address + place:
+        wanted = "the same memory" if x.count == out.count else "this rank's chunk"
         raise InvalidArgument(
             f"out begins at {out.address:#x} and x at {x.address:#x}: they overlap, "
-            "must be the same memory or apart"
+            f"must be {wanted} or apart"
         )

@@ -1,17 +1,19 @@
-"""The callable faces of a communicator: `comm.all_reduce(x)` and what `.prepare` returns.
+"""What every collective of a communicator has in common, and what `.prepare` returns.
 
-Both rest on kccl._fastcall, which makes a known call without a Python frame. What it does not know
-comes through `_slow` here, is checked argument by argument, and is taught to it.
+Both `comm.all_reduce(x)` and prepared calls rest on kccl._fastcall, which makes a known call
+without a Python frame. What it does not know comes through `_slow` of the collective's own file in
+kccl/collectives, is checked there argument by argument, and is taught to it here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import arguments, arrays
+from . import arguments
 from .abi import fastcall, ffi
 from .arrays import ArrayView
 from .errors import BackendError, InvalidArgument
-from .plan import OPS, Plan
+from .plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,267 +112,123 @@ class Empty:
         return self._result
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call, its arguments checked.
+
+    Attributes:
+        x, out: What it reads and writes; the same memory when it works in place.
+        result: What it returns.
+        array: The caller's x.
+        nbytes: Size of the message in nccl-tests' sense.
+        count: Of KcclCall.
+        fields: The arguments of Backend.op() besides.
+        option: Value of the collective's option.
+        what: The option in words, for the other ranks.
+        is_given: The caller has given `out`.
+        place: Where in the larger of x and out the smaller may lie, in bytes.
+    """
+
+    x: ArrayView
+    out: ArrayView
+    result: Any
+    array: Any
+    nbytes: int
+    count: int
+    fields: Mapping[str, Any]
+    option: Any = None
+    what: str = ""
+    is_given: bool = False
+    place: int = 0
+
+
 class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
     """One collective of one communicator. Subclasses say in `_slow` what its arguments mean."""
 
+    _NAME: str
+    # The keyword whose values the fast path tells apart, and its default.
+    _OPTION = ""
+    _DEFAULT: Any = None
     _slow: Callable[..., Any]
-    # The keyword whose values the fast path tells apart.
-    _OPTION: str
 
     def __init__(self, comm: "Communicator") -> None:
         super().__init__(self._slow, self._OPTION)
         self._comm = comm
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def _channel(self, channel: Any) -> int:
-        return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
-
-    def _run(
-        self,
-        key: tuple[Any, ...],
-        make: Any,
-        signature: str,
-        x: ArrayView,
-        out: ArrayView,
-        stream: int,
-    ) -> Any:
-        """Makes the call known under `key`, made by `make` the first time, on these arrays."""
+    def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
+        """Makes a call, planned the first time; returns its result."""
+        comm = self._comm
+        channel = self._channel(channel)
+        place = comm._backend.stream(stream, case.x)
+        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        if case.count == 0:
+            comm._check_usable()
+            self._check_agreement(case, plan, channel)
+            return case.result
+        key = (case.x.dtype, case.count, case.option, channel, plan.name)
         known = self._ops.get(key)
         if known is None:
             if len(self._ops) >= _KNOWN_CALLS:
                 self._ops.clear()
-            handle = make()
-            known = handle, fastcall.Op(_address(handle), None, self._comm._raise_failure)
+            handle = self._make(case, plan, channel)
+            known = handle, fastcall.Op(_address(handle), None, comm._raise_failure)
             self._ops[key] = known
         handle, op = known
-        handle.call.input = x.address
-        handle.call.output = out.address
-        self._comm._backend.place(handle, stream)
-        self._comm._check_agreement(signature)
+        handle.call.input = case.x.address
+        handle.call.output = case.out.address
+        comm._backend.place(handle, place)
+        self._check_agreement(case, plan, channel)
         op()
-        return handle
+        if channel == 0 and not algorithm:
+            self._learn(case, handle)
+        return case.result
 
-    def _learn(self, array: Any, value: Any, default: Any, x: ArrayView, handle: Any) -> None:
-        """Lets the fast path take the next call with such an array and this value of the option."""
-        if x.is_buffer and not self._comm.checks:
-            for given in (value, ...) if value == default else (value,):
-                self.learn(
-                    array.dtype,
-                    x.nbytes,
-                    given,
-                    _address(handle),
-                    handle,
-                    self._comm._raise_failure,
-                )
-
-
-class AllReduce(Collective):
-    """all_reduce(x, *, out=None, op="sum", stream=None, channel=0): reduces over all ranks."""
-
-    _OPTION = "op"
-
-    def _slow(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        op: str = "sum",
-        stream: Any = None,
-        channel: int = 0,
-        algorithm: str = "",
-    ) -> Any:
-        """Every rank's `out` becomes the element-wise reduction of all ranks' `x`.
-
-        Args:
-            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
-                The same size and type on every rank.
-            out: Array for the result, same size and type; x itself when None.
-            op: "sum", "prod", "min", "max", or for floats "avg".
-            stream: On a GPU, where the call is enqueued: an integer, or something with
-                __cuda_stream__; the current stream of x's library when None. On the host None.
-            channel: Independent stream of calls, below `comm.num_channels`.
-            algorithm: Name of the algorithm to use; the plan's choice when "".
-
-        Returns:
-            `out`, or x. The same bits on every rank.
-
-        Raises:
-            InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
-        """
+    def _prepare(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
+        """The same, to be made by whoever calls what this returns."""
+        comm = self._comm
         channel = self._channel(channel)
-        x_view, out_view = self._views(x, out, op)
-        place = self._comm._backend.stream(stream, x_view)
-        plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
-        if x_view.count > 0:
-            key = (x_view.dtype, x_view.count, op, channel, plan.name)
-            handle = self._run(
-                key,
-                lambda: self._make(plan, x_view, op, channel),
-                self._signature(plan, x_view, op, channel),
-                x_view,
-                out_view,
-                place,
+        comm._backend.stream(stream, case.x)
+        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        signature = self._signature(case, plan, channel)
+        if case.count == 0:
+            return Empty(comm, plan, signature, case.result)
+        handle = self._make(case, plan, channel)
+        handle.call.input = case.x.address
+        handle.call.output = case.out.address
+        keep = (case.x, case.out, case.array)
+        return comm._prepared(signature, plan, handle, case.result, keep, stream)
+
+    def _channel(self, channel: Any) -> int:
+        return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
+
+    def _make(self, case: Case, plan: Plan, channel: int) -> Any:
+        return self._comm._backend.op(plan.name, count=case.count, channel=channel, **case.fields)
+
+    def _signature(self, case: Case, plan: Plan, channel: int) -> str:
+        what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
+        return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}"
+
+    def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
+        if self._comm.checks:
+            self._comm._check_agreement(self._signature(case, plan, channel))
+
+    def _learn(self, case: Case, handle: Any) -> None:
+        """Lets the fast path take the next call with such arrays and this value of the option."""
+        is_in_place = case.result is case.array
+        if not (is_in_place or case.is_given) or self._comm.checks:
+            return
+        if not (case.x.is_buffer and case.out.is_buffer):
+            return
+        is_default = case.option == self._DEFAULT
+        for given in (case.option, ...) if is_default else (case.option,):
+            self.learn(
+                case.array.dtype,
+                case.x.nbytes,
+                given,
+                case.out.nbytes if case.is_given else 0,
+                case.place,
+                _address(handle),
+                handle,
+                self._comm._raise_failure,
             )
-            if out is None and channel == 0 and not algorithm:
-                self._learn(x, op, "sum", x_view, handle)
-        else:
-            self._comm._check_usable()
-            self._comm._check_agreement(self._signature(plan, x_view, op, channel))
-        return x if out is None else out
-
-    def prepare(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        op: str = "sum",
-        stream: Any = None,
-        channel: int = 0,
-        algorithm: str = "",
-    ) -> Any:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
-
-        Arguments, result and errors as in the call itself. The arrays stay referenced.
-        """
-        channel = self._channel(channel)
-        x_view, out_view = self._views(x, out, op)
-        self._comm._backend.stream(stream, x_view)
-        plan = self._comm._plan("all_reduce", x_view.nbytes, x_view.dtype, algorithm)
-        result = x if out is None else out
-        signature = self._signature(plan, x_view, op, channel)
-        if x_view.count == 0:
-            return Empty(self._comm, plan, signature, result)
-        handle = self._make(plan, x_view, op, channel)
-        handle.call.input = x_view.address
-        handle.call.output = out_view.address
-        return self._comm._prepared(signature, plan, handle, result, (x_view, out_view, x), stream)
-
-    def _views(self, x: Any, out: Any, op: str) -> tuple[ArrayView, ArrayView]:
-        x_view = self._comm._backend.view(x, "x", writable=out is None)
-        if not isinstance(op, str) or op not in OPS:
-            raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
-        if op == "avg" and not x_view.dtype.is_float:
-            raise InvalidArgument(
-                f"op is 'avg' and x has dtype {x_view.dtype.name}, must be a float"
-            )
-        if out is None:
-            return x_view, x_view
-        out_view = self._comm._backend.view(out, "out", writable=True)
-        arrays.same_kind(x_view, out_view)
-        return x_view, out_view
-
-    def _make(self, plan: Plan, x: ArrayView, op: str, channel: int) -> Any:
-        return self._comm._backend.op(
-            plan.name, dtype=x.dtype.name, op=op, count=x.count, channel=channel
-        )
-
-    @staticmethod
-    def _signature(plan: Plan, x: ArrayView, op: str, channel: int) -> str:
-        what = f"all_reduce, {x.nbytes} bytes, {x.dtype.name}, {op}"
-        return f"{what}, channel {channel}, {plan.name}"
-
-
-class Broadcast(Collective):
-    """broadcast(x, root=0, *, stream=None, channel=0): copies the root's x to all ranks."""
-
-    _OPTION = "root"
-
-    def _slow(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        stream: Any = None,
-        channel: int = 0,
-        algorithm: str = "",
-    ) -> Any:
-        """Every rank's `x` becomes the root's, bit by bit.
-
-        Args:
-            x: Array of any shape, C-contiguous; the same size and type on every rank.
-            root: The rank to copy from.
-            stream, channel, algorithm: As in all_reduce.
-
-        Returns:
-            x.
-
-        Raises:
-            InvalidArgument: An argument is wrong; nothing was sent.
-            Timeout, PeerLost: A rank did not come, or went.
-        """
-        channel = self._channel(channel)
-        root = arguments.between("root", root, 0, self._comm.world_size - 1)
-        view = self._view(x, root)
-        place = self._comm._backend.stream(stream, view)
-        plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
-        if view.count > 0:
-            key = (view.nbytes, root, channel, plan.name)
-            handle = self._run(
-                key,
-                lambda: self._make(plan, view, root, channel),
-                self._signature(plan, view, root, channel),
-                view,
-                view,
-                place,
-            )
-            if channel == 0 and not algorithm:
-                self._learn(x, root, 0, view, handle)
-        else:
-            self._comm._check_usable()
-            self._comm._check_agreement(self._signature(plan, view, root, channel))
-        return x
-
-    def prepare(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        stream: Any = None,
-        channel: int = 0,
-        algorithm: str = "",
-    ) -> Any:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
-        channel = self._channel(channel)
-        root = arguments.between("root", root, 0, self._comm.world_size - 1)
-        view = self._view(x, root)
-        self._comm._backend.stream(stream, view)
-        plan = self._comm._plan("broadcast", view.nbytes, view.dtype, algorithm)
-        signature = self._signature(plan, view, root, channel)
-        if view.count == 0:
-            return Empty(self._comm, plan, signature, x)
-        handle = self._make(plan, view, root, channel)
-        handle.call.input = handle.call.output = view.address
-        return self._comm._prepared(signature, plan, handle, x, (view, x), stream)
-
-    def _view(self, x: Any, root: int) -> ArrayView:
-        return self._comm._backend.view(x, "x", writable=self._comm.rank != root)
-
-    def _make(self, plan: Plan, x: ArrayView, root: int, channel: int) -> Any:
-        return self._comm._backend.op(plan.name, count=x.nbytes, peer=root, channel=channel)
-
-    @staticmethod
-    def _signature(plan: Plan, x: ArrayView, root: int, channel: int) -> str:
-        what = f"broadcast, {x.nbytes} bytes, {x.dtype.name}, root {root}"
-        return f"{what}, channel {channel}, {plan.name}"
-
-
-class Barrier(Prepared):
-    """barrier(): returns when every rank has called it; orders earlier puts and ordinary stores."""
-
-    def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
-        """A barrier to be called many times, on the given channel, on a GPU on the given stream."""
-        barrier: Prepared = self._comm._prepared_barrier(stream, channel)
-        return barrier
-
-
-class CheckedBarrier(Checked, Barrier):
-    """The same under KCCL_CHECK=1."""
-
-
-class BarrierOnStream(OnStream, Barrier):
-    """The same on a GPU: orders what its stream did before, on all ranks."""
-
-    def __call__(self, *, stream: Any = None) -> Any:
-        self._stream = stream
-        return super().__call__()

@@ -226,7 +226,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collective", help="all_reduce, broadcast or barrier")
+    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
     parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
     parser.add_argument("--dtype", default="float32", help="element type (float32)")
     parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")

@@ -1,9 +1,9 @@
 """The communicator: what ranks do together.
 
-The main path of a call: `comm.all_reduce(x)` is calls.AllReduce, which checks x, asks plan.choose
-for an algorithm and backends/host.py for a call struct, and hands that to kccl._fastcall. From
-there it is csrc/host/core.cpp, then the kernel file that bears the plan's name, then exchange.cuh
-or barrier.cuh, then mem.cuh.
+The main path of a call: `comm.all_reduce(x)` is collectives/all_reduce.py, which checks x; calls.py
+asks plan.choose for an algorithm and backends/host.py for a call struct, and hands that to
+kccl._fastcall. From there it is csrc/host/core.cpp, then the kernel file that bears the plan's
+name, then exchange.cuh or barrier.cuh, then mem.cuh.
 """
 
 import contextlib
@@ -18,16 +18,12 @@ from . import abi, arguments, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.common import Backend, DeviceComm, Settings
 from .backends.host import HostBackend
-from .calls import (
-    AllReduce,
-    Barrier,
-    BarrierOnStream,
-    Broadcast,
-    Checked,
-    CheckedBarrier,
-    OnStream,
-    Prepared,
-)
+from .calls import Checked, OnStream, Prepared
+from .collectives.all_gather import AllGather
+from .collectives.all_reduce import AllReduce
+from .collectives.barrier import Barrier, BarrierOnStream, CheckedBarrier
+from .collectives.broadcast import Broadcast
+from .collectives.reduce_scatter import ReduceScatter
 from .env import Env
 from .errors import Error, InvalidArgument, PeerLost
 from .failure import error_of, unfinished_reset
@@ -60,7 +56,7 @@ class Communicator(OneSided):
         launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Independent streams of calls, for the `channel` keywords.
-        all_reduce, broadcast, barrier: The collectives; see calls.py.
+        all_gather, all_reduce, barrier, broadcast, reduce_scatter: See the folder collectives.
         put, get, signal, wait: See one_sided.py.
     """
 
@@ -110,8 +106,10 @@ class Communicator(OneSided):
         for name, limit in limits.items():
             setattr(self._backend.state, name, limit)
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self.all_gather = AllGather(self)
         self.all_reduce = AllReduce(self)
         self.broadcast = Broadcast(self)
+        self.reduce_scatter = ReduceScatter(self)
         self.barrier: Barrier = self._barrier()
         self._meet_at_start()
         if not _fork_hook_registered:
@@ -369,8 +367,8 @@ class Communicator(OneSided):
         self._backend.leave()
         self._mesh.close()
         self._backend.state.status = lib.kKcclClosed
-        self.all_reduce.forget()
-        self.broadcast.forget()
+        for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
+            known.forget()
         _open.discard(self)
 
     def _check_open(self) -> None:

@@ -54,6 +54,21 @@ class DeviceArray:
     def __repr__(self) -> str:
         return f"<kccl array {self.shape} of {self.dtype.name} on device {self.device}>"
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> "DeviceArray":
+        """Rows [a, b) as an array in the same memory; steps other than 1 are refused."""
+        if not isinstance(rows, slice):
+            raise TypeError(f"index is {rows!r}, must be a slice")
+        begin, end, step = rows.indices(len(self))
+        if step != 1:
+            raise InvalidArgument(f"the step of a slice is {step}, must be 1")
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        shape = (max(end - begin, 0), *self.shape[1:])
+        address = self.address + begin * row_bytes
+        return DeviceArray(address, shape, self.dtype, self.device, self)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.dtype.name == "bfloat16":
@@ -72,7 +87,7 @@ class DeviceArray:
         return dlpack.CUDA, self.device
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        return dlpack.make(self.address, self.shape, self.dtype, self.device, self._keep)
+        return dlpack.make(self.address, self.shape, self.dtype, self.device, self)
 
 
 def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
@@ -108,6 +123,24 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
             f"{name} is on device {on}, must be on the communicator's, device {device}"
         )
     return found
+
+
+def like(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the library, type and device of a caller's.
+
+    Raises:
+        InvalidArgument: The library is not one that this can ask.
+    """
+    library = type(array).__module__.partition(".")[0]
+    if hasattr(array, "new_empty"):
+        return array.new_empty(shape)
+    if library == "cupy":
+        with array.device:
+            return sys.modules["cupy"].empty(shape, array.dtype)
+    raise InvalidArgument(
+        f"out is None and x is a {type(array).__name__} of {library}: out must be given where x is "
+        "not an array of PyTorch or CuPy"
+    )
 
 
 def pointer(array: Any, name: str) -> DeviceView:

@@ -18,8 +18,8 @@ class Request:
     """What is to be run.
 
     Attributes:
-        collective: "all_reduce", "broadcast" or "barrier".
-        nbytes: Message size in nccl-tests' sense.
+        collective: "all_reduce", "reduce_scatter", "all_gather", "broadcast" or "barrier".
+        nbytes: Message size in nccl-tests' sense: of the larger of a rank's arrays.
         world_size: Number of ranks.
         backend: "host", "sim" or "cuda".
         dtype: Element type; None for barrier.
@@ -119,6 +119,25 @@ SPECS = (
         "all_reduce",
         "each reads its chunk of the others' memory, reduces it, reads the others' results",
         _on_host_attached,
+    ),
+    KernelSpec(
+        "reduce_scatter_direct_ll16",
+        "reduce_scatter",
+        "packets of each chunk to its owner, who reduces it",
+        _always,
+    ),
+    KernelSpec(
+        "reduce_scatter_pull_simple",
+        "reduce_scatter",
+        "each stages its input, pulls and reduces its chunk",
+        _on_host,
+    ),
+    KernelSpec("all_gather_direct_ll16", "all_gather", "packets to every peer", _always),
+    KernelSpec(
+        "all_gather_pull_simple",
+        "all_gather",
+        "each stages its input, pulls the others'",
+        _on_host,
     ),
     KernelSpec(
         "broadcast_direct_ll16", "broadcast", "packets from the root to every peer", _always

@@ -68,6 +68,8 @@ class FakeComm:
         self.rank = rank
         self.world_size = world.world_size
         self.all_reduce = FakeCollective("all_reduce", self._all_reduce)
+        self.all_gather = FakeCollective("all_gather", self._all_gather)
+        self.reduce_scatter = FakeCollective("reduce_scatter", self._reduce_scatter)
         self.broadcast = FakeCollective("broadcast", self._broadcast)
         self.barrier = FakeCollective("barrier", self._barrier)
 
@@ -88,6 +90,14 @@ class FakeComm:
         result[:] = total
         if self.world.broken:
             self.world.broken(result, self.rank)
+
+    def _all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
+        out[:] = np.concatenate(self.world.exchange(self.rank, x.copy()))
+
+    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
+        assert op == "sum"
+        total = sum(self.world.exchange(self.rank, x.copy()))
+        out[:] = total[self.rank * out.size :][: out.size]
 
     def _broadcast(self, x: np.ndarray, root: int = 0) -> None:
         x[:] = self.world.exchange(self.rank, x.copy())[root]

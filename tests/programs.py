@@ -11,16 +11,19 @@ from kccl.plan import SPECS, Request
 
 # Mostly short; some longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
-COLLECTIVES = ("all_reduce", "all_reduce", "all_reduce", "broadcast", "barrier")
+COLLECTIVES = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call, the same on every rank; `late` is the rank that comes late, if there is one."""
+    """One call, the same on every rank; `late` is the rank that comes late, if there is one.
+
+    `wants`: each rank's result.
+    """
 
     collective: str
     inputs: tuple
-    want: np.ndarray
+    wants: tuple
     op: str
     root: int
     algorithm: str
@@ -47,17 +50,28 @@ def _random_step(world_size, salt, rng, counts, num_channels):
     count = int(rng.choice(counts))
     root = int(rng.integers(world_size))
     names = algorithms_for(collective, world_size, dtype)
-    inputs = tuple(oracle.exact(dtype, op, count, rank, salt) for rank in range(world_size))
+    size = count * world_size if collective == "reduce_scatter" else count
+    inputs = tuple(oracle.exact(dtype, op, size, rank, salt) for rank in range(world_size))
     return Step(
         collective,
         inputs,
-        inputs[root] if collective == "broadcast" else oracle.all_reduce(inputs, op),
+        tuple(_want(collective, inputs, op, root, rank) for rank in range(world_size)),
         op,
         root,
         str(rng.choice(["", *names])),
         int(rng.integers(num_channels)),
         int(rng.integers(3 * world_size)),
     )
+
+
+def _want(collective, inputs, op, root, rank):
+    if collective == "broadcast":
+        return inputs[root]
+    if collective == "all_gather":
+        return oracle.all_gather(inputs)
+    if collective == "reduce_scatter":
+        return oracle.reduce_scatter(inputs, op, rank)
+    return oracle.all_reduce(inputs, op)
 
 
 def run_program(comm, steps):
@@ -70,10 +84,15 @@ def run_program(comm, steps):
         if step.collective == "barrier":
             barriers[step.channel]()
             continue
-        x = step.inputs[comm.rank].copy()
-        if step.collective == "broadcast":
-            comm.broadcast(x, step.root, algorithm=step.algorithm, channel=step.channel)
-        else:
-            comm.all_reduce(x, op=step.op, algorithm=step.algorithm, channel=step.channel)
+        got = _make(comm, step, step.inputs[comm.rank].copy())
         what = (number, step.collective, step.algorithm, step.op, step.root, comm.rank)
-        oracle.assert_same(x, step.want, *what)
+        oracle.assert_same(got.reshape(-1), step.wants[comm.rank], *what)
+
+
+def _make(comm, step, x):
+    keywords = {"algorithm": step.algorithm, "channel": step.channel}
+    if step.collective == "broadcast":
+        return comm.broadcast(x, step.root, **keywords)
+    if step.collective == "all_gather":
+        return comm.all_gather(x, **keywords)
+    return getattr(comm, step.collective)(x, op=step.op, **keywords)

@@ -14,10 +14,15 @@ LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 PULL = "all_reduce_one_shot_pull_simple"
 PUSH = "all_reduce_two_shot_push_simple"
+SCATTER = "reduce_scatter_direct_ll16"
+SCATTER_PULL = "reduce_scatter_pull_simple"
+GATHER = "all_gather_direct_ll16"
+GATHER_PULL = "all_gather_pull_simple"
 BROADCAST = "broadcast_direct_ll16"
 BARRIER = "barrier_direct"
-# What kernels/sequence.cuh can make, but for PULL, which is for CPUs.
-ALL_KINDS = (LL16, SENTINEL, PUSH, BROADCAST, BARRIER, "put", "get", "signal", "wait", "grid_sync")
+# What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
+ALL_KINDS = (LL16, SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
+ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
-from sim_machine import LL16, PUSH, SENTINEL, Machine
+from sim_machine import GATHER, LL16, PUSH, SCATTER, SENTINEL, Machine
 from sim_programs import Script
 
 from kccl import jit
@@ -63,6 +63,20 @@ def _all_reduce(kernel):
     return add
 
 
+def _reduce_scatter(script, actors, size, rng):
+    in_place = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
+    for actor in actors:
+        script.scatter(actor, SCATTER, _count(script, size), in_place=in_place, shifts=shifts)
+
+
+def _all_gather(script, actors, size, rng):
+    in_place = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    for actor in actors:
+        script.gather(actor, GATHER, _num_bytes(size), in_place=in_place, shifts=shifts)
+
+
 def _broadcast(script, actors, size, rng):
     root = int(rng.integers(script.world_size))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
@@ -98,6 +112,8 @@ COLLECTIVES = {
     LL16: _all_reduce(LL16),
     SENTINEL: _all_reduce(SENTINEL),
     PUSH: _all_reduce(PUSH),
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
     "broadcast": _broadcast,
     "put_signal_wait": _put_signal_wait,
     "barrier": _barrier,
@@ -109,7 +125,8 @@ CELLS = tuple(
     for each in product(COLLECTIVES, SIZES, (2, 3, 4, 8), (32, 64), ("sm_90", "gfx942"), (4, 32))
 )
 # What comes between on the same channel, always short.
-_FILLERS = tuple(COLLECTIVES[name] for name in (LL16, SENTINEL, "broadcast", "barrier"))
+_FILLING = (LL16, SENTINEL, "reduce_scatter", "all_gather", "broadcast", "barrier")
+_FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
 
 
 # ---- A cell's programs -------------------------------------------------------------------------

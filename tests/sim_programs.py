@@ -21,6 +21,7 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
+from sim_chunks import Chunks
 from sim_machine import ALL_KINDS, BARRIER, BROADCAST, LL16, SENTINEL, Outcome, compiled
 
 from kccl import abi, kernels
@@ -41,7 +42,7 @@ class Array:
     values: tuple
 
 
-class Script:
+class Script(Chunks):
     """A program, made call by call. Of all ranks together: each makes its part of every call."""
 
     def __init__(self, world_size, machine, *, dtype="float32", op="sum", salt=0, kinds=ALL_KINDS):
@@ -187,10 +188,7 @@ class Script:
         want = oracle.all_reduce(values, self.op)
         what = f"result of {kernel}, {count} {self.dtype}"
         if in_place:
-            offsets = [self._place(r, want, is_written=True, what=what) for r in self.ranks]
-            for rank, at in enumerate(offsets):
-                data = values[rank].view(np.uint8)
-                self._initial[rank][at : at + data.size] = data
+            offsets = [self._place_over(r, want, values[r], what=what) for r in self.ranks]
             source = out = Array(tuple(offsets), tuple(values))
         else:
             source = source or self.array(values, shift=shifts[0])

@@ -56,9 +56,20 @@ def test_sizes_become_whole_elements_once() -> None:
     assert [(each.nbytes, each.count) for each in found] == [(8, 1), (16, 2)]
 
 
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_sizes_become_whole_chunks(name: str) -> None:
+    """nccl-tests' size is that of all ranks' chunks."""
+    common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 0}
+    found = collective.load(name).problems([1, 12, 32, 50], **common, in_place=True, world_size=3)
+    assert [(each.nbytes, each.count) for each in found] == [(12, 3), (24, 6), (48, 12)]
+    assert [found[1].chunk(rank) for rank in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 6)]
+
+
 def test_bandwidth_factors_are_nccl_tests() -> None:
     assert collective.load("all_reduce").busbw_factor(4) == pytest.approx(1.5)
     assert collective.load("all_reduce").busbw_factor(1) == 0
+    assert collective.load("reduce_scatter").busbw_factor(4) == pytest.approx(0.75)
+    assert collective.load("all_gather").busbw_factor(4) == pytest.approx(0.75)
     assert collective.load("broadcast").busbw_factor(4) == 1
     assert collective.load("barrier").busbw_factor(4) is None
 
@@ -146,6 +157,21 @@ def test_a_result_that_becomes_wrong_while_timed_has_no_time() -> None:
     assert all(each["wrong"] > 0 and each["time_us"] is None for each in rows)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
+def test_chunks_that_are_not_moved_are_wrong(name: str, in_place: bool) -> None:
+    """What is in the buffers before the call is no result, nor are other ranks' chunks."""
+
+    def main(comm: FakeComm) -> tuple[list[harness.Row], list[harness.Row]]:
+        right = measured(comm, name, in_place=in_place)
+        setattr(comm, name, FakeCollective(name, lambda x, out, **_: None))
+        return right, measured(comm, name, in_place=in_place)
+
+    right, wrong = FakeWorld(2).run(main)[0]
+    assert all(each["wrong"] == 0 for each in right)
+    assert all(each["wrong"] > 0 for each in wrong)
+
+
 def test_a_barrier_that_lets_ranks_through_is_wrong() -> None:
     def main(comm: FakeComm) -> list[harness.Row]:
         comm.barrier = FakeCollective("barrier", lambda: None)
@@ -157,10 +183,10 @@ def test_a_barrier_that_lets_ranks_through_is_wrong() -> None:
 # Rows
 
 
-def measured(comm: FakeComm, name: str) -> list[harness.Row]:
+def measured(comm: FakeComm, name: str, *, in_place: bool = True) -> list[harness.Row]:
     table = collective.load(name)
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 1}
-    asked = table.problems([64], **common, in_place=True, world_size=comm.world_size)[0]
+    asked = table.problems([64], **common, in_place=in_place, world_size=comm.world_size)[0]
     return harness.measure(
         table,
         asked,

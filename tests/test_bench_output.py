@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,9 @@ def test_mpi_says_what_it_cannot_do() -> None:
     assert "bfloat16" in str(mpi.unsupported(problem("bfloat16")))
     assert "float16" in str(mpi.unsupported(problem("float16")))
     assert "avg" in str(mpi.unsupported(problem(op="avg")))
+    scatter = replace(problem(), collective="reduce_scatter")
+    assert "--out-of-place" in str(mpi.unsupported(scatter))
+    assert mpi.unsupported(replace(scatter, in_place=False)) is None
 
 
 def test_the_second_job_inherits_nothing_from_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

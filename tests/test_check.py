@@ -52,6 +52,16 @@ DISAGREEMENTS = {
         lambda comm: comm.barrier.prepare(channel=2)(),
         ["barrier, channel 1", "barrier, channel 2"],
     ),
+    "size of a chunk": (
+        lambda comm: comm.all_gather(four()),
+        lambda comm: comm.all_gather(four()[:2]),
+        ["all_gather, 16 bytes, float32, channel 0", "8 bytes"],
+    ),
+    "op of chunks": (
+        lambda comm: comm.reduce_scatter(np.ones(12), op="min"),
+        lambda comm: comm.reduce_scatter.prepare(np.ones(12), op="max")(),
+        ["reduce_scatter, 96 bytes, float64, min", "max"],
+    ),
     "channel": (
         lambda comm: comm.all_reduce(four()),
         lambda comm: comm.all_reduce(four(), channel=1),

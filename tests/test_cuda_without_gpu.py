@@ -115,7 +115,7 @@ def test_nothing_runs_without_a_gpu():
 
 def test_plans_for_gpus_push():
     for world_size in range(1, 9):
-        for collective in ("all_reduce", "broadcast", "barrier"):
+        for collective in {spec.collective for spec in SPECS}:
             for dtype in (kccl.float32, kccl.int64):
                 for nbytes in (0, 8, 8192, 2**24):
                     request = Request(collective, nbytes, world_size, "cuda", dtype)
@@ -132,11 +132,26 @@ def test_blocks_have_a_thread_a_packet():
     assert shape(ll16, 65, "float32", 1024) == (1, 64)
     assert shape(sentinel, 130, "float32", 1024) == (1, 64)
     assert shape(ll16, 4096, "bfloat16", 1024) == (8, 128)
-    assert shape(ll16, 64 * 1024, "float32", 1024) == (64, 512)
-    assert shape(ll16, 10**6, "bfloat16", 1024) == (64, 1024)
-    assert shape(ll16, 10**6, "bfloat16", 700) == (64, 672)
+    assert shape(ll16, 64 * 1024, "float32", 1024) == (128, 256)
+    assert shape(ll16, 10**6, "bfloat16", 1024) == (128, 1024)
+    assert shape(ll16, 10**6, "bfloat16", 700) == (128, 672)
+    assert shape("reduce_scatter_direct_ll16", 400, "bfloat16", 1024) == (1, 128)
+    assert shape("reduce_scatter_direct_ll16", 4096, "float64", 1024) == (32, 128)
+    assert shape("all_gather_direct_ll16", 800, "float64", 1024) == (1, 128)
     assert shape("broadcast_direct_ll16", 800, "float32", 1024) == (1, 128)
     assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
+
+
+def test_results_are_allocated_by_the_arrays_library():
+    """By PyTorch's way, of which nothing but new_empty() is asked; others are refused by name."""
+
+    class Tensor:
+        def new_empty(self, shape):
+            return "a tensor", shape
+
+    assert device_arrays.like(Tensor(), (2, 3)) == ("a tensor", (2, 3))
+    with pytest.raises(kccl.InvalidArgument, match="x is a DeviceArray of kccl: out must be given"):
+        device_arrays.like(device_arrays.DeviceArray(0, (2,), kccl.float32, 0, None), (2,))
 
 
 def test_dlpack_says_what_an_array_is():

@@ -42,6 +42,20 @@ def reduce_long(comm, algorithm, number):
     oracle.assert_same(x, oracle.all_reduce(inputs, "sum"), algorithm, number, comm.rank)
 
 
+def gather_long(comm, algorithm, number):
+    inputs = [oracle.exact("int32", "sum", 1024, rank, number) for rank in range(comm.world_size)]
+    out = comm.all_gather(inputs[comm.rank], algorithm=algorithm)
+    oracle.assert_same(out.reshape(-1), oracle.all_gather(inputs), algorithm, number, comm.rank)
+
+
+def scatter_long(comm, algorithm, number):
+    size = comm.world_size
+    inputs = [oracle.exact("int32", "sum", 1024 * size, rank, number) for rank in range(size)]
+    out = comm.reduce_scatter(inputs[comm.rank], algorithm=algorithm)
+    want = oracle.reduce_scatter(inputs, "sum", comm.rank)
+    oracle.assert_same(out, want, algorithm, number, comm.rank)
+
+
 def broadcast_run(comm, algorithm, number):
     """Four calls of one root, which does not wait for the others in any one of them."""
     root = number % comm.world_size
@@ -52,11 +66,16 @@ def broadcast_run(comm, algorithm, number):
         oracle.assert_same(x, want, algorithm, number, part, comm.rank)
 
 
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # name -> the calls, and how many epochs they take
 VICTIMS = {
     "all_reduce_one_shot_ll16": (reduce_long, 1),
     "all_reduce_one_shot_pull_simple": (reduce_long, 1),
     "all_reduce_two_shot_pull_simple": (reduce_long, 1),
+    "reduce_scatter_direct_ll16": (scatter_long, 1),
+    "reduce_scatter_pull_simple": (scatter_long, 1),
+    "all_gather_direct_ll16": (gather_long, 1),
+    "all_gather_pull_simple": (gather_long, 1),
     "broadcast_direct_ll16": (broadcast_run, 4),
     "broadcast_pull_simple": (broadcast_run, 4),
 }
@@ -64,11 +83,11 @@ VICTIMS = {
 
 def filler(comm, name):
     """A prepared call that leaves most words of the channel as they are."""
-    x = np.zeros(1, np.int32)
     if name == "barrier_direct":
         return comm.barrier
-    collective = comm.all_reduce if name.startswith("all_reduce") else comm.broadcast
-    return collective.prepare(x, algorithm=name)
+    collective = next(each for each in COLLECTIVES if name.startswith(each))
+    x = np.zeros(comm.world_size if collective == "reduce_scatter" else 1, np.int32)
+    return getattr(comm, collective).prepare(x, algorithm=name)
 
 
 @pytest.mark.parametrize("between", ["barrier_direct", *VICTIMS])
@@ -103,7 +122,7 @@ def test_flags_half_a_period_old(monkeypatch, gap):
 
     def main(comm):
         for phase in range(48):
-            victim = list(VICTIMS)[phase % 5]
+            victim = list(VICTIMS)[phase % len(VICTIMS)]
             for between in ("barrier_direct", "all_reduce_one_shot_ll16"):
                 fill = filler(comm, between)
                 VICTIMS[victim][0](comm, victim, phase)

@@ -11,8 +11,9 @@ import kccl
 from kccl.plan import algorithms
 
 LIMIT = 0.15
-CALLS = {name: "all_reduce" for name in algorithms("all_reduce")}
-CALLS |= {name: "broadcast" for name in algorithms("broadcast")} | {"barrier_direct": "barrier"}
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+CALLS = {name: collective for collective in COLLECTIVES for name in algorithms(collective)}
+CALLS |= {"barrier_direct": "barrier"}
 
 
 @pytest.fixture
@@ -26,9 +27,10 @@ def call(comm, name):
     x = np.full(9, comm.rank + 1, np.float32)
     if name == "barrier_direct":
         comm.barrier()
-    else:
-        getattr(comm, CALLS[name])(x, algorithm=name)
-    return x
+        return x
+    # In whole chunks.
+    x = x[: x.size // comm.world_size * comm.world_size]
+    return getattr(comm, CALLS[name])(x, algorithm=name)
 
 
 def check_all_right(comm):
@@ -36,7 +38,9 @@ def check_all_right(comm):
     size = comm.world_size
     for name in CALLS:
         x = call(comm, name)
-        want = {"all_reduce": size * (size + 1) / 2, "broadcast": 1, "barrier": comm.rank + 1}
+        total = size * (size + 1) / 2
+        want = {"all_reduce": total, "reduce_scatter": total, "broadcast": 1}
+        want |= {"barrier": comm.rank + 1, "all_gather": np.arange(1, size + 1)[:, None]}
         assert (x == want[CALLS[name]]).all(), name
     for channel in range(comm.num_channels):
         x = np.ones(2000, np.float32)
@@ -53,7 +57,11 @@ def check_fails_at_once(comm, kind):
         lambda: comm.all_reduce(x),
         lambda: comm.all_reduce(x[:0]),
         lambda: comm.broadcast(x, 1),
+        lambda: comm.all_gather(x),
+        lambda: comm.all_gather(x[:0]),
+        lambda: comm.reduce_scatter(np.ones(comm.world_size)),
         lambda: comm.all_reduce.prepare(x)(),
+        lambda: comm.all_gather.prepare(x)(),
         lambda: comm.signal(0),
         lambda: comm.wait(),
         lambda: comm.window(64),
@@ -322,9 +330,12 @@ def test_shrink_after_a_reset_that_was_given_up(monkeypatch):
 def test_use_after_close():
     def main(comm):
         x = np.ones(4, np.float32)
+        both = np.ones(8, np.float32)
         prepared, window = comm.all_reduce.prepare(x), comm.window(16)
         check_all_right(comm)
         comm.all_reduce(x)
+        comm.all_gather(x, out=both)
+        comm.reduce_scatter(both, out=x)
         comm.close()
         comm.close()
         for use in (
@@ -333,6 +344,10 @@ def test_use_after_close():
             lambda: comm.all_reduce(x),
             lambda: comm.all_reduce(x[:0]),
             lambda: comm.broadcast(x),
+            lambda: comm.all_gather(x),
+            lambda: comm.all_gather(x, out=both),
+            lambda: comm.reduce_scatter(x),
+            lambda: comm.reduce_scatter(both, out=x),
             lambda: comm.all_reduce.prepare(x)(),
             lambda: comm.put(x, 0, window),
             lambda: comm.get(x, 0, window),

@@ -54,8 +54,18 @@ FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
-FOR_HOST = {"abi.h", "api.inc", "host.h", "idle.h", "kccl.cuh", "kernel_table.inc", "mem.cuh"}
-FOR_HOST |= {"signal.cuh", "layout.h"}
+FOR_HOST = {
+    "abi.h",
+    "api.inc",
+    "fastcall.h",
+    "host.h",
+    "idle.h",
+    "kccl.cuh",
+    "kernel_table.inc",
+    "layout.h",
+    "mem.cuh",
+}
+FOR_HOST |= {"signal.cuh"}
 
 
 def test_csrc_includes_only_what_lies_below():
@@ -132,7 +142,14 @@ LAYERS = (
     {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
     {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit"},
     {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
-    {"backends.common", "calls", "sim.symbols", "cuda_library", "gpu_memory"},
+    {
+        "backends.common",
+        "calls",
+        "collectives.reduction",
+        "sim.symbols",
+        "cuda_library",
+        "gpu_memory",
+    },
     {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "checks_cuda"},
     {"backends.cuda"},
     # From addresses to words, from words to files; then the machine that uses them.
@@ -140,6 +157,8 @@ LAYERS = (
     {"sim.machine"},
     {"sim.mesh"},
     {"backends.sim"},
+    {f"collectives.{name}" for name in ("all_reduce", "all_gather", "barrier", "broadcast")}
+    | {"collectives.reduce_scatter"},
     {"comm"},
     {"start", "probe", "simulator"},
     {"interop.torch_tensors"},

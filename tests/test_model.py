@@ -176,6 +176,8 @@ MODELLED = {
     "exchange.cuh": ("push_to", "push", "await_all", "await_one", "exchange"),
     "sentinel.cuh": ("rearm",),
     "all_reduce_one_shot_ll16.cuh": ("all_reduce_one_shot_ll16",),
+    "reduce_scatter_direct_ll16.cuh": ("reduce_scatter_direct_ll16",),
+    "all_gather_direct_ll16.cuh": ("all_gather_direct_ll16",),
     "all_reduce_one_shot_sentinel.cuh": ("all_reduce_one_shot_sentinel",),
     "barrier_direct.cuh": ("barrier_direct",),
     "broadcast_direct_ll16.cuh": ("broadcast_direct_ll16",),

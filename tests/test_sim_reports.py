@@ -73,6 +73,16 @@ KCCL_KERNEL void call_often(Words words, uint32_t count) {
     words[0] = 1;
 }
 
+KCCL_KERNEL void read_misaligned(Words words) {
+    const auto* at = reinterpret_cast<const uint64_t*>(words + 1);
+    if (kccl::leads(kccl::block())) words[0] = static_cast<uint32_t>(kccl::mem::load_plain(at));
+}
+
+KCCL_KERNEL void write_misaligned(Words words) {
+    auto* at = reinterpret_cast<uint64_t*>(words + 1);
+    if (kccl::leads(kccl::block())) kccl::mem::store_plain(at, uint64_t{1});
+}
+
 KCCL_KERNEL void write(Words words) {
     if (kccl::leads(kccl::block())) words[0] = 1;
 }
@@ -131,6 +141,13 @@ def test_a_plain_access_through_null(module, kernel):
     assert finding.kind == "invalid_access"
     assert finding.site == line_of(f"void {kernel}")
     assert "accesses 0x4, which no GPU can" in str(finding)
+
+
+@pytest.mark.parametrize("kernel", ["read_misaligned", "write_misaligned"])
+def test_a_plain_access_between_words(module, kernel):
+    finding = findings(module, kernel)[0]
+    assert finding.kind == "invalid_access"
+    assert "byte 4 of window 0 of rank 0, which no GPU can" in str(finding)
 
 
 def test_who_reads_and_who_writes(module):

@@ -11,6 +11,7 @@ SOURCES = [
     "host/core.cpp",
     "host/idle.cpp",
     "host/probe.cpp",
+    "host/dispatcher.cpp",
     "host/fastcall.cpp",
     "host/gpu.cpp",
     "host/kernels_baseline.cpp",

@@ -36,9 +36,10 @@ struct KcclSimEngine {
     uint32_t (*add)(uint32_t* address, uint32_t value);
     void (*fence)(uint32_t order, uint32_t scope);
 
-    // Announce plain accesses, which the kernel then makes itself.
-    void (*read)(const void* address, uint64_t num_bytes, const void* site);
-    void (*write)(const void* address, uint64_t num_bytes, const void* site);
+    // Announce plain accesses, which the kernel then makes itself. The address has to be a multiple
+    // of `alignment`, as on a GPU.
+    void (*read)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
+    void (*write)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
 
     // fenced: with the fences that AMD needs around its barrier, which by itself drains nothing.
     void (*meet_block)(uint32_t fenced);

@@ -158,9 +158,10 @@ void fence(uint32_t order, uint32_t scope) {
 }
 
 // No other thread moves between the announcement and the access, so nothing comes between them.
-void announce(const void* address, uint64_t num_bytes, const void* site, bool is_write) {
+void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
+              bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
-    if (!is_memory(address)) {
+    if (!is_memory(address) || reinterpret_cast<uint64_t>(address) % alignment != 0) {
         machine.report_here(kKcclSimInvalidAccess);
     } else {
         machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
@@ -169,12 +170,12 @@ void announce(const void* address, uint64_t num_bytes, const void* site, bool is
     machine.leave_if_found();
 }
 
-void read(const void* address, uint64_t num_bytes, const void* site) {
-    announce(address, num_bytes, site, false);
+void read(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site) {
+    announce(address, num_bytes, alignment, site, false);
 }
 
-void write(const void* address, uint64_t num_bytes, const void* site) {
-    announce(address, num_bytes, site, true);
+void write(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site) {
+    announce(address, num_bytes, alignment, site, true);
 }
 
 void meet_block(uint32_t fenced) {

@@ -41,6 +41,22 @@ class Settings:
         return layout(world_size, self.scratch_channels, self.packet_bytes, self.staging_bytes)
 
 
+# Kernels whose calls count elements; those of the others that move data count bytes.
+_COUNTING_ELEMENTS = ("all_reduce", "reduce_scatter")
+
+
+def slot_bytes(kernel: str, count: int, dtype: str) -> int:
+    """Bytes that a call of a kernel sends to one peer: what its threads share out among them.
+
+    Args:
+        kernel: Its name.
+        count: Of KcclCall.
+        dtype: What it counts, for kernels that reduce; the others count bytes.
+    """
+    is_elements = kernel.startswith(_COUNTING_ELEMENTS)
+    return count * dtypes.of(dtype).itemsize if is_elements else count
+
+
 @dataclass(frozen=True)
 class DeviceComm:
     """A `kccl::DeviceComm` for kernels' arguments, from `comm.device_comm()`.
@@ -241,6 +257,12 @@ class Backend:
 
         count = math.prod(shape)
         return np.frombuffer(window.local, dtypes.to_numpy(dtype), count).reshape(shape)
+
+    def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
+        """A new array for a call's result, of the type of a caller's, of which `view` was taken."""
+        import numpy as np
+
+        return np.empty(shape, dtypes.to_numpy(view.dtype))
 
     def stream(self, given: Any, view: ArrayView | None) -> int:
         """The stream for a call: what the caller gave, else that of its array's library."""

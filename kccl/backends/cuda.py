@@ -18,7 +18,7 @@ from ..errors import BackendError, Error, InvalidArgument
 from ..gpu_memory import GpuWindow, Memory, check_reach
 from ..memory import Window
 from ..mesh import Mesh
-from .common import Backend, Scratch, Settings, fill_call
+from .common import Backend, Scratch, Settings, fill_call, slot_bytes
 from .cuda_state import DeviceState
 from .watch import Watcher
 
@@ -34,6 +34,8 @@ _BYTES_PER_THREAD = {
     "all_reduce_one_shot_ll16": 8,
     "all_reduce_one_shot_sentinel": 16,
     "all_reduce_two_shot_push_simple": 16,
+    "reduce_scatter_direct_ll16": 8,
+    "all_gather_direct_ll16": 8,
     "broadcast_direct_ll16": 8,
 }
 _COPIES = ("put", "get")
@@ -154,6 +156,10 @@ class CudaBackend(Backend):
         """See Backend."""
         assert isinstance(window, GpuWindow)
         return window.array(shape, dtypes.of(dtype))
+
+    def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
+        """See Backend; from the memory of the array's library."""
+        return device_arrays.like(array, shape)
 
     def stream(self, given: Any, view: ArrayView | None) -> int:
         """See Backend."""
@@ -284,8 +290,7 @@ def shape(kernel: str, count: int, dtype: str, most: int) -> tuple[int, int]:
 
     Args:
         kernel: Its name.
-        count: Of KcclCall.
-        dtype: What it counts, for kernels that reduce; the others count bytes.
+        count, dtype: See slot_bytes().
         most: Threads that a block of this kernel may have.
     """
     most = min(most, _MOST_THREADS) // _WARP * _WARP
@@ -293,8 +298,7 @@ def shape(kernel: str, count: int, dtype: str, most: int) -> tuple[int, int]:
         return 1, most
     if kernel not in _BYTES_PER_THREAD:
         return 1, _WARP
-    nbytes = count * dtypes.of(dtype).itemsize if kernel.startswith("all_reduce") else count
-    packets = max(-(-nbytes // _BYTES_PER_THREAD[kernel]), 1)
+    packets = max(-(-slot_bytes(kernel, count, dtype) // _BYTES_PER_THREAD[kernel]), 1)
     blocks = min(-(-packets // _THREADS_PER_BLOCK), _BLOCKS_PER_CHANNEL)
     threads = -(-packets // (blocks * _WARP)) * _WARP
     return blocks, min(threads, most)

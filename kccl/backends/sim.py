@@ -4,7 +4,6 @@ import mmap
 from collections.abc import Mapping
 from typing import Any
 
-from .. import dtypes
 from ..abi import ffi, lib
 from ..errors import Error, InvalidArgument
 from ..memory import Window
@@ -12,7 +11,7 @@ from ..mesh import Mesh
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from .common import Backend, Settings, fill_call
+from .common import Backend, Settings, fill_call, slot_bytes
 
 # Threads of a call's one block, by bytes of the message: more threads take fewer turns, and cost
 # the simulation more.
@@ -21,14 +20,8 @@ _BYTES_PER_THREAD = 64
 
 
 def num_threads(kernel: str, count: int, dtype: str) -> int:
-    """Threads of a call's block; the same on all ranks, for either warp size.
-
-    Args:
-        kernel: Its name.
-        count: Of KcclCall.
-        dtype: What it counts, for kernels that reduce; the others count bytes.
-    """
-    nbytes = count * dtypes.of(dtype).itemsize if kernel.startswith("all_reduce") else count
+    """Threads of a call's block; the same on all ranks, for either warp size. See slot_bytes()."""
+    nbytes = slot_bytes(kernel, count, dtype)
     wanted = -(-nbytes // (_BYTES_PER_THREAD * _FEWEST_THREADS)) * _FEWEST_THREADS
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
 

@@ -1,4 +1,4 @@
-"""all_reduce, broadcast, barrier, put, get, signal, wait on GPUs: the host backend's bits."""
+"""Collectives, put, get, signal, wait on GPUs: the bits of the host backend or of the oracle."""
 
 import numpy as np
 import oracle
@@ -247,6 +247,73 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
             else:
                 comm.all_reduce(x, algorithm=ALGORITHMS[turn % 2])
                 assert (x == 2 * turn + 1).all()
+        comm.check()
+
+    kccl.run_threads(main, world_size, backend="cuda")
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size):
+    """In place and not, and with chunks that begin between words."""
+    inputs = {
+        (dtype, count): [
+            random_input(dtype, count * world_size, rank) for rank in range(world_size)
+        ]
+        for dtype in oracle.DTYPES
+        for count in COUNTS
+    }
+    reduced = {
+        (dtype, count, op): oracle.all_reduce(all_ranks, op)
+        for (dtype, count), all_ranks in inputs.items()
+        for op in ("sum", "max")
+    }
+
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        wrong = []
+        for (dtype, count), all_ranks in inputs.items():
+            chunk = slice(comm.rank * count, (comm.rank + 1) * count)
+            for op in ("sum", "max"):
+                x = to_gpu(all_ranks[comm.rank], comm.rank)
+                out = comm.reduce_scatter(x, op=op)
+                comm.reduce_scatter(x, out=x[chunk], op=op)
+                want = reduced[dtype, count, op]
+                gathered = comm.all_gather(out)
+                assert out.shape == (count,) and gathered.shape == (world_size, count)
+                whole = torch.zeros_like(x)
+                whole[chunk] = x[chunk]
+                comm.all_gather(whole[chunk], out=whole)
+                bits = want.view(f"int{8 * want.itemsize}")
+                for name, each in (("given", gathered.view(-1)), ("in place", whole)):
+                    different = int((bits_of(each) != bits).sum())
+                    if different:
+                        wrong.append((dtype, op, count, name, different))
+        comm.check()
+        return wrong
+
+    for rank, wrong in enumerate(kccl.run_threads(main, world_size, backend="cuda")):
+        assert wrong == [], f"rank {rank}"
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_what_is_allocated_is_of_the_arrays_library(world_size):
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        cupy.cuda.Device(comm.rank).use()
+        x = cupy.full((3, 5), comm.rank, cupy.float32)
+        gathered = comm.all_gather(x)
+        assert isinstance(gathered, cupy.ndarray) and gathered.shape == (world_size, 3, 5)
+        assert (gathered == cupy.arange(world_size)[:, None, None]).all()
+        own = comm.empty((world_size,), kccl.float32)
+        with pytest.raises(kccl.InvalidArgument, match="out must be given"):
+            comm.reduce_scatter(own)
+        out = torch.zeros(1, device="cuda")
+        torch.from_dlpack(own).fill_(comm.rank)
+        assert comm.reduce_scatter(own, out=out) is out
+        assert out == world_size * (world_size - 1) / 2
+        gather = comm.all_gather.prepare(out)
+        for _ in range(20):
+            assert (gather() == out).all()
         comm.check()
 
     kccl.run_threads(main, world_size, backend="cuda")

@@ -47,6 +47,35 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
                                                           input_of<T>(call), call.count);
         }
     }
+    if constexpr (has<KERNELS>(kKcclReduceScatterDirectLl16)) {
+        if (call.kernel == kKcclReduceScatterDirectLl16) {
+            return in_rounds<T>(
+                call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
+                    return reduce_scatter_direct_ll16<T, Op>(channel, out, in, count, call.count);
+                });
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclReduceScatterPullSimple)) {
+        if (call.kernel == kKcclReduceScatterPullSimple) {
+            return reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                     call.count, call.count);
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclAllGatherDirectLl16)) {
+        if (call.kernel == kKcclAllGatherDirectLl16) {
+            return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
+                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                                          return all_gather_direct_ll16(channel, out, in, count,
+                                                                        call.count);
+                                      });
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclAllGatherPullSimple)) {
+        if (call.kernel == kKcclAllGatherPullSimple) {
+            return all_gather_pull_simple(channel, output_of<uint8_t>(call),
+                                          input_of<uint8_t>(call), call.count, call.count);
+        }
+    }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
         if (call.kernel == kKcclBroadcastDirectLl16) {
             return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,

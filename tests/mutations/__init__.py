@@ -6,6 +6,6 @@ A mutation names the program that shows it, the verdicts that count, and how man
 The source as it is passes the same programs under the same seeds.
 """
 
-from . import blocks, order, packets
+from . import blocks, chunks, order, packets
 
-MUTATIONS = (*order.MUTATIONS, *packets.MUTATIONS, *blocks.MUTATIONS)
+MUTATIONS = (*order.MUTATIONS, *packets.MUTATIONS, *chunks.MUTATIONS, *blocks.MUTATIONS)

@@ -10,6 +10,7 @@ STUCK = frozenset({"deadlock"})
 DIVERGENT = frozenset({"divergence", "deadlock"})
 UNDRAINED = frozenset({"undrained"})
 WRONG = frozenset({"wrong_data"})
+INVALID = frozenset({"invalid_access"})
 # A word of another call is taken, or data that only looks whole.
 STALE = frozenset({"stale_word", "reused_slot", "wrong_data"})
 # A slot is written before it is free; who then never sees what was there waits for ever.

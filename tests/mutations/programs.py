@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sim_machine import BARRIER, BROADCAST, LL16, PULL, PUSH, SENTINEL, Machine
+from sim_machine import (
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    GATHER_PULL,
+    LL16,
+    PULL,
+    PUSH,
+    SCATTER,
+    SCATTER_PULL,
+    SENTINEL,
+    Machine,
+)
 from sim_programs import Script
 
 
@@ -75,6 +87,30 @@ def _pulls(script):
         script.barrier(0)
 
 
+def _scatters(kernel, counts, *, pulls=False):
+    """By turns in place and not. After those that pull, the barriers that a GPU needs besides."""
+
+    def make(script):
+        script.begin(threads=2 * script.machine.warp_size)
+        for number, count in enumerate(counts):
+            script.scatter(0, kernel, count, in_place=number % 2 == 0)
+            if pulls:
+                script.barrier(0)
+
+    return make
+
+
+def _gathers(kernel, sizes, *, pulls=False):
+    def make(script):
+        script.begin(threads=2 * script.machine.warp_size)
+        for number, size in enumerate(sizes):
+            script.gather(0, kernel, size, in_place=number % 2 == 0)
+            if pulls:
+                script.barrier(0)
+
+    return make
+
+
 def _signals(script):
     script.begin(threads=2 * script.machine.warp_size)
     script.window(512)
@@ -143,6 +179,14 @@ PROGRAMS = {
     "by warps": Program(_by_warps, 3, (LL16,), {"num_channels": 2}),
     "barriers": Program(_barriers, 3, (BARRIER, "put", "get"), NARROW),
     "pulls": Program(_pulls, 3, (PULL, BARRIER)),
+    "scatters": Program(_scatters(SCATTER, (2, 37, 150, 3, 75, 64)), 3, (SCATTER,), NARROW),
+    "gathers": Program(_gathers(GATHER, (8, 150, 600, 3, 301, 256)), 3, (GATHER,), NARROW),
+    "scatter pulls": Program(
+        _scatters(SCATTER_PULL, (100, 3, 75, 100), pulls=True), 3, (SCATTER_PULL, BARRIER)
+    ),
+    "gather pulls": Program(
+        _gathers(GATHER_PULL, (400, 3, 1500, 400), pulls=True), 3, (GATHER_PULL, BARRIER)
+    ),
     "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
     "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
     "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),

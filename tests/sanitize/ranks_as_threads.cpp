@@ -73,15 +73,66 @@ void broadcast(const Rank& rank, int kernel, int root, uint64_t num_bytes, int c
     }
 }
 
+// `count`: elements of one chunk.
+void reduce_scatter(const Rank& rank, int kernel, int dtype, int op, uint64_t count, int channel,
+                    uint64_t seed, uint64_t misalignment, bool in_place) {
+    const int world_size = rank.comm.world_size;
+    const uint64_t chunk_bytes = count * kItemBytes[dtype];
+    const uint64_t first = rank.comm.rank * count;
+    Buffer in(world_size * chunk_bytes, misalignment);
+    Buffer out(chunk_bytes, misalignment);
+    for (uint64_t i = 0; i < world_size * count; ++i) {
+        const int value = oracle::input(op, seed, rank.comm.rank, i, world_size);
+        oracle::encode(in.data + i * kItemBytes[dtype], dtype, value);
+    }
+    uint8_t* result = in_place ? in.data + first * kItemBytes[dtype] : out.data;
+    call(rank, kernel, {result, in.data, count, 0, channel, dtype, op});
+    for (uint64_t i = 0; i < count; ++i) {
+        uint8_t wanted[8];
+        oracle::encode(wanted, dtype, oracle::reduced(op, seed, first + i, world_size));
+        check(memcmp(result + i * kItemBytes[dtype], wanted, kItemBytes[dtype]) == 0,
+              "kernel %d dtype %d op %d count %zu: element %zu on rank %d is wrong", kernel, dtype,
+              op, size_t(count), size_t(i), rank.comm.rank);
+    }
+}
+
+// `num_bytes`: of one chunk.
+void all_gather(const Rank& rank, int kernel, uint64_t num_bytes, int channel, uint64_t seed,
+                uint64_t misalignment, bool in_place) {
+    const int world_size = rank.comm.world_size;
+    Buffer in(num_bytes, misalignment);
+    Buffer out(world_size * num_bytes, misalignment);
+    uint8_t* mine = in_place ? out.data + rank.comm.rank * num_bytes : in.data;
+    for (uint64_t i = 0; i < num_bytes; ++i) {
+        mine[i] = uint8_t(oracle::mix(seed, rank.comm.rank, i));
+    }
+    call(rank, kernel, {out.data, mine, num_bytes, 0, channel});
+    for (uint64_t i = 0; i < world_size * num_bytes; ++i) {
+        check(out.data[i] == uint8_t(oracle::mix(seed, i / num_bytes, i % num_bytes)),
+              "kernel %d of %zu bytes: byte %zu on rank %d is wrong", kernel, size_t(num_bytes),
+              size_t(i), rank.comm.rank);
+    }
+}
+
 bool is_all_reduce(int kernel) {
     return kernel == kKcclAllReduceOneShotLl16 || kernel == kKcclAllReduceOneShotSentinel ||
            kernel == kKcclAllReduceOneShotPullSimple || kernel == kKcclAllReduceTwoShotPullSimple ||
            kernel == kKcclAllReduceTwoShotCmaSimple;
 }
 
+bool is_reduce_scatter(int kernel) {
+    return kernel == kKcclReduceScatterDirectLl16 || kernel == kKcclReduceScatterPullSimple;
+}
+
+bool is_all_gather(int kernel) {
+    return kernel == kKcclAllGatherDirectLl16 || kernel == kKcclAllGatherPullSimple;
+}
+
 constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,       kKcclAllReduceOneShotSentinel,
                                 kKcclAllReduceOneShotPullSimple, kKcclAllReduceTwoShotPullSimple,
-                                kKcclAllReduceTwoShotCmaSimple,  kKcclBroadcastDirectLl16,
+                                kKcclAllReduceTwoShotCmaSimple,  kKcclReduceScatterDirectLl16,
+                                kKcclReduceScatterPullSimple,    kKcclAllGatherDirectLl16,
+                                kKcclAllGatherPullSimple,        kKcclBroadcastDirectLl16,
                                 kKcclBroadcastPullSimple,        kKcclBarrierDirect};
 
 // ---- Scenarios --------------------------------------------------------------------------------
@@ -93,7 +144,7 @@ void matrix(const Rank& rank) {
         8, 16, 24, 72, kPacketBytes, kStagingBytes - 8, kStagingBytes + 8, 3 * kStagingBytes + 40};
     uint64_t seed = 0;
     for (const int kernel : kCollectives) {
-        if (!is_all_reduce(kernel)) continue;
+        if (!is_all_reduce(kernel) && !is_reduce_scatter(kernel)) continue;
         for (const int dtype : kDtypes) {
             if (kernel == kKcclAllReduceOneShotSentinel && oracle::is_integer(dtype)) continue;
             for (int op = 0; op < kKcclNumOps; ++op) {
@@ -101,10 +152,17 @@ void matrix(const Rank& rank) {
                 for (const uint64_t length : lengths) {
                     // One element less than whole words every second time, and on odd addresses.
                     const uint64_t count = length / kItemBytes[dtype] - (seed % 2 && length > 8);
-                    all_reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
+                    const auto reduce = is_all_reduce(kernel) ? all_reduce : reduce_scatter;
+                    reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
                     ++seed;
                 }
             }
+        }
+    }
+    for (const int kernel : {kKcclAllGatherDirectLl16, kKcclAllGatherPullSimple}) {
+        for (const uint64_t length : lengths) {
+            all_gather(rank, kernel, length - seed % 8, 0, seed, seed % 3, seed % 5 < 2);
+            ++seed;
         }
     }
     for (const int kernel : {kKcclBroadcastDirectLl16, kKcclBroadcastPullSimple}) {
@@ -129,6 +187,11 @@ void mixture(const Rank& rank, int num_calls, uint64_t seed) {
         } else if (is_all_reduce(kernel)) {
             all_reduce(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
                        false);
+        } else if (is_reduce_scatter(kernel)) {
+            reduce_scatter(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
+                           false);
+        } else if (is_all_gather(kernel)) {
+            all_gather(rank, kernel, num_bytes, channel, seed, 0, false);
         } else {
             const int root = int(oracle::mix(seed, 5, 0) % uint64_t(rank.comm.world_size));
             broadcast(rank, kernel, root, num_bytes, channel, seed, 0);
@@ -171,12 +234,13 @@ void late_rank(int world_size, int kernel) {
     std::atomic<int> num_failed = 0;
     for (Rank& rank : world.ranks) rank.state.limit_ns = rank.state.first_limit_ns = kShortNs;
     world.run([&](Rank& rank) {
-        std::vector<float> x(64, 1.0f);
+        constexpr uint64_t kCount = 64;
+        std::vector<float> x(kCount * world_size, 1.0f), out(kCount * world_size);
         const bool is_late = rank.comm.rank == world_size - 1;
         while (is_late && num_failed.load(std::memory_order_relaxed) < world_size - 1) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        const uint32_t first = try_call(rank, kernel, {x.data(), x.data(), x.size()});
+        const uint32_t first = try_call(rank, kernel, {out.data(), x.data(), kCount});
         num_failed.fetch_add(1, std::memory_order_relaxed);
         const uint32_t status = try_call(rank, kKcclBarrierDirect, {});
         const bool is_right = status == kKcclAborted || (status == kKcclTimeout && !is_late);
@@ -244,8 +308,9 @@ int main() {
         narrow.run([](Rank& rank) { mixture(rank, 300, 2000); });
         for (const int kernel : kCollectives) {
             // A broadcast's root waits for nobody, so nobody times out on a late one of the others.
-            const bool is_pairwise = is_all_reduce(kernel) || kernel == kKcclBarrierDirect;
-            if (is_pairwise) late_rank(world_size, kernel);
+            const bool is_broadcast =
+                kernel == kKcclBroadcastDirectLl16 || kernel == kKcclBroadcastPullSimple;
+            if (!is_broadcast) late_rank(world_size, kernel);
         }
         abort_of_rank_0(world_size);
     }

@@ -93,8 +93,7 @@ class Channel {
         const Status status = status_of(comm);
         state_ = mem::load_plain(channel_state(comm, index_));
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
-            const int peer = (comm.rank + 1 + k) % world_size();
-            outbox_[k] = packet_slot(comm, peer, index_, 0, comm.rank);
+            outbox_[k] = packet_slot(comm, receiver(k), index_, 0, comm.rank);
         }
         inbox_ = packet_slot(comm, comm.rank, index_, 0, 0);
         thread_ = coop.index();
@@ -138,8 +137,12 @@ class Channel {
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
     KCCL_DEVICE Status status() const { return status_; }
 
-    // Where packet i of this call goes: k counts this rank's peers, from the rank after it;
-    // k = world_size - 1 is its own window.
+    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    KCCL_DEVICE int receiver(int k) const {
+        const int rank = comm_.rank + 1 + k;
+        return rank < world_size() ? rank : rank - world_size();
+    }
+    // Where packet i of this call goes, in the window of receiver(k).
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
     // Where packet i of `source` arrives, `source` itself included.
     KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {

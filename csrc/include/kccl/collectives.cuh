@@ -1,6 +1,10 @@
 // The collectives from inside a kernel.
 //
 //     Status all_reduce<T, Op>(coop, comm, out, in, count)       warp(), block() or grid() acts
+//     Status reduce_scatter<T, Op>(coop, comm, out, in, count)
+//     Status all_gather<T>(coop, comm, out, in, count)
+//     Status broadcast<T>(coop, comm, out, in, count, root)
+//     Status barrier(coop, comm)
 //
 //     Channel channel(block(), comm);                            for many calls: opened once
 //     for (...) status = all_reduce<T, Op>(channel, out, in, count);
@@ -10,13 +14,16 @@
 // same calls, in the same order. A call on a channel that is closed opens it, which costs two trips
 // to the L2 cache; so kernels of many calls keep it open.
 //
-// Messages are at most DeviceComm's max_bytes long, each coop's own; a longer one is an error, on all
+// Messages are at most DeviceComm's max_bytes long, each coop's own (of reduce_scatter and all_gather:
+// what one rank sends to another); a longer one is an error, on all
 // ranks. An error stays: every later call on the communicator returns it at once.
 #pragma once
 
+#include "../../kernels/all_gather_direct_ll16.cuh"
 #include "../../kernels/all_reduce_one_shot_ll16.cuh"
 #include "../../kernels/barrier_direct.cuh"
 #include "../../kernels/broadcast_direct_ll16.cuh"
+#include "../../kernels/reduce_scatter_direct_ll16.cuh"
 #include "grid.cuh"
 
 namespace kccl {
@@ -56,6 +63,42 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
 
+// This rank's `out` becomes the element-wise reduction of all ranks' chunk for it: `count` elements
+// of T. The chunk for rank p is at in + p * stride, by default one right behind the other. `out` is
+// this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
+template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                                  uint64_t count, uint64_t stride) {
+    if (!fits(channel, kKcclReduceScatterDirectLl16, count * sizeof(T))) return channel.status();
+    return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
+                                             stride);
+}
+
+template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                                  uint64_t count) {
+    return reduce_scatter<T, Op>(channel, out, in, count, count);
+}
+
+// Every rank's `out` gets all ranks' `in`: rank p's `count` elements of T to out + p * stride, by
+// default one right behind the other. `in` is this rank's chunk of `out`, or does not overlap it.
+// Otherwise as all_reduce().
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                              uint64_t count, uint64_t stride) {
+    const uint64_t num_bytes = count * sizeof(T);
+    if (!fits(channel, kKcclAllGatherDirectLl16, num_bytes)) return channel.status();
+    return all_gather_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
+                                  reinterpret_cast<const uint8_t*>(in),
+                                  static_cast<uint32_t>(num_bytes), stride * sizeof(T));
+}
+
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                              uint64_t count) {
+    return all_gather<T>(channel, out, in, count, count);
+}
+
 // Every rank's `out` becomes the root's `in`: `count` elements of T. The root writes no `out`, the
 // others read no `in`. Otherwise as all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
@@ -87,6 +130,32 @@ template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count) {
     return all_reduce<T, Op>(coop, comm, out, in, count, default_channel(coop));
+}
+
+template <class T, class Op = Sum, class Coop>
+KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                                  uint64_t count, int channel) {
+    Channel<Coop> opened(coop, comm, channel);
+    return reduce_scatter<T, Op>(opened, out, in, count);
+}
+
+template <class T, class Op = Sum, class Coop>
+KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                                  uint64_t count) {
+    return reduce_scatter<T, Op>(coop, comm, out, in, count, default_channel(coop));
+}
+
+template <class T, class Coop>
+KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                              uint64_t count, int channel) {
+    Channel<Coop> opened(coop, comm, channel);
+    return all_gather<T>(opened, out, in, count);
+}
+
+template <class T, class Coop>
+KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T* in,
+                              uint64_t count) {
+    return all_gather<T>(coop, comm, out, in, count, default_channel(coop));
 }
 
 template <class T, class Coop>
@@ -121,6 +190,27 @@ KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in,
     const Slice slice = block_slice<T>(count);
     // Its status is the communicator's, which the next line returns.
     all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, slice.count);
+    return grid_sync(comm);
+}
+
+template <class T, class Op = Sum>
+KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
+                                  uint64_t count) {
+    const Slice slice = block_slice<T>(count);
+    {
+        Channel<Block> opened(block(), comm);
+        reduce_scatter<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count, count);
+    }
+    return grid_sync(comm);
+}
+
+template <class T>
+KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
+    const Slice slice = block_slice<T>(count);
+    {
+        Channel<Block> opened(block(), comm);
+        all_gather<T>(opened, out + slice.begin, in + slice.begin, slice.count, count);
+    }
     return grid_sync(comm);
 }
 

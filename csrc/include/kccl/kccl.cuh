@@ -2,6 +2,8 @@
 // reductions and copies ahead, and the collectives built on them.
 #pragma once
 
+#include "../../kernels/all_gather_direct_ll16.cuh"
+#include "../../kernels/all_gather_pull_simple.cuh"
 #include "../../kernels/all_reduce_one_shot_ll16.cuh"
 #include "../../kernels/all_reduce_one_shot_pull_simple.cuh"
 #include "../../kernels/all_reduce_one_shot_sentinel.cuh"
@@ -14,6 +16,8 @@
 #include "../../kernels/get.cuh"
 #include "../../kernels/grid_sync.cuh"
 #include "../../kernels/put.cuh"
+#include "../../kernels/reduce_scatter_direct_ll16.cuh"
+#include "../../kernels/reduce_scatter_pull_simple.cuh"
 #include "../../kernels/signal.cuh"
 #include "../../kernels/wait.cuh"
 #include "collectives.cuh"

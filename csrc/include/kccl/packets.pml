@@ -7,8 +7,8 @@
  * here are packets and calls.
  *
  * Modelled: WORLD_SIZE ranks of THREADS threads make calls on one channel without end, of any KINDS
- * in any order: all_reduce by ll16 and by sentinel, broadcast from any root, barrier; with two
- * threads also all_reduce of different lengths, and with either thread as the coop's first. Epochs
+ * in any order: all_reduce by ll16, for which reduce_scatter and all_gather stand in too, and by
+ * sentinel, broadcast from any root, barrier; with two threads also all_reduce of different lengths, and with either thread as the coop's first. Epochs
  * count modulo PERIOD, so wrap and scrub are among the runs. A store to a peer becomes visible
  * late, and in any order with the stores to other words; the halves of a packet are two words. What
  * a rank stores into its own window (scrub, re-arming) comes before a peer's push only by a release
@@ -110,6 +110,10 @@
 /* exchange.cuh exchange(): if (is_mine) send(first, true); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
  *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
+/* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
+ *     if (k < channel.world_size()) ll16::push_to(channel, k, i, payloads[k]); */
+/* all_gather_direct_ll16.cuh all_gather_direct_ll16():
+ *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
  *     mem::store_packet(slots.of(peer, comm.rank) + i, packet); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16(): ll16::push_to(channel, k, i, payload); */
@@ -134,6 +138,10 @@ inline push() {
 /* exchange.cuh await_all(): are_valid &= is_valid(packets[source], epoch); */
 /* exchange.cuh exchange(): failed = !take(is_mine ? turn + first : last, is_mine, false); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
+ *     if (!ll16::await_all(channel, i, payloads)) return false; */
+/* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
+ *     if (!ll16::await_all(channel, i, payloads)) return false; */
+/* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
  *     packets[source] = mem::load_packet(slots.of(comm.rank, source) + i); */
@@ -262,6 +270,10 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            }
            /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
             *     return ll16::exchange(channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, */
+           /* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
+            *     return ll16::exchange(channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, */
+           /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
+            *     return ll16::exchange(channel, kKcclAllGatherDirectLl16, Exchange::kPairwise, */
            /* exchange.cuh exchange(): const Status entered = channel.next(kernel, kind); */
            /* exchange.cuh exchange(): channel.next_plain(kernel); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():

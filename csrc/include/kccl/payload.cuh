@@ -31,6 +31,12 @@ KCCL_DEVICE bool are_words(const T* array, uint32_t count) {
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
+// True when all payloads of arrays `stride` elements apart are, of which this is the first.
+template <class T>
+KCCL_DEVICE bool are_words(const T* arrays, uint64_t stride, uint32_t count) {
+    return are_words(arrays, count) && (platform::kCpu || stride % kPayloadElements<T> == 0);
+}
+
 // Payloads [i, i + N) of an array of `count` elements; what lies behind the end is zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,

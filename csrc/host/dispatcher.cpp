@@ -1,0 +1,238 @@
+// Calls that were made before, found again without Python: Dispatcher(slow, option).
+//
+//   dispatcher(x), dispatcher(x, out=out), either with option=value
+//
+// finds the call for x's dtype and size, out's size and the value, points it at the arrays and makes
+// it. What was not taught by learn() goes to `slow`, and so does what is wrong: it says what.
+#include "fastcall.h"
+
+namespace kccl::host {
+namespace {
+
+// A call taught by `learn`: for arrays of this dtype object and size, and this object as the
+// option's value (null: not given). Values are compared by identity: literals in a program are one
+// object.
+struct Known {
+    PyObject* dtype;
+    PyObject* value;
+    Py_ssize_t num_bytes;
+    Py_ssize_t out_bytes;  // 0: x is the result, and no out is given
+    Py_ssize_t place;      // where in the larger of x and out the smaller may lie
+    KcclHostOp* op;
+    PyObject* owner;  // keeps `op` alive
+    PyObject* on_failure;
+};
+
+constexpr uint32_t kKnown = 64;  // a power of two
+
+struct Dispatcher {
+    PyObject_HEAD
+    PyObject* slow;
+    PyObject* option;
+    PyObject* dtype_name;
+    PyObject* out_name;
+    Known known[kKnown];
+};
+
+Dispatcher* as_dispatcher(PyObject* self) { return reinterpret_cast<Dispatcher*>(self); }
+
+Known* known_at(Dispatcher* self, PyObject* dtype, PyObject* value, Py_ssize_t num_bytes,
+                Py_ssize_t out_bytes) {
+    const uint64_t key =
+        (reinterpret_cast<uint64_t>(dtype) ^ reinterpret_cast<uint64_t>(value) * 3) +
+        static_cast<uint64_t>(num_bytes + 3 * out_bytes) * 0x9E3779B97F4A7C15u;
+    return &self->known[(key >> 40 ^ key >> 20 ^ key >> 6) % kKnown];
+}
+
+int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
+    PyObject *slow, *option;
+    if (!PyArg_ParseTuple(args, "OU", &slow, &option)) return -1;
+    PyObject* dtype_name = PyUnicode_InternFromString("dtype");
+    PyObject* out_name = PyUnicode_InternFromString("out");
+    if (dtype_name == nullptr || out_name == nullptr) return -1;
+    set_reference(&as_dispatcher(self)->slow, Py_NewRef(slow));
+    set_reference(&as_dispatcher(self)->option, Py_NewRef(option));
+    set_reference(&as_dispatcher(self)->dtype_name, dtype_name);
+    set_reference(&as_dispatcher(self)->out_name, out_name);
+    return 0;
+}
+
+bool is_name(PyObject* name, PyObject* wanted) {
+    return name == wanted || PyUnicode_Compare(name, wanted) == 0;
+}
+
+// The keywords of a call (x, **kwargs), null when not given. False: there is something else.
+bool only_known_keywords(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value,
+                         PyObject** out) {
+    *value = *out = nullptr;
+    if (PyTuple_Size(args) != 1) return false;
+    if (kwargs == nullptr) return true;
+    Py_ssize_t position = 0;
+    PyObject *name, *given;
+    while (PyDict_Next(kwargs, &position, &name, &given) != 0) {
+        if (is_name(name, self->option)) {
+            *value = given;
+        } else if (is_name(name, self->out_name)) {
+            *out = given;
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The memory of an array with this dtype object. False, without an error: the slow path must look.
+bool view_of(Dispatcher* self, PyObject* array, int flags, Py_buffer* view, PyObject** dtype) {
+    *dtype = PyObject_GetAttr(array, self->dtype_name);
+    if (*dtype != nullptr && PyObject_GetBuffer(array, view, flags) == 0) return true;
+    // The slow path says what is wrong, by the name of the argument.
+    PyErr_Clear();
+    Py_CLEAR(*dtype);
+    return false;
+}
+
+// True when the smaller of the two lies at its place in the larger, or they do not overlap.
+bool may_be_used(const Py_buffer& x, const Py_buffer& out, Py_ssize_t place) {
+    const auto x_begin = reinterpret_cast<uint64_t>(x.buf);
+    const auto out_begin = reinterpret_cast<uint64_t>(out.buf);
+    if (x_begin + x.len <= out_begin || out_begin + out.len <= x_begin) return true;
+    return x.len < out.len ? x_begin == out_begin + place : out_begin == x_begin + place;
+}
+
+// The taught call for the arrays and the value, pointed at their memory, which the views then hold;
+// null when the slow path must look. `out` may be null.
+Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Py_buffer* x_view,
+            Py_buffer* out_view) {
+    PyObject *dtype, *out_dtype = nullptr;
+    const int x_flags = out == nullptr ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND;
+    if (!view_of(self, x, x_flags, x_view, &dtype)) return nullptr;
+    Known* known = nullptr;
+    if (out == nullptr || view_of(self, out, PyBUF_ND | PyBUF_WRITABLE, out_view, &out_dtype)) {
+        const Py_ssize_t out_bytes = out == nullptr ? 0 : out_view->len;
+        known = known_at(self, dtype, value, x_view->len, out_bytes);
+        const bool is_taught = known->dtype == dtype && known->value == value &&
+                               known->num_bytes == x_view->len && known->out_bytes == out_bytes;
+        const bool is_good =
+            out == nullptr || (out_dtype == dtype && may_be_used(*x_view, *out_view, known->place));
+        if (is_taught && is_good) {
+            const Py_buffer* result = out == nullptr ? x_view : out_view;
+            known->op->call.input = reinterpret_cast<uint64_t>(x_view->buf);
+            known->op->call.output = reinterpret_cast<uint64_t>(result->buf);
+        } else {
+            known = nullptr;
+            if (out != nullptr) PyBuffer_Release(out_view);
+        }
+    }
+    if (known == nullptr) PyBuffer_Release(x_view);
+    Py_XDECREF(out_dtype);
+    Py_DECREF(dtype);
+    return known;
+}
+
+PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+    Dispatcher* dispatcher = as_dispatcher(self);
+    if (dispatcher->slow == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "Dispatcher has not been initialised");
+        return nullptr;
+    }
+    PyObject *value, *out;
+    if (only_known_keywords(dispatcher, args, kwargs, &value, &out)) {
+        PyObject* x = PyTuple_GetItem(args, 0);
+        Py_buffer x_view, out_view;
+        const Known* known = find(dispatcher, x, out, value, &x_view, &out_view);
+        if (known != nullptr) {
+            PyObject* on_failure = Py_NewRef(known->on_failure);
+            PyObject* owner = Py_NewRef(known->owner);
+            const uint32_t status = run(known->op);
+            PyBuffer_Release(&x_view);
+            if (out != nullptr) PyBuffer_Release(&out_view);
+            PyObject* result = finish(status, out == nullptr ? x : out, on_failure);
+            Py_DECREF(owner);
+            Py_DECREF(on_failure);
+            return result;
+        }
+    }
+    return PyObject_Call(dispatcher->slow, args, kwargs);
+}
+
+void forget(Known& known) {
+    Py_CLEAR(known.dtype);
+    Py_CLEAR(known.value);
+    Py_CLEAR(known.owner);
+    Py_CLEAR(known.on_failure);
+}
+
+// learn(dtype, num_bytes, value, out_bytes, place, address, owner, on_failure); a value of ... means
+// "not given".
+PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
+    PyObject *dtype, *value, *owner, *on_failure;
+    Py_ssize_t num_bytes, out_bytes, place;
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "OnOnnKOO", &dtype, &num_bytes, &value, &out_bytes, &place,
+                          &address, &owner, &on_failure)) {
+        return nullptr;
+    }
+    if (value == Py_Ellipsis) value = nullptr;
+    Known* known = known_at(as_dispatcher(self), dtype, value, num_bytes, out_bytes);
+    forget(*known);
+    known->dtype = Py_NewRef(dtype);
+    known->value = Py_XNewRef(value);
+    known->owner = Py_NewRef(owner);
+    known->on_failure = Py_NewRef(on_failure);
+    known->num_bytes = num_bytes;
+    known->out_bytes = out_bytes;
+    known->place = place;
+    known->op = reinterpret_cast<KcclHostOp*>(address);
+    Py_RETURN_NONE;
+}
+
+int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
+    Dispatcher* dispatcher = as_dispatcher(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(dispatcher->slow);
+    for (Known& known : dispatcher->known) {
+        Py_VISIT(known.dtype);
+        Py_VISIT(known.value);
+        Py_VISIT(known.owner);
+        Py_VISIT(known.on_failure);
+    }
+    return 0;
+}
+
+int dispatcher_clear(PyObject* self) {
+    Dispatcher* dispatcher = as_dispatcher(self);
+    Py_CLEAR(dispatcher->slow);
+    Py_CLEAR(dispatcher->option);
+    Py_CLEAR(dispatcher->dtype_name);
+    Py_CLEAR(dispatcher->out_name);
+    for (Known& known : dispatcher->known) forget(known);
+    return 0;
+}
+
+// forget(): drops everything taught, and the references it holds.
+PyObject* dispatcher_forget(PyObject* self, PyObject*) {
+    for (Known& known : as_dispatcher(self)->known) forget(known);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef dispatcher_methods[] = {
+    {"learn", dispatcher_learn, METH_VARARGS,
+     "learn(dtype, num_bytes, value, out_bytes, place, address, owner, on_failure): such calls run "
+     "this one."},
+    {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
+    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},
+                                  {Py_tp_call, reinterpret_cast<void*>(dispatcher_call)},
+                                  {Py_tp_methods, dispatcher_methods},
+                                  {Py_tp_traverse, reinterpret_cast<void*>(dispatcher_traverse)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(dispatcher_clear)},
+                                  {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                                  {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                                  {0, nullptr}};
+}  // namespace
+
+PyType_Spec dispatcher_spec = {"kccl._fastcall.Dispatcher", sizeof(Dispatcher), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                               dispatcher_slots};
+
+}  // namespace kccl::host

@@ -1,0 +1,1 @@
+"""The collectives of a communicator, each a file: what its arguments mean."""

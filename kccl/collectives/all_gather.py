@@ -1,0 +1,79 @@
+"""all_gather: every rank ends with all ranks' arrays, one after the other."""
+
+from typing import Any
+
+from .. import arrays
+from ..calls import Case, Collective
+
+
+class AllGather(Collective):
+    """all_gather(x, *, out=None, stream=None, channel=0): lays all ranks' x side by side."""
+
+    _NAME = "all_gather"
+
+    def _slow(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Every rank's `out` becomes all ranks' `x` in rank order, bit by bit.
+
+        Args:
+            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
+                The same size and type on every rank.
+            out: Array for the result, of x's type and world_size * x.size elements, of any shape,
+                C-contiguous. x may be this rank's chunk of it, elements rank * x.size and on, and
+                else does not overlap it. When None one of shape (world_size, *x.shape) is
+                allocated: by NumPy on the host; on a GPU by PyTorch or CuPy, whichever x belongs
+                to, and out must be given where x belongs to neither.
+            stream, channel, algorithm: As in all_reduce.
+
+        Returns:
+            `out`, or what was allocated.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        return self._call(self._case(x, out), stream, channel, algorithm)
+
+    def prepare(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+
+        Arguments, result and errors as in the call itself. The arrays stay referenced; every call
+        returns the same one.
+        """
+        return self._prepare(self._case(x, out), stream, channel, algorithm)
+
+    def _case(self, x: Any, out: Any) -> Case:
+        backend, world_size = self._comm._backend, self._comm.world_size
+        view = backend.view(x, "x", writable=False)
+        place = self._comm.rank * view.nbytes
+        result = out
+        if out is None:
+            result = backend.like(x, view, (world_size, *arrays.shape(x, view)))
+        out_view = backend.view(result, "out", writable=True)
+        arrays.check_result(view, out_view, world_size * view.count, place)
+        return Case(
+            view,
+            out_view,
+            result,
+            x,
+            nbytes=out_view.nbytes,
+            count=view.nbytes,
+            fields={},
+            is_given=out is not None,
+            place=place,
+        )

@@ -1,0 +1,80 @@
+"""all_reduce: every rank ends with the reduction of all ranks' arrays."""
+
+from typing import Any
+
+from .. import arrays
+from ..calls import Case, Collective
+from .reduction import check_op
+
+
+class AllReduce(Collective):
+    """all_reduce(x, *, out=None, op="sum", stream=None, channel=0): reduces over all ranks."""
+
+    _NAME, _OPTION, _DEFAULT = "all_reduce", "op", "sum"
+
+    def _slow(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str = "sum",
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Every rank's `out` becomes the element-wise reduction of all ranks' `x`.
+
+        Args:
+            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
+                The same size and type on every rank.
+            out: Array for the result, same size and type; x itself when None.
+            op: "sum", "prod", "min", "max", or for floats "avg".
+            stream: On a GPU, where the call is enqueued: an integer, or something with
+                __cuda_stream__; the current stream of x's library when None. On the host None.
+            channel: Independent stream of calls, below `comm.num_channels`.
+            algorithm: Name of the algorithm to use; the plan's choice when "".
+
+        Returns:
+            `out`, or x. The same bits on every rank.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        return self._call(self._case(x, out, op), stream, channel, algorithm)
+
+    def prepare(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str = "sum",
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+
+        Arguments, result and errors as in the call itself. The arrays stay referenced.
+        """
+        return self._prepare(self._case(x, out, op), stream, channel, algorithm)
+
+    def _case(self, x: Any, out: Any, op: str) -> Case:
+        view = self._comm._backend.view(x, "x", writable=out is None)
+        check_op(op, view.dtype)
+        result, out_view = x, view
+        if out is not None:
+            result, out_view = out, self._comm._backend.view(out, "out", writable=True)
+            arrays.check_result(view, out_view, view.count, 0)
+        return Case(
+            view,
+            out_view,
+            result,
+            x,
+            nbytes=view.nbytes,
+            count=view.count,
+            fields={"dtype": view.dtype.name, "op": op},
+            option=op,
+            what=op,
+            is_given=out is not None,
+        )

@@ -1,0 +1,64 @@
+"""broadcast: every rank ends with the root's array."""
+
+from typing import Any
+
+from .. import arguments
+from ..calls import Case, Collective
+
+
+class Broadcast(Collective):
+    """broadcast(x, root=0, *, stream=None, channel=0): copies the root's x to all ranks."""
+
+    _NAME, _OPTION, _DEFAULT = "broadcast", "root", 0
+
+    def _slow(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Every rank's `x` becomes the root's, bit by bit.
+
+        Args:
+            x: Array of any shape, C-contiguous; the same size and type on every rank.
+            root: The rank to copy from.
+            stream, channel, algorithm: As in all_reduce.
+
+        Returns:
+            x.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        return self._call(self._case(x, root), stream, channel, algorithm)
+
+    def prepare(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
+        return self._prepare(self._case(x, root), stream, channel, algorithm)
+
+    def _case(self, x: Any, root: Any) -> Case:
+        root = arguments.between("root", root, 0, self._comm.world_size - 1)
+        view = self._comm._backend.view(x, "x", writable=self._comm.rank != root)
+        return Case(
+            view,
+            view,
+            x,
+            x,
+            nbytes=view.nbytes,
+            count=view.nbytes,
+            fields={"peer": root},
+            option=root,
+            what=f"root {root}",
+        )

@@ -1,0 +1,95 @@
+"""reduce_scatter: every rank ends with its chunk of the reduction of all ranks' arrays."""
+
+from typing import Any
+
+from .. import arrays
+from ..calls import Case, Collective
+from ..errors import InvalidArgument
+from .reduction import check_op
+
+
+class ReduceScatter(Collective):
+    """reduce_scatter(x, *, out=None, op="sum", stream=None, channel=0): reduces, each its chunk."""
+
+    _NAME, _OPTION, _DEFAULT = "reduce_scatter", "op", "sum"
+
+    def _slow(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str = "sum",
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """This rank's `out` becomes the element-wise reduction of chunk `rank` of all ranks' `x`.
+
+        Args:
+            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
+                The same size and type on every rank; world_size divides the size. Chunk p is the
+                p-th of world_size equal parts.
+            out: Array for the result, of x's type and x.size / world_size elements, of any shape,
+                C-contiguous. It may be this rank's chunk of x, and else does not overlap it. When
+                None one is allocated as in all_gather, of shape (x.shape[0] / world_size,
+                *x.shape[1:]) if world_size divides x.shape[0], else one-dimensional.
+            op: "sum", "prod", "min", "max", or for floats "avg".
+            stream, channel, algorithm: As in all_reduce.
+
+        Returns:
+            `out`, or what was allocated: the bits of this chunk of all_reduce's result.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        return self._call(self._case(x, out, op), stream, channel, algorithm)
+
+    def prepare(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        op: str = "sum",
+        stream: Any = None,
+        channel: int = 0,
+        algorithm: str = "",
+    ) -> Any:
+        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+
+        Arguments, result and errors as in the call itself. The arrays stay referenced; every call
+        returns the same one.
+        """
+        return self._prepare(self._case(x, out, op), stream, channel, algorithm)
+
+    def _case(self, x: Any, out: Any, op: str) -> Case:
+        backend, world_size = self._comm._backend, self._comm.world_size
+        view = backend.view(x, "x", writable=False)
+        check_op(op, view.dtype)
+        count, rest = divmod(view.count, world_size)
+        if rest:
+            raise InvalidArgument(
+                f"x has {view.count} elements, must be divisible by world_size, {world_size}"
+            )
+        result = out
+        if out is None:
+            whole = arrays.shape(x, view)
+            is_split = bool(whole) and whole[0] % world_size == 0
+            shape = (whole[0] // world_size, *whole[1:]) if is_split else (count,)
+            result = backend.like(x, view, shape)
+        out_view = backend.view(result, "out", writable=True)
+        place = self._comm.rank * count * view.dtype.itemsize
+        arrays.check_result(view, out_view, count, place)
+        return Case(
+            view,
+            out_view,
+            result,
+            x,
+            nbytes=view.nbytes,
+            count=count,
+            fields={"dtype": view.dtype.name, "op": op},
+            option=op,
+            what=op,
+            is_given=out is not None,
+            place=place,
+        )

@@ -1,0 +1,50 @@
+"""The calls of a sim_programs.Script whose arrays are one chunk for each rank."""
+
+import numpy as np
+import oracle
+
+
+class Chunks:
+    """Makes them; Script is the only subclass."""
+
+    def scatter(self, actor, kernel, count, *, in_place=False, shifts=(0, 0)):
+        """A reduce_scatter; `count` elements a chunk. In place the other chunks must stay."""
+        inputs = self.inputs(count * self.world_size)
+        what = f"result of {kernel}, {count} {self.dtype}"
+        for rank, x in enumerate(inputs):
+            want = oracle.reduce_scatter(inputs, self.op, rank)
+            if in_place:
+                held = x.copy()
+                held[rank * count :][:count] = want
+                source = self._place_over(rank, held, x, shift=shifts[0], what=what)
+                result = source + rank * want.nbytes
+            else:
+                source = self._place(rank, x, is_written=False, shift=shifts[0])
+                result = self._place(rank, want, is_written=True, shift=shifts[1], what=what)
+            self._call_on(actor, rank, kernel, source, result, count)
+
+    def gather(self, actor, kernel, nbytes, *, in_place=False, shifts=(0, 0)):
+        """An all_gather; so many bytes a chunk."""
+        inputs = self._bytes(nbytes)
+        want = oracle.all_gather(inputs)
+        what = f"result of {kernel}, {nbytes} bytes a rank"
+        for rank, x in enumerate(inputs):
+            if in_place:
+                held = np.full(want.size, 0x3C, np.uint8)
+                held[rank * nbytes :][:nbytes] = x
+                result = self._place_over(rank, want, held, shift=shifts[1], what=what)
+                source = result + rank * nbytes
+            else:
+                source = self._place(rank, x, is_written=False, shift=shifts[0])
+                result = self._place(rank, want, is_written=True, shift=shifts[1], what=what)
+            self._call_on(actor, rank, kernel, source, result, nbytes)
+
+    def _place_over(self, rank, want, before, **options):
+        """Room for an array that holds something before it is written."""
+        at = self._place(rank, want, is_written=True, **options)
+        self._initial[rank][at : at + before.nbytes] = before.view(np.uint8)
+        return at
+
+    def _call_on(self, actor, rank, kernel, source, result, count):
+        where = {"input": self._address(rank, source), "output": self._address(rank, result)}
+        self.call(actor, rank, kernel, count=count, **where)
