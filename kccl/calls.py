@@ -112,7 +112,7 @@ class Empty:
         return self._result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Case:
     """One call, its arguments checked.
 

@@ -2,7 +2,7 @@
 //
 // Call e uses the slots of its parity. They were last used by call e-2, so before a rank pushes
 // anything in call e it must know that every peer has left e-2, that is, has entered e-1:
-//   - a pairwise call (all_reduce, barrier) ends only when every peer's words of that call are in,
+//   - a pairwise call (all but broadcast) ends only when every peer's words of that call are in,
 //     so after a pairwise call e-1 the rank knows;
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
 //     does not wait for it; the call after it waits for these credits, which have long arrived.

@@ -8,11 +8,12 @@
  *
  * Modelled: WORLD_SIZE ranks of THREADS threads make calls on one channel without end, of any KINDS
  * in any order: all_reduce by ll16, for which reduce_scatter and all_gather stand in too, and by
- * sentinel, broadcast from any root, barrier; with two threads also all_reduce of different lengths, and with either thread as the coop's first. Epochs
- * count modulo PERIOD, so wrap and scrub are among the runs. A store to a peer becomes visible
- * late, and in any order with the stores to other words; the halves of a packet are two words. What
- * a rank stores into its own window (scrub, re-arming) comes before a peer's push only by a release
- * or fence, then a word that the peer polls, and then an acquire or fence there, as in PTX.
+ * sentinel, broadcast from any root, barrier; with two threads also all_reduce of different
+ * lengths, and with either thread as the coop's first. Epochs count modulo PERIOD, so wrap and
+ * scrub are among the runs. A store to a peer becomes visible late, and in any order with the
+ * stores to other words; the halves of a packet are two words. What a rank stores into its own
+ * window (scrub, re-arming) comes before a peer's push only by a release or fence, then a word that
+ * the peer polls, and then an acquire or fence there, as in PTX.
  *
  * Shown: no word is overwritten before it is taken; none is taken twice, or before it comes (so
  * what a call takes was pushed in that call, by counting); no two stores to a word are unordered;
