@@ -1,4 +1,4 @@
-"""KCCL in other people's builds: NVRTC, nvcc, CMake. Their products run in gpu/test_linking.py."""
+"""KCCL in other people's builds: NVRTC, nvcc, CMake. Their products run in gpu/test_gpu_linking.py."""
 
 import ast
 import os
