@@ -1,7 +1,7 @@
 """csrc/include/kccl/host.hpp between processes of MPI, over a driver of the CPU's memory.
 
 The program is C++ without Python, linked against linking/fake_cuda.cpp, which stands in for CUDA's
-driver; the library's calls run on the CPU. What host.hpp does on GPUs is in gpu/test_gpu_linking.py.
+driver; the library's calls run on the CPU. gpu/test_gpu_linking.py has what host.hpp does on GPUs.
 """
 
 import os
