@@ -1,4 +1,4 @@
-"""KCCL in other people's builds: NVRTC, nvcc, CMake. gpu/test_gpu_linking.py runs what they make."""
+"""KCCL in other builds: NVRTC, nvcc, CMake. gpu/test_gpu_linking.py runs what they make."""
 
 import ast
 import os
