@@ -41,6 +41,8 @@ needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not i
 pytestmark = pytest.mark.timeout(300)
 
 
+# Into lanes of vector registers, not to memory; its messages are bound by the links.
+SCALARS_MAY_SPILL = {"all_reduce_two_shot_push_simple"}
 # How many ranks the kernels are compiled for: their loops over ranks unroll.
 WORLD_SIZE = 4
 
@@ -131,7 +133,11 @@ def _hip(
     assembly = compile_hip(source, arch, folder, include_dir)
     bodies = [(_kernel_of(symbol) or "", body) for symbol, body in amd_functions(assembly).items()]
     spills = [
-        (_kernel_of(symbol) or "", numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"] > 0)
+        (
+            _kernel_of(symbol) or "",
+            numbers["vgpr_spill_count"] > 0
+            or (numbers["sgpr_spill_count"] > 0 and _kernel_of(symbol) not in SCALARS_MAY_SPILL),
+        )
         for symbol, numbers in amd_metadata(assembly).items()
     ]
     return Compiled(bodies, spills)

@@ -46,8 +46,9 @@ KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& ch
     const auto slot = [&](int rank, Half half, int part) {
         return staging_slot<T>(comm, rank, channel.index(), channel.parity(), half) + part * chunk;
     };
-    for (int k = 1; k < world_size; ++k) {
-        const int peer = (comm.rank + k) % world_size;
+    // Over the peers at run time: unrolled, copies only take registers.
+    for (int k = 1; k < comm.world_size; ++k) {
+        const int peer = (comm.rank + k) % comm.world_size;
         const uint32_t begin = begin_of(peer);
         mem::copy(slot(peer, Half::kInput, comm.rank), in + begin,
                   (begin_of(peer + 1) - begin) * sizeof(T), thread, size);
@@ -79,8 +80,8 @@ KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& ch
     const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);
     if (reduced != kKcclOk) return reduced;
 
-    for (int k = 1; k < world_size; ++k) {
-        const int peer = (comm.rank + k) % world_size;
+    for (int k = 1; k < comm.world_size; ++k) {
+        const int peer = (comm.rank + k) % comm.world_size;
         const uint32_t begin = begin_of(peer);
         mem::copy(out + begin, slot(comm.rank, Half::kResult, peer),
                   (begin_of(peer + 1) - begin) * sizeof(T), thread, size);
