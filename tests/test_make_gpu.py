@@ -13,6 +13,7 @@ import pytest
 from bench_world import row
 from ranks import eventually
 
+import kccl
 from kccl.bench import gpu, plot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -198,12 +199,20 @@ def test_a_steps_output_and_exit_code_are_kept(tmp_path):
         "import kccl, os, sys; print(kccl.__file__); print('oh', file=sys.stderr); os._exit(3)"
     )
     assert gpu.execute_process([sys.executable, "-c", program], 30, output) == 3
-    assert output.read_text().splitlines() == [str(ROOT / "kccl/__init__.py"), "oh"]
+    assert output.read_text().splitlines() == [kccl.__file__, "oh"]
 
 
 def test_make_gpu_calls_it_with_the_interpreter_given():
     done = subprocess.run(
-        ["make", "-n", "gpu", "PYTHON=some-python", "OUT=there", "PARTS=bench"],
+        [
+            "make",
+            "-n",
+            "--no-print-directory",
+            "gpu",
+            "PYTHON=some-python",
+            "OUT=there",
+            "PARTS=bench",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
