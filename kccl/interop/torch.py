@@ -127,7 +127,7 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
         A tensor [world_size, *x.shape].
 
     Raises:
-        As all_reduce; NotImplementedError: This version of KCCL has no all_gather.
+        As all_reduce.
     """
     result: torch.Tensor = torch_ops.all_gather(x, comm or DEFAULT)
     return result
@@ -146,7 +146,7 @@ def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) ->
         A tensor [n, ...]: rows rank * n and following of the reduction.
 
     Raises:
-        As all_reduce; NotImplementedError: This version of KCCL has no reduce_scatter.
+        As all_reduce.
     """
     result: torch.Tensor = torch_ops.reduce_scatter(x, op, comm or DEFAULT)
     return result

@@ -20,7 +20,7 @@ from ..comm import Communicator
 from ..env import read
 from ..errors import InvalidArgument, Timeout
 from ..start import join
-from .torch_tensors import array, method, order, refuse_capture
+from .torch_tensors import array, order, refuse_capture
 from .torch_work import Work
 
 DEVICES = ("cpu", "cuda")
@@ -189,7 +189,7 @@ class ProcessGroup(dist.ProcessGroup):
         whole = x.new_empty((len(parts), *x.shape))
 
         def call(comm: Communicator) -> None:
-            method(comm, "all_gather")(array(x, "tensor"), out=array(whole, "out"))
+            comm.all_gather(array(x, "tensor"), out=array(whole, "out"))
             for part, its in zip(parts, whole, strict=True):
                 part.copy_(its)
 
@@ -201,9 +201,7 @@ class ProcessGroup(dist.ProcessGroup):
             x,
             [out],
             opts,
-            lambda comm: method(comm, "all_gather")(
-                array(x, "input_tensor"), out=array(out, "output_tensor")
-            ),
+            lambda comm: comm.all_gather(array(x, "input_tensor"), out=array(out, "output_tensor")),
         )
 
     def reduce_scatter(
@@ -215,9 +213,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         def call(comm: Communicator) -> None:
             whole = torch.stack(parts)
-            method(comm, "reduce_scatter")(
-                array(whole, "input_list"), out=array(out, "output"), op=op
-            )
+            comm.reduce_scatter(array(whole, "input_list"), out=array(out, "output"), op=op)
 
         return self._run(out, [out], opts, call)
 
@@ -228,9 +224,7 @@ class ProcessGroup(dist.ProcessGroup):
             x,
             [out],
             opts,
-            lambda comm: method(comm, "reduce_scatter")(
-                array(x, "input"), out=array(out, "output"), op=op
-            ),
+            lambda comm: comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op),
         )
 
     # From PyTorch 2.13 on.

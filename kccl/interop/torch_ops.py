@@ -8,7 +8,7 @@ import torch
 
 from ..comm import Communicator
 from ..errors import Error, InvalidArgument
-from .torch_tensors import array, method, order
+from .torch_tensors import array, order
 
 DEFAULT = "default"
 _registered: dict[str, Communicator] = {}
@@ -93,7 +93,7 @@ def all_gather(x: torch.Tensor, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.new_empty((ranks.world_size, *x.shape))
-    method(ranks, "all_gather")(array(x.contiguous(), "x"), out=array(out, "out"))
+    ranks.all_gather(array(x.contiguous(), "x"), out=array(out, "out"))
     return out
 
 
@@ -103,7 +103,7 @@ def reduce_scatter(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.new_empty(_part(x, ranks))
-    method(ranks, "reduce_scatter")(array(x.contiguous(), "x"), out=array(out, "out"), op=op)
+    ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=op)
     return out
 
 

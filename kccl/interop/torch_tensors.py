@@ -84,15 +84,3 @@ def refuse_capture(device: torch.device, what: str) -> None:
             f"{what} has no communicator for {device} yet, and none can be made while a CUDA graph "
             "is captured: make one call before the capture"
         )
-
-
-def method(comm: Communicator, name: str) -> Any:
-    """A collective that not every version of KCCL has.
-
-    Raises:
-        NotImplementedError: This one does not.
-    """
-    found = getattr(comm, name, None)
-    if found is None:
-        raise NotImplementedError(f"kccl: this version has no {name}")
-    return found
