@@ -8,8 +8,11 @@ with it: the memory lives until the last who maps it lets go.
 import ctypes
 import json
 import os
+import queue
+import threading
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from . import dtypes, gpu
@@ -119,9 +122,26 @@ def _location(ordinal: int) -> Any:
     return location
 
 
+# What nobody owns any more: (device, calls, process).
+_dropped: queue.SimpleQueue[tuple[gpu.Device, _Undo, int]] = queue.SimpleQueue()
+
+
 def _at_end(owner: object, where: gpu.Device, calls: _Undo) -> None:
     """Makes the calls when `owner` is collected; the end of the process needs none."""
-    weakref.finalize(owner, _undo, where, calls, os.getpid()).atexit = False
+    _start_releasing(os.getpid())
+    weakref.finalize(owner, _dropped.put, (where, calls, os.getpid())).atexit = False
+
+
+# Why in a thread: what was launched may still use the memory, so its device is waited for, and any
+# thread may be the one that collects: also the one that a kernel of another rank is waiting for.
+@cache
+def _start_releasing(_pid: int) -> None:
+    threading.Thread(target=_release, name="kccl-release", daemon=True).start()
+
+
+def _release() -> None:
+    while True:
+        _undo(*_dropped.get())
 
 
 def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
@@ -129,7 +149,6 @@ def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
     if os.getpid() != pid:
         return
     gpu.attempt("cuCtxPushCurrent", where.context)
-    # What was launched may still use the memory.
     gpu.attempt("cuCtxSynchronize")
     for name, args in calls:
         gpu.attempt(name, *args)

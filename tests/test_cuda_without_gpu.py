@@ -1,13 +1,15 @@
 """The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
 
 import gc
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl import cuda_library, device_arrays, dlpack, gpu, jit_cuda, kernels
+from kccl import cuda_library, device_arrays, dlpack, gpu, gpu_memory, jit_cuda, kernels
 from kccl.backends.cuda import shape
 from kccl.jit import CSRC
 from kccl.plan import SPECS, Request, choose, tuning_for
@@ -207,3 +209,29 @@ def test_host_arrays_are_refused():
         device_arrays.view(np.zeros(3), "x", writable=True, device=0)
     with pytest.raises(kccl.InvalidArgument, match="is a list, must be an array"):
         device_arrays.view([1.0], "x", writable=True, device=0)
+
+
+def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
+    """Or the rank that a kernel waits for might, in whatever it does when memory is collected."""
+    made = []
+    may_go_on, is_over = threading.Event(), threading.Event()
+
+    def attempt(name, *args):
+        made.append((name, *args))
+        if name == "cuCtxSynchronize":
+            may_go_on.wait(20)
+        if name == "cuCtxPopCurrent":
+            is_over.set()
+        return 0
+
+    monkeypatch.setattr(gpu, "attempt", attempt)
+    owner = gpu_memory.Memory.__new__(gpu_memory.Memory)
+    gpu_memory._at_end(owner, SimpleNamespace(context=7), (("cuMemFree", (0x1000,)),))
+    del owner
+    gc.collect()
+    assert ("cuMemFree", 0x1000) not in made
+    may_go_on.set()
+    assert is_over.wait(20)
+    pushed, synchronised, *rest = made
+    assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
+    assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]

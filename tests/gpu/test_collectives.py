@@ -243,11 +243,13 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
             x = torch.full((count,), float(turn + comm.rank), device="cuda")
             if turn % 5 == 0:
                 comm.broadcast(x, turn % world_size)
-                assert (x == turn + turn % world_size).all()
+                wanted = turn + turn % world_size
             else:
                 comm.all_reduce(x, algorithm=ALGORITHMS[turn % 2])
-                assert (x == 2 * turn + 1).all()
-        comm.check()
+                wanted = 2 * turn + 1
+            is_right = (x == wanted).all().item()
+            comm.check()
+            assert is_right, turn
 
     kccl.run_threads(main, world_size, backend="cuda")
 
