@@ -182,23 +182,25 @@ class Communicator(OneSided):
         window = self.window(max(math.prod(shape) * kind.itemsize, 1))
         return self._backend.array(window, shape, kind)
 
-    def device_comm(self, *, channels: int = 132, max_bytes: int = 65536) -> DeviceComm:
+    def device_comm(
+        self, *, channels: int = 132, max_bytes: int = 65536, exchange_bytes: int = 262144
+    ) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
 
-        Each has 8 * world_size * channels * max_bytes bytes of its own on every rank until the
-        communicator ends: kernels that take different ones may run at the same time.
+        Each has 8 * world_size * channels * max_bytes + 8 * exchange_bytes bytes of its own on every
+        rank until the communicator ends: kernels with different ones may run at the same time.
 
         Args:
-            channels: How many coops (blocks or warps) make calls; the same on all ranks.
-            max_bytes: Of one coop's message; the same on all ranks.
+            channels: How many coops (blocks or warps) make calls; the same on all ranks, as all.
+            max_bytes: Of one coop's message.
+            exchange_bytes: Of all slices in publish() and collect(), each rounded up to 64 bytes.
         """
         self._check_usable()
         arguments.between("channels", channels, 1, 2**20)
         arguments.between("max_bytes", max_bytes, 1, 2**31)
-        made = self._backend.device_comm(channels, max_bytes, self._env.first_timeout)
-        # Nobody writes before all are ready.
-        self._mesh.allgather(b"", "device_comm", self._env.first_timeout)
-        return made
+        arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
+        sizes = channels, max_bytes, exchange_bytes
+        return self._backend.device_comm(*sizes, self._env.first_timeout)
 
     def check(self) -> None:
         """Raises what went wrong in calls made so far, as far as it is known; waits for nothing.

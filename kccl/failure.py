@@ -56,9 +56,11 @@ def error_of(status: int, record: Any, rank: int) -> Error:
             f"{record.wanted}; all ranks may go on after comm.reset()"
         )
     if record.status == lib.kKcclMessageTooLong:
+        is_exchange = record.kernel == lib.kKcclGridExchange
+        limit = "exchange_bytes" if is_exchange else "max_bytes"
         return InvalidArgument(
             f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
-            f"have at most {record.wanted}, the max_bytes of its device_comm(); all ranks may go "
+            f"have at most {record.wanted}, the {limit} of its device_comm(); all ranks may go "
             "on after comm.reset()"
         )
     waited_s = record.waited_ns * 1e-9
@@ -67,6 +69,8 @@ def error_of(status: int, record: Any, rank: int) -> Error:
     seen = f"epoch seen {record.seen}, wanted {record.wanted}"
     if record.kernel == lib.kKcclGridSync:
         place, peer = f"rank {record.rank}", f"block {record.channel}"
+    elif record.kernel == lib.kKcclGridExchange:
+        place, peer = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
     elif record.kernel == lib.kKcclWait:
         place = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"

@@ -14,7 +14,11 @@ from .mesh import Mesh
 
 
 def layout(
-    world_size: int, num_channels: int, packet_bytes: int, staging_bytes: int
+    world_size: int,
+    num_channels: int,
+    packet_bytes: int,
+    staging_bytes: int,
+    exchange_bytes: int,
 ) -> dict[str, int]:
     """The fields of KcclLayout, as csrc/include/kccl/layout.h computes them.
 
@@ -23,14 +27,15 @@ def layout(
         num_channels: Scratch channels: those of calls, times the blocks of each.
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
+        exchange_bytes: Of all slices of an exchange of the grid.
     """
     regions = abi.ffi.new("KcclLayout *")
-    sizes = (world_size, num_channels, packet_bytes, staging_bytes)
+    sizes = (world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes)
     if abi.lib.kccl_host_layout(regions, *sizes, mmap.PAGESIZE) != 0:
         raise InvalidArgument(
-            f"packet_bytes is {packet_bytes} and staging_bytes {staging_bytes}, must be multiples "
-            f"of {abi.PACKET_UNIT} and {abi.LINE_BYTES}, and staging_bytes at least "
-            f"{abi.LEAST_STAGING_BYTES}"
+            f"packet_bytes is {packet_bytes}, staging_bytes {staging_bytes} and exchange_bytes "
+            f"{exchange_bytes}, must be multiples of {abi.PACKET_UNIT}, {abi.LINE_BYTES} and "
+            f"{abi.LINE_BYTES}, and staging_bytes at least {abi.LEAST_STAGING_BYTES}"
         )
     return {name: getattr(regions, name) for name, _ in abi.ffi.typeof("KcclLayout").fields}
 

@@ -48,3 +48,30 @@ class Chunks:
     def _call_on(self, actor, rank, kernel, source, result, count):
         where = {"input": self._address(rank, source), "output": self._address(rank, result)}
         self.call(actor, rank, kernel, count=count, **where)
+
+    def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0)):
+        """Slices of so many bytes of all blocks, so often: every one makes it at the same place."""
+        num_actors = len(self._calls[0])
+        sent = [self._bytes(nbytes * times) for _ in range(num_actors)]
+        kernel = "grid_exchange"
+        for rank in self.ranks:
+            slices = [
+                sent[actor][source][time * nbytes : (time + 1) * nbytes]
+                for time in range(times)
+                for source in (self.ranks if reaches_all else [rank])
+                for actor in range(num_actors)
+            ]
+            want = np.concatenate(slices)
+            for actor in range(num_actors):
+                mine = sent[actor][rank]
+                at = self._place(rank, mine, is_written=False, shift=shifts[0])
+                what = f"slices of {nbytes} bytes"
+                out = self._place(rank, want, is_written=True, shift=shifts[1], what=what)
+                self.call(
+                    *(actor, rank, kernel),
+                    input=self._address(rank, at),
+                    output=self._address(rank, out),
+                    count=nbytes,
+                    peer=2 * reaches_all + orders,
+                    channel=times,
+                )

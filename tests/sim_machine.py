@@ -22,7 +22,7 @@ BROADCAST = "broadcast_direct_ll16"
 BARRIER = "barrier_direct"
 # What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
 ALL_KINDS = (LL16, SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
-ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync")
+ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync", "grid_exchange")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Machine:
     model: str = "sm_90"
     epoch_bits: int = 32
     packet_bytes: int = 256
+    exchange_bytes: int = 2048
     num_channels: int = 1
     schedule: str = "mixed"
     is_weak: bool = True
@@ -56,6 +57,7 @@ class Machine:
             num_channels=self.num_channels,
             packet_bytes=self.packet_bytes,
             staging_bytes=1024,
+            exchange_bytes=self.exchange_bytes,
             epoch_bits=self.epoch_bits,
         )
 

@@ -108,6 +108,21 @@ def _grid_sync(script, actors, size, rng):
             script.reduce(actor, LL16, _count(script, size), source=source)
 
 
+def _exchange(script, actors, size, rng):
+    """Every block reads the slices of all, and takes what another reduced before."""
+    is_long = SIZES[size] == 65536
+    results = [] if is_long else [script.reduce(a, LL16, _count(script, size)) for a in actors]
+    is_narrow = script.machine.epoch_bits == 4
+    times = int(rng.integers(4, 9) if is_narrow and not is_long else rng.integers(1, 3))
+    reaches_all = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    # Blocks of one rank may take each other's results after either.
+    orders = bool(results) or bool(rng.integers(2))
+    script.exchange(_num_bytes(size), times, reaches_all=reaches_all, orders=orders, shifts=shifts)
+    for actor, source in zip(actors, results[1:] + results[:1], strict=False):
+        script.reduce(actor, LL16, _count(script, size), source=source)
+
+
 COLLECTIVES = {
     LL16: _all_reduce(LL16),
     SENTINEL: _all_reduce(SENTINEL),
@@ -118,12 +133,15 @@ COLLECTIVES = {
     "put_signal_wait": _put_signal_wait,
     "barrier": _barrier,
     "grid_sync": _grid_sync,
+    "exchange": _exchange,
     "stage": None,  # launches of its own
 }
 CELLS = tuple(
     Cell(*each)
     for each in product(COLLECTIVES, SIZES, (2, 3, 4, 8), (32, 64), ("sm_90", "gfx942"), (4, 32))
 )
+# What all blocks of a kernel do together.
+GRIDS = ("grid_sync", "exchange")
 # What comes between on the same channel, always short.
 _FILLING = (LL16, SENTINEL, "reduce_scatter", "all_gather", "broadcast", "barrier")
 _FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
@@ -146,6 +164,7 @@ def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
         model=cell.model,
         epoch_bits=cell.epoch_bits,
         packet_bytes=int(rng.choice(sizes)),
+        exchange_bytes=_exchange_bytes(cell),
         num_channels=_CHANNELS,
         trace_events=trace_events,
         csrc=csrc,
@@ -166,7 +185,7 @@ def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
     # Where in its period the channel is when the long calls come.
     lead = int(rng.integers(16)) if cell.epoch_bits == 4 else 0
     num_calls = 1 if nbytes > _LONG else 2 if is_long else 8 if cell.epoch_bits == 4 else 4
-    if cell.collective == "grid_sync":
+    if cell.collective in GRIDS:
         # Each of these is several calls of each block.
         num_calls = min(num_calls, 3)
     if is_long:
@@ -183,11 +202,19 @@ def script_of(cell, number, *, trace_events=0, csrc=jit.CSRC):
     return script
 
 
+def _exchange_bytes(cell):
+    """Room for the slices of three blocks of all ranks: what there is, a scrub goes through."""
+    if cell.collective != "exchange":
+        return 0
+    slice_bytes = -(-max(_num_bytes(cell.size), 1) // 64) * 64
+    return -(-3 * cell.world_size * slice_bytes // 128) * 128
+
+
 def _shape(cell, is_long, rng):
     """Threads of a block, blocks, who acts, and how the calls are launched."""
     warps = int(rng.choice([2, 4] if is_long else [1, 2, 2, 3]))
     threads = min(warps * cell.warp_size, 128)
-    if cell.collective == "grid_sync":
+    if cell.collective in GRIDS:
         return threads, int(rng.integers(2, 4)), "Block", "kernel"
     coop, style = (("Block", "kernel"), ("Warp", "kernel"), ("Block", "calls"))[
         rng.choice(3, p=[0.7, 0.2, 0.1])

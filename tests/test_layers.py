@@ -46,12 +46,13 @@ INCLUDES = {
     "barrier.cuh": {"signal.cuh"},
     "grid.cuh": {"signal.cuh"},
     "stage.cuh": {"signal.cuh"},
+    "publish.cuh": {"barrier.cuh", "grid.cuh", "packet.cuh"},
     "channel.cuh": {"barrier.cuh", "payload.cuh"},
     "exchange.cuh": {"channel.cuh", "packet.cuh"},
     "sentinel.cuh": {"channel.cuh"},
 }
 FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
-FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "reduce.cuh"}
+FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
 FOR_HOST = {

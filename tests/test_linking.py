@@ -102,7 +102,7 @@ CONSUMER = """
 #include <cstdio>
 
 int main() {
-    constexpr KcclLayout layout = kccl::layout(2, 3, 64, kKcclLeastStagingBytes, 4096);
+    constexpr KcclLayout layout = kccl::layout(2, 3, 64, kKcclLeastStagingBytes, 256, 4096);
     std::printf("%zu %d %llu", sizeof(kccl::DeviceComm), int{kKcclAbiVersion},
                 static_cast<unsigned long long>(layout.scratch_bytes));
 }
@@ -123,7 +123,7 @@ def test_cmake_finds_the_headers_for_cxx(tmp_path):
     size, version, scratch_bytes = map(int, run(tmp_path / "out" / "consumer").split())
     assert (size, version) == (abi.ffi.sizeof("KcclDeviceComm"), abi.ABI_VERSION)
     regions = abi.ffi.new("KcclLayout *")
-    assert abi.lib.kccl_host_layout(regions, 2, 3, 64, abi.LEAST_STAGING_BYTES, 4096) == 0
+    assert abi.lib.kccl_host_layout(regions, 2, 3, 64, abi.LEAST_STAGING_BYTES, 256, 4096) == 0
     assert scratch_bytes == regions.scratch_bytes
 
 

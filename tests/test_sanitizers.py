@@ -20,7 +20,7 @@ CSRC = Path(kccl.include_dir()).parent
 DRIVER = Path(__file__).parent / "sanitize" / "ranks_as_threads.cpp"
 SOURCES = ("core", "idle", "probe", "kernels_baseline")
 # Small slots, so that short messages already go in rounds.
-SETTINGS = {"num_channels": 3, "packet_bytes": 64, "staging_bytes": 1024}
+SETTINGS = {"num_channels": 3, "packet_bytes": 64, "staging_bytes": 1024, "exchange_bytes": 256}
 COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]
 # Why -O0: with both, optimising takes three times as long as all the rest.
 ADDRESS = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

@@ -18,7 +18,7 @@ import sim_matrix
 import sim_soak
 from rich.console import Console
 from sim_machine import LL16, Machine
-from sim_matrix import CELLS, COLLECTIVES, SIZES, Task
+from sim_matrix import CELLS, COLLECTIVES, GRIDS, SIZES, Task
 from sim_mutations import BY_NAME, plant
 from sim_programs import Script
 
@@ -39,7 +39,7 @@ def share(collective, size):
         is_first = machine == min(PAIRS)
         num_seeds = 1
         if size in ("0", "8", "odd"):
-            if cell.world_size == 2 and collective != "grid_sync":
+            if cell.world_size == 2 and collective not in GRIDS:
                 num_seeds = 3
             takes = machine in (ONCE if cell.world_size == 8 else PAIRS)
             takes = takes or (cell.world_size == 2 and size != "0")

@@ -56,9 +56,11 @@ const InstructionSet& instruction_set() {
 extern "C" {
 
 int kccl_host_layout(KcclLayout* filled, uint64_t world_size, uint64_t num_channels,
-                     uint64_t packet_bytes, uint64_t staging_bytes, uint64_t page_bytes) {
-    if (!kccl::fits_layout(packet_bytes, staging_bytes)) return -1;
-    *filled = kccl::layout(world_size, num_channels, packet_bytes, staging_bytes, page_bytes);
+                     uint64_t packet_bytes, uint64_t staging_bytes, uint64_t exchange_bytes,
+                     uint64_t page_bytes) {
+    if (!kccl::fits_layout(packet_bytes, staging_bytes, exchange_bytes)) return -1;
+    *filled = kccl::layout(world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes,
+                           page_bytes);
     return 0;
 }
 

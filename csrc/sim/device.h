@@ -28,9 +28,10 @@ struct KcclSimEngine {
     uint64_t (*load)(const void* address, uint32_t num_bytes, uint32_t order, uint32_t scope);
     void (*store)(void* address, uint64_t value, uint32_t num_bytes, uint32_t order,
                   uint32_t scope);
-    // 16 bytes in single-copy atomic units of unit_bytes, relaxed, system scope.
-    void (*load_packet)(const void* address, uint64_t* halves, uint32_t unit_bytes);
-    void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes);
+    // 16 bytes in single-copy atomic units of unit_bytes, relaxed.
+    void (*load_packet)(const void* address, uint64_t* halves, uint32_t unit_bytes, uint32_t scope);
+    void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes,
+                         uint32_t scope);
     uint32_t (*claim)(uint32_t* address, uint32_t value);
     // Returns the sum; acquires and releases, block scope.
     uint32_t (*add)(uint32_t* address, uint32_t value);

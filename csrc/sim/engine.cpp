@@ -74,7 +74,7 @@ void store(void* address, uint64_t value, uint32_t num_bytes, uint32_t order, ui
              value);
 }
 
-void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
+void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes, uint32_t scope) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
     machine.point();
@@ -84,8 +84,8 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
     Event first;
     bool is_torn = false;
     for (uint32_t offset = 0; offset < 16; offset += unit_bytes) {
-        const Memory::Seen seen = load_at(
-            machine, {begin + offset, unit_bytes, Order::kRelaxed, Scope::kSystem, site, true});
+        const Memory::Seen seen = load_at(machine, {begin + offset, unit_bytes, Order::kRelaxed,
+                                                    static_cast<Scope>(scope), site, true});
         memcpy(to + offset, &seen.value, unit_bytes);
         if (offset == 0) first = seen.writer;
         // A packet's units are stored one after the other, or none was.
@@ -95,7 +95,7 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes) {
     if (is_torn) ++machine.torn_packets;
 }
 
-void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
+void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes, uint32_t scope) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
     machine.end_poll();
@@ -106,8 +106,10 @@ void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes) {
         machine.point();
         uint64_t unit = 0;
         memcpy(&unit, from + offset, unit_bytes);
-        store_at(machine, {begin + offset, unit_bytes, Order::kRelaxed, Scope::kSystem, site, true},
-                 unit);
+        store_at(
+            machine,
+            {begin + offset, unit_bytes, Order::kRelaxed, static_cast<Scope>(scope), site, true},
+            unit);
     }
 }
 

@@ -17,9 +17,15 @@ uint32_t Slots::of(int32_t rank, int32_t block) {
 }
 
 uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch) {
-    // A kernel's grid_sync is no call of its channels: their numbers would come to differ by rank.
-    Last& last = last_[{state, kernel == kKcclGridSync ? -1 : channel}];
+    // What a grid does is no call of its channels: their numbers would come to differ by rank.
+    const int32_t stream = kernel == kKcclGridSync       ? -1
+                           : kernel == kKcclGridExchange ? -2 - channel
+                                                         : channel;
+    Last& last = last_[{state, stream}];
     if (last.index != 0 && last.info.epoch == epoch) return last.index;
+    if (last.index_before != 0 && last.epoch_before == epoch) return last.index_before;
+    last.index_before = last.index;
+    last.epoch_before = last.info.epoch;
     last.info = {state, kernel, channel, epoch, last.info.number + 1};
     last.index = next_++;
     if (known_.size() < kKept) {

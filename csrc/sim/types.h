@@ -93,6 +93,9 @@ class Calls {
     struct Last {
         uint32_t index = 0;
         CallInfo info = kNone;
+        // The one before: a thread may enter it when others of its rank have left it.
+        uint32_t index_before = 0;
+        uint32_t epoch_before = 0;
     };
     std::vector<CallInfo> known_;                        // the one of index i at i % kKept
     uint32_t next_ = 1;                                  // index

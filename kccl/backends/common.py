@@ -22,6 +22,7 @@ class Settings:
         blocks_per_channel: Most blocks of one call.
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
+        exchange_bytes: Payload bytes of all slices of an exchange of the grid.
         epoch_bits: Width of epochs.
     """
 
@@ -29,6 +30,7 @@ class Settings:
     blocks_per_channel: int = 1
     packet_bytes: int = 4096
     staging_bytes: int = 524288
+    exchange_bytes: int = 4096
     epoch_bits: int = 32
 
     @property
@@ -38,7 +40,13 @@ class Settings:
 
     def layout(self, world_size: int) -> dict[str, int]:
         """The fields of KcclLayout."""
-        return layout(world_size, self.scratch_channels, self.packet_bytes, self.staging_bytes)
+        return layout(
+            world_size,
+            self.scratch_channels,
+            self.packet_bytes,
+            self.staging_bytes,
+            self.exchange_bytes,
+        )
 
 
 # Kernels whose calls count elements; those of the others that move data count bytes.
@@ -293,7 +301,9 @@ class Backend:
         """Runs a module.Kernel to its end, or enqueues it; `data` are its arguments."""
         raise NotImplementedError
 
-    def device_comm(self, channels: int, max_bytes: int, timeout: float) -> DeviceComm:
+    def device_comm(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> DeviceComm:
         """What kernels take to talk to their peers. Collective; see _make_scratch()."""
         settings = replace(
             self._settings,
@@ -301,9 +311,12 @@ class Backend:
             blocks_per_channel=1,
             packet_bytes=-(-max_bytes // abi.PACKET_UNIT) * abi.PACKET_UNIT,
             staging_bytes=abi.LEAST_STAGING_BYTES,
+            exchange_bytes=-(-exchange_bytes // abi.LINE_BYTES) * abi.LINE_BYTES,
         )
         comm = self._device_comm(settings, self._make_scratch(settings, "device_comm", timeout))
         data = bytes(ffi.buffer(comm))
+        # Nobody writes before all are ready.
+        self._mesh.allgather(b"", "device_comm", timeout)
         return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
 
     def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:

@@ -48,6 +48,8 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
         rank: Whose window it is.
     """
     flags = {value: name for name, value in abi.members("KcclFlag", "kKcclFlag").items()}
+    families = {value: name for name, value in abi.members("KcclGridWords", "kKcclGrid").items()}
+    reaches = {value: name for name, value in abi.members("KcclReach", "kKcclReach").items()}
     regions = [name for name, _ in ffi.typeof("KcclLayout").fields if not name.endswith("_bytes")]
     line = abi.LINE_BYTES
 
@@ -64,7 +66,17 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             signal_id, source = divmod(at // line, world_size)
             return f"signal {signal_id} from rank {source}"
         if region == "grid":
-            return f"grid word of block {at // line}"
+            family, block = divmod(at // line, abi.MAX_BLOCKS)
+            return f"grid word of block {block}, for its {families[family]}"
+        if region == "exchanges":
+            reach, block = divmod(at // 4, abi.MAX_BLOCKS)
+            return f"epoch of block {block}'s exchanges, reach '{reaches[reach]}'"
+        if region == "board":
+            slot, at = divmod(at, 2 * layout["exchange_bytes"])
+            reach, parity = divmod(slot, 2)
+            packet, half = divmod(at // 8, _PACKET_BYTES // 8)
+            place = f"the exchange's board, reach '{reaches[reach]}', parity {parity}"
+            return f"half {half} of packet {packet} on {place}"
         if region == "sentinel":
             slot, at = divmod(at, layout["packet_bytes"])
             rest, source = divmod(slot, world_size)

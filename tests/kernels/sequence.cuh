@@ -11,6 +11,35 @@ KCCL_DEVICE constexpr bool has(KcclKernel kernel) {
     return (KERNELS >> kernel & 1u) != 0;
 }
 
+struct alignas(8) ShortSlice {
+    uint8_t bytes[256];
+};
+
+// A few exchanges of one opening; of each, [slice][count] bytes of `input` go out and all come in to
+// `output`, the one behind the other.
+template <KcclReach REACH, mem::Order order>
+KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
+    GridExchange<REACH> blocks(comm);
+    KCCL_BLOCK_SHARED(ShortSlice, shared);
+    const auto count = static_cast<uint32_t>(call.count);
+    Status status = blocks.status();
+    for (int i = 0; i < call.channel && status == kKcclOk; ++i) {
+        const uint8_t* in = input_of<uint8_t>(call) + i * call.count;
+        // What other threads write right before is the business of the order.
+        if (order == mem::Order::kAcqRel && count <= sizeof(shared)) {
+            for (uint32_t at = blocks.num_threads() - 1 - blocks.thread(); at < count;
+                 at += blocks.num_threads()) {
+                mem::store_plain(shared.bytes + at, mem::load_plain(in + at));
+            }
+            in = shared.bytes;
+        }
+        publish<order>(blocks, in, count);
+        const uint64_t at = i * blocks.num_slices() * call.count;
+        status = collect<order>(blocks, output_of<uint8_t>(call) + at, count);
+    }
+    return status;
+}
+
 // Called by all threads of the channel's coop. T, Op: of every reduction in the list.
 template <uint32_t KERNELS, class T, class Op, class Coop>
 KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
@@ -106,6 +135,18 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclGridSync)) {
         if (call.kernel == kKcclGridSync) return grid_sync(comm, call.count);
+    }
+    if constexpr (has<KERNELS>(kKcclGridExchange)) {
+        constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
+        constexpr mem::Order kAcqRel = mem::Order::kAcqRel;
+        if (call.kernel == kKcclGridExchange) {
+            switch (call.peer) {
+                case 0: return exchange<kKcclReachRank, kRelaxed>(comm, call);
+                case 1: return exchange<kKcclReachRank, kAcqRel>(comm, call);
+                case 2: return exchange<kKcclReachAllRanks, kRelaxed>(comm, call);
+                default: return exchange<kKcclReachAllRanks, kAcqRel>(comm, call);
+            }
+        }
     }
     return kKcclForked;
 }

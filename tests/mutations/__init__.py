@@ -6,6 +6,12 @@ A mutation names the program that shows it, the verdicts that count, and how man
 The source as it is passes the same programs under the same seeds.
 """
 
-from . import blocks, chunks, order, packets
+from . import blocks, chunks, exchanges, order, packets
 
-MUTATIONS = (*order.MUTATIONS, *packets.MUTATIONS, *chunks.MUTATIONS, *blocks.MUTATIONS)
+MUTATIONS = (
+    *order.MUTATIONS,
+    *packets.MUTATIONS,
+    *chunks.MUTATIONS,
+    *blocks.MUTATIONS,
+    *exchanges.MUTATIONS,
+)

@@ -151,6 +151,36 @@ def _grids_of_many_sizes(script):
             script.reduce(actor, LL16, 8, source=results[(actor + 1) % blocks])
 
 
+def _exchanges(script):
+    """Every block takes what another, of its rank, has reduced."""
+    script.begin(threads=2 * script.machine.warp_size, blocks=3)
+    for number, nbytes in enumerate((8, 0, 100, 100, 8, 20)):
+        results = [script.reduce(actor, LL16, 70) for actor in range(3)]
+        script.exchange(nbytes, reaches_all=number % 2 == 0)
+        for actor in range(3):
+            script.reduce(actor, LL16, 70, source=results[(actor + 1) % 3])
+
+
+def _exchanges_in_a_row(script):
+    script.begin(threads=2 * script.machine.warp_size, blocks=3)
+    for nbytes in (8, 100, 300, 20):
+        script.exchange(nbytes, 5, orders=False)
+
+
+def _exchanges_seldom_long(script):
+    """The last words of the board lie idle for more than a period."""
+    script.begin(threads=script.machine.warp_size, blocks=2)
+    for _ in range(4):
+        script.exchange(200, 1, orders=False)
+        script.exchange(3, 15, orders=False)
+
+
+def _exchanges_of_many_sizes(script):
+    for blocks in (3, 2, 3):
+        script.begin(threads=script.machine.warp_size, blocks=blocks)
+        script.exchange(20, 3)
+
+
 def _stream(script):
     for warps in (3, 1):
         script.stage(2000, threads=warps * script.machine.warp_size, in_flight=4)
@@ -193,6 +223,16 @@ PROGRAMS = {
     "grid": Program(_grid, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}),
     "grids of many sizes": Program(
         _grids_of_many_sizes, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}
+    ),
+    "exchanges": Program(_exchanges, 2, (LL16, "grid_exchange"), {**NARROW, "num_channels": 3}),
+    "exchanges in a row": Program(
+        _exchanges_in_a_row, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
+    ),
+    "exchanges seldom long": Program(
+        _exchanges_seldom_long, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}
+    ),
+    "exchanges of many sizes": Program(
+        _exchanges_of_many_sizes, 2, ("grid_exchange",), {"num_channels": 3}
     ),
     "stream": Program(_stream, 2, (LL16,)),
     "stream left": Program(_stream_left, 2, (LL16,)),

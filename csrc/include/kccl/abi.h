@@ -17,11 +17,11 @@ using ChannelState = ::KcclChannelState;
 using Record = ::KcclRecord;
 using Status = ::KcclStatus;
 
-static_assert(sizeof(KcclLayout) == 88, "KcclLayout: eleven 8-byte fields, no padding");
+static_assert(sizeof(KcclLayout) == 112, "KcclLayout: fourteen 8-byte fields, no padding");
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
 static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
-static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 88, "KcclDeviceComm: no padding");
+static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 112, "KcclDeviceComm: no padding");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
 static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 48, "KcclCall: no padding");
 static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,

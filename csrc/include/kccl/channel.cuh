@@ -51,7 +51,7 @@ KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awai
             }
         }
         if (!leads(coop)) continue;
-        for (int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; ++flag) {
+        for (int flag = kKcclFlagCredit; flag < kKcclNumFlags; ++flag) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past);
         }

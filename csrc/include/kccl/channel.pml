@@ -132,7 +132,7 @@ inline scrub() {
             :: leads ->
                scrub_flag(CREDIT_FLAG);
                if
-               /* channel.cuh scrub(): int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; */
+               /* channel.cuh scrub(): int flag = kKcclFlagCredit; flag < kKcclNumFlags; */
                /* channel.cuh scrub(): mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 *     flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past); */
                :: planted(BARRIER_SCRUBBED) -> scrub_flag(BARRIER_FLAG)

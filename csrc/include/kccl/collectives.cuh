@@ -28,14 +28,6 @@
 
 namespace kccl {
 
-KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, const Awaited& call,
-                                    uint64_t num_bytes) {
-    constexpr uint64_t kMost = 0xffffffff;
-    give_up(comm, Record{kKcclMessageTooLong, comm.rank, comm.rank, call.kernel, call.channel,
-                         static_cast<uint32_t>(num_bytes < kMost ? num_bytes : kMost),
-                         static_cast<uint32_t>(comm.layout.packet_bytes), 0, 0});
-}
-
 // Whether there is anything to send, and it fits. If it does not, the call has failed. Called by all
 // threads of the coop.
 template <class Coop, int WORLD_SIZE>
@@ -43,9 +35,8 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uin
     if (num_bytes - 1 < channel.max_bytes()) return true;
     if (num_bytes == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
-        Awaited call = channel.awaited();
-        call.kernel = kernel;
-        refuse_length(channel.comm(), call, num_bytes);
+        refuse_length(channel.comm(), kernel, channel.awaited().channel, num_bytes,
+                      channel.comm().layout.packet_bytes);
     }
     channel.leave(true);
     return false;

@@ -15,8 +15,8 @@
 
 namespace kccl {
 
-KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t num_blocks) {
-    give_up(comm, Record{kKcclGridTooLarge, comm.rank, comm.rank, kKcclGridSync, 0, num_blocks,
+KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t kernel, uint32_t num_blocks) {
+    give_up(comm, Record{kKcclGridTooLarge, comm.rank, comm.rank, kernel, 0, num_blocks,
                          kKcclMaxBlocks, 0, 0});
     return status_of(comm);
 }
@@ -26,15 +26,15 @@ KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t num_blocks)
 // other kernel of this rank's communicator does so meanwhile.
 class GridBarrier {
   public:
-    // `comm` outlives this.
-    KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm)
-        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
+    // `comm` outlives this. Families of words are barriers of their own.
+    KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm, KcclGridWords family = kKcclGridSyncs)
+        : comm_(comm), num_blocks_(platform::blocks_per_grid()), family_(family) {
         if (num_blocks_ > kKcclMaxBlocks) {
-            status_ = refuse_grid(comm, num_blocks_);
+            status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
         }
-        mine_ = grid_word(comm, platform::block_in_grid());
-        others_ = grid_word(comm, mem::keep(block().index()));
+        mine_ = grid_word(comm, family, platform::block_in_grid());
+        others_ = grid_word(comm, family, mem::keep(block().index()));
         step_ = mem::keep(comm.epoch_step);
         const Status status = status_of(comm);
         epoch_ = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(mine_);
@@ -47,7 +47,8 @@ class GridBarrier {
         const uint32_t stride = num_blocks_ * block().size();
         for (uint32_t absent = num_blocks_ * (1 + block().index()) + platform::block_in_grid();
              absent < kKcclMaxBlocks; absent += stride) {
-            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(grid_word(comm_, absent), epoch_);
+            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(grid_word(comm_, family_, absent),
+                                                                  epoch_);
         }
     }
 
@@ -93,6 +94,7 @@ class GridBarrier {
   private:
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
+    const KcclGridWords family_;
     uint32_t* mine_ = nullptr;
     const uint32_t* others_ = nullptr;  // of the block whose number is this thread's
     uint32_t epoch_ = 0;

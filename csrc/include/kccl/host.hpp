@@ -164,9 +164,10 @@ inline std::string sentence(const KcclRecord& record, int reader) {
     const std::string rank = "rank " + text(record.rank);
     const std::string told = record.rank == reader ? "" : " (rank " + text(reader) + " heard it)";
     if (record.status == kKcclAborted) return rank + " gave up outside of a call" + told;
+    const bool is_of_blocks = record.kernel == kKcclGridSync || record.kernel == kKcclGridExchange;
     const std::string name =
         kernel_name(record.kernel, std::make_index_sequence<kKcclNumKernels>()) +
-        (record.kernel == kKcclGridSync ? " with block " : " on channel ") + text(record.channel);
+        (is_of_blocks ? " with block " : " on channel ") + text(record.channel);
     if (record.status == kKcclMessageTooLong || record.status == kKcclGridTooLarge) {
         const char* unit = record.status == kKcclGridTooLarge ? " blocks" : " bytes";
         return name + ": " + text(record.seen) + unit + " on " + rank + ", must be at most " +
@@ -183,11 +184,13 @@ inline std::string sentence(const KcclRecord& record, int reader) {
 
 // ---- The communicator ----------------------------------------------------------------------------
 
-// channels and max_bytes are the same on all ranks.
+// All but timeout_s are the same on all ranks.
 struct Options {
     int channels;        // how many coops, blocks or warps, of a kernel make calls
     uint64_t max_bytes;  // of one coop's message
     double timeout_s;    // how long one wait may last, also for a peer whose process has ended
+    // Of the slices of all blocks of all ranks in publish() and collect(), each rounded up to 64.
+    uint64_t exchange_bytes = 262144;
 };
 
 // What kernels need to talk to their peers. One kernel at a time uses it.
@@ -197,13 +200,17 @@ class Communicator {
     Communicator(const Team& team, const Options& options) : team_(team) {
         team.agree("channels", static_cast<uint64_t>(options.channels));
         team.agree("max_bytes", options.max_bytes);
+        team.agree("exchange_bytes", options.exchange_bytes);
         team.together([&] {
-            if (options.channels < 1 || options.max_bytes < 1 || !(options.timeout_s > 0)) {
-                throw Error("channels, max_bytes and timeout_s must be positive");
+            if (options.channels < 1 || options.max_bytes < 1 || options.exchange_bytes < 1 ||
+                !(options.timeout_s > 0)) {
+                throw Error("channels, max_bytes, exchange_bytes and timeout_s must be positive");
             }
         });
         const uint64_t packet_bytes =
             (options.max_bytes + kKcclPacketUnit - 1) / kKcclPacketUnit * kKcclPacketUnit;
+        const uint64_t exchange_bytes =
+            (options.exchange_bytes + kKcclLineBytes - 1) / kKcclLineBytes * kKcclLineBytes;
         comm_.abi_version = kKcclAbiVersion;
         comm_.rank = team.rank();
         comm_.world_size = team.world_size();
@@ -211,9 +218,10 @@ class Communicator {
         comm_.blocks_per_channel = 1;
         comm_.epoch_step = 1;
         comm_.polls_per_check = kKcclGpuPollsPerCheck;
-        comm_.layout = layout(static_cast<uint64_t>(team.world_size()),
-                              static_cast<uint64_t>(options.channels), packet_bytes,
-                              kKcclLeastStagingBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+        comm_.layout =
+            layout(static_cast<uint64_t>(team.world_size()),
+                   static_cast<uint64_t>(options.channels), packet_bytes, kKcclLeastStagingBytes,
+                   exchange_bytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
         window_ = std::make_unique<Window>(team, comm_.layout.scratch_bytes, options.timeout_s);
         for (int peer = 0; peer < team.world_size(); ++peer) {
             comm_.window[peer] = comm_.scratch[peer] = window_->address(peer);

@@ -14,6 +14,7 @@
 #include "../../kernels/broadcast_direct_ll16.cuh"
 #include "../../kernels/broadcast_pull_simple.cuh"
 #include "../../kernels/get.cuh"
+#include "../../kernels/grid_exchange.cuh"
 #include "../../kernels/grid_sync.cuh"
 #include "../../kernels/put.cuh"
 #include "../../kernels/reduce_scatter_direct_ll16.cuh"

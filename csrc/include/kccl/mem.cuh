@@ -3,7 +3,8 @@
 // mem_hip.cuh, mem_host.cuh and mem_sim.cuh, the only files with inline assembly.
 //
 //   load<Order, Scope>(p)       store<Order, Scope>(p, v)      32 and 64 bits, naturally aligned
-//   load_packet / store_packet  two 64-bit halves, each single-copy atomic, relaxed, system scope
+//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic, relaxed; system scope
+//   store_packet<Scope>(p, v)   unless the device's is asked for
 //   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
 //   load_plain / store_plain    no order: memory that a signal already hands over
@@ -39,6 +40,11 @@ enum class Scope { kBlock, kDevice, kSystem };
 struct Packet {
     uint64_t half[2];
 };
+
+template <Scope scope = Scope::kSystem>
+KCCL_DEVICE Packet load_packet(const Packet* address);
+template <Scope scope = Scope::kSystem>
+KCCL_DEVICE void store_packet(Packet* address, Packet packet);
 
 // Counts, in block-shared memory, what a phase still waits for: arrivals of threads, and bytes of
 // asynchronous copies. A phase ends when both are zero, and the next begins. After NVIDIA's mbarrier.

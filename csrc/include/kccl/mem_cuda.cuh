@@ -55,19 +55,34 @@ KCCL_DEVICE void store(T* address, T value) {
 #undef KCCL_MEM_BY_SIZE
 #undef KCCL_MEM_BY_SCOPE
 
+template <Scope scope>
 KCCL_DEVICE Packet load_packet(const Packet* address) {
     Packet packet;
-    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
-                 : "=l"(packet.half[0]), "=l"(packet.half[1])
-                 : "l"(address)
-                 : "memory");
+    if constexpr (scope == Scope::kDevice) {
+        asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(packet.half[0]), "=l"(packet.half[1])
+                     : "l"(address)
+                     : "memory");
+    } else {
+        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(packet.half[0]), "=l"(packet.half[1])
+                     : "l"(address)
+                     : "memory");
+    }
     return packet;
 }
 
+template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(packet.half[0]),
-                 "l"(packet.half[1])
-                 : "memory");
+    if constexpr (scope == Scope::kDevice) {
+        asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(address),
+                     "l"(packet.half[0]), "l"(packet.half[1])
+                     : "memory");
+    } else {
+        asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address),
+                     "l"(packet.half[0]), "l"(packet.half[1])
+                     : "memory");
+    }
 }
 
 KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {

@@ -54,14 +54,16 @@ KCCL_DEVICE void fence() {
     }
 }
 
+template <Scope scope>
 KCCL_DEVICE Packet load_packet(const Packet* address) {
-    return {{load<Order::kRelaxed, Scope::kSystem>(&address->half[0]),
-             load<Order::kRelaxed, Scope::kSystem>(&address->half[1])}};
+    return {{load<Order::kRelaxed, scope>(&address->half[0]),
+             load<Order::kRelaxed, scope>(&address->half[1])}};
 }
 
+template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
-    store<Order::kRelaxed, Scope::kSystem>(&address->half[0], packet.half[0]);
-    store<Order::kRelaxed, Scope::kSystem>(&address->half[1], packet.half[1]);
+    store<Order::kRelaxed, scope>(&address->half[0], packet.half[0]);
+    store<Order::kRelaxed, scope>(&address->half[1], packet.half[1]);
 }
 
 // For mem_copies.cuh.

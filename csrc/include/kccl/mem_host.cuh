@@ -39,14 +39,16 @@ KCCL_DEVICE void fence() {
 // Pulling calls share channels with calls by packets, and what a peer has pulled must be
 // read before it is overwritten: there a packet orders what came before it. On x86 every load and
 // store does so anyway.
+template <Scope scope>
 KCCL_DEVICE Packet load_packet(const Packet* address) {
-    return {{load<Order::kRelaxed, Scope::kSystem>(&address->half[0]),
-             load<Order::kAcquire, Scope::kSystem>(&address->half[1])}};
+    return {{load<Order::kRelaxed, scope>(&address->half[0]),
+             load<Order::kAcquire, scope>(&address->half[1])}};
 }
 
+template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
-    store<Order::kRelaxed, Scope::kSystem>(&address->half[0], packet.half[0]);
-    store<Order::kRelease, Scope::kSystem>(&address->half[1], packet.half[1]);
+    store<Order::kRelaxed, scope>(&address->half[0], packet.half[0]);
+    store<Order::kRelease, scope>(&address->half[1], packet.half[1]);
 }
 
 // For mem_copies.cuh.

@@ -26,14 +26,18 @@ KCCL_DEVICE void store(T* address, T value) {
                            static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
 }
 
+template <Scope scope>
 KCCL_DEVICE Packet load_packet(const Packet* address) {
     Packet packet;
-    kccl_sim_engine->load_packet(address, packet.half, kPacketUnitBytes);
+    kccl_sim_engine->load_packet(address, packet.half, kPacketUnitBytes,
+                                 static_cast<uint32_t>(scope));
     return packet;
 }
 
+template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
-    kccl_sim_engine->store_packet(address, packet.half, kPacketUnitBytes);
+    kccl_sim_engine->store_packet(address, packet.half, kPacketUnitBytes,
+                                  static_cast<uint32_t>(scope));
 }
 
 KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {

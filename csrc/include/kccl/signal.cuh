@@ -47,6 +47,15 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     mem::tell_host(state->idle_context, record.status, record);
 }
 
+// Fails this rank because of `call`, on more bytes than its DeviceComm is made for. By one thread.
+KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, uint32_t kernel, int32_t channel,
+                                    uint64_t num_bytes, uint64_t most) {
+    constexpr uint64_t kMost = 0xffffffff;
+    give_up(comm, Record{kKcclMessageTooLong, comm.rank, comm.rank, kernel, channel,
+                         static_cast<uint32_t>(num_bytes < kMost ? num_bytes : kMost),
+                         static_cast<uint32_t>(most), 0, 0});
+}
+
 // Fails this rank because `source` gave up: keeps the record of the cause. The source tells the
 // others.
 KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
@@ -69,9 +78,9 @@ struct Awaited {
 
 // What a thread has not seen yet.
 struct Missing {
-    uint32_t ranks;     // as bits; this rank itself: other threads of it
-    uint32_t seen;      // what one of their words last was, as an epoch or a count
-    int32_t block = 0;  // grid_sync: whose word that is
+    uint32_t ranks;      // as bits; this rank itself: other threads of it
+    uint32_t seen;       // what one of their words last was, as an epoch or a count
+    int32_t block = -1;  // between blocks: whose word that is
 };
 
 // What a wait remembers between two looks at the clock.
@@ -137,7 +146,7 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
         if (waited_ns <= limit_ns) return true;
         status = kKcclTimeout;
     }
-    const int32_t channel = awaited.kernel == kKcclGridSync ? missing.block : awaited.channel;
+    const int32_t channel = missing.block >= 0 ? missing.block : awaited.channel;
     give_up(comm, Record{status, comm.rank, culprit, awaited.kernel, channel, missing.seen,
                          awaited.wanted, 0, waited_ns});
     return false;

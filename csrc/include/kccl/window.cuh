@@ -45,9 +45,21 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 }
 
 // The word by which a block of this rank tells the others how often it has synchronised.
-KCCL_DEVICE uint32_t* grid_word(const DeviceComm& comm, uint32_t block) {
-    return scratch_at<uint32_t>(comm, comm.rank,
-                                comm.layout.grid + uint64_t(block) * kKcclLineBytes);
+KCCL_DEVICE uint32_t* grid_word(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
+    const uint64_t line = uint64_t(family) * kKcclMaxBlocks + block;
+    return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
+}
+
+// The epoch of the last exchange that a block of this rank has made.
+KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, uint32_t block) {
+    const uint64_t place = uint64_t(reach) * kKcclMaxBlocks + block;
+    return scratch_at<uint32_t>(comm, comm.rank, comm.layout.exchanges + place * sizeof(uint32_t));
+}
+
+// The packets of all blocks in an exchange, of even parity; those of odd parity follow.
+KCCL_DEVICE mem::Packet* board(const DeviceComm& comm, KcclReach reach, int rank) {
+    return scratch_at<mem::Packet>(comm, rank,
+                                   comm.layout.board + reach * 4 * comm.layout.exchange_bytes);
 }
 
 // The packets that `source` pushes into `rank`'s scratch: a slot of 2 * packet_bytes.

@@ -1,0 +1,350 @@
+// publish and collect: every block contributes a slice, every block reads the slices of all. Between
+// the blocks of one GPU, or those of all ranks. The data is the flag: ll16 packets (packet.cuh).
+//
+//     GridExchange<kKcclReachRank> exchange(comm);       opened once for many exchanges
+//     for (...) {
+//         publish(exchange, slice, count);               this block's part
+//         collect(exchange, all, count);                 [rank][block][count]
+//     }
+//
+// Exchange e uses the half of the board of its parity. Nobody may write there before all blocks have
+// left e-2. A block leaves e-2 before it publishes in e-1, and nobody publishes in e before it has
+// collected a packet of every block in e-1: every block publishes at least one, whatever the length.
+// Within a block, the sync that ends collect() stands between. So where in its half a slice lies, and
+// how many blocks there are, may change from one exchange to the next.
+//
+// Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
+//
+// Epochs wrap; twice a period the board is scrubbed, as channels are (channel.cuh). The last epoch of
+// a block lies in device memory, so that graphs replay; as with grid_sync, blocks that a kernel lacks
+// are levelled when it is done.
+#pragma once
+
+#include "barrier.cuh"
+#include "grid.cuh"
+#include "packet.cuh"
+
+namespace kccl {
+
+template <KcclReach REACH>
+constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem;
+
+// This rank's board forgets what it holds, when all its blocks have left the exchange before the one
+// that is `awaited`; returns when all ranks' boards that take part have. Called by all threads of all
+// blocks; also for a kernel of one block, a sync must follow.
+template <KcclReach REACH>
+KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
+    const Block coop = block();
+    GridBarrier blocks(comm, kKcclGridScrubs);
+    const uint64_t stale = static_cast<uint64_t>(awaited.wanted - comm.epoch_step) << 32;
+    const uint64_t num_packets = 2 * comm.layout.exchange_bytes / kPayloadBytes;
+    mem::Packet* const packets = board(comm, REACH, comm.rank);
+    Status status = blocks.sync();
+    for (uint64_t i = uint64_t{platform::block_in_grid()} * coop.size() + coop.index();
+         status == kKcclOk && i < num_packets; i += platform::blocks_per_grid() * coop.size()) {
+        mem::store_packet<kScopeOf<REACH>>(packets + i, mem::Packet{{stale, stale}});
+    }
+    if (status == kKcclOk) status = blocks.sync();
+    if (REACH == kKcclReachRank || status != kKcclOk) return status;
+    if (platform::block_in_grid() == 0) {
+        arrive<mem::Order::kRelease>(coop, comm, 0, kKcclFlagScrub, awaited.wanted);
+        status =
+            await<mem::Order::kAcquire>(coop, comm, 0, kKcclFlagScrub, awaited, 0, comm.world_size);
+    }
+    return status == kKcclOk ? blocks.sync() : status;
+}
+
+// The blocks of a kernel, on one rank or on all, for many exchanges. All threads of all blocks open
+// it, make the same exchanges and let it end. The blocks, at most kKcclMaxBlocks, are all resident,
+// equally many on every rank that takes part, and no other kernel of this rank's communicator does so
+// meanwhile.
+//
+// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
+template <KcclReach REACH, int WORLD_SIZE = 0>
+class GridExchange {
+  public:
+    static constexpr bool kIsLocal = REACH == kKcclReachRank;
+    static constexpr mem::Scope kScope = kScopeOf<REACH>;
+    static constexpr int kMostRanks = kIsLocal         ? 1
+                                      : WORLD_SIZE > 0 ? WORLD_SIZE
+                                                       : int{kKcclMaxWorldSize};
+
+    // `comm` outlives this.
+    KCCL_DEVICE explicit GridExchange(const DeviceComm& comm)
+        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
+        if (num_blocks_ > kKcclMaxBlocks) {
+            status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
+            return;
+        }
+        const Status status = status_of(comm);
+        first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
+        for (int k = 0; k < kMostRanks && k < num_senders(); ++k) {
+            outbox_[k] = mem::keep(board(comm, REACH, receiver(k)));
+        }
+        thread_ = mem::keep(block().index());
+        num_threads_ = mem::keep(block().size());
+        step_ = mem::keep(comm.epoch_step);
+        half_packets_ =
+            mem::keep(static_cast<uint32_t>(comm.layout.exchange_bytes / kPayloadBytes));
+        // Also separates the reads here from the writes at the end.
+        if (block().any(status != kKcclOk)) status_ = status_of(comm);
+    }
+
+    // Keeps what the next to open it must know.
+    KCCL_DEVICE ~GridExchange() {
+        // What failed has not happened: only a reset, which forgets all, may follow.
+        if (status_ != kKcclOk || epoch_ == first_epoch_) return;
+        const uint32_t mine = platform::block_in_grid();
+        if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);
+        const uint32_t stride = num_blocks_ * num_threads_;
+        for (uint32_t absent = num_blocks_ * (1 + thread_) + mine; absent < kKcclMaxBlocks;
+             absent += stride) {
+            mem::store_plain(epoch_word(absent), epoch_);
+        }
+        if (!kIsLocal && mine == 0 && leads(block())) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
+        }
+        block().sync();
+    }
+
+    GridExchange(const GridExchange&) = delete;
+    GridExchange& operator=(const GridExchange&) = delete;
+
+    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
+    KCCL_DEVICE Status status() const { return status_; }
+    KCCL_DEVICE uint32_t thread() const { return thread_; }
+    KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
+    // How many ranks take part.
+    KCCL_DEVICE int num_senders() const {
+        return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
+    }
+    // The slices of an exchange.
+    KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
+
+    // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
+    // the block, all get the same status. On failure nothing may be published.
+    KCCL_DEVICE Status next(uint32_t num_packets) {
+        if (status_ != kKcclOk) return status_;
+        stride_ = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        const uint64_t total = uint64_t{stride_} * num_slices();
+        if (total > half_packets_) {
+            if (leads(block())) {
+                refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
+                              comm_.layout.exchange_bytes);
+            }
+            return leave(true);
+        }
+        epoch_ += step_;
+        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
+        if ((epoch_ << 1) == 0) {
+            const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
+            leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
+        }
+        offset_ = (epoch_ & step_) != 0 ? half_packets_ : 0;
+        return status_;
+    }
+
+    // Publishes packet i of this block's slice.
+    KCCL_DEVICE void push(uint32_t i, uint64_t payload) {
+        const uint32_t slice =
+            (kIsLocal ? 0 : comm_.rank * num_blocks_) + platform::block_in_grid();
+        const uint64_t place = offset_ + uint64_t{slice} * stride_ + i;
+        const mem::Packet packet = ll16::pack(payload, epoch_);
+        KCCL_UNROLL
+        for (int k = 0; k < kMostRanks; ++k) {
+            if (k < num_senders()) mem::store_packet<kScope>(outbox_[k] + place, packet);
+        }
+    }
+
+    // Awaits up to N packets, packets[n] being packet at[n] of slice slices[n]; their payloads stay
+    // in *payloads. False: the wait failed. Called by all threads of a warp, each with its own; a
+    // thread that lacks one says num < N.
+    template <int N>
+    KCCL_DEVICE bool await(const uint32_t (&slices)[N], const uint32_t (&at)[N], int num,
+                           uint64_t (&payloads)[N]) {
+        const mem::Packet* const inbox = outbox_[num_senders() - 1] + offset_;
+        const uint32_t epoch = epoch_;
+        mem::Packet packets[N];
+        bool are_here[N];
+        KCCL_UNROLL
+        for (int n = 0; n < N; ++n) are_here[n] = n >= num;
+        // All packets are loaded before any is checked: their latencies overlap. Those that are here
+        // are not asked for again: many blocks poll the same lines.
+        const auto poll = [&] {
+            KCCL_UNROLL
+            for (int n = 0; n < N; ++n) {
+                if (are_here[n]) continue;
+                packets[n] =
+                    mem::load_packet<kScope>(inbox + (uint64_t{slices[n]} * stride_ + at[n]));
+            }
+            bool is_all = true;
+            KCCL_UNROLL
+            for (int n = 0; n < N; ++n) {
+                are_here[n] = are_here[n] || ll16::is_valid(packets[n], epoch);
+                is_all &= are_here[n];
+            }
+            return is_all;
+        };
+        const auto missing = [&] {
+            Missing late = {0, epoch};
+            KCCL_UNROLL
+            for (int n = N - 1; n >= 0; --n) {
+                if (are_here[n]) continue;
+                const uint32_t rank = kIsLocal ? comm_.rank : slices[n] / num_blocks_;
+                late = {1u << rank, ll16::stale_flag(packets[n], epoch),
+                        static_cast<int32_t>(slices[n] % num_blocks_)};
+            }
+            return late;
+        };
+        const Awaited awaited = {kKcclGridExchange, 0, epoch};
+        if (!wait_until(comm_, awaited, poll, missing)) return false;
+        KCCL_UNROLL
+        for (int n = 0; n < N; ++n) {
+            if (n < num) payloads[n] = ll16::unpack(packets[n]);
+        }
+        return true;
+    }
+
+    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
+    // block, all get the same status. A sync of the block.
+    KCCL_DEVICE Status leave(bool failed) {
+        if (block().any(failed)) status_ = status_of(comm_);
+        return status_;
+    }
+
+  private:
+    static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
+
+    KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {
+        return exchange_epoch(comm_, REACH, block);
+    }
+
+    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    KCCL_DEVICE int receiver(int k) const {
+        if (kIsLocal) return comm_.rank;
+        const int rank = comm_.rank + 1 + k;
+        return rank < num_senders() ? rank : rank - num_senders();
+    }
+
+    const DeviceComm& comm_;
+    const uint32_t num_blocks_;
+    // Of exchanges of even parity.
+    mem::Packet* outbox_[kMostRanks] = {};
+    uint32_t half_packets_ = 0;  // of one parity
+    uint32_t offset_ = 0;        // of this exchange's parity
+    uint32_t stride_ = 0;        // of a slice
+    uint32_t thread_ = 0;
+    uint32_t num_threads_ = 0;
+    uint32_t step_ = 0;
+    uint32_t epoch_ = 0;
+    uint32_t first_epoch_ = 0;
+    Status status_ = kKcclOk;
+};
+
+// Packets of a slice of `count` elements. An empty one has a packet too.
+template <class T>
+KCCL_DEVICE uint32_t num_slice_packets(uint32_t count) {
+    return count == 0 ? 1 : num_payloads<T>(count);
+}
+
+// Begins an exchange: this block's slice, `count` elements of T, as many for every block of every
+// rank; zero is only a meeting. collect() of the same count follows. Called by all threads of the
+// block, all get the same status. `in` may be reused when collect() has returned.
+//
+// kAcqRel: what any thread of the block wrote before is visible to whoever has collected. kRelaxed:
+// the slices are, and nothing else; what other threads of the block wrote to `in` is synchronised by
+// the caller.
+template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
+KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* in, uint32_t count) {
+    static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
+                  "an exchange orders both ways or not at all");
+    const uint32_t num_packets = num_slice_packets<T>(count);
+    const Status entered = exchange.next(num_packets);
+    if (entered != kKcclOk) return entered;
+    if constexpr (order == mem::Order::kAcqRel) block().sync();
+    const bool words = are_words(in, count);
+    bool is_fenced = order == mem::Order::kRelaxed;
+    for (uint32_t i = exchange.thread(); i < num_packets; i += exchange.num_threads()) {
+        const uint64_t payload = load_payload(in, i, count, words);
+        if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
+        is_fenced = true;
+        exchange.push(i, payload);
+    }
+    return kKcclOk;
+}
+
+// Which packets of an exchange fall to a thread: every num_threads-th of [slice][packet].
+struct SlicePackets {
+    uint32_t slice;
+    uint32_t packet;
+    uint32_t num_packets;  // of a slice
+    uint32_t slices_on;    // from one to the next
+    uint32_t packets_on;
+
+    KCCL_DEVICE SlicePackets(uint32_t thread, uint32_t num_threads, uint32_t packets)
+        : slice(thread / packets),
+          packet(thread % packets),
+          num_packets(packets),
+          slices_on(num_threads / packets),
+          packets_on(num_threads % packets) {}
+
+    KCCL_DEVICE void go_on() {
+        slice += slices_on;
+        packet += packets_on;
+        if (packet < num_packets) return;
+        packet -= num_packets;
+        ++slice;
+    }
+};
+
+// Takes this thread's next N packets, as far as there are any, into `out`. False: the wait failed.
+// words: see are_words().
+template <int N, class T, KcclReach REACH, int WORLD_SIZE>
+KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePackets& mine, T* out,
+                              uint32_t count, bool words) {
+    uint32_t slices[N];
+    uint32_t at[N];
+    uint64_t payloads[N];
+    int num = 0;
+    KCCL_UNROLL
+    for (int n = 0; n < N; ++n) {
+        slices[n] = mine.slice;
+        at[n] = mine.packet;
+        if (mine.slice < exchange.num_slices()) num = n + 1;
+        mine.go_on();
+    }
+    if (!exchange.await(slices, at, num, payloads)) return false;
+    KCCL_UNROLL
+    for (int n = 0; n < N; ++n) {
+        if (n >= num || count == 0) continue;
+        store_payload(out + uint64_t{slices[n]} * count, at[n], count, payloads[n], words);
+    }
+    return true;
+}
+
+// Ends an exchange: `out` becomes the slices of all blocks, [rank][block][count], or with reach rank
+// [block][count]. Called by all threads of the block, which may all read it on return; all get the
+// same status, and unless it is ok, `out` is undefined. Blocks have an `out` of their own, in
+// block-shared memory or not. Orders: see publish(), where the same order stands.
+template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
+KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count) {
+    // So many packets of a thread are on their way at once.
+    constexpr uint32_t kAtOnce = 4;
+    if (exchange.status() != kKcclOk) return exchange.status();
+    const uint32_t size = exchange.num_threads();
+    SlicePackets mine(exchange.thread(), size, num_slice_packets<T>(count));
+    const bool words = are_words(out, count);
+    bool failed = false;
+    uint32_t left = exchange.num_slices() * mine.num_packets;
+    while (left > size && !failed) {
+        failed = !collect_some<kAtOnce>(exchange, mine, out, count, words);
+        left -= left < kAtOnce * size ? left : kAtOnce * size;
+    }
+    if (left > 0 && !failed) failed = !collect_some<1>(exchange, mine, out, count, words);
+    if constexpr (order == mem::Order::kAcqRel) {
+        mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
+    }
+    return exchange.leave(failed);
+}
+
+}  // namespace kccl

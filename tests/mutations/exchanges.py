@@ -1,0 +1,124 @@
+"""Planted bugs: publish and collect."""
+
+from .mutation import NARROW, RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
+
+FILE = "include/kccl/publish.cuh"
+
+MUTATIONS = (
+    bug(
+        "exchange_without_sync",
+        "a block goes on to the next exchange while its threads still collect",
+        "exchanges in a row",
+        REUSED | STALE | RACE | WRONG,
+        Edit(FILE, "if (block().any(failed)) status_", "if (failed) status_"),
+    ),
+    bug(
+        "exchange_without_parity",
+        "all exchanges use the same half of the board",
+        "exchanges in a row",
+        REUSED | STALE | WRONG | STUCK,
+        Edit(FILE, "(epoch_ & step_) != 0 ? half_packets_ : 0", "0 * half_packets_"),
+    ),
+    bug(
+        "exchange_one_half_of_two",
+        "the second half of a packet is not tested",
+        "exchanges",
+        STALE | WRONG,
+        Edit(
+            "include/kccl/packet.cuh",
+            "static_cast<uint32_t>(packet.half[0] >> 32) == epoch &&\n"
+            "           static_cast<uint32_t>(packet.half[1] >> 32) == epoch;",
+            "static_cast<uint32_t>(packet.half[0] >> 32) == epoch;",
+        ),
+    ),
+    bug(
+        "exchange_not_scrubbed",
+        "words that a whole period did not use look valid again",
+        "exchanges seldom long",
+        STALE | WRONG | REUSED,
+        Edit(FILE, "if ((epoch_ << 1) == 0) {", "if (epoch_ == 1) {"),
+    ),
+    bug(
+        "exchange_scrubbed_early",
+        "a board is scrubbed while blocks still collect from it",
+        "exchanges seldom long",
+        STUCK | REUSED | STALE | WRONG,
+        Edit(FILE, "    Status status = blocks.sync();\n", "    Status status = kKcclOk;\n"),
+    ),
+    bug(
+        "exchange_scrubbed_under_peers",
+        "a peer publishes on a board that is not scrubbed yet",
+        "exchanges seldom long",
+        STUCK | REUSED | STALE | WRONG | RACE,
+        Edit(
+            FILE,
+            "if (REACH == kKcclReachRank || status != kKcclOk) return status;",
+            "if (platform::kWarpSize > 0 || status != kKcclOk) return status;",
+        ),
+    ),
+    bug(
+        "exchange_scrubbed_under_blocks",
+        "a block publishes on a board that another one is still scrubbing",
+        "exchanges seldom long",
+        STUCK | REUSED | STALE | WRONG | RACE,
+        Edit(FILE, "    if (status == kKcclOk) status = blocks.sync();\n", ""),
+    ),
+    bug(
+        "exchange_releases_nothing",
+        "publish() does not order what the block wrote before",
+        "exchanges",
+        RACE,
+        Edit(
+            FILE,
+            "        if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();\n",
+            "",
+        ),
+    ),
+    bug(
+        "exchange_releases_a_thread",
+        "publish() orders only what the publishing thread wrote before",
+        "exchanges",
+        RACE,
+        Edit(FILE, "    if constexpr (order == mem::Order::kAcqRel) block().sync();\n", ""),
+    ),
+    bug(
+        "exchange_acquires_nothing",
+        "collect() does not order what the block reads after",
+        "exchanges",
+        RACE,
+        Edit(
+            FILE,
+            "    if constexpr (order == mem::Order::kAcqRel) {\n",
+            "    if constexpr (false) {\n",
+        ),
+    ),
+    bug(
+        "exchange_of_device_scope",
+        "packets for peers are for the device only",
+        "exchanges",
+        NARROW,
+        Edit(
+            FILE,
+            "REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem",
+            "mem::Scope::kDevice",
+        ),
+    ),
+    bug(
+        "exchange_forgets_its_epoch",
+        "the next kernel begins with the epochs of the last",
+        "exchanges of many sizes",
+        REUSED | STALE | WRONG,
+        Edit(
+            FILE,
+            "if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);",
+            "if (leads(block())) mem::store_plain(epoch_word(mine), first_epoch_);",
+        ),
+    ),
+    bug(
+        "exchange_leaves_blocks_behind",
+        "epochs of blocks that a kernel lacks stay where they were",
+        "exchanges of many sizes",
+        STUCK | REUSED | STALE,
+        Edit(FILE, "absent < kKcclMaxBlocks;", "absent < 0;"),
+    ),
+)
