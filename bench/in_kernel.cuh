@@ -108,7 +108,7 @@ struct Data {
     uint64_t count;
     uint64_t each;
     double factor;
-    uint32_t shift;  // see AllGather
+    uint64_t shifts;  // see AllGather
 
     KCCL_DEVICE uint64_t first() const { return kccl::platform::block_in_grid() * each; }
     KCCL_DEVICE uint64_t length(uint64_t begin) const {
@@ -198,8 +198,9 @@ class ReduceScatter {
     const double factor_;
 };
 
-// From `x` to `out` and back: each rank sends the chunk that it got from the rank `shift` behind it, so
-// that chunks move around by so many ranks a call.
+// From `x` to `out` and back. In call k each rank sends its own chunk of what it got, or where bit
+// k % 64 of `shifts` is set the next rank's: so that chunks move around, and old ones are not like
+// new ones.
 template <class T, int WORLD_SIZE>
 class AllGather {
   public:
@@ -208,11 +209,15 @@ class AllGather {
         : channel_(block(), comm),
           from_(kccl::mem::keep(data.x + data.first())),
           to_(kccl::mem::keep(data.out + data.first())),
-          chunk_(kccl::mem::keep((comm.rank + data.shift) % comm.world_size * data.count)),
+          own_(kccl::mem::keep(comm.rank * data.count)),
+          next_(kccl::mem::keep((comm.rank + 1) % comm.world_size * data.count)),
           count_(kccl::mem::keep(data.length(data.first()))),
-          stride_(kccl::mem::keep(data.count)) {}
+          stride_(kccl::mem::keep(data.count)),
+          shifts_(kccl::mem::keep(data.shifts)) {}
     KCCL_DEVICE Status call() {
-        const Status status = kccl::all_gather<T>(channel_, to_, from_ + chunk_, count_, stride_);
+        const T* const chunk = from_ + ((shifts_ & 1) != 0 ? next_ : own_);
+        const Status status = kccl::all_gather<T>(channel_, to_, chunk, count_, stride_);
+        shifts_ = shifts_ >> 1 | shifts_ << 63;
         T* const before = from_;
         from_ = to_;
         to_ = before;
@@ -224,9 +229,11 @@ class AllGather {
     kccl::Channel<Block, WORLD_SIZE> channel_;
     T* from_;
     T* to_;
-    const uint64_t chunk_;
+    const uint64_t own_;
+    const uint64_t next_;
     const uint64_t count_;
     const uint64_t stride_;
+    uint64_t shifts_;
 };
 
 // The ranks are root in turn: each sends on what it has got. The next root changes it now and then.
@@ -259,11 +266,11 @@ class Broadcast {
 template <class Form, Notes NOTES>
 KCCL_KERNEL void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* x,
                           typename Form::Type* out, uint64_t count, uint64_t each, double factor,
-                          uint32_t shift, uint32_t warmup, uint32_t calls, uint32_t period,
+                          uint64_t shifts, uint32_t warmup, uint32_t calls, uint32_t period,
                           const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
     const Rounds rounds =
         rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
-    Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shift});
+    Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts});
     make_calls<NOTES>(rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
 }
 

@@ -178,6 +178,8 @@ def _include_folders() -> Iterator[Path]:
 class GpuPlace:
     """See Place."""
 
+    has_clock = True
+
     def __init__(self, gpu: Gpu) -> None:
         self.comm = gpu.comm
         self.most_blocks = gpu.device.multiprocessors
@@ -259,6 +261,7 @@ class SimPlace:
     """See Place."""
 
     most_blocks = _SIM_BLOCKS
+    has_clock = False
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
