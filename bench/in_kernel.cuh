@@ -264,10 +264,10 @@ class Broadcast {
 };
 
 template <class Form, Notes NOTES>
-KCCL_KERNEL void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* x,
-                          typename Form::Type* out, uint64_t count, uint64_t each, double factor,
-                          uint64_t shifts, uint32_t warmup, uint32_t calls, uint32_t period,
-                          const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
+KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* x,
+                       typename Form::Type* out, uint64_t count, uint64_t each, double factor,
+                       uint64_t shifts, uint32_t warmup, uint32_t calls, uint32_t period,
+                       const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
     const Rounds rounds =
         rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
     Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts});

@@ -61,7 +61,7 @@ class Form:
 
 
 def _of_data(algorithm: str, name: str, complete: str) -> Form:
-    kernel = f"in_kernel::exchange<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
+    kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
     return Form(algorithm, kernel, complete)
 
 
@@ -237,7 +237,7 @@ class InKernel:
         return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
 
 
-class Exchange(InKernel):
+class Chained(InKernel):
     """A collective of data: the end of the chain of calls is compared by bits."""
 
     def __init__(

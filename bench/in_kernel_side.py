@@ -24,7 +24,7 @@ from .host_side import Floors
 from .in_kernel import (
     DELAYS_ALONE,
     FORMS,
-    Exchange,
+    Chained,
     Form,
     InKernel,
     Meeting,
@@ -128,7 +128,7 @@ class InKernelSide:
             device_comm = None if form is _PEER else self._device_comm
             made = Meeting(self._notebook, kernels, how, device_comm)
             return contender(self._collective, problem, form, made, buffers(problem))
-        made = Exchange(self._notebook, kernels, how, problem, self._device_comm)
+        made = Chained(self._notebook, kernels, how, problem, self._device_comm)
         return contender(self._collective, problem, form, made, made.buffers)
 
     def _compile_peers(self) -> Any:
