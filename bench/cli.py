@@ -166,7 +166,8 @@ def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
         )
     if collective.has_data and args.dtype not in DTYPES:
         raise ValueError(
-            f"--in-kernel takes {', '.join(DTYPES)}: sums of sums leave the range of {args.dtype}"
+            f"--in-kernel takes {', '.join(DTYPES)}: in {args.dtype} thousands of sums, each on "
+            "the one before, leave nothing to check"
         )
     if collective.has_op and args.op != "sum":
         raise ValueError(

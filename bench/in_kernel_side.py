@@ -144,7 +144,8 @@ class InKernelSide:
                     names = _PEER.names(None, comm.world_size)
                     module = self._place.compile(_PEERS_KERNELS, names, folders)
                 except kccl.CompileError as error:
-                    why = str(error).partition("error:")[2].strip().partition("\n")[0]
+                    log = str(error)
+                    why = (log.partition("error:")[2] or log).strip().partition("\n")[0]
         missing = [each for each in comm.gather_objects(why) if each]
         if missing:
             self._remarks.append(f"no row of cooperative groups: {missing[0]}")

@@ -292,6 +292,19 @@ def test_the_peer_of_grid_sync_compiles_where_cudas_headers_are():
     kccl.compile(source, names, target="cuda", arch="sm_90a", include_dirs=folders)
 
 
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_cooperative_launch_is_the_drivers(cooperative, monkeypatch):
+    calls = []
+    monkeypatch.setattr(kccl.gpu, "call", lambda name, *args, note: calls.append((name, args)))
+    kccl.gpu.launch(
+        7, [b"abcd"], grid=3, block=64, shared_bytes=0, stream=5, cooperative=cooperative
+    )
+    ((name, args),) = calls
+    assert args[:9] == (7, 3, 1, 1, 64, 1, 1, 0, 5)
+    wanted = ("cuLaunchCooperativeKernel", 10) if cooperative else ("cuLaunchKernel", 11)
+    assert (name, len(args)) == wanted
+
+
 def test_cudas_headers_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(
         in_kernel_side, "_include_folders", lambda: iter([tmp_path / "a", tmp_path / "b"])

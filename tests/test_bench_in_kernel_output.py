@@ -124,7 +124,10 @@ def test_pictures_have_a_line_for_what_differs(tmp_path):
         (("grid_sync",), "grid_sync is called in kernels only: add --in-kernel"),
         (("all_reduce", "--in-kernel"), "is for --backend cuda and sim"),
         (("grid_sync", "--in-kernel", "--baselines", "--backend", "cuda"), "no peer inside"),
-        (("all_reduce", "--in-kernel", "--backend", "cuda", "-d", "float16"), "of float16"),
+        (
+            ("all_reduce", "--in-kernel", "--backend", "cuda", "-d", "float16"),
+            "in float16 thousands",
+        ),
         (("all_gather", "--in-kernel", "--backend", "sim", "-d", "int32"), "takes float32"),
         (("all_reduce", "--in-kernel", "--backend", "cuda", "--op", "max"), "takes --op sum"),
         (("all_reduce", "--in-kernel", "--backend", "sim", "--out-of-place"), "result of the"),

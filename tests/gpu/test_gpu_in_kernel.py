@@ -27,7 +27,7 @@ def look_at(rows):
     for row in rows:
         assert (row["mode"], row["call"], row["wrong"]) == ("in_kernel", "open", 0)
         # A quarter of the floor would be no exchange, fifty times it no kernel that persists.
-        assert 0.2 < row["floor_us"] < 5
+        assert 0.1 < row["floor_us"] < 5
         assert row["floor_us"] / 4 < row["time_us"] < 50 * row["floor_us"]
         assert row["p99_us"] > 0
         if row["skewed_us"] is not None:
