@@ -14,7 +14,7 @@ SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell fin
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 
-CPP_FILES = $(shell find csrc tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
+CPP_FILES = $(shell find csrc bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
 .PHONY: help setup demo test sim-mutations sim-soak gpu lint format clean

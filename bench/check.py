@@ -1,9 +1,9 @@
 """Compare a new document with the recorded ones: `python -m kccl.bench.check new.json`.
 
 `new.json` is a run's output saved to a file (its JSON document is found in it). A row is compared
-with the newest record of the same machine, library, collective, mode, call, size, element type,
-operator, placement and world size. Returns 1 for a regression or a wrong result, 2 when nothing
-could be compared.
+with the newest record of the same machine, library, collective, mode, call, completeness, order,
+size, element type, operator, placement and world size. Returns 1 for a regression or a wrong
+result, 2 when nothing could be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ LATENCY_TOLERANCE = 0.15
 """A time may exceed the record's by this share."""
 
 _MACHINE = ("cpu_model", "architecture", "cpus", "allowed_cpus", "gpus")
-_ROW = ("library", "collective", "mode", "call", "bytes", "dtype", "op", "in_place", "world_size")
+_ROW = (
+    *("library", "collective", "mode", "call", "complete", "order"),
+    *("bytes", "dtype", "op", "in_place", "world_size"),
+)
 Key = tuple[object, ...]
 
 
@@ -35,7 +38,8 @@ class Finding:
 
     def __str__(self) -> str:
         row = self.row
-        call = " ".join(row[key] for key in ("collective", "algorithm", "mode", "call"))
+        names = ("collective", "algorithm", "mode", "call", "complete", "order")
+        call = " ".join(row[key] for key in names)
         what = f"{call}, {row['bytes']} B, {row['dtype']}"
         if self.recorded_us is None:
             return f"{what}: {row['wrong']} wrong elements"

@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import kccl
 
 from . import baselines
-from .collective import NAMES, OPS, Collective, Problem, load, parse_size, sweep
+from .collective import IN_KERNELS_ONLY, NAMES, OPS, Collective, Problem, load, parse_size, sweep
 from .document import Document, document, subtitle
 from .harness import REPEATS, Contender, Row, measure
 from .host_side import HostSide
+from .in_kernel_data import DTYPES
 from .report import console, legend, print_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _LONG_SWEEP = 4
+_CALLS_IN_KERNEL = 5000
 
 
 class Side(Protocol):
-    """What differs between backends: HostSide or GpuSide."""
+    """What differs between backends: HostSide, GpuSide or InKernelSide."""
 
     machine: dict[str, Any]
 
@@ -43,12 +45,16 @@ class Side(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of `kccl bench`; flags are nccl-tests' where it has them."""
-    parser.add_argument("collective", choices=NAMES, help="what is measured")
+    parser.add_argument("collective", choices=(*NAMES, *IN_KERNELS_ONLY), help="what is measured")
     parser.add_argument(
         "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
     )
     parser.add_argument(
-        "-e", "--end", type=_size, metavar="SIZE", help="last size (1M; simulated 8K)"
+        "-e",
+        "--end",
+        type=_size,
+        metavar="SIZE",
+        help="last size (1M; in kernels 64K; simulated 8K)",
     )
     parser.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (2)")
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
@@ -63,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the peers beside kccl: MPICH and Open MPI; on GPUs NCCL and PyTorch",
     )
     parser.add_argument(
-        "--iterations", type=int, help="timed calls a repeat (8 ms worth; simulated 3)"
+        "--iterations",
+        type=int,
+        help="timed calls a repeat (8 ms worth; in kernels 5000; simulated 3)",
     )
     parser.add_argument("--repeats", type=int, help=f"repeats ({REPEATS}; simulated 1)")
     parser.add_argument(
@@ -71,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("host", "cuda", "sim"),
         default="host",
         help="cuda: a GPU a rank; sim: simulated GPUs (host)",
+    )
+    parser.add_argument(
+        "--in-kernel",
+        action="store_true",
+        help="calls inside persistent kernels, timed there; with --backend cuda or sim",
     )
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="simulated ranks (2)")
     parser.add_argument("--seed", type=int, metavar="S", help="of the simulation (0)")
@@ -117,10 +130,11 @@ def _fill_defaults(args: argparse.Namespace) -> None:
     # A simulated call takes milliseconds, and its time tells nothing that repeats would sharpen.
     is_simulated = args.backend == "sim"
     args.dtype = args.dtype or ("bfloat16" if args.backend == "cuda" else "float32")
-    args.end = args.end or (8 << 10 if is_simulated else 1 << 20)
+    longest = 64 << 10 if args.in_kernel else 1 << 20
+    args.end = args.end or (8 << 10 if is_simulated else longest)
     args.repeats = (1 if is_simulated else REPEATS) if args.repeats is None else args.repeats
-    if is_simulated and args.iterations is None:
-        args.iterations = 3
+    if args.iterations is None and (is_simulated or args.in_kernel):
+        args.iterations = 3 if is_simulated else _CALLS_IN_KERNEL
 
 
 def _check_backend(args: argparse.Namespace, world_size: int) -> None:
@@ -133,6 +147,39 @@ def _check_backend(args: argparse.Namespace, world_size: int) -> None:
             raise ValueError("--baselines would compare a simulation's time with a machine's")
     elif args.ranks is not None or args.seed is not None:
         raise ValueError("--ranks and --seed are for --backend sim; use mpirun or kccl run")
+
+
+def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
+    """What persistent kernels do not do, as a ValueError."""
+    if not args.in_kernel:
+        if collective.name in IN_KERNELS_ONLY:
+            raise ValueError(f"{collective.name} is called in kernels only: add --in-kernel")
+        return
+    if args.backend == "host":
+        raise ValueError(
+            "--in-kernel is for --backend cuda and sim: on the host no kernel lasts for many "
+            "calls, and those of mode host are looped in C already"
+        )
+    if args.baselines:
+        raise ValueError(
+            "--baselines has no peer inside a kernel but that of grid_sync, which is always there"
+        )
+    if collective.has_data and args.dtype not in DTYPES:
+        raise ValueError(
+            f"--in-kernel takes {', '.join(DTYPES)}: in {args.dtype} thousands of sums, each on "
+            "the one before, leave nothing to check"
+        )
+    if collective.has_op and args.op != "sum":
+        raise ValueError(
+            f"--in-kernel takes --op sum: a call of {args.op} on the result of the one before "
+            "changes nothing, so that none would be missed"
+        )
+    if not args.in_place:
+        raise ValueError(
+            "--out-of-place: in a kernel each call works on the result of the one before"
+        )
+    if args.root != 0:
+        raise ValueError(f"--root {args.root}: in a kernel the ranks are root in turn")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -157,15 +204,18 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
         raise ValueError(f"--root {args.root} is no rank of {world_size}")
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
+    _check_in_kernel(args, collective)
     _check_outputs(args)
     _check_backend(args, world_size)
+    # Chunks that are gathered go from one array to another and back.
+    in_place = args.in_place and not (args.in_kernel and collective.name == "all_gather")
     return collective.problems(
         sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,
         np_dtype=kccl.dtypes.to_numpy(args.dtype),
         op=args.op,
         root=args.root,
-        in_place=args.in_place,
+        in_place=in_place,
         world_size=world_size,
     )
 
@@ -177,7 +227,7 @@ def _measure(
     comm: kccl.Communicator,
 ) -> tuple[list[Row], list[str], dict[str, Any]]:
     """All rows, a sentence for each peer that has none, and the machine. Collective."""
-    with closing(_side(args, collective, comm)) as side:
+    with closing(_side(args, collective, problems, comm)) as side:
         rows: list[Row] = []
         with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
             for problem in problems:
@@ -204,7 +254,16 @@ def _measure(
         return *side.finish(rows, request, problems[0]), side.machine
 
 
-def _side(args: argparse.Namespace, collective: Collective, comm: kccl.Communicator) -> Side:
+def _side(
+    args: argparse.Namespace,
+    collective: Collective,
+    problems: Sequence[Problem],
+    comm: kccl.Communicator,
+) -> Side:
+    if args.in_kernel:
+        from .in_kernel_side import InKernelSide
+
+        return InKernelSide(comm, collective, problems)
     if comm.backend != "cuda":
         return HostSide(comm, collective, has_baselines=args.baselines)
     from .gpu_side import GpuSide
@@ -248,12 +307,14 @@ def _print_head(out: Console, args: argparse.Namespace, comm: kccl.Communicator)
     ranks = "1 rank" if comm.world_size == 1 else f"{comm.world_size} ranks"
     place = ", in place" if args.in_place else ", out of place"
     place = place if load(args.collective).has_out else ""
+    place = ", inside kernels" if args.in_kernel else place
     out.print(f"# kccl bench {args.collective}: {ranks}, backend {comm.backend}{place}")
     if args.backend == "sim":
         out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
         start = "kccl run -n 2 --" if args.backend == "cuda" else "mpirun -n 2"
         again = " --backend cuda" if args.backend == "cuda" else ""
+        again += " --in-kernel" if args.in_kernel else ""
         out.print(
             f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}"
         )

@@ -22,6 +22,8 @@ Gather = Callable[[Any], list[Any]]
 TorchCalls = dict[str, tuple[Call, Any]]
 
 NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+IN_KERNELS_ONLY = ("grid_sync",)
+"""What is called in kernels and nowhere else."""
 SPOILED = 0xA5
 """The byte of what has not been written."""
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -45,6 +47,8 @@ class Comm(Protocol):
     def window(self, nbytes: int, /) -> Any: ...
 
     def check(self) -> None: ...
+
+    def device_comm(self, *, channels: int, max_bytes: int) -> Any: ...
 
     def gather_objects(self, value: Any, /) -> list[Any]: ...
 

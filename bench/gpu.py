@@ -2,10 +2,10 @@
 
     python3 -m kccl.bench.gpu --out out --parts "tests bench plots"
 
-Builds the extension in place if need be, runs tests/gpu, benches kccl beside its peers on 4, 2 and
-1 GPUs as far as there are, and draws the documents. The output of each step is kept in the folder,
-NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a step
-failed.
+Builds the extension in place if need be, runs tests/gpu, benches kccl beside its peers and inside
+kernels on 4, 2 and 1 GPUs as far as there are, and draws the documents. The output of each step is
+kept in the folder, NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns
+1 when a step failed.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def bench_steps(num_gpus: int) -> list[Step]:
         if world_size > num_gpus:
             continue
         is_largest = not steps
+        launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
         sizes = {
             "all_reduce": ("-b", "16", "-e", "1M", "-f", "2" if is_largest else "8"),
             "barrier": (),
@@ -176,11 +177,25 @@ def bench_steps(num_gpus: int) -> list[Step]:
         peers = ("--baselines",) if world_size > 1 else ()
         for collective, more in sizes.items():
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", *more)
-            launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
             command = (*launcher, *bench, *peers, "--json")
             found.append(Step(f"{collective}_{world_size}", command, _BENCH_LIMIT_S))
+        for collective in _in_kernels(world_size, is_largest=is_largest):
+            bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", "--in-kernel")
+            more = ("-b", "16", "-f", "2" if is_largest and collective == "all_reduce" else "8")
+            name = f"{collective}_in_kernel_{world_size}"
+            found.append(Step(name, (*launcher, *bench, *more, "--json"), _BENCH_LIMIT_S))
         steps += found
     return steps
+
+
+def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
+    """What is measured inside kernels with so many GPUs."""
+    # It needs no peer, so it is the same whatever their number.
+    within = ("grid_sync",) if is_largest else ()
+    if world_size == 1:
+        return within
+    others = ("all_gather", "reduce_scatter", "broadcast") if is_largest else ()
+    return ("all_reduce", "barrier", *within, *others)
 
 
 # ---- Parts -----------------------------------------------------------------------------------

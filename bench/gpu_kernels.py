@@ -1,5 +1,5 @@
 """Kernels that the benchmarks on GPUs need for themselves: a pause of known length with a time
-stamp, and the ping-pong that gives the floor.
+stamp, and the ping-pongs that give the floors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 import kccl
 
-from .collective import Comm
+from .collective import Array, Comm
 
 SOURCE = r"""
 #include <kccl/kccl.cuh>
@@ -29,10 +29,11 @@ KCCL_KERNEL void pause_step(const uint32_t* delays, uint64_t* stamps, uint32_t s
 }
 
 // Whether `word` becomes `wanted` within the limit. The clock is read now and then only.
+template <Scope scope>
 KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t begin = 0;
     for (uint32_t polls = 1;; ++polls) {
-        if (kccl::mem::load<Order::kRelaxed, Scope::kSystem>(word) == wanted) return true;
+        if (kccl::mem::load<Order::kRelaxed, scope>(word) == wanted) return true;
         kccl::mem::poll_pause();
         if (polls % 4096 != 0) continue;
         const uint64_t now = kccl::mem::clock_ns();
@@ -44,28 +45,44 @@ KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_n
 // The leader writes first + k to its peer's memory and waits for the same in its own; the other
 // answers. Relaxed, because the word is all there is. elapsed_ns: of `rounds` round trips, after
 // a tenth as many that do not count; 0 when the peer did not answer in time.
-KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first, uint32_t rounds,
-                           bool leads, uint64_t limit_ns, uint64_t* elapsed_ns) {
+template <Scope scope>
+KCCL_DEVICE void bounce(const uint32_t* mine, uint32_t* peers, uint32_t first, uint32_t rounds,
+                        bool leads, uint64_t limit_ns, uint64_t* elapsed_ns) {
     if (kccl::platform::thread_in_block() != 0) return;
     const uint32_t warmup = rounds / 10;
     uint64_t begin = 0;
     for (uint32_t k = 0; k < warmup + rounds; ++k) {
         if (k == warmup) begin = kccl::mem::clock_ns();
-        if (leads) kccl::mem::store<Order::kRelaxed, Scope::kSystem>(peers, first + k);
-        if (!becomes(mine, first + k, limit_ns)) {
+        if (leads) kccl::mem::store<Order::kRelaxed, scope>(peers, first + k);
+        if (!becomes<scope>(mine, first + k, limit_ns)) {
             kccl::mem::store_plain(elapsed_ns, uint64_t(0));
             return;
         }
-        if (!leads) kccl::mem::store<Order::kRelaxed, Scope::kSystem>(peers, first + k);
+        if (!leads) kccl::mem::store<Order::kRelaxed, scope>(peers, first + k);
     }
     kccl::mem::store_plain(elapsed_ns, kccl::mem::clock_ns() - begin);
 }
+
+// Between two ranks.
+KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first, uint32_t rounds,
+                           bool leads, uint64_t limit_ns, uint64_t* elapsed_ns) {
+    bounce<Scope::kSystem>(mine, peers, first, rounds, leads, limit_ns, elapsed_ns);
+}
+
+// Between two blocks of a GPU, whose words are in lines of their own.
+KCCL_KERNEL void ping_pong_blocks(uint32_t* words, uint32_t first, uint32_t rounds,
+                                  uint64_t limit_ns, uint64_t* elapsed_ns) {
+    const uint32_t index = kccl::platform::block_in_grid();
+    constexpr uint32_t kLine = kKcclLineBytes / sizeof(uint32_t);
+    bounce<Scope::kDevice>(words + index * kLine, words + (1 - index) * kLine, first, rounds,
+                           index == 0, limit_ns, elapsed_ns + index);
+}
 """
-NAMES = ("pause_step", "ping_pong")
+NAMES = ("pause_step", "ping_pong", "ping_pong_blocks")
 
 ROUNDS = 2000
 _LIMIT_NS = 5_000_000_000
-_LINE_BYTES = 128
+LINE_BYTES = 128
 
 
 class PingPong:
@@ -83,7 +100,7 @@ class PingPong:
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong")
-        self._window = comm.window(_LINE_BYTES)
+        self._window = comm.window(LINE_BYTES)
         self._first = 1
 
     def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
@@ -121,3 +138,43 @@ class PingPong:
                 collective="ping-pong",
             )
         return float(told[0]) / rounds / 2 / 1e3
+
+
+class BlockPingPong:
+    """Half a round trip of a word between two blocks of a GPU."""
+
+    def __init__(self, comm: Comm, module: Any, words: Any) -> None:
+        """As PingPong.
+
+        Args:
+            comm: Whose GPU.
+            module: SOURCE compiled for its backend.
+            words: An array of zeros, of two lines.
+        """
+        self._comm = comm
+        self._kernel = module.kernel("ping_pong_blocks")
+        self._words = words
+        self._first = 1
+
+    def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
+        """Starts the exchange; `elapsed_ns` is an array of two 64-bit integers."""
+        first, self._first = self._first, self._first + rounds + rounds // 10
+        numbers = np.uint32(first), np.uint32(rounds), _LIMIT_NS
+        self._kernel(
+            *(self._comm, self._words, *numbers, elapsed_ns), grid=2, block=32, stream=stream
+        )
+
+    def one_way_us(self, elapsed_ns: Array, *, rounds: int = ROUNDS) -> float:
+        """Microseconds one way.
+
+        Raises:
+            kccl.Timeout: One of the two did not answer.
+        """
+        if 0 in elapsed_ns:
+            raise kccl.Timeout(
+                "two blocks of a GPU did not answer each other in the ping-pong",
+                rank=self._comm.rank,
+                peer=self._comm.rank,
+                collective="ping-pong",
+            )
+        return float(elapsed_ns[0]) / rounds / 2 / 1e3

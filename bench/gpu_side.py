@@ -54,7 +54,8 @@ class GpuSide:
         if has_baselines:
             self._peers = TorchPeers(self._gpu, self._clock)
             self._ends.callback(self._peers.close)
-        self.machine = self._describe()
+        libraries = self._peers.libraries if self._peers is not None else {}
+        self.machine = describe(self._gpu, libraries)
 
     def contenders(self, problem: Problem) -> list[Contender]:
         """kccl and its peers in both modes; first the floor is probed. Collective."""
@@ -88,10 +89,12 @@ class GpuSide:
         (elapsed_ns,) = self._gpu.read(self._elapsed_ns.address, 1, np.int64)
         return self._ping_pong.one_way_us(int(elapsed_ns))
 
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "gpus": self._comm.gather_objects(self._gpu.device.name),
-            "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),
-            "libraries": self._peers.libraries if self._peers is not None else {},
-            "multicast": False,
-        }
+
+def describe(gpu: Gpu, libraries: dict[str, str]) -> dict[str, Any]:
+    """What a document says of a run's GPUs. Collective."""
+    return {
+        "gpus": gpu.comm.gather_objects(gpu.device.name),
+        "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),
+        "libraries": libraries,
+        "multicast": False,
+    }

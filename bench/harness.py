@@ -44,6 +44,11 @@ class Contender:
             as global state.
         further: columns that are clocked on their own: name -> (iterations) -> microseconds a call
             of one repeat.
+        complete: "message", or "slice" where a block may use only its own part of the result.
+        order: as in Collective, where the call differs from that.
+        blocks: of a kernel that was launched by the benchmark.
+        wrong: what this contender found wrong in its own calls since it was last asked: wrong
+            elements that count beside those of the collective's check.
     """
 
     library: str
@@ -55,6 +60,10 @@ class Contender:
     clock: Clock
     enter: Callable[[], None] = lambda: None
     further: Mapping[str, Further] = field(default_factory=dict)
+    complete: str = "message"
+    order: str | None = None
+    blocks: int | None = None
+    wrong: Callable[[], int] = lambda: 0
 
 
 def eager(
@@ -123,7 +132,7 @@ def measure(
     def check(index: int, seed: int) -> int:
         contender = contenders[index]
         contender.enter()
-        return collective.check(
+        found = collective.check(
             problem,
             contender.buffers,
             contender.run,
@@ -131,6 +140,7 @@ def measure(
             gather,
             (problem.nbytes * 64 + index) * 2 + seed,
         )
+        return found + contender.wrong()
 
     everyone = range(len(contenders))
     wrong = _sums(gather([check(i, 0) for i in everyone]))
@@ -226,9 +236,10 @@ def _row(collective: Collective, problem: Problem, contender: Contender, wrong: 
         "algorithm": contender.algorithm,
         "mode": contender.mode,
         "call": contender.call,
-        "complete": "message",
-        "order": collective.order,
+        "complete": contender.complete,
+        "order": contender.order or collective.order,
         "world_size": problem.world_size,
+        "blocks": contender.blocks,
         "bytes": problem.nbytes,
         "dtype": problem.dtype,
         "op": problem.op,

@@ -26,6 +26,10 @@ _COLOURS = {
     ("kccl", "host"): "#0b5fa5",
     ("kccl", "eager"): "#4aa3df",
     ("kccl", "graph"): "#0b5fa5",
+    ("kccl", "in a kernel, slice"): "#0b5fa5",
+    ("kccl", "in a kernel, message"): "#4aa3df",
+    ("kccl", "in a kernel, relaxed"): "#0b5fa5",
+    ("kccl", "in a kernel, acq_rel"): "#4aa3df",
     ("nccl", "default"): "#6b8f3c",
     ("nccl", "symmetric_window"): "#a3b86c",
     ("torch_symm_mem", "one_shot"): "#c8553d",
@@ -104,10 +108,11 @@ def series(rows: Sequence[Row]) -> list[Series]:
             continue
         if on_gpus and not is_ours and row["mode"] != "graph":
             continue
-        key = (row["library"], row["mode"] if is_ours else row["algorithm"])
+        key = (row["library"], _kind(row) if is_ours else row["algorithm"])
         found.setdefault(key, []).append((row["bytes"], row["time_us"]))
     spare = iter(_OTHER_COLOURS * len(found))
-    names = {
+    in_kernels = {key: f"kccl, {key[1]}" for key in found if key[1].startswith("in a kernel")}
+    names = in_kernels | {
         ("kccl", "host"): "kccl, looped in C",
         ("kccl", "eager"): "kccl, from Python",
         ("kccl", "graph"): "kccl, in a graph",
@@ -121,6 +126,13 @@ def series(rows: Sequence[Row]) -> list[Series]:
         )
         for key, points in found.items()
     ]
+
+
+def _kind(row: Row) -> str:
+    """What tells one line of kccl's from another."""
+    if row["mode"] != "in_kernel":
+        return str(row["mode"])
+    return f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:
@@ -139,7 +151,8 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     floors = sorted({(row["bytes"], row["floor_us"]) for row in rows if row["floor_us"]})
     if floors:
         axes.plot(*zip(*floors, strict=True), color="#888888", linestyle="--", linewidth=1.4)
-        floor = "floor: one-way latency" if _graph_mode(rows) else "floor: one-way latency + copy"
+        is_bare = rows[0]["mode"] in ("graph", "in_kernel")
+        floor = "floor: one-way latency" if is_bare else "floor: one-way latency + copy"
         labels.append((floors[-1][1], floor, "#777777"))
     sizes = _size_axis(axes, rows)
     _ratios(axes, rows, sizes)

@@ -1,8 +1,9 @@
 """Write the README's tables from the records: `python -m kccl.bench.readme README.md`.
 
 A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest
-document of bench/records/FILE that has rows of the collective. `--check` only says whether the
-tables are up to date.
+document of bench/records/FILE that has rows of the collective. `<!-- record FILE in_kernel -->`
+shows the calls inside kernels, of each collective from its newest such document. `--check` only
+says whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .document import Document, load
 from .harness import Row
+from .report import best_peer
 
 RECORDS = Path(__file__).parent / "records"
 _TABLE = re.compile(r"(<!-- record (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -26,6 +29,13 @@ _HEAD = (
 _HEAD_ON_GPUS = (
     "| bytes | KCCL | skewed | NCCL | NCCL, window | PyTorch | best peer / KCCL | floor |\n"
     "|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+)
+
+
+_IN_KERNEL = "in_kernel"
+_HEAD_IN_KERNELS = (
+    "| inside a kernel | bytes | complete | order | blocks | us | p99 | skewed | floor "
+    "| us / floor | peer |\n|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
 )
 
 
@@ -67,6 +77,30 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
         f"commit {document['commit']}.\n"
     )
     return _HEAD_ON_GPUS + "".join(lines) + source
+
+
+def in_kernels(documents: Sequence[Document]) -> str:
+    """Calls inside persistent kernels: a line a row of kccl, of documents of one machine."""
+    lines, commits = [], []
+    for document in documents:
+        rows = [row for row in document["rows"] if row["time_us"] is not None]
+        for row in rows:
+            if row["library"] != "kccl":
+                continue
+            size = f"{row['bytes']:,}" if row["dtype"] else ""
+            names = (row["collective"], size, row["complete"], row["order"], str(row["blocks"]))
+            times = (row["time_us"], row["p99_us"], row["skewed_us"], row["floor_us"])
+            ratio = f"{row['time_us'] / row['floor_us']:.2f}" if row["floor_us"] else ""
+            cells = [*names, *map(_text, times), ratio, _text(best_peer(rows, row))]
+            lines.append("| " + " | ".join(cells) + " |\n")
+        commits.append(document["commit"])
+    machine = documents[0]["machine"]
+    commits = list(dict.fromkeys(commits))
+    source = (
+        f"\nMicroseconds, medians of the slowest of {machine['ranks']} ranks on "
+        f"{len(machine['gpus'])} {machine['gpus'][0]}; commit {', '.join(commits)}.\n"
+    )
+    return _HEAD_IN_KERNELS + "".join(lines) + source
 
 
 def _on_the_host(document: Document, rows: list[Row], collective: str) -> str:
@@ -114,15 +148,19 @@ def update(text: str, records: Path = RECORDS) -> str:
     """
 
     def replace(match: re.Match[str]) -> str:
-        begin, name, collective, end = match.groups()
-        documents = [
-            document
-            for document in load(records / name)
-            if any(row["collective"] == collective for row in document["rows"])
-        ]
+        begin, name, what, end = match.groups()
+        newest: dict[tuple[bool, str], Document] = {}
+        for document in load(records / name):
+            for row in document["rows"]:
+                newest[row["mode"] == _IN_KERNEL, row["collective"]] = document
+        if what == _IN_KERNEL:
+            documents = [newest[key] for key in newest if key[0]]
+        else:
+            documents = [newest[key] for key in newest if key == (False, what)]
         if not documents:
-            raise ValueError(f"{records / name} has no rows of {collective}")
-        return begin + table(documents[-1], collective) + end
+            raise ValueError(f"{records / name} has no rows of {what}")
+        made = in_kernels(documents) if what == _IN_KERNEL else table(documents[0], what)
+        return begin + made + end
 
     return _TABLE.sub(replace, text)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 120
+# What rows have in common that may be compared.
+_ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order")
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -32,7 +34,7 @@ def best_peer(rows: Iterable[Row], row: Row) -> float | None:
         for other in rows
         if other["library"] != "kccl"
         and other["time_us"] is not None
-        and all(other[key] == row[key] for key in ("bytes", "dtype", "op", "mode", "in_place"))
+        and all(other[key] == row[key] for key in _ALIKE)
     ]
     return min(times, default=None)
 
@@ -52,10 +54,11 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
     # Names of libraries and algorithms need its place.
-    counts = () if _are_of_gpus(rows) else ("count",)
+    counts = ("count",) if _has_counts(rows) else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("library", "algorithm", "mode"):
+    modes = ("complete", "order", "blocks") if _are_in_kernels(rows) else ("mode",)
+    for name in ("library", "algorithm", *modes):
         table.add_column(name, no_wrap=True)
     figures = _figures(rows)
     for name in (*figures.values(), "#wrong", "best\npeer"):
@@ -66,14 +69,16 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
         for index, row in enumerate(members):
             style = "bold red" if row["wrong"] else None
             last = index == len(members) - 1
-            cells = _cells(members, row, tuple(figures), first=index == 0)
+            cells = _cells(members, row, (*counts, *modes, *figures), first=index == 0)
             table.add_row(*cells, style=style, end_section=last)
     out.print(table)
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
     """What the columns mean, in as few lines as carry it."""
-    if _are_of_gpus(rows):
+    if _are_in_kernels(rows):
+        out.print(_LEGEND_IN_KERNELS)
+    elif _are_of_gpus(rows):
         out.print(_LEGEND_ON_GPUS)
     else:
         has_floors = any(row["floor_us"] is not None for row in rows)
@@ -97,6 +102,21 @@ _LEGEND_ON_GPUS = """\
 # floor: one way of a word between two GPUs' memories, measured in this run; nothing for the bytes
 # mode: graph = many calls in one CUDA graph; eager = op() from Python, back to back on a stream
 # speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast"""
+_LEGEND_IN_KERNELS = """\
+# a call inside a persistent kernel, by the GPU's clock; each call's input is the output before
+# time: slowest block of the slowest rank, median of the launches; p99: of single calls
+# skewed: since the last one arrived, a random rank (of grid_sync: block) 0-5 us late each time
+# floor: one way of a word, between GPUs (of grid_sync: between blocks), measured in this run
+# complete: slice = a block may use its own part of the result; message = all of it
+# order: relaxed = only the call's own data is ordered; acq_rel = all that was written before"""
+
+
+def _are_in_kernels(rows: Sequence[Row]) -> bool:
+    return any(row["mode"] == "in_kernel" for row in rows)
+
+
+def _has_counts(rows: Sequence[Row]) -> bool:
+    return not _are_of_gpus(rows) and not _are_in_kernels(rows)
 
 
 def _are_of_gpus(rows: Sequence[Row]) -> bool:
@@ -105,13 +125,15 @@ def _are_of_gpus(rows: Sequence[Row]) -> bool:
 
 def _figures(rows: Sequence[Row]) -> dict[str, str]:
     """Column of a row -> heading, for this table."""
-    on_gpus = {"skewed_us": "skewed\n(us)", "host_us": "host\n(us)"}
+    further = {"skewed_us": "skewed\n(us)"} if not _has_counts(rows) else {}
+    if _are_of_gpus(rows):
+        further["host_us"] = "host\n(us)"
     return {
         "time_us": "time\n(us)",
         "p99_us": "p99\n(us)",
-        **(on_gpus if _are_of_gpus(rows) else {}),
+        **further,
         "floor_us": "floor\n(us)",
-        **({} if _are_of_gpus(rows) else {"algbw_gbps": "algbw\n(GB/s)"}),
+        **({"algbw_gbps": "algbw\n(GB/s)"} if _has_counts(rows) else {}),
         "busbw_gbps": "busbw\n(GB/s)",
     }
 
@@ -123,20 +145,23 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     pd.DataFrame(list(rows), columns=list(COLUMNS)).to_csv(path, index=False)
 
 
-def _cells(group: Sequence[Row], row: Row, figures: Sequence[str], *, first: bool) -> list[str]:
-    on_gpus = "host_us" in figures
-    counts = [] if on_gpus else ["" if row["dtype"] is None else str(_count(row))]
+def _cells(group: Sequence[Row], row: Row, columns: Sequence[str], *, first: bool) -> list[str]:
+    counts = [] if "count" not in columns else ["" if row["dtype"] is None else str(_count(row))]
     head = [size_text(row["bytes"]), *counts, row["dtype"] or "-", row["op"] or "-"]
     if not first:
         head = [""] * len(head)
+    names = [row["library"], row["algorithm"].removeprefix(row["collective"] + "_")]
+    if "mode" in columns:
+        is_direct = "count" in columns and row["call"] == "direct"
+        names.append("direct" if is_direct else row["mode"])
+    else:
+        names += [row["complete"], row["order"], str(row["blocks"])]
     peer = best_peer(group, row) if row["library"] == "kccl" else None
     time_us = row["time_us"]
     return [
         *head,
-        row["library"],
-        row["algorithm"].removeprefix(row["collective"] + "_"),
-        row["mode"] if on_gpus or row["call"] != "direct" else "direct",
-        *(_number(row[column]) for column in figures),
+        *names,
+        *(_number(row[column]) for column in columns if column.endswith(("_us", "_gbps"))),
         str(row["wrong"]),
         _number(peer),
         "" if peer is None or not time_us else f"{peer / time_us:.2f}x",

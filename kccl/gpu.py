@@ -319,11 +319,18 @@ def launch(
     block: int,
     shared_bytes: int,
     stream: int,
+    cooperative: bool = False,
 ) -> None:
-    """Enqueues a kernel on a stream of the current device; `arguments` are copied."""
+    """Enqueues a kernel on a stream of the current device; `arguments` are copied.
+
+    `cooperative`: for kernels that use CUDA's cooperative groups; kccl's own need no such launch.
+    """
     values = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
     addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
     note = f"with {grid} blocks of {block} threads, {shared_bytes} bytes of shared memory"
     shape = (grid, 1, 1, block, 1, 1, shared_bytes)
     where = ctypes.addressof(addresses)
-    call("cuLaunchKernel", handle, *shape, stream, where, 0, note=note)
+    if cooperative:
+        call("cuLaunchCooperativeKernel", handle, *shape, stream, where, note=note)
+    else:
+        call("cuLaunchKernel", handle, *shape, stream, where, 0, note=note)

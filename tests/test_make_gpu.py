@@ -57,14 +57,28 @@ def run(tmp_path, steps, *options):
 
 
 BENCHES = ["all_reduce", "barrier", "broadcast"]
+FEW_IN_KERNELS = ["all_reduce", "barrier"]
+ALL_IN_KERNELS = [*FEW_IN_KERNELS, "grid_sync", "all_gather", "reduce_scatter", "broadcast"]
+
+
+def benches(sizes):
+    """Names of the steps for these world sizes, the largest first."""
+    found = []
+    for size in sizes:
+        inside = ALL_IN_KERNELS if size == sizes[0] else FEW_IN_KERNELS
+        if size == 1:
+            inside = ["grid_sync"] if size == sizes[0] else []
+        found += [f"{name}_{size}" for name in BENCHES]
+        found += [f"{name}_in_kernel_{size}" for name in inside]
+    return found
 
 
 def test_all_parts_on_two_gpus(tmp_path, capsys):
     steps = Steps()
     assert run(tmp_path, steps) == 0
-    benches = [f"{name}_{world_size}" for world_size in (2, 1) for name in BENCHES]
-    plots = [f"plot_{name}" for name in sorted(benches)]
-    assert steps.names == ["extension", "tests", "gpus", *benches, *plots]
+    wanted = benches([2, 1])
+    plots = [f"plot_{name}" for name in sorted(wanted)]
+    assert steps.names == ["extension", "tests", "gpus", *wanted, *plots]
     assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == document(row())
     printed = capsys.readouterr().out
     assert "all steps succeeded" in printed
@@ -72,6 +86,9 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert command[1:7] == ["-m", "kccl", "run", "-n", "2", "--"]
     assert {"--baselines", "--json", "cuda"} <= set(command)
     assert command[command.index("-f") + 1] == "2"
+    inside = steps.commands[steps.names.index("all_reduce_in_kernel_2")]
+    assert {"--in-kernel", "--json", "cuda"} <= set(inside) and "--baselines" not in inside
+    assert json.loads((tmp_path / "out/grid_sync_in_kernel_2.json").read_text())["rows"]
     alone = steps.commands[steps.names.index("all_reduce_1")]
     assert "--baselines" not in alone and alone[alone.index("-f") + 1] == "8"
 
@@ -81,7 +98,7 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
 )
 def test_world_sizes_are_those_there_are_gpus_for(count, sizes):
     names = [step.name for step in gpu.bench_steps(count)]
-    assert names == [f"{name}_{size}" for size in sizes for name in BENCHES]
+    assert names == benches(sizes)
 
 
 @pytest.mark.parametrize("part", gpu.PARTS)
@@ -93,7 +110,7 @@ def test_parts_are_selectable(part, tmp_path):
     kinds = {re.sub(r"_.*|\d", "", name) for name in steps.names} - {"extension"}
     wanted = {
         "tests": {"tests"},
-        "bench": {"gpus", "all", "barrier", "broadcast"},
+        "bench": {"gpus", "all", "barrier", "broadcast", "grid", "reduce"},
         "plots": {"plot"},
     }
     assert kinds == wanted[part]

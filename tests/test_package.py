@@ -87,7 +87,13 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kccl"}
     assert [name for name in names if name.endswith(".so")] == ["kccl/_core.abi3.so"]
-    for folder, ending in (("", "py"), ("bench", "py"), ("topology", "py"), ("csrc", "cuh")):
+    for folder, ending in (
+        ("", "py"),
+        ("bench", "py"),
+        ("bench", "cuh"),
+        ("topology", "py"),
+        ("csrc", "cuh"),
+    ):
         sources = (ROOT / "kccl" / folder).rglob(f"*.{ending}")
         wanted = {path.relative_to(ROOT).as_posix() for path in sources}
         assert wanted

@@ -1,0 +1,377 @@
+// Calls inside persistent kernels, timed and checked: what `kccl bench <collective> --in-kernel` runs.
+//
+// Every block opens its channel once and makes `warmup` calls that do not count, then `calls` that
+// do. A call's input is the output of the one before, so that no call can be left out, overtaken or
+// given an old word without the end being wrong: in_kernel_data.py says what the end is. Sums would
+// grow out of range; so every `period` calls a block multiplies what it sends next by `factor`, which
+// no two ranks have alike. That is a hundredth of the calls and less.
+//
+// The clock is the GPU's own, read inside the kernel: no launch and no host is in a figure. What is
+// noted differs between launches, so that the figure that counts is not disturbed by the others:
+//
+//   kMean     times[block]: nanoseconds of all calls that count
+//   kEach     times[block * (calls + 1) + i]: when call i begins; the last one, when all have ended
+//   kSkewed   as kMean, each call behind the delay that delays[block * delay_stride + i] says
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace in_kernel {
+
+using kccl::Block;
+using kccl::block;
+using kccl::DeviceComm;
+using kccl::Status;
+using kccl::mem::Order;
+using kccl::mem::Scope;
+
+enum class Notes { kMean, kEach, kSkewed };
+
+struct Rounds {
+    uint32_t warmup;
+    uint32_t calls;
+    uint32_t period;
+    const uint32_t* delays;  // this block's
+    uint64_t* times;
+};
+
+// Holds this block back for some nanoseconds.
+KCCL_DEVICE void pause(uint32_t delay_ns) {
+    if (leads(block())) {
+        const uint64_t begin = kccl::mem::clock_ns();
+        while (kccl::mem::clock_ns() - begin < delay_ns) kccl::mem::poll_pause();
+    }
+    block().sync();
+}
+
+// call() -> Status; between(k) comes before call k when a period is over.
+template <Notes NOTES, class Call, class Between>
+KCCL_DEVICE Status make_calls(const Rounds& rounds, Call call, Between between) {
+    const uint32_t end = kccl::mem::keep(rounds.warmup + rounds.calls);
+    uint64_t begin = 0;
+    uint32_t left = rounds.period;
+    for (uint32_t k = 0; k < end; ++k) {
+        if (left == 0) {
+            between(k);
+            left = rounds.period;
+        }
+        --left;
+        if (k == rounds.warmup) begin = kccl::mem::clock_ns();
+        if constexpr (NOTES != Notes::kMean) {
+            if (k >= rounds.warmup) {
+                const uint32_t i = k - rounds.warmup;
+                if constexpr (NOTES == Notes::kSkewed) {
+                    pause(kccl::mem::load_plain(rounds.delays + i));
+                } else if (leads(block())) {
+                    kccl::mem::store_plain(rounds.times + i, kccl::mem::clock_ns());
+                }
+            }
+        }
+        const Status status = call();
+        // The host hears from the communicator why.
+        if (status != kKcclOk) return status;
+    }
+    const uint64_t now = kccl::mem::clock_ns();
+    if (leads(block())) {
+        if constexpr (NOTES == Notes::kEach) {
+            kccl::mem::store_plain(rounds.times + rounds.calls, now);
+        } else {
+            kccl::mem::store_plain(rounds.times, now - begin);
+        }
+    }
+    return kKcclOk;
+}
+
+template <Notes NOTES>
+KCCL_DEVICE Rounds rounds_of_block(uint32_t warmup, uint32_t calls, uint32_t period,
+                                   const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
+    const uint64_t index = kccl::platform::block_in_grid();
+    const uint64_t stride = NOTES == Notes::kEach ? uint64_t{calls} + 1 : 1;
+    return {warmup, calls, period, delays + index * delay_stride, times + index * stride};
+}
+
+// The delays of a kSkewed launch alone, one behind the other, whoever of the participants is late.
+KCCL_KERNEL void delays_alone(const uint32_t* delays, uint32_t count, uint64_t* times) {
+    const uint64_t begin = kccl::mem::clock_ns();
+    for (uint32_t i = 0; i < count; ++i) pause(kccl::mem::load_plain(delays + i));
+    if (leads(block())) kccl::mem::store_plain(times, kccl::mem::clock_ns() - begin);
+}
+
+// ---- Collectives of data -------------------------------------------------------------------------
+
+// A message, or a chunk of it where there are chunks, in slices of `each` elements: one a block, none
+// of them empty, the last one perhaps shorter.
+template <class T>
+struct Data {
+    T* x;
+    T* out;
+    uint64_t count;
+    uint64_t each;
+    double factor;
+    uint64_t shifts;  // see AllGather
+
+    KCCL_DEVICE uint64_t first() const { return kccl::platform::block_in_grid() * each; }
+    KCCL_DEVICE uint64_t length(uint64_t begin) const {
+        return count - begin < each ? count - begin : each;
+    }
+};
+
+// Called by all threads of the block; afterwards any of them may send what any has written.
+template <class T>
+KCCL_DEVICE void multiply(T* array, uint64_t count, double factor) {
+    using Element = kccl::Element<T>;
+    const auto by = static_cast<typename Element::Acc>(factor);
+    for (uint64_t i = block().index(); i < count; i += block().size()) {
+        const auto value = Element::widen(kccl::mem::load_plain(array + i));
+        kccl::mem::store_plain(array + i, Element::narrow(value * by));
+    }
+    block().sync();
+}
+
+// Slice-complete: a block keeps its slice.
+template <class T, int WORLD_SIZE>
+class AllReduceSlices {
+  public:
+    using Type = T;
+    KCCL_DEVICE AllReduceSlices(const DeviceComm& comm, const Data<T>& data)
+        : channel_(block(), comm),
+          slice_(kccl::mem::keep(data.x + data.first())),
+          count_(kccl::mem::keep(data.length(data.first()))),
+          factor_(data.factor) {}
+    KCCL_DEVICE Status call() { return kccl::all_reduce<T>(channel_, slice_, slice_, count_); }
+    KCCL_DEVICE void between(uint32_t) { multiply(slice_, count_, factor_); }
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+    T* const slice_;
+    const uint64_t count_;
+    const double factor_;
+};
+
+// Message-complete: in each call a block takes the slice that another block had in the one before.
+template <class T, int WORLD_SIZE>
+class AllReduceMessage {
+  public:
+    using Type = T;
+    KCCL_DEVICE AllReduceMessage(const DeviceComm& comm, const Data<T>& data)
+        : channel_(block(), comm), blocks_(comm), data_(data), begin_(data.first()) {}
+    KCCL_DEVICE Status call() {
+        T* const slice = data_.x + begin_;
+        const Status status = kccl::all_reduce<T>(channel_, slice, slice, data_.length(begin_));
+        begin_ = begin_ + data_.each < data_.count ? begin_ + data_.each : 0;
+        return status != kKcclOk ? status : blocks_.sync();
+    }
+    KCCL_DEVICE void between(uint32_t) {
+        multiply(data_.x + begin_, data_.length(begin_), data_.factor);
+    }
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+    kccl::GridBarrier blocks_;
+    const Data<T> data_;
+    uint64_t begin_;
+};
+
+// In place: a rank's own chunk becomes the sum of all ranks' chunks for it, which alone stay.
+template <class T, int WORLD_SIZE>
+class ReduceScatter {
+  public:
+    using Type = T;
+    KCCL_DEVICE ReduceScatter(const DeviceComm& comm, const Data<T>& data)
+        : channel_(block(), comm),
+          in_(kccl::mem::keep(data.x + data.first())),
+          own_(kccl::mem::keep(in_ + comm.rank * data.count)),
+          count_(kccl::mem::keep(data.length(data.first()))),
+          stride_(kccl::mem::keep(data.count)),
+          factor_(data.factor) {}
+    KCCL_DEVICE Status call() {
+        return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);
+    }
+    KCCL_DEVICE void between(uint32_t) { multiply(own_, count_, factor_); }
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+    T* const in_;
+    T* const own_;
+    const uint64_t count_;
+    const uint64_t stride_;
+    const double factor_;
+};
+
+// From `x` to `out` and back. In call k each rank sends its own chunk of what it got, or where bit
+// k % 64 of `shifts` is set the next rank's: so that chunks move around, and old ones are not like
+// new ones.
+template <class T, int WORLD_SIZE>
+class AllGather {
+  public:
+    using Type = T;
+    KCCL_DEVICE AllGather(const DeviceComm& comm, const Data<T>& data)
+        : channel_(block(), comm),
+          from_(kccl::mem::keep(data.x + data.first())),
+          to_(kccl::mem::keep(data.out + data.first())),
+          own_(kccl::mem::keep(comm.rank * data.count)),
+          next_(kccl::mem::keep((comm.rank + 1) % comm.world_size * data.count)),
+          count_(kccl::mem::keep(data.length(data.first()))),
+          stride_(kccl::mem::keep(data.count)),
+          shifts_(kccl::mem::keep(data.shifts)) {}
+    KCCL_DEVICE Status call() {
+        const T* const chunk = from_ + ((shifts_ & 1) != 0 ? next_ : own_);
+        const Status status = kccl::all_gather<T>(channel_, to_, chunk, count_, stride_);
+        shifts_ = shifts_ >> 1 | shifts_ << 63;
+        T* const before = from_;
+        from_ = to_;
+        to_ = before;
+        return status;
+    }
+    KCCL_DEVICE void between(uint32_t) {}
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+    T* from_;
+    T* to_;
+    const uint64_t own_;
+    const uint64_t next_;
+    const uint64_t count_;
+    const uint64_t stride_;
+    uint64_t shifts_;
+};
+
+// The ranks are root in turn: each sends on what it has got. The next root changes it now and then.
+template <class T, int WORLD_SIZE>
+class Broadcast {
+  public:
+    using Type = T;
+    KCCL_DEVICE Broadcast(const DeviceComm& comm, const Data<T>& data)
+        : channel_(block(), comm),
+          slice_(kccl::mem::keep(data.x + data.first())),
+          count_(kccl::mem::keep(data.length(data.first()))),
+          factor_(data.factor) {}
+    KCCL_DEVICE Status call() {
+        const int root = root_;
+        root_ = root_ + 1 < channel_.world_size() ? root_ + 1 : 0;
+        return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);
+    }
+    KCCL_DEVICE void between(uint32_t) {
+        if (channel_.comm().rank == root_) multiply(slice_, count_, factor_);
+    }
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+    T* const slice_;
+    const uint64_t count_;
+    const double factor_;
+    int root_ = 0;
+};
+
+template <class Form, Notes NOTES>
+KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* x,
+                       typename Form::Type* out, uint64_t count, uint64_t each, double factor,
+                       uint64_t shifts, uint32_t warmup, uint32_t calls, uint32_t period,
+                       const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
+    const Rounds rounds =
+        rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
+    Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts});
+    make_calls<NOTES>(rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
+}
+
+// ---- Meetings ------------------------------------------------------------------------------------
+//
+// A barrier has no result, so each launch ends with `checked` meetings that are looked at and not
+// timed. Before each, every participant, one of them late, writes the meeting's number to its word
+// on every board; after it, none may find an older number on its own board. Where the meeting orders
+// nothing, fences do.
+
+constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
+
+// All ranks, one block each; every rank has a board.
+template <Order ORDER, int WORLD_SIZE>
+class RankBarrier {
+  public:
+    static constexpr bool kOrders = ORDER == Order::kAcqRel;
+    static constexpr Scope kScope = Scope::kSystem;
+    KCCL_DEVICE explicit RankBarrier(const DeviceComm& comm) : channel_(block(), comm) {}
+    KCCL_DEVICE Status call() { return kccl::barrier<ORDER>(channel_); }
+    KCCL_DEVICE uint32_t participants() const { return channel_.world_size(); }
+    KCCL_DEVICE uint32_t own() const { return channel_.comm().rank; }
+
+  private:
+    kccl::Channel<Block, WORLD_SIZE> channel_;
+};
+
+// All blocks of a GPU, which share a board.
+template <Order ORDER>
+class GridSync {
+  public:
+    static constexpr bool kOrders = ORDER == Order::kAcqRel;
+    static constexpr Scope kScope = Scope::kDevice;
+    KCCL_DEVICE explicit GridSync(const DeviceComm& comm) : barrier_(comm) {}
+    KCCL_DEVICE Status call() { return barrier_.template sync<ORDER>(); }
+    KCCL_DEVICE uint32_t participants() const { return kccl::platform::blocks_per_grid(); }
+    KCCL_DEVICE uint32_t own() const { return kccl::platform::block_in_grid(); }
+
+  private:
+    kccl::GridBarrier barrier_;
+};
+
+// How many participants this thread found late after meeting `number`.
+template <class Meeting>
+KCCL_DEVICE uint32_t meet_checked(Meeting& meeting, uint32_t* const* boards, uint32_t num_boards,
+                                  uint32_t own_board, uint32_t number) {
+    using kccl::mem::fence;
+    const Block coop = block();
+    for (uint32_t i = coop.index(); i < num_boards; i += coop.size()) {
+        kccl::mem::store<Order::kRelaxed, Meeting::kScope>(
+            kccl::mem::load_plain(boards + i) + meeting.own() * kWordsOfLine, number);
+    }
+    if constexpr (!Meeting::kOrders) {
+        coop.sync();
+        fence<Order::kAcqRel, Meeting::kScope>();
+    }
+    if (meeting.call() != kKcclOk) return 1;
+    if constexpr (!Meeting::kOrders) {
+        fence<Order::kAcqRel, Meeting::kScope>();
+        coop.sync();
+    }
+    const uint32_t* board = kccl::mem::load_plain(boards + own_board);
+    uint32_t late = 0;
+    for (uint32_t i = coop.index(); i < meeting.participants(); i += coop.size()) {
+        const uint32_t seen =
+            kccl::mem::load<Order::kRelaxed, Meeting::kScope>(board + i * kWordsOfLine);
+        // Who was quick is one meeting further.
+        if (seen - number > 1) ++late;
+    }
+    return late;
+}
+
+// late: for each thread of the kernel, what it found in the `checked` meetings, whose numbers follow
+// `number`.
+template <class Meeting, Notes NOTES>
+KCCL_DEVICE void hold_meetings(Meeting& meeting, uint32_t warmup, uint32_t calls, uint32_t checked,
+                               uint32_t* const* boards, uint32_t num_boards, uint32_t own_board,
+                               uint32_t number, const uint32_t* delays, uint64_t delay_stride,
+                               uint64_t* times, uint32_t* late) {
+    const Rounds rounds = rounds_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
+    const Status status =
+        make_calls<NOTES>(rounds, [&] { return meeting.call(); }, [](uint32_t) {});
+    if (status != kKcclOk) return;
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < checked; ++i) {
+        pause(kccl::mem::load_plain(rounds.delays + i));
+        found += meet_checked(meeting, boards, num_boards, own_board, number + 1 + i);
+    }
+    const uint64_t thread =
+        uint64_t{kccl::platform::block_in_grid()} * block().size() + block().index();
+    kccl::mem::store_plain(late + thread, found);
+}
+
+template <class Meeting, Notes NOTES>
+KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(DeviceComm) comm, uint32_t warmup, uint32_t calls,
+                      uint32_t checked, uint32_t* const* boards, uint32_t num_boards,
+                      uint32_t own_board, uint32_t number, const uint32_t* delays,
+                      uint64_t delay_stride, uint64_t* times, uint32_t* late) {
+    Meeting meeting(comm);
+    hold_meetings<Meeting, NOTES>(meeting, warmup, calls, checked, boards, num_boards, own_board,
+                                  number, delays, delay_stride, times, late);
+}
+
+}  // namespace in_kernel
