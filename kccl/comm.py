@@ -18,7 +18,7 @@ from . import abi, arguments, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.common import Backend, DeviceComm, Settings
 from .backends.host import HostBackend
-from .calls import Checked, OnStream, Prepared
+from .calls import Prepared, prepared
 from .collectives.all_gather import AllGather
 from .collectives.all_reduce import AllReduce
 from .collectives.barrier import Barrier, BarrierOnStream, CheckedBarrier
@@ -251,19 +251,10 @@ class Communicator(OneSided):
         )
         return self._plans[key]
 
-    def _prepared(
-        self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any, stream: Any = None
-    ) -> Prepared:
-        if self._backend.has_streams:
-            return OnStream(signature, stream, self, chosen, handle, result, keep)
-        if self.checks:
-            return Checked(signature, self, chosen, handle, result, keep)
-        return Prepared(self, chosen, handle, result, keep)
-
     def _barrier(self) -> Any:
         chosen, handle, signature = self._barrier_on(0)
         if self._backend.has_streams:
-            return BarrierOnStream(signature, None, self, chosen, handle, None, None)
+            return BarrierOnStream(signature, self, chosen, handle)
         if self.checks:
             return CheckedBarrier(signature, self, chosen, handle, None, None)
         return Barrier(self, chosen, handle, None, None)
@@ -271,7 +262,7 @@ class Communicator(OneSided):
     def _prepared_barrier(self, stream: Any, channel: int) -> Prepared:
         self._backend.stream(stream, None)
         chosen, handle, signature = self._barrier_on(channel)
-        return self._prepared(signature, chosen, handle, None, None, stream)
+        return prepared(self, signature, chosen, handle, None, (), stream)
 
     def _barrier_on(self, channel: int) -> tuple[Plan, Any, str]:
         channel = arguments.between("channel", channel, 0, self.num_channels - 1)

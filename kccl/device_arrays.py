@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import dlpack, dtypes, gpu
@@ -194,7 +195,8 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             _dtype(str(array.dtype).removeprefix("torch."), name),
             False,
             array,
-            lambda: int(current_stream(on)),
+            # Asked before each run of a prepared call: no Python frame of its own.
+            partial(current_stream, on),
         ),
         on,
     )

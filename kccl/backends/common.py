@@ -1,7 +1,7 @@
 """What one rank has on every backend in host memory: a state, a window, calls made ready."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -269,6 +269,14 @@ class Backend:
         if given is not None:
             raise InvalidArgument(f"stream is {given!r}, must be None: host memory has no streams")
         return 0
+
+    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+        """The stream of a prepared call: a number, or what says it before each run."""
+        raise NotImplementedError
+
+    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
+        """Microseconds a stream takes for what each part enqueues; waits for its end."""
+        raise NotImplementedError
 
     def place(self, handle: Any, stream: int) -> None:
         """Says on which stream the next run of a call goes."""

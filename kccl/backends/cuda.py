@@ -6,7 +6,7 @@ wrong there is raised by the next call, or by comm.check().
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import abi, device_arrays, dtypes, gpu
@@ -166,6 +166,17 @@ class CudaBackend(Backend):
         if given is not None:
             return device_arrays.stream_of(given)
         return view.stream() if isinstance(view, DeviceView) else self._stream_before()
+
+    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+        """See Backend."""
+        if given is not None:
+            return device_arrays.stream_of(given)
+        return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
+
+    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
+        """See Backend."""
+        with self.device.current():
+            return gpu.intervals_us(stream, parts)
 
     def place(self, handle: Any, stream: int) -> None:
         """See Backend."""
