@@ -6,7 +6,7 @@ kccl/collectives, is checked there argument by argument, and is taught to it her
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,11 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             comm._backend.place(handle, stream)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks of a run, and threads of each."""
+        return self._comm._backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
         """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
@@ -270,12 +275,23 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
             self._learn(case, handle)
         return case.result
 
-    def _prepare(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
+    def _prepare(
+        self,
+        case: Case,
+        stream: Any,
+        channel: Any,
+        algorithm: str,
+        blocks: Any = 0,
+        threads: Any = 0,
+    ) -> Any:
         """The same, to be made by whoever calls what this returns."""
         comm = self._comm
         channel = self._channel(channel)
         comm._backend.stream(stream, case.x)
         plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        if blocks or threads:
+            comm._backend.check_shape(blocks, threads)
+            plan = replace(plan, blocks=blocks, threads=threads)
         signature = self._signature(case, plan, channel)
         if case.count == 0:
             return Empty(comm, plan, signature, case.result)
@@ -289,11 +305,14 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
 
     def _make(self, case: Case, plan: Plan, channel: int) -> Any:
-        return self._comm._backend.op(plan.name, count=case.count, channel=channel, **case.fields)
+        backend = self._comm._backend
+        shape = plan.blocks, plan.threads
+        return backend.op(plan.name, shape, count=case.count, channel=channel, **case.fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
         what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
-        return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}"
+        how = f"{plan.name}{plan.blocks and f' by {plan.blocks} blocks of {plan.threads}'}"
+        return f"{what.removesuffix(', ')}, channel {channel}, {how}"
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
         if self._comm.checks:

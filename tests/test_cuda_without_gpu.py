@@ -10,7 +10,7 @@ from device_compilers import find_nvrtc
 
 import kccl
 from kccl import cuda_library, device_arrays, dlpack, gpu, gpu_memory, jit_cuda, kernels
-from kccl.backends.cuda import shape
+from kccl.backends.cuda import launch_shape as shape
 from kccl.jit import CSRC
 from kccl.plan import SPECS, Request, choose, tuning_for
 
@@ -142,6 +142,16 @@ def test_blocks_have_a_thread_a_packet():
     assert shape("all_gather_direct_ll16", 800, "float64", 1024) == (1, 128)
     assert shape("broadcast_direct_ll16", 800, "float32", 1024) == (1, 128)
     assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
+
+
+def test_a_tuned_shape_bounds_the_blocks_and_their_threads():
+    ll16 = "all_reduce_one_shot_ll16"
+    assert shape(ll16, 4096, "bfloat16", 1024, 128, 64) == (16, 64)
+    assert shape(ll16, 4096, "bfloat16", 1024, 4, 64) == (4, 256)
+    assert shape(ll16, 4096, "bfloat16", 1024, 1, 1024) == (1, 1024)
+    assert shape(ll16, 64, "bfloat16", 1024, 128, 512) == (1, 32)
+    assert shape(ll16, 10**6, "bfloat16", 500, 2, 1024) == (2, 480)
+    assert shape("put", 10**6, "bfloat16", 500, 2, 1024) == (1, 480)
 
 
 def test_results_are_allocated_by_the_arrays_library():

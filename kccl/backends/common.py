@@ -281,11 +281,40 @@ class Backend:
     def place(self, handle: Any, stream: int) -> None:
         """Says on which stream the next run of a call goes."""
 
-    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+    def op(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
         """A KcclHostOp for a kernel by name; `fields` are KcclCall's.
 
         The caller keeps it for as long as its address is in use.
+
+        Args:
+            kernel: Its name.
+            shape: Most blocks, and threads of each while there are blocks for them, as
+                check_shape() lets them pass; 0 for what suits the backend.
+            dtype, op, fields: What is called.
         """
+        raise NotImplementedError
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """Checks what a caller gave as a call's shape; see op().
+
+        Raises:
+            InvalidArgument: There is no such shape here.
+        """
+        raise InvalidArgument(
+            f"blocks is {blocks!r} and threads {threads!r}, must be 0: they are for the cuda "
+            f"backend, this one is {self.name}"
+        )
+
+    def shape_of(self, handle: Any) -> tuple[int, int]:
+        """Blocks of a call that op() made, and threads of each."""
         raise NotImplementedError
 
     def launch(
