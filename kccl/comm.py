@@ -294,7 +294,7 @@ class Communicator(OneSided):
         state = self._backend.state
         if self._mesh.is_resetting and not self._has_left():
             raise unfinished_reset(self.rank)
-        raise error_of(state.status, state.record, self.rank)
+        raise error_of(state.status, state.record, self.rank, self._backend.caveat)
 
     def _disown(self) -> None:
         """In a forked child: every use is an error, and the parent's peers do not hear from it."""

@@ -147,9 +147,11 @@ class Backend:
         state: The rank's KcclState.
         can_attach: Every rank's process may read every other's memory.
         has_streams: Calls are enqueued on a stream and return before they have run.
+        caveat: What a survivor must know when a peer is lost; "" for nothing.
     """
 
     name: str
+    caveat = ""
     can_attach = False
     has_streams = False
     state: Any

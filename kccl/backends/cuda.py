@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import abi, arguments, device_arrays, dtypes, gpu
+from .. import abi, arguments, device_arrays, dtypes, env, gpu, gpu_sharing
 from ..abi import ffi, lib
 from ..arrays import ArrayView
 from ..cuda_library import library_kernel
 from ..device_arrays import DeviceView
 from ..errors import BackendError, Error, InvalidArgument
-from ..gpu_memory import GpuWindow, Memory, check_reach
+from ..gpu_memory import GpuWindow, Memory
 from ..memory import Window
 from ..mesh import Mesh
 from ..plan import MOST_BLOCKS, MOST_THREADS
@@ -96,7 +96,14 @@ class CudaBackend(Backend):
         self._are_threads = are_threads
         # What says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: gpu.LEGACY_STREAM
-        check_reach(mesh, self.device, timeout)
+        self._sharing = gpu_sharing.agree(
+            mesh,
+            self.device,
+            are_threads=are_threads,
+            forced=env.read().windows,
+            timeout=timeout,
+        )
+        self.caveat = self._sharing.caveat
         self._context = ffi.new("KcclHostContext *")
         self._context.shares_cores = shares_cores
         # A launch may have to wait until the stream has room.
@@ -134,6 +141,7 @@ class CudaBackend(Backend):
             timeout,
             device=self.device,
             are_threads=self._are_threads,
+            way=self._sharing.way,
             stream=self._stream,
         )
 
@@ -273,7 +281,8 @@ class CudaBackend(Backend):
             return None
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
-        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error), error)
+        note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
+        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 

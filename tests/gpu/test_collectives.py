@@ -119,8 +119,11 @@ def test_unaligned_arrays(world_size):
     kccl.run_threads(main, world_size, backend="cuda")
 
 
+@pytest.mark.parametrize("windows", ["vmm", "peer"])
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_broadcast_and_barrier(world_size):
+def test_broadcast_and_barrier(world_size, windows, monkeypatch):
+    monkeypatch.setenv("KCCL_WINDOWS", windows)
+
     def main(comm):
         torch.cuda.set_device(comm.rank)
         for root in range(world_size):
