@@ -245,3 +245,29 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
     pushed, synchronised, *rest = made
     assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
     assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
+
+
+def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
+    """What JAX has is made up: its immutable arrays say nothing of their stream."""
+    streams = []
+
+    class ArrayImpl:
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("it does not wait for what JAX still computes")
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 0
+
+        def __dlpack__(self, *, stream=None):
+            streams.append(stream)
+            return dlpack.make(0x2000, (3, 4), kccl.bfloat16, 0, None)
+
+    ArrayImpl.__module__ = "jaxlib._jax"
+    found = device_arrays.view(ArrayImpl(), "x", writable=False, device=0)
+    assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
+    assert streams == [gpu.LEGACY_STREAM] == [found.stream()]
+    with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
+        device_arrays.view(ArrayImpl(), "x", writable=True, device=0)
+    with pytest.raises(kccl.InvalidArgument, match="out must be given"):
+        device_arrays.like(ArrayImpl(), (3, 4))
