@@ -182,13 +182,21 @@ def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
         return code
 
     assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
-    assert steps.names[:3] == ["extension", "torch", "gpus"] and steps.limits[1] <= 7
+    assert steps.names[:3] == ["extension", "torch", "gpus"] and 0 < steps.limits[1] <= 7
     printed = capsys.readouterr().out
-    assert "not run: the 0 s of the part tests is over" in printed
+    assert "not run: the time of the part tests, 0 s and what was left, is over" in printed
     assert (
-        "ended after 7 s: the 7 s of the part torch is over, during "
+        "ended after 7 s: the time of the part torch, 7 s and what was left, is over, during "
         "'tests/gpu/test_torch.py::test_compile[2]'"
     ) in printed
+
+
+def test_a_part_has_also_what_the_parts_before_have_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "BUDGETS_S", gpu.BUDGETS_S | {"tests": 20.0, "torch": 10.0})
+    steps = Steps()
+    assert run(tmp_path, steps, "--parts", "tests torch") == 0
+    limits = dict(zip(steps.names, steps.limits, strict=True))
+    assert 15 < limits["tests"] <= 20 and 25 < limits["torch"] <= 30
 
 
 # Processes

@@ -65,7 +65,7 @@ def test_peers_are_measured_in_the_same_run(world_size):
     assert all(row["wrong"] == 0 for row in rows), printed
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [2])
 def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
     table = tmp_path / "cuda.json"
     tuning = ["-m", "kccl.bench.tune", "all_reduce", "--backend", "cuda", "--out", str(table)]
