@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
 MINUTES ?= 60
-PARTS ?= tests bench plots
+PARTS ?= tests torch bench plots
 
 SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
 	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')

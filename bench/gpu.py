@@ -1,17 +1,20 @@
 """`make gpu`: what only a GPU host can show, in five minutes. Offline, with the interpreter given.
 
-    python3 -m kccl.bench.gpu --out out --parts "tests bench plots"
+    python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
-Builds the extension in place if need be, runs tests/gpu, benches kccl beside its peers and inside
-kernels on 4, 2 and 1 GPUs as far as there are, and draws the documents. The output of each step is
-kept in the folder, NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns
-1 when a step failed.
+Builds the extension in place if need be, runs tests/gpu, those of PyTorch as a part of their own,
+benches kccl beside its peers and
+inside kernels on 4, 2 and 1 GPUs as far as there are, and draws the documents. Each
+part has a budget; what exceeds it is ended, and said with what ran at that moment. The output of
+each step is kept in the folder, NAME.txt; a bench's document is NAME.json, one line as in
+bench/records. Returns 1 when a step failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -26,18 +29,22 @@ from pathlib import Path
 from .document import load
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("tests", "bench", "plots")
+# Seconds that each part may take besides what the parts before it have left, in the order in which
+# they run; with getting ready below LIMIT_S.
+BUDGETS_S = {"tests": 90.0, "torch": 80.0, "bench": 90.0, "plots": 15.0}
+PARTS = tuple(BUDGETS_S)
 LIMIT_S = 300.0
 TIMED_OUT = 124
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
-_NEEDED_BY = {"tests": ("pytest",), "bench": (), "plots": ("matplotlib",)}
+_NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
 # Without these tests are skipped and peers are missing, which both say.
 _HELPFUL = ("torch", "cupy")
 _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
-_TESTS_LIMIT_S = 150.0
-_BENCH_LIMIT_S = 60.0
+_TESTS_OF_TORCH = "tests/gpu/test_torch.py"
+_BUILD_LIMIT_S = 150.0
+_STEP_LIMIT_S = 60.0
 _ENDING_S = 5.0
 
 Execute = Callable[[Sequence[str], float, Path], int]
@@ -76,20 +83,30 @@ class Run:
         self.results: list[Result] = []
         self._execute = execute
         self._deadline = time.monotonic() + limit_s
+        self._budget = ""
+        self._part_deadline: float | None = None
+
+    def begin_part(self, part: str) -> None:
+        """From now on steps are of this part, and within its budget and what is left before it."""
+        self._budget = f"the time of the part {part}, {BUDGETS_S[part]:.0f} s and what was left,"
+        self._part_deadline = (self._part_deadline or time.monotonic()) + BUDGETS_S[part]
 
     def take(self, step: Step) -> bool:
         """Runs a step; whether it succeeded."""
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            return self.note(step.name, 0.0, "not run: the time for all steps is over")
-        limit_s = min(step.limit_s, left_s)
+        begin = time.monotonic()
+        limit_s, reason = min(
+            (self._deadline - begin, "the time for all steps"),
+            ((self._part_deadline or math.inf) - begin, self._budget),
+            (step.limit_s, "the time for one step"),
+        )
+        if limit_s <= 0:
+            return self.note(step.name, 0.0, f"not run: {reason} is over")
         output = self.out / f"{step.name}.txt"
         print(f"# {step.name}: {' '.join(step.command)}", flush=True)
-        begin = time.monotonic()
         code = self._execute([sys.executable, *step.command], limit_s, output)
         failure = None
         if code == TIMED_OUT:
-            failure = f"ended after {limit_s:.0f} s"
+            failure = f"ended after {limit_s:.0f} s: {reason} is over, during {_last_line(output)}"
         elif code != 0:
             failure = f"exit code {code}"
         if failure is not None:
@@ -132,7 +149,8 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     if _is_ready(run, parts):
         for part in PARTS:
             if part in parts:
-                {"tests": _tests, "bench": _bench, "plots": _plots}[part](run)
+                run.begin_part(part)
+                _RUN_BY[part](run)
     print(run.summary(), flush=True)
     return int(any(each.failure is not None for each in run.results))
 
@@ -178,12 +196,12 @@ def bench_steps(num_gpus: int) -> list[Step]:
         for collective, more in sizes.items():
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", *more)
             command = (*launcher, *bench, *peers, "--json")
-            found.append(Step(f"{collective}_{world_size}", command, _BENCH_LIMIT_S))
+            found.append(Step(f"{collective}_{world_size}", command, _STEP_LIMIT_S))
         for collective in _in_kernels(world_size, is_largest=is_largest):
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", "--in-kernel")
             more = ("-b", "16", "-f", "2" if is_largest and collective == "all_reduce" else "8")
             name = f"{collective}_in_kernel_{world_size}"
-            found.append(Step(name, (*launcher, *bench, *more, "--json"), _BENCH_LIMIT_S))
+            found.append(Step(name, (*launcher, *bench, *more, "--json"), _STEP_LIMIT_S))
         steps += found
     return steps
 
@@ -212,20 +230,29 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
         cure = "pip install them, or put their wheels on PYTHONPATH"
         return run.note("modules", 0.0, f"{sys.executable} lacks {', '.join(missing)}: {cure}")
     if not _is_built() and not run.take(
-        Step("build", ("setup.py", "build_ext", "--inplace"), _TESTS_LIMIT_S)
+        Step("build", ("setup.py", "build_ext", "--inplace"), _BUILD_LIMIT_S)
     ):
         return False
-    return run.take(Step("extension", ("-c", _ONE_CALL), _BENCH_LIMIT_S))
+    return run.take(Step("extension", ("-c", _ONE_CALL), _STEP_LIMIT_S))
 
 
 def _tests(run: Run) -> None:
-    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu")
-    run.take(Step("tests", command, _TESTS_LIMIT_S))
+    run.take(_pytest("tests", "tests/gpu", f"--ignore={_TESTS_OF_TORCH}"))
+
+
+def _torch(run: Run) -> None:
+    run.take(_pytest("torch", _TESTS_OF_TORCH))
+
+
+def _pytest(name: str, *what: str) -> Step:
+    # Each test is named before it runs: what is ended says in which it was.
+    options = ("-v", "--durations=10", "-p", "no:cacheprovider")
+    return Step(name, ("-m", "pytest", *options, *what), LIMIT_S)
 
 
 def _bench(run: Run) -> None:
     count = "from kccl import gpu; print(gpu.num_devices())"
-    if not run.take(Step("gpus", ("-c", count), _BENCH_LIMIT_S)):
+    if not run.take(Step("gpus", ("-c", count), _STEP_LIMIT_S)):
         return
     num_gpus = int((run.out / "gpus.txt").read_text().split()[-1])
     if num_gpus == 0:
@@ -245,8 +272,10 @@ def _plots(run: Run) -> None:
     for path in documents:
         command = ("-m", "kccl.bench.plot", str(path.resolve()))
         picture = str(path.resolve().with_suffix(".png"))
-        run.take(Step(f"plot_{path.stem}", (*command, picture), _BENCH_LIMIT_S))
+        run.take(Step(f"plot_{path.stem}", (*command, picture), _STEP_LIMIT_S))
 
+
+_RUN_BY = {"tests": _tests, "torch": _torch, "bench": _bench, "plots": _plots}
 
 # ---- Helpers ---------------------------------------------------------------------------------
 
@@ -292,6 +321,13 @@ def _print_end(output: Path, num_lines: int = 15) -> None:
     if output.exists():
         lines = output.read_text("utf-8", errors="replace").splitlines()
         print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
+
+
+def _last_line(output: Path) -> str:
+    """What a step printed last: with pytest's -v the test that it was in."""
+    text = output.read_text("utf-8", errors="replace") if output.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return repr(lines[-1][:120]) if lines else "its start: it has printed nothing"
 
 
 def heed_sigterm() -> None:

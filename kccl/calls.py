@@ -6,13 +6,14 @@ kccl/collectives, is checked there argument by argument, and is taught to it her
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import arguments
 from .abi import fastcall, ffi
 from .arrays import ArrayView
-from .errors import BackendError, InvalidArgument
+from .errors import InvalidArgument
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Calls a communicator remembers; a program that uses more sizes plans some of them again.
 _KNOWN_CALLS = 1024
+# Of calls on a GPU, so many share a look at the clock, which costs the stream as much as a call.
+_CALLS_PER_LOOK = 100
 
 
 def _address(handle: Any) -> int:
@@ -37,9 +40,15 @@ class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
     """
 
     def __init__(
-        self, comm: "Communicator", plan: Plan, handle: Any, result: Any, keep: Any
+        self,
+        comm: "Communicator",
+        plan: Plan,
+        handle: Any,
+        result: Any,
+        keep: Any,
+        stream: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(_address(handle), result, comm._raise_failure)
+        super().__init__(_address(handle), result, comm._raise_failure, stream)
         self.plan = plan
         self._comm = comm
         self._handle = handle
@@ -54,13 +63,13 @@ class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
 
         Returns:
             float64 [iterations]: microseconds from the end of the call before to the end of each.
+
+        Raises:
+            InvalidArgument: iterations is not positive, or warmup negative.
         """
         import numpy as np
 
-        if iterations <= 0 or warmup < 0:
-            raise InvalidArgument(
-                f"iterations is {iterations} and warmup {warmup}, must be positive and not negative"
-            )
+        _check_counts(iterations, warmup)
         us = np.empty(max(iterations, warmup, 1), np.float64)
         for number in (warmup, iterations):
             self.clock(number, us.ctypes.data)
@@ -79,22 +88,104 @@ class Checked(Prepared):
         return super().__call__()
 
 
-class OnStream(Checked):
+class OnStream(Prepared):
     """A prepared call that is enqueued on a stream: the one it was given, else the current one."""
 
-    def __init__(self, signature: str, stream: Any, *args: Any) -> None:
-        super().__init__(signature, *args)
+    def __init__(
+        self,
+        comm: "Communicator",
+        plan: Plan,
+        handle: Any,
+        result: Any,
+        keep: Any,
+        stream: int | Callable[[], int],
+    ) -> None:
+        follows = stream if callable(stream) else None
+        super().__init__(comm, plan, handle, result, keep, follows)
         self._stream = stream
+        if not callable(stream):
+            comm._backend.place(handle, stream)
 
-    def __call__(self) -> Any:
-        view = None if self._keep is None else self._keep[0]
-        backend = self._comm._backend
-        backend.place(self._handle, backend.stream(self._stream, view))
-        return super().__call__()
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks of a run, and threads of each."""
+        return self._comm._backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
-        """Not for calls on a GPU, which return before they have run: use its events."""
-        raise BackendError("time() clocks calls that have run when they return; use CUDA events")
+        """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
+
+        The events bracket blocks of up to 100 calls, which C enqueues while they run: a block takes
+        what the device takes or what the host takes to enqueue it, whichever is longer. Waits for
+        the last one.
+
+        Args:
+            iterations: Number of clocked calls.
+            warmup: Calls before them.
+
+        Returns:
+            float64 [iterations]: microseconds a call, of each the mean of its block.
+
+        Raises:
+            InvalidArgument: iterations is not positive, or warmup negative.
+        """
+        import numpy as np
+
+        _check_counts(iterations, warmup)
+        sizes = [
+            min(_CALLS_PER_LOOK, iterations - begin)
+            for begin in range(0, iterations, _CALLS_PER_LOOK)
+        ]
+        # How long C took to enqueue each call, which nobody asked for.
+        enqueued_us = np.empty(max(*sizes, warmup), np.float64)
+
+        def enqueue(count: int) -> None:
+            self.clock(count, enqueued_us.ctypes.data)
+
+        stream = self._stream() if callable(self._stream) else self._stream
+        enqueue(warmup)
+        blocks_us = self._comm._backend.intervals_us(
+            stream, [partial(enqueue, size) for size in sizes]
+        )
+        self._comm._check_usable()
+        return np.repeat(np.array(blocks_us) / sizes, sizes)
+
+
+class CheckedOnStream(Checked, OnStream):
+    """The same under KCCL_CHECK=1."""
+
+
+def prepared(
+    comm: "Communicator",
+    signature: str,
+    plan: Plan,
+    handle: Any,
+    result: Any,
+    keep: tuple[Any, ...],
+    given: Any,
+) -> Prepared:
+    """What `.prepare` returns.
+
+    Args:
+        comm, plan, handle, result: As Prepared has them.
+        signature: For KCCL_CHECK=1.
+        keep: What must live as long, the view of the caller's array first; () for no arrays.
+        given: The caller's stream.
+    """
+    backend = comm._backend
+    if backend.has_streams:
+        stream = backend.follow(given, keep[0] if keep else None)
+        facts = comm, plan, handle, result, (*keep, given), stream
+        return CheckedOnStream(signature, *facts) if comm.checks else OnStream(*facts)
+    if comm.checks:
+        return Checked(signature, comm, plan, handle, result, keep)
+    return Prepared(comm, plan, handle, result, keep)
+
+
+def _check_counts(iterations: int, warmup: int) -> None:
+    if iterations <= 0 or warmup < 0:
+        raise InvalidArgument(
+            f"iterations is {iterations} and warmup {warmup}, must be positive and not negative"
+        )
 
 
 class Empty:
@@ -184,12 +275,23 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
             self._learn(case, handle)
         return case.result
 
-    def _prepare(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
+    def _prepare(
+        self,
+        case: Case,
+        stream: Any,
+        channel: Any,
+        algorithm: str,
+        blocks: Any = 0,
+        threads: Any = 0,
+    ) -> Any:
         """The same, to be made by whoever calls what this returns."""
         comm = self._comm
         channel = self._channel(channel)
         comm._backend.stream(stream, case.x)
         plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        if blocks or threads:
+            comm._backend.check_shape(blocks, threads)
+            plan = replace(plan, blocks=blocks, threads=threads)
         signature = self._signature(case, plan, channel)
         if case.count == 0:
             return Empty(comm, plan, signature, case.result)
@@ -197,17 +299,20 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         handle.call.input = case.x.address
         handle.call.output = case.out.address
         keep = (case.x, case.out, case.array)
-        return comm._prepared(signature, plan, handle, case.result, keep, stream)
+        return prepared(comm, signature, plan, handle, case.result, keep, stream)
 
     def _channel(self, channel: Any) -> int:
         return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
 
     def _make(self, case: Case, plan: Plan, channel: int) -> Any:
-        return self._comm._backend.op(plan.name, count=case.count, channel=channel, **case.fields)
+        backend = self._comm._backend
+        shape = plan.blocks, plan.threads
+        return backend.op(plan.name, shape, count=case.count, channel=channel, **case.fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
         what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
-        return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}"
+        how = f"{plan.name}{plan.blocks and f' by {plan.blocks} blocks of {plan.threads}'}"
+        return f"{what.removesuffix(', ')}, channel {channel}, {how}"
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
         if self._comm.checks:

@@ -1,6 +1,6 @@
 """What `kccl doctor` says of the cuda backend."""
 
-from . import gpu
+from . import env, gpu, gpu_sharing
 from .errors import BackendError
 from .jit_cuda import compiler_name
 
@@ -19,12 +19,18 @@ def look() -> tuple[str, ...]:
         return ("no", f"{compiler}, no GPU", "CUDA_VISIBLE_DEVICES may hide them.", cure)
     found = ", ".join(f"{each.ordinal}: {each.name} ({each.arch})" for each in devices)
     apart = [(a, b) for a in range(count) for b in range(a) if not gpu.can_access(a, b)]
-    fds = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
-    if not all(gpu.attribute(ordinal, fds) for ordinal in range(count)):
-        reason = "Their memory cannot be exported as file descriptors, so there are no windows."
-        return ("no", f"{compiler}; {found}", reason, "Use the host backend.")
     if apart:
         reason = f"GPUs {apart[0][0]} and {apart[0][1]} cannot access each other's memory."
         cure = "Choose GPUs with NVLink or peer-to-peer PCIe by CUDA_VISIBLE_DEVICES."
         return ("warn", f"{compiler}; {found}", reason, cure)
+    forced = env.read().windows
+    for each in devices:
+        # "peer" is for threads, which this says nothing of.
+        way = gpu_sharing.choose(each, are_threads=False, forced="" if forced == "peer" else forced)
+        if way.caveat:
+            cure = (
+                "After a loss, expect comm.shrink() to fail where it does not with file "
+                "descriptors. Windows are given back when the process ends."
+            )
+            return ("warn", f"{compiler}; {found}; windows by CUDA IPC", f"{way.caveat}.", cure)
     return ("ok", f"{compiler}; {found}; all reach each other's memory")

@@ -18,7 +18,7 @@ from . import abi, arguments, dtypes, groups, memory, mesh
 from .abi import lib
 from .backends.common import Backend, DeviceComm, Settings
 from .backends.host import HostBackend
-from .calls import Checked, OnStream, Prepared
+from .calls import Prepared, prepared
 from .collectives.all_gather import AllGather
 from .collectives.all_reduce import AllReduce
 from .collectives.barrier import Barrier, BarrierOnStream, CheckedBarrier
@@ -187,7 +187,7 @@ class Communicator(OneSided):
     ) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
 
-        Each has 8 * world_size * channels * max_bytes + 8 * exchange_bytes bytes of its own on every
+        Each has 8 * (world_size * channels * max_bytes + exchange_bytes) bytes of its own on every
         rank until the communicator ends: kernels with different ones may run at the same time.
 
         Args:
@@ -253,19 +253,10 @@ class Communicator(OneSided):
         )
         return self._plans[key]
 
-    def _prepared(
-        self, signature: str, chosen: Plan, handle: Any, result: Any, keep: Any, stream: Any = None
-    ) -> Prepared:
-        if self._backend.has_streams:
-            return OnStream(signature, stream, self, chosen, handle, result, keep)
-        if self.checks:
-            return Checked(signature, self, chosen, handle, result, keep)
-        return Prepared(self, chosen, handle, result, keep)
-
     def _barrier(self) -> Any:
         chosen, handle, signature = self._barrier_on(0)
         if self._backend.has_streams:
-            return BarrierOnStream(signature, None, self, chosen, handle, None, None)
+            return BarrierOnStream(signature, self, chosen, handle)
         if self.checks:
             return CheckedBarrier(signature, self, chosen, handle, None, None)
         return Barrier(self, chosen, handle, None, None)
@@ -273,7 +264,7 @@ class Communicator(OneSided):
     def _prepared_barrier(self, stream: Any, channel: int) -> Prepared:
         self._backend.stream(stream, None)
         chosen, handle, signature = self._barrier_on(channel)
-        return self._prepared(signature, chosen, handle, None, None, stream)
+        return prepared(self, signature, chosen, handle, None, (), stream)
 
     def _barrier_on(self, channel: int) -> tuple[Plan, Any, str]:
         channel = arguments.between("channel", channel, 0, self.num_channels - 1)
@@ -305,7 +296,7 @@ class Communicator(OneSided):
         state = self._backend.state
         if self._mesh.is_resetting and not self._has_left():
             raise unfinished_reset(self.rank)
-        raise error_of(state.status, state.record, self.rank)
+        raise error_of(state.status, state.record, self.rank, self._backend.caveat)
 
     def _disown(self) -> None:
         """In a forked child: every use is an error, and the parent's peers do not hear from it."""

@@ -1,18 +1,28 @@
 """Arrays in GPU memory: what a caller's array is, and the arrays that KCCL itself gives out.
 
-A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba, JAX), or DLPack.
-Calls on it go, unless told otherwise, to the stream that its library uses at that moment.
+A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba), or DLPack, by
+which JAX's are taken. Calls on it go, unless told otherwise, to the stream that its library uses at
+that moment. JAX does not say its streams: calls on its arrays go to the legacy default stream,
+which waits for them.
 """
 
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import dlpack, dtypes, gpu
 from .arrays import ArrayView
 from .errors import BackendError, InvalidArgument
+
+# Neither their interface nor DLPack before its version 1 says of all their types that they are.
+_IMMUTABLE = ("jax", "jaxlib")
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
 
 
 def _legacy() -> int:
@@ -108,11 +118,17 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
         found, on = _view_of_own(array), array.device
     elif hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
         found, on = _view_of_torch(array, name)
+    elif _library(array) in _IMMUTABLE:
+        if writable:
+            raise InvalidArgument(
+                f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
+            )
+        found, on = _view_by_dlpack(array, name, gpu.LEGACY_STREAM)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_by_interface(array, name, writable)
         on = device if device is None or found.count == 0 else _device_of(found.address, name)
     elif hasattr(array, "__dlpack__"):
-        found, on = _view_by_dlpack(array, name)
+        found, on = _view_by_dlpack(array, name, -1)
     else:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__}, must be an array in GPU memory: something with "
@@ -131,7 +147,7 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
     Raises:
         InvalidArgument: The library is not one that this can ask.
     """
-    library = type(array).__module__.partition(".")[0]
+    library = _library(array)
     if hasattr(array, "new_empty"):
         return array.new_empty(shape)
     if library == "cupy":
@@ -194,7 +210,8 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             _dtype(str(array.dtype).removeprefix("torch."), name),
             False,
             array,
-            lambda: int(current_stream(on)),
+            # Asked before each run of a prepared call: no Python frame of its own.
+            partial(current_stream, on),
         ),
         on,
     )
@@ -215,14 +232,14 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
     """What says the stream of an array's library; must not keep the array."""
-    if type(array).__module__.partition(".")[0] == "cupy":
+    if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
         return lambda: int(current_stream().ptr)
     return lambda: now or gpu.LEGACY_STREAM
 
 
-def _view_by_dlpack(array: Any, name: str) -> tuple[DeviceView, int]:
-    found = dlpack.read(array, name)
+def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int]:
+    found = dlpack.read(array, name, stream=stream)
     if found.device_type != dlpack.CUDA:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in other memory, must be in GPU memory: this "

@@ -105,15 +105,20 @@ def make(
     return _new(at, _NAME, _destroy_in_c)
 
 
-def read(array: Any, name: str) -> Found:
-    """What an array's __dlpack__ gives, without waiting for what its library still computes.
+def read(array: Any, name: str, *, stream: int = -1) -> Found:
+    """What an array's __dlpack__ gives.
+
+    Args:
+        array: The array.
+        name: What the caller calls it, for error messages.
+        stream: Which waits for what the array's library still computes; -1: none does.
 
     Raises:
         InvalidArgument: It gives none, or elements that KCCL does not have.
     """
     try:
         device_type, _ = array.__dlpack_device__()
-        capsule = array.__dlpack__(stream=-1) if device_type == CUDA else array.__dlpack__()
+        capsule = array.__dlpack__(stream=stream) if device_type == CUDA else array.__dlpack__()
         address = _pointer_in(capsule, _NAME)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error

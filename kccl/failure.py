@@ -21,14 +21,16 @@ def unfinished_reset(rank: int) -> Timeout:
     )
 
 
-def error_of(status: int, record: Any, rank: int) -> Error:
+def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     """The exception for a communicator's status.
 
     Args:
         status: KcclStatus, not ok.
         record: The KcclRecord beside it.
         rank: The rank that raises.
+        caveat: What the survivors of a lost peer must know.
     """
+    caveat = f"; {caveat}" if caveat else ""
     if status == lib.kKcclForked:
         return Error(
             f"this process is a fork of rank {rank}'s process; only that process may use the "
@@ -44,7 +46,7 @@ def error_of(status: int, record: Any, rank: int) -> Error:
     if record.status == lib.kKcclAborted:
         return PeerLost(
             f"rank {record.rank} gave up outside of a call: an exception ended its part, or it "
-            f"called shrink(); {_CURES[PeerLost]}",
+            f"called shrink(); {_CURES[PeerLost]}{caveat}",
             rank=record.rank,
             peer=record.peer,
         )
@@ -89,7 +91,8 @@ def error_of(status: int, record: Any, rank: int) -> Error:
     where = f"rank {record.rank} waited for {peer}: {seen}, after {waited_s:.3g} s"
     told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
-        f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}",
+        f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}"
+        f"{caveat if kind is PeerLost else ''}",
         rank=record.rank,
         peer=record.peer if record.peer >= 0 else None,
         collective=name,

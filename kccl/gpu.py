@@ -5,10 +5,11 @@ function and the code. Handles are integers everywhere else.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from .errors import BackendError
@@ -252,6 +253,26 @@ def synchronize(where: Device) -> None:
     """Waits for everything that was launched on a device."""
     with where.current():
         call("cuCtxSynchronize")
+
+
+def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
+    """Microseconds that a stream of the current device takes for what each part enqueues on it.
+
+    The parts follow each other without a pause; waits for the end of the last one.
+    """
+    events: list[Any] = []
+    try:
+        for _ in range(len(parts) + 1):
+            events.append(call("cuEventCreate", 0))
+        call("cuEventRecord", events[0], stream)
+        for part, event in zip(parts, events[1:], strict=True):
+            part()
+            call("cuEventRecord", event, stream)
+        call("cuEventSynchronize", events[-1])
+        return [float(call("cuEventElapsedTime", *pair)) * 1e3 for pair in pairwise(events)]
+    finally:
+        for event in events:
+            attempt("cuEventDestroy", event)
 
 
 # ---- Modules and launches --------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """Memory for GPUs, and symmetric windows in it.
 
-Between processes a window travels as a descriptor, and each process maps each part. Threads of one
-process share one mapping, which every device may access. Either way a peer that dies takes nothing
-with it: the memory lives until the last who maps it lets go.
+There are three ways, of which gpu_sharing.py chooses one:
+
+    vmm   between processes a window travels as a descriptor, and each process maps each part;
+          threads of one process share one mapping, which every device may access. A peer that dies
+          takes nothing with it: the memory lives until the last who maps it lets go.
+    ipc   between processes it travels as a legacy IPC handle. Its memory goes with its owner.
+    peer  threads of one process reach plain memory by peer access between their devices.
 """
 
 import ctypes
@@ -17,10 +21,12 @@ from typing import Any
 
 from . import dtypes, gpu
 from .device_arrays import DeviceArray
-from .errors import BackendError
 from .memory import Window
 from .mesh import Mesh
 
+_IPC_UNIT = 2 << 20
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_PEER_ACCESS_ALREADY_ENABLED = 704
 _PINNED_FLAGS = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 
 _Undo = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -111,6 +117,62 @@ class Shareable:
         return int(gpu.call("cuMemExportToShareableHandle", self._handle, _fd_kind(), 0))
 
 
+class Plain:
+    """Device memory by cuMemAlloc, for peers with an IPC handle or with peer access.
+
+    Attributes:
+        address, nbytes, device: As in Shareable.
+    """
+
+    def __init__(self, where: gpu.Device, nbytes: int, *, is_exported: bool) -> None:
+        """Allocates. What is exported stays until the process ends."""
+        self.device = where
+        # Why rounded up: smaller allocations share one of the driver's, which a handle opens whole.
+        self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
+        note = f"on device {where.ordinal}, {self.nbytes} bytes"
+        with where.current():
+            self.address = int(gpu.call("cuMemAlloc", self.nbytes, note=note))
+        # Freeing it while a peer has it open is undefined, and nobody says when all have closed it.
+        if not is_exported:
+            _at_end(self, where, (("cuMemFree", (self.address,)),))
+
+    def allow(self, ordinals: Sequence[int]) -> None:
+        """Lets devices of this process read and write it."""
+        for ordinal in sorted({*ordinals} - {self.device.ordinal}):
+            with gpu.device(ordinal).current():
+                code = gpu.attempt("cuCtxEnablePeerAccess", self.device.context, 0)
+            if code not in (0, _PEER_ACCESS_ALREADY_ENABLED):
+                note = f"for device {ordinal} on device {self.device.ordinal}"
+                raise gpu.DriverError(gpu.error_text("cuCtxEnablePeerAccess", code, note), code)
+
+    def export(self) -> bytes:
+        """A handle by which another process can open it."""
+        with self.device.current():
+            return bytes(gpu.call("cuIpcGetMemHandle", self.address).reserved)
+
+
+class Opened:
+    """Another process's Plain memory.
+
+    Attributes:
+        address: Where this process maps it.
+    """
+
+    def __init__(self, where: gpu.Device, handle: bytes, peer: int) -> None:
+        """Opens what rank `peer` exported.
+
+        Raises:
+            BackendError: The driver refused.
+        """
+        made = gpu.constant("CUipcMemHandle")()
+        made.reserved = handle
+        note = f"of rank {peer} on device {where.ordinal}"
+        with where.current():
+            opened = gpu.call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS, note=note)
+        self.address = int(opened)
+        _at_end(self, where, (("cuIpcCloseMemHandle", (self.address,)),))
+
+
 def _fd_kind() -> Any:
     return gpu.constant("CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
 
@@ -158,7 +220,7 @@ def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
 # ---- Windows ---------------------------------------------------------------------------------
 
 # Parts that threads of this process hand each other, by address.
-_handed: dict[int, "Shareable"] = {}
+_handed: dict[int, "Shareable | Plain"] = {}
 
 
 class GpuWindow(Window):
@@ -173,6 +235,7 @@ class GpuWindow(Window):
         *,
         device: gpu.Device,
         are_threads: bool,
+        way: str,
         stream: int,
     ) -> None:
         """See Window.
@@ -181,10 +244,12 @@ class GpuWindow(Window):
             mesh, nbytes, what, timeout: As there.
             device: This rank's.
             are_threads: All ranks are threads of this process.
+            way: "vmm", "ipc" or "peer"; the same on all ranks.
             stream: For writing zeros.
         """
         self._device = device
         self._are_threads = are_threads
+        self._way = way
         self._stream = stream
         super().__init__(mesh, nbytes, what, timeout)
 
@@ -204,16 +269,27 @@ class GpuWindow(Window):
             gpu.fill(address, byte, self.nbytes - begin, self._stream)
 
     def _attach(self, what: str, timeout: float) -> None:
-        mine = Shareable(self._device, self.nbytes)
+        mine: Shareable | Plain
+        if self._way == "vmm":
+            mine = Shareable(self._device, self.nbytes)
+        else:
+            mine = Plain(self._device, self.nbytes, is_exported=self._way == "ipc")
         with self._device.current():
             # Before anybody else can write.
             gpu.fill(mine.address, 0, self.nbytes, self._stream)
-        share = self._with_threads if self._are_threads else self._with_processes
-        self._parts = share(mine, what, timeout)
+        if self._are_threads:
+            self._parts: Sequence[Shareable | Plain | Opened]
+            self._parts = self._with_threads(mine, what, timeout)
+        elif isinstance(mine, Shareable):
+            self._parts = self._with_processes(mine, what, timeout)
+        else:
+            self._parts = self._by_handles(mine, what, timeout)
         self.addresses = tuple(part.address for part in self._parts)
         self.local: Any = None
 
-    def _with_threads(self, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
+    def _with_threads(
+        self, mine: Shareable | Plain, what: str, timeout: float
+    ) -> list[Shareable | Plain]:
         _handed[mine.address] = mine
         message = json.dumps([mine.address, self._device.ordinal]).encode()
         try:
@@ -240,30 +316,9 @@ class GpuWindow(Window):
             for each in (fd, *fds):
                 os.close(each)
 
-
-def check_reach(mesh: Mesh, device: gpu.Device, timeout: float) -> list[str]:
-    """Checks that this rank's device can reach every rank's. Collective.
-
-    Returns:
-        Each rank's device in words.
-
-    Raises:
-        BackendError: Two devices cannot access each other's memory.
-    """
-    if not gpu.attribute(device.ordinal, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
-        raise BackendError(
-            f"device {device.ordinal} ({device.name}) cannot export memory as file descriptors; "
-            'windows need that. Use backend="host"'
-        )
-    replies = mesh.allgather(json.dumps([device.uuid, device.name]).encode(), "start-up", timeout)
-    everyone = [json.loads(reply) for reply in replies]
-    known = {gpu.uuid(ordinal): ordinal for ordinal in range(gpu.num_devices())}
-    for peer, (uuid, name) in enumerate(everyone):
-        # A device that this process does not see is tried all the same.
-        if uuid in known and not gpu.can_access(device.ordinal, known[uuid]):
-            raise BackendError(
-                f"rank {mesh.rank} on device {device.ordinal} ({device.name}) cannot access the "
-                f"memory of rank {peer} on device {known[uuid]} ({name}): there is no peer-to-peer "
-                'path between them. Use backend="host"'
-            )
-    return [name for _, name in everyone]
+    def _by_handles(self, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
+        replies = self.mesh.allgather(mine.export(), what, timeout)
+        return [
+            mine if rank == self.mesh.rank else Opened(self._device, handle, rank)
+            for rank, handle in enumerate(replies)
+        ]

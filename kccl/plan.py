@@ -10,6 +10,8 @@ from .dtypes import Dtype
 from .errors import InvalidArgument
 
 OPS = ("sum", "prod", "min", "max", "avg")
+# Of a call on a GPU.
+MOST_BLOCKS, MOST_THREADS = 128, 1024
 _TUNING = Path(__file__).parent / "tuning"
 
 
@@ -154,11 +156,19 @@ def algorithms(collective: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """One line of a tuning table: up to this size, this algorithm."""
+    """One line of a tuning table: up to this size, this algorithm.
+
+    Attributes:
+        collective, up_to_bytes, algorithm: So; None for any size.
+        blocks: On GPUs, the most blocks of a call; 0 for what suits the backend.
+        threads: On GPUs, threads of a block while there are blocks for them; 0 likewise.
+    """
 
     collective: str
     up_to_bytes: int | None
     algorithm: str
+    blocks: int = 0
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,10 @@ def read_tuning(path: Path) -> Tuning:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{path} is no tuning table: {error}") from error
+    for line in (line for table in tables.values() for line in table):
+        is_shape = 0 < line.blocks <= MOST_BLOCKS and 0 < line.threads <= MOST_THREADS
+        if (line.blocks, line.threads) != (0, 0) and not (is_shape and line.threads % 32 == 0):
+            raise InvalidArgument(f"{path} has {line.blocks} blocks of {line.threads} threads")
     known = {spec.name for spec in SPECS}
     unknown = {line.algorithm for table in tables.values() for line in table} - known
     if unknown or not tables:
@@ -218,22 +232,26 @@ class Plan:
         request: What was asked.
         reason: Why this one.
         rejected: (name, why not) of the collective's other algorithms.
+        blocks, threads: As in Threshold.
     """
 
     name: str
     request: Request
     reason: str
     rejected: tuple[tuple[str, str], ...]
+    blocks: int = 0
+    threads: int = 0
 
     def explain(self) -> str:
         """The decision in words, one line an algorithm."""
         request = self.request
         dtype = f" {request.dtype.name}" if request.dtype else ""
         spec = next(spec for spec in SPECS if spec.name == self.name)
+        shape = f", at most {self.blocks} blocks of {self.threads} threads" if self.blocks else ""
         lines = [
             f"{request.collective} of {request.nbytes} bytes{dtype} over {request.world_size} "
             f"ranks on {request.backend}",
-            f"  {self.name}: {self.reason} ({spec.what_moves})",
+            f"  {self.name}: {self.reason} ({spec.what_moves}){shape}",
             *(f"  not {name}: {why}" for name, why in self.rejected),
         ]
         return "\n".join(lines)
@@ -264,26 +282,28 @@ def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = 
             )
         if obstacles[forced]:
             raise InvalidArgument(f"algorithm {forced!r} cannot run this: {obstacles[forced]}")
-        name, reason = forced, "asked for by name"
+        name, reason, line = forced, "asked for by name", None
     elif preferred in obstacles and not obstacles[preferred]:
-        name, reason = preferred, "KCCL_ALGORITHM prefers it"
+        name, reason, line = preferred, "KCCL_ALGORITHM prefers it", None
     else:
-        name, reason = _by_tuning(request, tuning, obstacles)
+        name, reason, line = _by_tuning(request, tuning, obstacles)
     rejected = tuple(
         (other, obstacle or f"{name} was preferred")
         for other, obstacle in obstacles.items()
         if other != name
     )
-    return Plan(name, request, reason, rejected)
+    shape = (line.blocks, line.threads) if line is not None else (0, 0)
+    return Plan(name, request, reason, rejected, *shape)
 
 
 def _by_tuning(
     request: Request, tuning: Tuning, obstacles: dict[str, str | None]
-) -> tuple[str, str]:
+) -> tuple[str, str, Threshold | None]:
     for line in tuning.of(request.world_size):
         fits = line.up_to_bytes is None or request.nbytes <= line.up_to_bytes
         if line.collective == request.collective and fits and not obstacles[line.algorithm]:
             bound = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
-            return line.algorithm, f"{tuning.merit} for {bound}, by {Path(tuning.source).name}"
+            reason = f"{tuning.merit} for {bound}, by {Path(tuning.source).name}"
+            return line.algorithm, reason, line
     able = [name for name, obstacle in obstacles.items() if not obstacle]
-    return able[-1], "the tuning table names none that can run this"
+    return able[-1], "the tuning table names none that can run this", None

@@ -166,11 +166,12 @@ def test_a_second_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_thresholds_merge_neighbours_and_noise_does_not_flip_them() -> None:
+    a, b, c = map(tune.Candidate, "abc")
     times_us = {
-        8: {"a": 1.0, "b": 2.0},
-        16: {"a": 1.03, "b": 1.0},
-        32: {"a": 2.0, "b": 1.5},
-        64: {"b": 3.0, "c": 2.0},
+        8: {a: 1.0, b: 2.0},
+        16: {a: 1.03, b: 1.0},
+        32: {a: 2.0, b: 1.5},
+        64: {b: 3.0, c: 2.0},
     }
     assert tune.thresholds("all_reduce", times_us) == [
         {"collective": "all_reduce", "up_to_bytes": 16, "algorithm": "a"},

@@ -10,7 +10,7 @@ from device_compilers import find_nvrtc
 
 import kccl
 from kccl import cuda_library, device_arrays, dlpack, gpu, gpu_memory, jit_cuda, kernels
-from kccl.backends.cuda import shape
+from kccl.backends.cuda import launch_shape as shape
 from kccl.jit import CSRC
 from kccl.plan import SPECS, Request, choose, tuning_for
 
@@ -144,6 +144,16 @@ def test_blocks_have_a_thread_a_packet():
     assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
 
 
+def test_a_tuned_shape_bounds_the_blocks_and_their_threads():
+    ll16 = "all_reduce_one_shot_ll16"
+    assert shape(ll16, 4096, "bfloat16", 1024, 128, 64) == (16, 64)
+    assert shape(ll16, 4096, "bfloat16", 1024, 4, 64) == (4, 256)
+    assert shape(ll16, 4096, "bfloat16", 1024, 1, 1024) == (1, 1024)
+    assert shape(ll16, 64, "bfloat16", 1024, 128, 512) == (1, 32)
+    assert shape(ll16, 10**6, "bfloat16", 500, 2, 1024) == (2, 480)
+    assert shape("put", 10**6, "bfloat16", 500, 2, 1024) == (1, 480)
+
+
 def test_results_are_allocated_by_the_arrays_library():
     """By PyTorch's way, of which nothing but new_empty() is asked; others are refused by name."""
 
@@ -235,3 +245,29 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
     pushed, synchronised, *rest = made
     assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
     assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
+
+
+def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
+    """What JAX has is made up: its immutable arrays say nothing of their stream."""
+    streams = []
+
+    class ArrayImpl:
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("it does not wait for what JAX still computes")
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 0
+
+        def __dlpack__(self, *, stream=None):
+            streams.append(stream)
+            return dlpack.make(0x2000, (3, 4), kccl.bfloat16, 0, None)
+
+    ArrayImpl.__module__ = "jaxlib._jax"
+    found = device_arrays.view(ArrayImpl(), "x", writable=False, device=0)
+    assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
+    assert streams == [gpu.LEGACY_STREAM] == [found.stream()]
+    with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
+        device_arrays.view(ArrayImpl(), "x", writable=True, device=0)
+    with pytest.raises(kccl.InvalidArgument, match="out must be given"):
+        device_arrays.like(ArrayImpl(), (3, 4))

@@ -151,8 +151,8 @@ LAYERS = (
         "cuda_library",
         "gpu_memory",
     },
-    {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "checks_cuda"},
-    {"backends.cuda"},
+    {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "gpu_sharing"},
+    {"backends.cuda", "checks_cuda"},
     # From addresses to words, from words to files; then the machine that uses them.
     {"sim.trace_file"},
     {"sim.machine"},

@@ -78,7 +78,7 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert run(tmp_path, steps) == 0
     wanted = benches([2, 1])
     plots = [f"plot_{name}" for name in sorted(wanted)]
-    assert steps.names == ["extension", "tests", "gpus", *wanted, *plots]
+    assert steps.names == ["extension", "tests", "torch", "gpus", *wanted, *plots]
     assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == document(row())
     printed = capsys.readouterr().out
     assert "all steps succeeded" in printed
@@ -110,6 +110,7 @@ def test_parts_are_selectable(part, tmp_path):
     kinds = {re.sub(r"_.*|\d", "", name) for name in steps.names} - {"extension"}
     wanted = {
         "tests": {"tests"},
+        "torch": {"torch"},
         "bench": {"gpus", "all", "barrier", "broadcast", "grid", "reduce"},
         "plots": {"plot"},
     }
@@ -129,7 +130,8 @@ def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
     assert "plot_broadcast_1" in steps.names
     printed = capsys.readouterr().out
     assert "failed: tests, barrier_2" in printed
-    assert "exit code 1" in printed and "ended after 60 s" in printed
+    assert "exit code 1" in printed
+    assert 'ended after 60 s: the time for one step is over, during \'{"machine"' in printed
     # Rows of a failed bench are kept: they say what was wrong.
     assert (tmp_path / "out/barrier_2.json").exists()
 
@@ -168,6 +170,50 @@ def test_a_step_has_at_most_what_is_left(tmp_path):
     steps = Steps()
     assert run(tmp_path, steps, "--limit", "40") == 0
     assert all(0 < limit_s <= 40 for limit_s in steps.limits)
+
+
+def test_parts_and_getting_ready_fit_into_the_time_for_all():
+    assert set(gpu.BUDGETS_S) == set(gpu.PARTS)
+    assert sum(gpu.BUDGETS_S.values()) <= gpu.LIMIT_S - 20
+
+
+def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
+    steps = Steps()
+    assert run(tmp_path, steps, "--parts", "tests torch") == 0
+    _, tests, torch = steps.commands
+    assert tests[-2:] == ["tests/gpu", "--ignore=tests/gpu/test_torch.py"]
+    assert torch[-1] == "tests/gpu/test_torch.py" and (ROOT / torch[-1]).exists()
+
+
+def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(gpu, "BUDGETS_S", gpu.BUDGETS_S | {"tests": 0.0, "torch": 7.0})
+    steps = Steps(codes={"torch": gpu.TIMED_OUT})
+    said = "tests/gpu/test_torch.py::test_one PASSED\ntests/gpu/test_torch.py::test_compile[2]"
+
+    def execute(command, limit_s, output):
+        code = steps(command, limit_s, output)
+        if output.stem == "torch":
+            output.write_text(said)
+        return code
+
+    assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
+    assert steps.names[:3] == ["extension", "torch", "gpus"] and 0 < steps.limits[1] <= 7
+    printed = capsys.readouterr().out
+    assert "not run: the time of the part tests, 0 s and what was left, is over" in printed
+    assert (
+        "ended after 7 s: the time of the part torch, 7 s and what was left, is over, during "
+        "'tests/gpu/test_torch.py::test_compile[2]'"
+    ) in printed
+
+
+def test_a_part_has_also_what_the_parts_before_have_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "BUDGETS_S", gpu.BUDGETS_S | {"tests": 20.0, "torch": 10.0})
+    steps = Steps()
+    assert run(tmp_path, steps, "--parts", "tests torch") == 0
+    limits = dict(zip(steps.names, steps.limits, strict=True))
+    assert 15 < limits["tests"] <= 20 and 25 < limits["torch"] <= 30
 
 
 # Processes

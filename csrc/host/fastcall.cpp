@@ -2,8 +2,11 @@
 // A second module in the same shared library as kccl._core (PEP 489, "multiple modules in one
 // library"); kccl/abi.py loads both.
 //
-//   Op(address, result, on_failure)   op() makes the call and returns `result`
-//   Dispatcher(slow, option)          see dispatcher.cpp
+//   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`
+//   Dispatcher(slow, option)                       see dispatcher.cpp
+//
+// `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
+// run, on which stream it goes. Without one the call goes where it was placed last.
 //
 // The interpreter's lock: between processes a call starts holding it and gives it up in its first
 // long wait, because taking it back costs as much as a small message. Between threads of one
@@ -101,6 +104,7 @@ struct Op {
     KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
+    PyObject* stream;  // null: the call stays where it is
 };
 
 Op* as_op(PyObject* self) { return reinterpret_cast<Op*>(self); }
@@ -109,15 +113,33 @@ int op_init(PyObject* self, PyObject* args, PyObject* kwargs) {
     unsigned long long address;
     PyObject* result;
     PyObject* on_failure;
-    static const char* names[] = {"address", "result", "on_failure", nullptr};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KOO", const_cast<char**>(names), &address,
-                                     &result, &on_failure)) {
+    PyObject* stream = Py_None;
+    static const char* names[] = {"address", "result", "on_failure", "stream", nullptr};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KOO|O", const_cast<char**>(names), &address,
+                                     &result, &on_failure, &stream)) {
         return -1;
     }
     as_op(self)->op = reinterpret_cast<KcclHostOp*>(address);
     set_reference(&as_op(self)->result, Py_NewRef(result));
     set_reference(&as_op(self)->on_failure, Py_NewRef(on_failure));
+    set_reference(&as_op(self)->stream, stream == Py_None ? nullptr : Py_NewRef(stream));
     return 0;
+}
+
+// Whether the call can be made; else an exception is set. Places it on the stream of the moment.
+bool is_ready(Op* op) {
+    if (op->op == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "Op has not been initialised");
+        return false;
+    }
+    if (op->stream == nullptr) return true;
+    PyObject* said = PyObject_CallNoArgs(op->stream);
+    if (said == nullptr) return false;
+    const unsigned long long stream = PyLong_AsUnsignedLongLong(said);
+    Py_DECREF(said);
+    if (PyErr_Occurred() != nullptr) return false;
+    reinterpret_cast<KcclGpuOp*>(op->op)->stream = stream;
+    return true;
 }
 
 PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -126,10 +148,7 @@ PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         return nullptr;
     }
     Op* op = as_op(self);
-    if (op->op == nullptr) {
-        PyErr_SetString(PyExc_TypeError, "Op has not been initialised");
-        return nullptr;
-    }
+    if (!is_ready(op)) return nullptr;
     return finish(run(op->op), op->result, op->on_failure);
 }
 
@@ -138,10 +157,7 @@ PyObject* op_clock(PyObject* self, PyObject* args) {
     unsigned long long iterations, address;
     if (!PyArg_ParseTuple(args, "KK", &iterations, &address)) return nullptr;
     Op* op = as_op(self);
-    if (op->op == nullptr) {
-        PyErr_SetString(PyExc_TypeError, "Op has not been initialised");
-        return nullptr;
-    }
+    if (!is_ready(op)) return nullptr;
     const uint32_t status = with_lock_handled(op->op, true, [=] {
         return kccl_host_time(op->op, iterations, reinterpret_cast<double*>(address));
     });
@@ -152,12 +168,14 @@ int op_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(as_op(self)->result);
     Py_VISIT(as_op(self)->on_failure);
+    Py_VISIT(as_op(self)->stream);
     return 0;
 }
 
 int op_clear(PyObject* self) {
     Py_CLEAR(as_op(self)->result);
     Py_CLEAR(as_op(self)->on_failure);
+    Py_CLEAR(as_op(self)->stream);
     return 0;
 }
 

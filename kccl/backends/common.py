@@ -1,7 +1,7 @@
 """What one rank has on every backend in host memory: a state, a window, calls made ready."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -155,9 +155,11 @@ class Backend:
         state: The rank's KcclState.
         can_attach: Every rank's process may read every other's memory.
         has_streams: Calls are enqueued on a stream and return before they have run.
+        caveat: What a survivor must know when a peer is lost; "" for nothing.
     """
 
     name: str
+    caveat = ""
     can_attach = False
     has_streams = False
     state: Any
@@ -278,14 +280,51 @@ class Backend:
             raise InvalidArgument(f"stream is {given!r}, must be None: host memory has no streams")
         return 0
 
+    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+        """The stream of a prepared call: a number, or what says it before each run."""
+        raise NotImplementedError
+
+    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
+        """Microseconds a stream takes for what each part enqueues; waits for its end."""
+        raise NotImplementedError
+
     def place(self, handle: Any, stream: int) -> None:
         """Says on which stream the next run of a call goes."""
 
-    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+    def op(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
         """A KcclHostOp for a kernel by name; `fields` are KcclCall's.
 
         The caller keeps it for as long as its address is in use.
+
+        Args:
+            kernel: Its name.
+            shape: Most blocks, and threads of each while there are blocks for them, as
+                check_shape() lets them pass; 0 for what suits the backend.
+            dtype, op, fields: What is called.
         """
+        raise NotImplementedError
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """Checks what a caller gave as a call's shape; see op().
+
+        Raises:
+            InvalidArgument: There is no such shape here.
+        """
+        raise InvalidArgument(
+            f"blocks is {blocks!r} and threads {threads!r}, must be 0: they are for the cuda "
+            f"backend, this one is {self.name}"
+        )
+
+    def shape_of(self, handle: Any) -> tuple[int, int]:
+        """Blocks of a call that op() made, and threads of each."""
         raise NotImplementedError
 
     def launch(

@@ -6,27 +6,28 @@ wrong there is raised by the next call, or by comm.check().
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import abi, device_arrays, dtypes, gpu
+from .. import abi, arguments, device_arrays, dtypes, env, gpu, gpu_sharing
 from ..abi import ffi, lib
 from ..arrays import ArrayView
 from ..cuda_library import library_kernel
 from ..device_arrays import DeviceView
 from ..errors import BackendError, Error, InvalidArgument
-from ..gpu_memory import GpuWindow, Memory, check_reach
+from ..gpu_memory import GpuWindow, Memory
 from ..memory import Window
 from ..mesh import Mesh
+from ..plan import MOST_BLOCKS, MOST_THREADS
 from .common import Backend, Scratch, Settings, fill_call, slot_bytes
 from .cuda_state import DeviceState
 from .watch import Watcher
 
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
 _PACKET_BYTES = 8192
-_BLOCKS_PER_CHANNEL = 128
+_BLOCKS_PER_CHANNEL = MOST_BLOCKS
 _STAGING_BYTES = 65536
-_WARP, _MOST_THREADS = 32, 1024
+_WARP, _MOST_THREADS = 32, MOST_THREADS
 # While there are blocks for it: warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
 # Payload bytes of what one thread moves at a time. Kernels that are not here move words, not data.
@@ -95,7 +96,14 @@ class CudaBackend(Backend):
         self._are_threads = are_threads
         # What says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: gpu.LEGACY_STREAM
-        check_reach(mesh, self.device, timeout)
+        self._sharing = gpu_sharing.agree(
+            mesh,
+            self.device,
+            are_threads=are_threads,
+            forced=env.read().windows,
+            timeout=timeout,
+        )
+        self.caveat = self._sharing.caveat
         self._context = ffi.new("KcclHostContext *")
         self._context.shares_cores = shares_cores
         # A launch may have to wait until the stream has room.
@@ -133,6 +141,7 @@ class CudaBackend(Backend):
             timeout,
             device=self.device,
             are_threads=self._are_threads,
+            way=self._sharing.way,
             stream=self._stream,
         )
 
@@ -167,13 +176,32 @@ class CudaBackend(Backend):
             return device_arrays.stream_of(given)
         return view.stream() if isinstance(view, DeviceView) else self._stream_before()
 
+    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+        """See Backend."""
+        if given is not None:
+            return device_arrays.stream_of(given)
+        return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
+
+    def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
+        """See Backend."""
+        with self.device.current():
+            return gpu.intervals_us(stream, parts)
+
     def place(self, handle: Any, stream: int) -> None:
         """See Backend."""
         ffi.cast("KcclGpuOp *", handle).stream = stream
 
     # ---- Calls -------------------------------------------------------------------------------
 
-    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+    def op(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
         """See Backend."""
         entry = library_kernel(
             kernel, dtype=dtype, op=op, world_size=self._comm.world_size, arch=self.device.arch
@@ -187,11 +215,23 @@ class CudaBackend(Backend):
             gpu_op.function = entry.function()
             most = gpu.max_threads(gpu_op.function)
         gpu_op.stream = gpu.LEGACY_STREAM
-        gpu_op.num_blocks, gpu_op.threads_per_block = shape(
-            kernel, fields.get("count", 0), dtype, most
+        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
+            kernel, fields.get("count", 0), dtype, most, *shape
         )
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """See Backend."""
+        arguments.between("blocks", blocks, 1, _BLOCKS_PER_CHANNEL)
+        arguments.between("threads", threads, _WARP, _MOST_THREADS)
+        if threads % _WARP:
+            raise InvalidArgument(f"threads is {threads}, must be a multiple of {_WARP}")
+
+    def shape_of(self, handle: Any) -> tuple[int, int]:
+        """See Backend."""
+        call = ffi.cast("KcclGpuOp *", handle)
+        return int(call.num_blocks), int(call.threads_per_block)
 
     def launch(
         self,
@@ -241,7 +281,8 @@ class CudaBackend(Backend):
             return None
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
-        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error), error)
+        note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
+        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 
@@ -285,13 +326,17 @@ class CudaBackend(Backend):
         self.state.clear()
 
 
-def shape(kernel: str, count: int, dtype: str, most: int) -> tuple[int, int]:
+def launch_shape(
+    kernel: str, count: int, dtype: str, most: int, blocks: int = 0, threads: int = 0
+) -> tuple[int, int]:
     """Blocks of a call and threads of each: one thread a packet, as far as they go.
 
     Args:
         kernel: Its name.
         count, dtype: See slot_bytes().
         most: Threads that a block of this kernel may have.
+        blocks: Most blocks; 0 for as many as a channel has.
+        threads: Of a block while there are blocks for them; 0 for 128.
     """
     most = min(most, _MOST_THREADS) // _WARP * _WARP
     if kernel in _COPIES:
@@ -299,6 +344,7 @@ def shape(kernel: str, count: int, dtype: str, most: int) -> tuple[int, int]:
     if kernel not in _BYTES_PER_THREAD:
         return 1, _WARP
     packets = max(-(-slot_bytes(kernel, count, dtype) // _BYTES_PER_THREAD[kernel]), 1)
-    blocks = min(-(-packets // _THREADS_PER_BLOCK), _BLOCKS_PER_CHANNEL)
-    threads = -(-packets // (blocks * _WARP)) * _WARP
-    return blocks, min(threads, most)
+    most_blocks = blocks or _BLOCKS_PER_CHANNEL
+    num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
+    each = -(-packets // (num_blocks * _WARP)) * _WARP
+    return num_blocks, min(each, most)

@@ -62,7 +62,15 @@ class HostBackend(Backend):
             for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
         )
 
-    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+    def op(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
         fill_call(handle.call, self._comm, kernel, dtype, op, **fields)

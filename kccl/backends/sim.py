@@ -78,7 +78,15 @@ class SimBackend(Backend):
             self._num_windows += 1
         return SimWindow(mesh, nbytes, what, timeout, name)
 
-    def op(self, kernel: str, *, dtype: str = "float32", op: str = "sum", **fields: int) -> Any:
+    def op(
+        self,
+        kernel: str,
+        shape: tuple[int, int] = (0, 0),
+        *,
+        dtype: str = "float32",
+        op: str = "sum",
+        **fields: int,
+    ) -> Any:
         """See Backend."""
         sim_op = ffi.new("KcclSimOp *")
         fill_call(sim_op.op.call, self._comm, kernel, dtype, op, **fields)

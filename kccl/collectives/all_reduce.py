@@ -52,12 +52,16 @@ class AllReduce(Collective):
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
+        blocks: int = 0,
+        threads: int = 0,
     ) -> Any:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted.
 
-        Arguments, result and errors as in the call itself. The arrays stay referenced.
+        Arguments, result and errors as in the call itself, besides `blocks` and `threads`, which
+        are for tuning calls on a GPU: at most so many blocks, of so many threads while there are
+        blocks for them. Both or neither; the plan's choice when 0. The arrays stay referenced.
         """
-        return self._prepare(self._case(x, out, op), stream, channel, algorithm)
+        return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, out: Any, op: str) -> Case:
         view = self._comm._backend.view(x, "x", writable=out is None)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..calls import Checked, OnStream, Prepared
+from ..calls import Checked, CheckedOnStream, Prepared
 
 
 class Barrier(Prepared):
@@ -18,9 +18,21 @@ class CheckedBarrier(Checked, Barrier):
     """The same under KCCL_CHECK=1."""
 
 
-class BarrierOnStream(OnStream, Barrier):
+class BarrierOnStream(CheckedOnStream, Barrier):
     """The same on a GPU: orders what its stream did before, on all ranks."""
 
+    def __init__(self, signature: str, comm: Any, plan: Any, handle: Any) -> None:
+        self._given: Any = None
+        super().__init__(signature, comm, plan, handle, None, None, self._now)
+
     def __call__(self, *, stream: Any = None) -> Any:
-        self._stream = stream
-        return super().__call__()
+        if stream is None:
+            return super().__call__()
+        self._given = stream
+        try:
+            return super().__call__()
+        finally:
+            self._given = None
+
+    def _now(self) -> int:
+        return self._comm._backend.stream(self._given, None)

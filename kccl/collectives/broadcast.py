@@ -44,9 +44,11 @@ class Broadcast(Collective):
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
+        blocks: int = 0,
+        threads: int = 0,
     ) -> Any:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
-        return self._prepare(self._case(x, root), stream, channel, algorithm)
+        return self._prepare(self._case(x, root), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, root: Any) -> Case:
         root = arguments.between("root", root, 0, self._comm.world_size - 1)

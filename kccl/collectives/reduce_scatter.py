@@ -54,13 +54,15 @@ class ReduceScatter(Collective):
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
+        blocks: int = 0,
+        threads: int = 0,
     ) -> Any:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted.
 
-        Arguments, result and errors as in the call itself. The arrays stay referenced; every call
-        returns the same one.
+        Arguments, result and errors as in the call itself and in all_reduce.prepare. The arrays
+        stay referenced; every call returns the same one.
         """
-        return self._prepare(self._case(x, out, op), stream, channel, algorithm)
+        return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, out: Any, op: str) -> Case:
         backend, world_size = self._comm._backend, self._comm.world_size

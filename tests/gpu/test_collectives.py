@@ -119,8 +119,11 @@ def test_unaligned_arrays(world_size):
     kccl.run_threads(main, world_size, backend="cuda")
 
 
+@pytest.mark.parametrize("windows", ["vmm", "peer"])
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_broadcast_and_barrier(world_size):
+def test_broadcast_and_barrier(world_size, windows, monkeypatch):
+    monkeypatch.setenv("KCCL_WINDOWS", windows)
+
     def main(comm):
         torch.cuda.set_device(comm.rank)
         for root in range(world_size):
@@ -226,6 +229,25 @@ def test_prepared_calls_streams_and_channels(world_size):
             op()
         side.synchronize()
         assert (x == world_size).all()
+        comm.check()
+
+    kccl.run_threads(main, world_size, backend="cuda")
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_time_of_prepared_calls(world_size):
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        x = torch.zeros(100, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        ops = comm.all_reduce.prepare(x), comm.all_reduce.prepare(x, stream=side), comm.barrier
+        for op in ops:
+            us = op.time(1250, warmup=250)
+            assert us.shape == (1250,) and (us > 0.5).all() and np.median(us) < 100
+        # Whatever the stream does before, its calls are timed alone.
+        torch.cuda._sleep(100_000_000)
+        assert np.median(ops[0].time(200)) < 100
         comm.check()
 
     kccl.run_threads(main, world_size, backend="cuda")

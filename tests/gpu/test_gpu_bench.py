@@ -7,6 +7,8 @@ import sys
 import pytest
 from ranks import LAUNCHER, environment
 
+from kccl import plan
+
 SHORT = ("--repeats", "3", "--iterations", "100", "--json")
 
 
@@ -61,6 +63,34 @@ def test_peers_are_measured_in_the_same_run(world_size):
     found = {(row["library"], row["mode"]) for row in rows if row["time_us"] is not None}
     assert {("nccl", "graph"), ("nccl", "eager"), ("torch_symm_mem", "graph")} <= found, printed
     assert all(row["wrong"] == 0 for row in rows), printed
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
+    table = tmp_path / "cuda.json"
+    tuning = ["-m", "kccl.bench.tune", "all_reduce", "--backend", "cuda", "--out", str(table)]
+    few = ["-b", "64", "-e", "128", "--blocks", "4", "64", "--threads", "64", "--repeats", "1"]
+    done = subprocess.run(
+        [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *tuning, *few],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = plan.read_tuning(table).thresholds[world_size][:1]
+    assert (made.blocks, made.threads) in ((4, 64), (64, 64))
+    bench = ["-m", "kccl.cli", "bench", "all_reduce", "--backend", "cuda", "-b", "64", "-e", "64"]
+    done = subprocess.run(
+        [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *bench, *SHORT],
+        env=environment(KCCL_TUNING=str(table)),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert {(row["algorithm"], row["wrong"]) for row in rows} == {(made.algorithm, 0)}
 
 
 def test_more_ranks_than_gpus_are_refused():

@@ -25,8 +25,10 @@ def ranks(world_size, program, *options, **variables):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("check", ["0", "1"])
-def test_collectives(world_size, check):
+@pytest.mark.parametrize(
+    "variables", [{}, {"KCCL_CHECK": "1"}, {"KCCL_WINDOWS": "ipc"}], ids=["", "checked", "ipc"]
+)
+def test_collectives(world_size, variables):
     program = """
 for dtype in (torch.float32, torch.bfloat16, torch.int64):
     x = filled(dtype=dtype)
@@ -50,7 +52,7 @@ part.close()
 comm.close()
 say(rank=comm.rank)
 """
-    ranks(world_size, program, KCCL_CHECK=check)
+    ranks(world_size, program, **variables)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -218,6 +220,38 @@ say(rank=comm.rank, error=str(lost), peer=lost.peer, waited=waited, world_size=s
         assert "the process of peer 1 has ended" in fact["error"]
         assert fact["peer"] == 1 and fact["waited"] < 5
         assert fact["world_size"] == world_size - 1
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_a_rank_that_is_killed_with_ipc_windows(world_size):
+    """Survival is not guaranteed: what is said must be, whether or not the GPU goes on."""
+    program = (
+        PRELUDE
+        + """
+x = filled()
+comm.all_reduce(x)
+torch.cuda.synchronize()
+say(rank=comm.rank)
+if comm.rank == 1:
+    time.sleep(60)
+error = None
+try:
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    comm.check()
+except kccl.PeerLost as caught:
+    error = str(caught)
+say(rank=comm.rank, error=error)
+"""
+    )
+    with Job(world_size, program, KCCL_WINDOWS="ipc") as job:
+        job.wait_for(world_size)
+        pid = job.rank_pids()[1]
+        time.sleep(1)
+        os.kill(pid, signal.SIGKILL)
+        _, facts, err = job.end()
+    assert "the process of peer 1 has ended" in facts[0]["error"], err
+    assert "not guaranteed that a survivor's GPU context outlives a lost peer" in facts[0]["error"]
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -1,0 +1,208 @@
+"""Prepared calls on a stream, with functions of C in place of the driver's: no GPU is needed."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl import abi, gpu
+from kccl.abi import ffi, lib
+from kccl.backends.cuda import CudaBackend
+from kccl.calls import OnStream
+from kccl.collectives.barrier import BarrierOnStream
+
+CALL_US = 2.5
+_Launch = ctypes.CFUNCTYPE(
+    *(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 7, ctypes.c_uint64),
+    *(ctypes.c_void_p, ctypes.c_void_p),
+)
+_Push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+_Pop = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class Driver:
+    """Notes the streams that kernels are launched on; a launch takes the stream 2.5 us."""
+
+    def __init__(self):
+        self.streams = []
+        self.events = {}
+        self.recorded = set()
+        self.error = 0
+        self.contexts = 0
+        self._functions = _Launch(self._launch), _Push(self._push), _Pop(self._pop)
+        self.queue = ffi.new("KcclGpuQueue *")
+        addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in self._functions]
+        self.queue.launch, self.queue.push_context, self.queue.pop_context = addresses
+        self.mailbox = self.queue.mailbox = ffi.new("KcclMailbox *")
+
+    def _launch(self, *arguments):
+        assert self.contexts == 1
+        self.streams.append(arguments[8])
+        return self.error
+
+    def _push(self, _):
+        self.contexts += 1
+        return 0
+
+    def _pop(self, _):
+        self.contexts -= 1
+        return 0
+
+    def call(self, name, *args):
+        """In place of gpu.call: events note how long the launches so far have taken."""
+        if name == "cuEventCreate":
+            self.events[len(self.events)] = None
+            return len(self.events) - 1
+        if name == "cuEventRecord":
+            event, stream = args
+            self.recorded.add(stream)
+            self.events[event] = len(self.streams) * CALL_US
+        if name == "cuEventElapsedTime":
+            begin, end = args
+            return (self.events[end] - self.events[begin]) / 1e3
+        return None
+
+    def attempt(self, name, event):
+        assert name == "cuEventDestroy"
+        del self.events[event]
+
+
+class World:
+    """As much of a communicator on a GPU as a prepared call needs."""
+
+    def __init__(self):
+        self.driver = Driver()
+        self._context = ffi.new("KcclHostContext *")
+        self.state = ffi.new("KcclState *")
+        self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
+        self.now = 7
+        self._backend = SimpleNamespace(
+            place=lambda handle, stream: CudaBackend.place(None, handle, stream),
+            stream=lambda given, view: self.now if given is None else given,
+            intervals_us=gpu.intervals_us,
+        )
+        self.checks = False
+
+    def handle(self):
+        call = ffi.new("KcclGpuOp *")
+        call.queue = self.driver.queue
+        call.op.kernel = lib.kccl_gpu_run_op
+        call.op.call.kernel = abi.KERNELS["barrier_direct"]
+        call.op.call.comm.state = int(ffi.cast("uintptr_t", self.state))
+        return ffi.gc(ffi.addressof(call, "op"), lambda _, owner=call: None)
+
+    def prepared(self, stream):
+        return OnStream(self, None, self.handle(), "the result", (), stream)
+
+    def barrier(self):
+        return BarrierOnStream("barrier", self, None, self.handle())
+
+    def _check_usable(self):
+        if self.state.status != lib.kKcclOk:
+            self._raise_failure()
+
+    def _check_agreement(self, signature):
+        pass
+
+    def _raise_failure(self):
+        raise kccl.BackendError(f"error {self.driver.queue.error}")
+
+
+@pytest.fixture
+def world(monkeypatch):
+    world = World()
+    monkeypatch.setattr(gpu, "call", world.driver.call)
+    monkeypatch.setattr(gpu, "attempt", world.driver.attempt)
+    return world
+
+
+def test_a_given_stream_stays(world):
+    op = world.prepared(2**63 + 5)
+    assert [op(), op()] == ["the result"] * 2
+    assert world.driver.streams == [2**63 + 5] * 2
+
+
+def test_else_each_run_follows_the_current_stream(world):
+    op = world.prepared(lambda: world.now)
+    op()
+    world.now = 0
+    op()
+    assert world.driver.streams == [7, 0]
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [(lambda: 1 / 0, ZeroDivisionError), (lambda: "7", TypeError), (lambda: -1, OverflowError)],
+)
+def test_a_stream_that_cannot_be_said_is_an_error_and_nothing_is_enqueued(world, stream, error):
+    op = world.prepared(stream)
+    with pytest.raises(error):
+        op()
+    with pytest.raises(error):
+        op.time(3)
+    assert world.driver.streams == []
+
+
+def test_a_barrier_takes_a_stream_for_one_call(world):
+    barrier = world.barrier()
+    barrier()
+    barrier(stream=9)
+    barrier()
+    assert world.driver.streams == [7, 9, 7]
+
+
+def test_time_has_the_mean_of_each_block_of_calls(world):
+    op = world.prepared(3)
+    us = op.time(250, warmup=40)
+    assert us.shape == (250,) and us.dtype == np.float64
+    assert us == pytest.approx(CALL_US)
+    assert world.driver.streams == [3] * 290 and world.driver.recorded == {3}
+    assert world.driver.events == {}, "events are given back"
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_time_shows_a_slow_block_in_its_calls_only(world, follows, monkeypatch):
+    op = world.prepared((lambda: 3) if follows else 3)
+    record = world.driver.call
+    stalls = iter([0, 0, 50])
+
+    def call(name, *args):
+        found = record(name, *args)
+        if name == "cuEventRecord":
+            world.driver.events[args[0]] += next(stalls)
+        return found
+
+    monkeypatch.setattr(gpu, "call", call)
+    us = op.time(200)
+    assert us[:100] == pytest.approx(CALL_US) and us[100:] == pytest.approx(CALL_US + 0.5)
+
+
+@pytest.mark.parametrize(("iterations", "warmup"), [(0, 0), (-1, 0), (1, -1)])
+def test_time_refuses_counts(world, iterations, warmup):
+    with pytest.raises(kccl.InvalidArgument, match="must be positive and not negative"):
+        world.prepared(3).time(iterations, warmup=warmup)
+    assert world.driver.streams == []
+
+
+def test_a_launch_that_is_refused_ends_time_and_gives_events_back(world):
+    op = world.prepared(3)
+    world.driver.error = 719
+    with pytest.raises(kccl.BackendError, match="error 719"):
+        op.time(100)
+    assert len(world.driver.streams) == 1 and world.driver.events == {}
+
+
+def test_what_the_device_said_of_timed_calls_is_raised(world, monkeypatch):
+    op = world.prepared(3)
+    wait = world.driver.call
+
+    def call(name, *args):
+        if name == "cuEventSynchronize":
+            world.state.status = lib.kKcclTimeout
+        return wait(name, *args)
+
+    monkeypatch.setattr(gpu, "call", call)
+    with pytest.raises(kccl.BackendError):
+        op.time(10)
