@@ -3,11 +3,10 @@
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
 Builds the extension in place if need be, runs tests/gpu, those of PyTorch as a part of their own,
-benches kccl beside its peers and
-inside kernels on 4, 2 and 1 GPUs as far as there are, and draws the documents. Each
-part has a budget; what exceeds it is ended, and said with what ran at that moment. The output of
-each step is kept in the folder, NAME.txt; a bench's document is NAME.json, one line as in
-bench/records. Returns 1 when a step failed.
+benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, and draws
+the documents. Each part has a budget; what exceeds it is ended, and said with what ran at that
+moment. The output of each step is kept in the folder, NAME.txt; a bench's document is NAME.json, one
+line as in bench/records. Returns 1 when a step failed.
 """
 
 from __future__ import annotations

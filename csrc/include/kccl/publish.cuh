@@ -26,6 +26,12 @@
 
 namespace kccl {
 
+// A packet of one of the slices.
+struct SlicePacket {
+    uint32_t slice;
+    uint32_t packet;
+};
+
 template <KcclReach REACH>
 constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem;
 
@@ -78,9 +84,10 @@ class GridExchange {
         }
         const Status status = status_of(comm);
         first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
-        for (int k = 0; k < kMostRanks && k < num_senders(); ++k) {
+        for (int k = 0; k < kNumPeers; ++k) {
             outbox_[k] = mem::keep(board(comm, REACH, receiver(k)));
         }
+        inbox_ = mem::keep(board(comm, REACH, comm.rank));
         thread_ = mem::keep(block().index());
         num_threads_ = mem::keep(block().size());
         step_ = mem::keep(comm.epoch_step);
@@ -124,16 +131,9 @@ class GridExchange {
     // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
     // the block, all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint32_t num_packets) {
+        // Exchanges are mostly like the one before.
+        if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
-        stride_ = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
-        const uint64_t total = uint64_t{stride_} * num_slices();
-        if (total > half_packets_) {
-            if (leads(block())) {
-                refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
-                              comm_.layout.exchange_bytes);
-            }
-            return leave(true);
-        }
         epoch_ += step_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         if ((epoch_ << 1) == 0) {
@@ -144,6 +144,17 @@ class GridExchange {
         return status_;
     }
 
+    // Which packets of this exchange fall to this thread: the first, and how to go on from one to the
+    // next. Every num_threads-th of [slice][packet].
+    KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
+    KCCL_DEVICE SlicePacket first() const { return first_; }
+    KCCL_DEVICE SlicePacket after(SlicePacket at) const {
+        at.slice += step_on_.slice;
+        at.packet += step_on_.packet;
+        if (at.packet < num_packets_) return at;
+        return {at.slice + 1, at.packet - num_packets_};
+    }
+
     // Publishes packet i of this block's slice.
     KCCL_DEVICE void push(uint32_t i, uint64_t payload) {
         const uint32_t slice =
@@ -152,30 +163,30 @@ class GridExchange {
         const mem::Packet packet = ll16::pack(payload, epoch_);
         KCCL_UNROLL
         for (int k = 0; k < kMostRanks; ++k) {
-            if (k < num_senders()) mem::store_packet<kScope>(outbox_[k] + place, packet);
+            if (k < num_senders()) mem::store_packet<kScope>(outbox(k) + place, packet);
         }
     }
 
-    // Awaits up to N packets, packets[n] being packet at[n] of slice slices[n]; their payloads stay
-    // in *payloads. False: the wait failed. Called by all threads of a warp, each with its own; a
-    // thread that lacks one says num < N.
+    // Awaits packets wanted[0 .. num); their payloads stay in *payloads. False: the wait failed.
+    // Called by all threads of a warp, each with its own; some may lack a few, or all.
     template <int N>
-    KCCL_DEVICE bool await(const uint32_t (&slices)[N], const uint32_t (&at)[N], int num,
-                           uint64_t (&payloads)[N]) {
-        const mem::Packet* const inbox = outbox_[num_senders() - 1] + offset_;
+    KCCL_DEVICE bool await(const SlicePacket (&wanted)[N], int num, uint64_t (&payloads)[N]) {
+        const mem::Packet* const inbox = inbox_ + offset_;
         const uint32_t epoch = epoch_;
         mem::Packet packets[N];
+        uint32_t places[N];
         bool are_here[N];
         KCCL_UNROLL
-        for (int n = 0; n < N; ++n) are_here[n] = n >= num;
+        for (int n = 0; n < N; ++n) {
+            places[n] = wanted[n].slice * stride_ + wanted[n].packet;
+            are_here[n] = n >= num;
+        }
         // All packets are loaded before any is checked: their latencies overlap. Those that are here
         // are not asked for again: many blocks poll the same lines.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
-                if (are_here[n]) continue;
-                packets[n] =
-                    mem::load_packet<kScope>(inbox + (uint64_t{slices[n]} * stride_ + at[n]));
+                if (!are_here[n]) packets[n] = mem::load_packet<kScope>(inbox + places[n]);
             }
             bool is_all = true;
             KCCL_UNROLL
@@ -190,9 +201,10 @@ class GridExchange {
             KCCL_UNROLL
             for (int n = N - 1; n >= 0; --n) {
                 if (are_here[n]) continue;
-                const uint32_t rank = kIsLocal ? comm_.rank : slices[n] / num_blocks_;
+                const uint32_t slice = places[n] / stride_;
+                const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
                 late = {1u << rank, ll16::stale_flag(packets[n], epoch),
-                        static_cast<int32_t>(slices[n] % num_blocks_)};
+                        static_cast<int32_t>(slice % num_blocks_)};
             }
             return late;
         };
@@ -213,10 +225,32 @@ class GridExchange {
     }
 
   private:
+    // As far as the compiler knows them.
+    static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
+
+    KCCL_DEVICE void lay_out(uint32_t num_packets) {
+        num_packets_ = num_packets;
+        stride_ = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        first_ = {thread_ / num_packets, thread_ % num_packets};
+        step_on_ = {num_threads_ / num_packets, num_threads_ % num_packets};
+        const uint64_t total = uint64_t{stride_} * num_slices();
+        if (total <= half_packets_ || status_ != kKcclOk) return;
+        if (leads(block())) {
+            refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
+                          comm_.layout.exchange_bytes);
+        }
+        leave(true);
+    }
 
     KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {
         return exchange_epoch(comm_, REACH, block);
+    }
+
+    // The board of receiver(k). At hand where there is a register for each.
+    KCCL_DEVICE mem::Packet* outbox(int k) const {
+        if (k == num_senders() - 1) return inbox_;
+        return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
     }
 
     // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
@@ -229,10 +263,14 @@ class GridExchange {
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
     // Of exchanges of even parity.
-    mem::Packet* outbox_[kMostRanks] = {};
+    mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
+    mem::Packet* inbox_ = nullptr;
     uint32_t half_packets_ = 0;  // of one parity
     uint32_t offset_ = 0;        // of this exchange's parity
-    uint32_t stride_ = 0;        // of a slice
+    uint32_t num_packets_ = 0;   // of a slice
+    uint32_t stride_ = 0;        // between slices, in packets
+    SlicePacket first_ = {};
+    SlicePacket step_on_ = {};
     uint32_t thread_ = 0;
     uint32_t num_threads_ = 0;
     uint32_t step_ = 0;
@@ -273,51 +311,26 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     return kKcclOk;
 }
 
-// Which packets of an exchange fall to a thread: every num_threads-th of [slice][packet].
-struct SlicePackets {
-    uint32_t slice;
-    uint32_t packet;
-    uint32_t num_packets;  // of a slice
-    uint32_t slices_on;    // from one to the next
-    uint32_t packets_on;
-
-    KCCL_DEVICE SlicePackets(uint32_t thread, uint32_t num_threads, uint32_t packets)
-        : slice(thread / packets),
-          packet(thread % packets),
-          num_packets(packets),
-          slices_on(num_threads / packets),
-          packets_on(num_threads % packets) {}
-
-    KCCL_DEVICE void go_on() {
-        slice += slices_on;
-        packet += packets_on;
-        if (packet < num_packets) return;
-        packet -= num_packets;
-        ++slice;
-    }
-};
-
-// Takes this thread's next N packets, as far as there are any, into `out`. False: the wait failed.
-// words: see are_words().
+// Takes this thread's next N packets, as far as there are any, into `out`, and goes on to those after
+// them. False: the wait failed. words: see are_words().
 template <int N, class T, KcclReach REACH, int WORLD_SIZE>
-KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePackets& mine, T* out,
+KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePacket* next, T* out,
                               uint32_t count, bool words) {
-    uint32_t slices[N];
-    uint32_t at[N];
+    SlicePacket mine[N];
     uint64_t payloads[N];
     int num = 0;
     KCCL_UNROLL
     for (int n = 0; n < N; ++n) {
-        slices[n] = mine.slice;
-        at[n] = mine.packet;
-        if (mine.slice < exchange.num_slices()) num = n + 1;
-        mine.go_on();
+        mine[n] = *next;
+        if (next->slice < exchange.num_slices()) num = n + 1;
+        *next = exchange.after(*next);
     }
-    if (!exchange.await(slices, at, num, payloads)) return false;
+    if (!exchange.await(mine, num, payloads)) return false;
     KCCL_UNROLL
     for (int n = 0; n < N; ++n) {
         if (n >= num || count == 0) continue;
-        store_payload(out + uint64_t{slices[n]} * count, at[n], count, payloads[n], words);
+        store_payload(out + uint64_t{mine[n].slice} * count, mine[n].packet, count, payloads[n],
+                      words);
     }
     return true;
 }
@@ -328,19 +341,22 @@ KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePa
 // block-shared memory or not. Orders: see publish(), where the same order stands.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count) {
-    // So many packets of a thread are on their way at once.
-    constexpr uint32_t kAtOnce = 4;
+    // So many packets of a thread are on their way at once. More cost more instructions than they hide
+    // latency; one is a path of its own, because small exchanges are the ones that matter.
+    constexpr uint32_t kAtOnce = 2;
     if (exchange.status() != kKcclOk) return exchange.status();
     const uint32_t size = exchange.num_threads();
-    SlicePackets mine(exchange.thread(), size, num_slice_packets<T>(count));
+    const uint32_t total = exchange.num_slices() * exchange.num_packets();
     const bool words = are_words(out, count);
+    SlicePacket next = exchange.first();
     bool failed = false;
-    uint32_t left = exchange.num_slices() * mine.num_packets;
-    while (left > size && !failed) {
-        failed = !collect_some<kAtOnce>(exchange, mine, out, count, words);
-        left -= left < kAtOnce * size ? left : kAtOnce * size;
+    if (total <= size) {
+        failed = !collect_some<1>(exchange, &next, out, count, words);
+    } else {
+        for (uint32_t done = 0; done < total && !failed; done += kAtOnce * size) {
+            failed = !collect_some<kAtOnce>(exchange, &next, out, count, words);
+        }
     }
-    if (left > 0 && !failed) failed = !collect_some<1>(exchange, mine, out, count, words);
     if constexpr (order == mem::Order::kAcqRel) {
         mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
     }
