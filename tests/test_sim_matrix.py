@@ -38,11 +38,15 @@ def share(collective, size):
         machine = (cell.warp_size, cell.model, cell.epoch_bits)
         is_first = machine == min(PAIRS)
         num_seeds = 1
-        if size in ("0", "8", "odd"):
-            if cell.world_size == 2 and collective not in GRIDS:
+        is_grid = collective in GRIDS
+        if is_grid and (cell.world_size == 8 or size == "8K"):
+            # Three blocks of each rank.
+            takes = is_first and (cell.world_size < 4 or size != "8K")
+        elif size in ("0", "8", "odd"):
+            if cell.world_size == 2 and not is_grid:
                 num_seeds = 3
             takes = machine in (ONCE if cell.world_size == 8 else PAIRS)
-            takes = takes or (cell.world_size == 2 and size != "0")
+            takes = takes or (cell.world_size == 2 and size != "0" and not is_grid)
         elif size == "8K":
             takes = (machine in PAIRS and cell.world_size < 4) or (
                 is_first and (cell.world_size == 4 or collective == LL16)
