@@ -57,7 +57,9 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
     counts = ("count",) if _has_counts(rows) else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
-    modes = ("complete", "order", "blocks") if _are_in_kernels(rows) else ("mode",)
+    modes: tuple[str, ...] = ("mode",)
+    if _are_in_kernels(rows):
+        modes = ("complete", "order", "blocks")
     modes += ("ranks",) if _have_reaches(rows) else ()
     for name in ("library", "algorithm", *modes):
         table.add_column(name, no_wrap=True)
