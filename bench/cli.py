@@ -104,7 +104,7 @@ def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
     """
     collective = load(args.collective)
     out = console()
-    _fill_defaults(args)
+    _fill_defaults(args, collective)
     try:
         problems = _problems(args, collective, comm.world_size)
     except ValueError as error:
@@ -126,12 +126,13 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _fill_defaults(args: argparse.Namespace) -> None:
+def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
     # A simulated call takes milliseconds, and its time tells nothing that repeats would sharpen.
     is_simulated = args.backend == "sim"
-    args.dtype = args.dtype or ("bfloat16" if args.backend == "cuda" else "float32")
+    usual = "bfloat16" if args.backend == "cuda" else "float32"
+    args.dtype = args.dtype or collective.dtype or usual
     longest = 64 << 10 if args.in_kernel else 1 << 20
-    args.end = args.end or (8 << 10 if is_simulated else longest)
+    args.end = args.end or collective.end or (8 << 10 if is_simulated else longest)
     args.repeats = (1 if is_simulated else REPEATS) if args.repeats is None else args.repeats
     if args.iterations is None and (is_simulated or args.in_kernel):
         args.iterations = 3 if is_simulated else _CALLS_IN_KERNEL
@@ -164,7 +165,11 @@ def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
         raise ValueError(
             "--baselines has no peer inside a kernel but that of grid_sync, which is always there"
         )
-    if collective.has_data and args.dtype not in DTYPES:
+    if collective.dtype is not None and args.dtype != collective.dtype:
+        raise ValueError(
+            f"{collective.name} takes --dtype {collective.dtype}: it moves bits, whatever they mean"
+        )
+    if collective.has_data and args.dtype not in (*DTYPES, collective.dtype):
         raise ValueError(
             f"--in-kernel takes {', '.join(DTYPES)}: in {args.dtype} thousands of sums, each on "
             "the one before, leave nothing to check"
@@ -207,8 +212,9 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
     _check_in_kernel(args, collective)
     _check_outputs(args)
     _check_backend(args, world_size)
-    # Chunks that are gathered go from one array to another and back.
-    in_place = args.in_place and not (args.in_kernel and collective.name == "all_gather")
+    # What is gathered in kernels goes from one array to another.
+    is_gathered = args.in_kernel and collective.name in ("all_gather", "exchange")
+    in_place = args.in_place and not is_gathered
     return collective.problems(
         sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,

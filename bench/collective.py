@@ -22,7 +22,7 @@ Gather = Callable[[Any], list[Any]]
 TorchCalls = dict[str, tuple[Call, Any]]
 
 NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-IN_KERNELS_ONLY = ("grid_sync",)
+IN_KERNELS_ONLY = ("grid_sync", "exchange")
 """What is called in kernels and nowhere else."""
 SPOILED = 0xA5
 """The byte of what has not been written."""
@@ -48,7 +48,7 @@ class Comm(Protocol):
 
     def check(self) -> None: ...
 
-    def device_comm(self, *, channels: int, max_bytes: int) -> Any: ...
+    def device_comm(self, *, channels: int, max_bytes: int, exchange_bytes: int = ...) -> Any: ...
 
     def gather_objects(self, value: Any, /) -> list[Any]: ...
 
@@ -135,6 +135,8 @@ class Collective:
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
         has_chunks: The message is one chunk of equal length for each rank.
+        dtype: The only element type, where the call moves bits whatever they mean.
+        end: The last size unless another is asked for; None: as everywhere.
     """
 
     name: str
@@ -153,6 +155,8 @@ class Collective:
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
     has_chunks: bool = False
+    dtype: str | None = None
+    end: int | None = None
 
     def problems(
         self,
@@ -188,6 +192,19 @@ class Collective:
             )
             for count in counts
         ]
+
+
+def checks_itself(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    """As `check`, of what looks for wrong elements in every launch: its contender counts them."""
+    call()
+    return 0
+
+
+def call_in_kernels(*_: Any, **__: Any) -> Any:
+    """In the place of what is called outside of kernels, for those that have no such call."""
+    raise NotImplementedError("it is called in kernels only")
 
 
 def load(name: str) -> Collective:

@@ -199,6 +199,8 @@ def bench_steps(num_gpus: int) -> list[Step]:
         for collective in _in_kernels(world_size, is_largest=is_largest):
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", "--in-kernel")
             more = ("-b", "16", "-f", "2" if is_largest and collective == "all_reduce" else "8")
+            if collective == "exchange":
+                more = ("-b", "2K", "-f", "4")
             name = f"{collective}_in_kernel_{world_size}"
             found.append(Step(name, (*launcher, *bench, *more, "--json"), _STEP_LIMIT_S))
         steps += found
@@ -207,8 +209,8 @@ def bench_steps(num_gpus: int) -> list[Step]:
 
 def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
     """What is measured inside kernels with so many GPUs."""
-    # It needs no peer, so it is the same whatever their number.
-    within = ("grid_sync",) if is_largest else ()
+    # What needs no peer is the same whatever their number.
+    within = ("grid_sync", "exchange") if is_largest else ()
     if world_size == 1:
         return within
     others = ("all_gather", "reduce_scatter", "broadcast") if is_largest else ()

@@ -47,6 +47,7 @@ class Contender:
         complete: "message", or "slice" where a block may use only its own part of the result.
         order: as in Collective, where the call differs from that.
         blocks: of a kernel that was launched by the benchmark.
+        world_size: of the ranks that exchange something, where those are not all of the problem's.
         wrong: what this contender found wrong in its own calls since it was last asked: wrong
             elements that count beside those of the collective's check.
     """
@@ -63,6 +64,7 @@ class Contender:
     complete: str = "message"
     order: str | None = None
     blocks: int | None = None
+    world_size: int | None = None
     wrong: Callable[[], int] = lambda: 0
 
 
@@ -238,7 +240,7 @@ def _row(collective: Collective, problem: Problem, contender: Contender, wrong: 
         "call": contender.call,
         "complete": contender.complete,
         "order": contender.order or collective.order,
-        "world_size": problem.world_size,
+        "world_size": contender.world_size or problem.world_size,
         "blocks": contender.blocks,
         "bytes": problem.nbytes,
         "dtype": problem.dtype,

@@ -46,6 +46,7 @@ class Form:
         complete: "slice": a block may use its own part of the result. "message": all of it.
         order: As in Collective.
         library: Whose.
+        is_within: Between the blocks of one GPU, whatever the number of ranks.
     """
 
     algorithm: str
@@ -53,6 +54,7 @@ class Form:
     complete: str
     order: str = "relaxed"
     library: str = "kccl"
+    is_within: bool = False
 
     def names(self, dtype: str | None, world_size: int) -> list[str]:
         """Of the kernels, by what is noted, as NOTES."""
@@ -65,9 +67,16 @@ def _of_data(algorithm: str, name: str, complete: str) -> Form:
     return Form(algorithm, kernel, complete)
 
 
-def _meeting(algorithm: str, name: str, order: str) -> Form:
+def _meeting(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
     kernel = f"in_kernel::meet<in_kernel::{name}, {{notes}}>"
-    return Form(algorithm, kernel, "message", order)
+    return Form(algorithm, kernel, "message", order, is_within=is_within)
+
+
+def _exchange(order: str, *, is_within: bool) -> Form:
+    reach = "kKcclReachRank" if is_within else "kKcclReachAllRanks"
+    name = f"Exchange<{reach}, {_ORDERS[order]}, {{world_size}}>"
+    kernel = f"in_kernel::exchange<in_kernel::{name}, {{notes}}>"
+    return Form("grid_exchange", kernel, "message", order, is_within=is_within)
 
 
 FORMS: dict[str, list[Form]] = {
@@ -82,8 +91,21 @@ FORMS: dict[str, list[Form]] = {
         _meeting("barrier_direct", f"RankBarrier<{_ORDERS[order]}, {{world_size}}>", order)
         for order in _ORDERS
     ],
-    "grid_sync": [_meeting("grid_sync", f"GridSync<{_ORDERS[order]}>", order) for order in _ORDERS],
+    "grid_sync": [
+        _meeting("grid_sync", f"GridSync<{_ORDERS[order]}>", order, is_within=True)
+        for order in _ORDERS
+    ],
+    "exchange": [
+        _exchange(order, is_within=is_within) for is_within in (True, False) for order in _ORDERS
+    ],
 }
+
+
+def forms(collective: str, world_size: int) -> list[Form]:
+    """Those of FORMS that so many ranks have; of one rank, all blocks are those of its GPU."""
+    found = FORMS[collective]
+    within = [form for form in found if form.is_within]
+    return within if world_size == 1 and within else found
 
 
 class Place(Protocol):
@@ -114,7 +136,7 @@ class Place(Protocol):
     def read(self, array: Any, count: int, dtype: Any) -> Array:
         """The first elements of such an array, once kernels have ended."""
 
-    def launch(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
+    def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
         """Starts a kernel; the communicator is not among the arguments."""
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
@@ -131,7 +153,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a message is shared out: `each` elements a block, one packet a thread if possible."""
+    """How a message is shared out: `each` elements a block, about one packet a thread."""
 
     blocks: int
     threads: int
@@ -367,5 +389,6 @@ def contender(
         complete=form.complete,
         order=form.order,
         blocks=made.shape.blocks,
+        world_size=1 if form.is_within else None,
         wrong=made.wrong,
     )

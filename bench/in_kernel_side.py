@@ -23,17 +23,20 @@ from .harness import Contender, Row
 from .host_side import Floors
 from .in_kernel import (
     DELAYS_ALONE,
-    FORMS,
     Chained,
     Form,
     InKernel,
     Meeting,
     Notebook,
     Place,
+    Shape,
     contender,
+    forms,
     shape,
 )
 from .in_kernel import SOURCE as KERNELS
+from .in_kernel_exchange import SOURCE as EXCHANGE_KERNELS
+from .in_kernel_exchange import Exchanging, exchange_bytes, exchange_shape
 
 _PEERS_KERNELS = Path(__file__).with_name("in_kernel_cooperative.cuh")
 _PEER = Form(
@@ -42,9 +45,28 @@ _PEER = Form(
     "message",
     "acq_rel",
     library="cooperative_groups",
+    is_within=True,
 )
 _SIM_BLOCKS = 4
 _LEAST_BYTES = 16
+
+
+class _Reach:
+    """What rows have in common that are between the blocks of one GPU, or between ranks.
+
+    Attributes:
+        notebook: For their launches.
+        probe: See Place.
+        floors: As probed.
+    """
+
+    def __init__(self, place: Place, module: Any, *, within: bool) -> None:
+        """Collective."""
+        comm = place.comm
+        parties = (place.most_blocks, None) if within else (comm.world_size, comm.rank)
+        self.notebook = Notebook(place, module, *parties)
+        self.probe = place.probe(within=within)
+        self.floors = Floors()
 
 
 class InKernelSide:
@@ -59,7 +81,6 @@ class InKernelSide:
     ) -> None:
         """Compiles the kernels and takes memory for the longest problem. Collective."""
         self._collective = collective
-        self._floors = Floors()
         self._ends = ExitStack()
         self._remarks: list[str] = []
         self.machine: dict[str, Any] = {}
@@ -75,27 +96,34 @@ class InKernelSide:
 
     def _make(self, problems: Sequence[Problem]) -> None:
         place, first = self._place, problems[0]
-        self._forms = FORMS[self._collective.name]
+        self._is_exchange = self._collective.name == "exchange"
+        self._forms = forms(self._collective.name, first.world_size)
         names = [name for form in self._forms for name in form.names(first.dtype, first.world_size)]
-        self._module = place.compile(KERNELS, [*names, DELAYS_ALONE])
+        source = EXCHANGE_KERNELS if self._is_exchange else KERNELS
+        self._module = place.compile(source, [*names, DELAYS_ALONE])
         self._of_peers = self._compile_peers()
-        shapes = [shape(problem, place.most_blocks) for problem in problems]
+        shapes = [self._shape(problem) for problem in problems]
         itemsize = 1 if first.np_dtype is None else first.np_dtype.itemsize
-        self._device_comm = place.comm.device_comm(
-            channels=max(each.blocks for each in shapes),
-            max_bytes=max(_LEAST_BYTES, *(each.each * itemsize for each in shapes)),
-        )
-        if self._is_within_a_gpu():
-            self._notebook = Notebook(place, self._module, shapes[0].blocks, None)
+        if self._is_exchange:
+            most = max(exchange_bytes(each, first.world_size) for each in shapes)
+            sizes = {"channels": 1, "max_bytes": _LEAST_BYTES, "exchange_bytes": most}
         else:
-            self._notebook = Notebook(place, self._module, first.world_size, place.comm.rank)
-        self._probe = place.probe(within=self._is_within_a_gpu())
+            sizes = {
+                "channels": max(each.blocks for each in shapes),
+                "max_bytes": max(_LEAST_BYTES, *(each.each * itemsize for each in shapes)),
+            }
+        self._device_comm = place.comm.device_comm(**sizes)
+        self._reaches = {
+            within: _Reach(place, self._module, within=within)
+            for within in dict.fromkeys(form.is_within for form in self._forms)
+        }
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """All forms of the collective, and peers; first the floor is probed. Collective."""
-        one_way_us = self._probe()
-        if one_way_us is not None:
-            self._floors.one_ways_us.append(one_way_us)
+        """All forms of the collective, and peers; first floors are probed. Collective."""
+        for reach in self._reaches.values():
+            one_way_us = reach.probe()
+            if one_way_us is not None:
+                reach.floors.one_ways_us.append(one_way_us)
         found = [self._contender(problem, form, self._module) for form in self._forms]
         if self._of_peers is not None:
             found.append(self._contender(problem, _PEER, self._of_peers))
@@ -106,34 +134,45 @@ class InKernelSide:
     ) -> tuple[list[Row], list[str]]:
         """As HostSide.finish()."""
         found = list(rows)
-        if self._floors.one_ways_us:
-            self._floors.add(found)
-        else:
-            for row in found:
-                row["algbw_gbps"] = row["busbw_gbps"] = None
+        for within, reach in self._reaches.items():
+            # Where both are there, there are several ranks.
+            rows_of_it = [
+                row
+                for row in found
+                if len(self._reaches) == 1 or (row["world_size"] == 1) == within
+            ]
+            if reach.floors.one_ways_us:
+                reach.floors.add(rows_of_it)
+            else:
+                for row in rows_of_it:
+                    row["algbw_gbps"] = row["busbw_gbps"] = None
         return found, self._remarks
 
     def close(self) -> None:
         """Gives back the device. Collective."""
         self._ends.close()
 
-    def _is_within_a_gpu(self) -> bool:
-        return self._collective.name == "grid_sync"
+    def _shape(self, problem: Problem) -> Shape:
+        make = exchange_shape if self._is_exchange else shape
+        return make(problem, self._place.most_blocks)
 
     def _contender(self, problem: Problem, form: Form, module: Any) -> Contender:
         kernels = [module.kernel(name) for name in form.names(problem.dtype, problem.world_size)]
-        how = shape(problem, self._place.most_blocks)
+        how, notebook = self._shape(problem), self._reaches[form.is_within].notebook
         made: InKernel
+        if self._is_exchange:
+            made = Exchanging(notebook, kernels, how, form, self._device_comm)
+            return contender(self._collective, problem, form, made, buffers(problem))
         if problem.np_dtype is None:
             device_comm = None if form is _PEER else self._device_comm
-            made = Meeting(self._notebook, kernels, how, device_comm)
+            made = Meeting(notebook, kernels, how, device_comm)
             return contender(self._collective, problem, form, made, buffers(problem))
-        made = Chained(self._notebook, kernels, how, problem, self._device_comm)
+        made = Chained(notebook, kernels, how, problem, self._device_comm)
         return contender(self._collective, problem, form, made, made.buffers)
 
     def _compile_peers(self) -> Any:
         """The module of grid_sync's peer, on all ranks; else why there is none becomes a remark."""
-        if not self._is_within_a_gpu():
+        if self._collective.name != "grid_sync":
             return None
         comm, module, why = self._place.comm, None, "the simulator has none"
         if comm.backend == "cuda":
@@ -207,9 +246,10 @@ class GpuPlace:
         """See Place."""
         return self._gpu.read(array.address, count, dtype)
 
-    def launch(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
+    def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
         """See Place."""
-        kernel(self.comm, *args, grid=grid, block=block, stream=self._gpu.stream)
+        shape = {"grid": grid, "block": block, "shared_bytes": shared_bytes}
+        kernel(self.comm, *args, **shape, stream=self._gpu.stream)
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
         """See Place."""
@@ -288,9 +328,9 @@ class SimPlace:
         found: Array = array[:count].copy()
         return found
 
-    def launch(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
+    def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
         """See Place; returns when it has ended."""
-        kernel(self.comm, *args, grid=grid, block=block)
+        kernel(self.comm, *args, grid=grid, block=block, shared_bytes=shared_bytes)
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
         """See Place."""

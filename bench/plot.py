@@ -61,10 +61,8 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     axes, *more = figure.subplots(1, panels, squeeze=False)[0]
     first = rows[0]
     kind = " ".join(str(first[key]) for key in ("dtype", "op") if first[key] is not None)
-    title = (
-        f"{first['collective']} {kind}".strip()
-        + f", {first['world_size']} ranks: latency of one call"
-    )
+    ranks = max(row["world_size"] for row in rows)
+    title = f"{first['collective']} {kind}".strip() + f", {ranks} ranks: latency of one call"
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=24)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
     if has_sizes:
@@ -132,6 +130,9 @@ def _kind(row: Row) -> str:
     """What tells one line of kccl's from another."""
     if row["mode"] != "in_kernel":
         return str(row["mode"])
+    if row["collective"] == "exchange":
+        place = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
+        return f"in a kernel, {row['order']}, {place}"
     return f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
 
 
@@ -148,8 +149,17 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
             markersize=3.5,
         )
         labels.append((times[-1], label, colour))
-    floors = sorted({(row["bytes"], row["floor_us"]) for row in rows if row["floor_us"]})
-    if floors:
+    # An exchange within a GPU has another floor than one over all.
+    for ranks in sorted({row["world_size"] for row in rows}):
+        floors = sorted(
+            {
+                (row["bytes"], row["floor_us"])
+                for row in rows
+                if row["floor_us"] and row["world_size"] == ranks
+            }
+        )
+        if not floors:
+            continue
         axes.plot(*zip(*floors, strict=True), color="#888888", linestyle="--", linewidth=1.4)
         is_bare = rows[0]["mode"] in ("graph", "in_kernel")
         floor = "floor: one-way latency" if is_bare else "floor: one-way latency + copy"

@@ -34,8 +34,8 @@ _HEAD_ON_GPUS = (
 
 _IN_KERNEL = "in_kernel"
 _HEAD_IN_KERNELS = (
-    "| inside a kernel | bytes | complete | order | blocks | us | p99 | skewed | floor "
-    "| us / floor | peer |\n|---|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+    "| inside a kernel | ranks | bytes | complete | order | blocks | us | p99 | skewed | floor "
+    "| us / floor | peer |\n|---|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
 )
 
 
@@ -88,7 +88,8 @@ def in_kernels(documents: Sequence[Document]) -> str:
             if row["library"] != "kccl":
                 continue
             size = f"{row['bytes']:,}" if row["dtype"] else ""
-            names = (row["collective"], size, row["complete"], row["order"], str(row["blocks"]))
+            names = [row["collective"], str(row["world_size"]), size]
+            names += [row["complete"], row["order"], str(row["blocks"])]
             times = (row["time_us"], row["p99_us"], row["skewed_us"], row["floor_us"])
             ratio = f"{row['time_us'] / row['floor_us']:.2f}" if row["floor_us"] else ""
             cells = [*names, *map(_text, times), ratio, _text(best_peer(rows, row))]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 # What rows have in common that may be compared.
-_ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order")
+_ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "world_size")
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -57,7 +57,10 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
     counts = ("count",) if _has_counts(rows) else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
-    modes = ("complete", "order", "blocks") if _are_in_kernels(rows) else ("mode",)
+    modes: tuple[str, ...] = ("mode",)
+    if _are_in_kernels(rows):
+        modes = ("complete", "order", "blocks")
+    modes += ("ranks",) if _have_reaches(rows) else ()
     for name in ("library", "algorithm", *modes):
         table.add_column(name, no_wrap=True)
     figures = _figures(rows)
@@ -105,10 +108,15 @@ _LEGEND_ON_GPUS = """\
 _LEGEND_IN_KERNELS = """\
 # a call inside a persistent kernel, by the GPU's clock; each call's input is the output before
 # time: slowest block of the slowest rank, median of the launches; p99: of single calls
-# skewed: since the last one arrived, a random rank (of grid_sync: block) 0-5 us late each time
-# floor: one way of a word, between GPUs (of grid_sync: between blocks), measured in this run
+# skewed: since the last one arrived, a random rank (within a GPU: block) 0-5 us late each time
+# floor: one way of a word, between GPUs (within a GPU: between blocks), measured in this run
 # complete: slice = a block may use its own part of the result; message = all of it
 # order: relaxed = only the call's own data is ordered; acq_rel = all that was written before"""
+
+
+def _have_reaches(rows: Sequence[Row]) -> bool:
+    """Whether rows of one GPU stand beside those of all, as an exchange's do."""
+    return len({row["world_size"] for row in rows}) > 1
 
 
 def _are_in_kernels(rows: Sequence[Row]) -> bool:
@@ -134,7 +142,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, str]:
         **further,
         "floor_us": "floor\n(us)",
         **({"algbw_gbps": "algbw\n(GB/s)"} if _has_counts(rows) else {}),
-        "busbw_gbps": "busbw\n(GB/s)",
+        # An exchange has none, and its ranks take the place.
+        **({"busbw_gbps": "busbw\n(GB/s)"} if not _have_reaches(rows) else {}),
     }
 
 
@@ -156,6 +165,8 @@ def _cells(group: Sequence[Row], row: Row, columns: Sequence[str], *, first: boo
         names.append("direct" if is_direct else row["mode"])
     else:
         names += [row["complete"], row["order"], str(row["blocks"])]
+    if "ranks" in columns:
+        names.append(str(row["world_size"]))
     peer = best_peer(group, row) if row["library"] == "kccl" else None
     time_us = row["time_us"]
     return [

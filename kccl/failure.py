@@ -67,28 +67,29 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
+    awaited = peer
     place = f"channel {record.channel}"
     seen = f"epoch seen {record.seen}, wanted {record.wanted}"
     if record.kernel == lib.kKcclGridSync:
-        place, peer = f"rank {record.rank}", f"block {record.channel}"
+        place, awaited = f"rank {record.rank}", f"block {record.channel}"
     elif record.kernel == lib.kKcclGridExchange:
-        place, peer = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
+        place, awaited = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
     elif record.kernel == lib.kKcclWait:
         place = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
     elif is_ring:
-        place, peer = f"rank {record.rank}", "a warp of the same block"
+        place, awaited = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
     if record.status == lib.kKcclTimeout:
-        kind, cause = Timeout, f"{peer} did not arrive"
+        kind, cause = Timeout, f"{awaited} did not arrive"
     elif record.status == lib.kKcclPeerLost:
         cause = f"the process of {peer} has ended"
     elif record.status == lib.kKcclPeerLeft:
         cause = f"{peer} has closed the communicator"
     else:
-        kind, cause, peer = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
-    where = f"rank {record.rank} waited for {peer}: {seen}, after {waited_s:.3g} s"
+        kind, cause, awaited = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
+    where = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
     told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
         f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}"

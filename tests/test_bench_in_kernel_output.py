@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from bench_world import FakeWorld, parse, row
 
-from kccl.bench import check, cli, plot, readme, report
+from kccl.bench import check, cli, collective, plot, readme, report
 
 # What is made of the rows
 
@@ -36,11 +36,27 @@ def rows_of_a_run():
 def rows_of_grid_sync():
     common = {"mode": "in_kernel", "call": "open", "collective": "grid_sync", "bytes": 0}
     common |= {"algorithm": "grid_sync", "dtype": None, "op": None, "in_place": None}
+    common["world_size"] = 1
     peer = {"library": "cooperative_groups", "order": "acq_rel", "time_us": 1.25}
     return [
         row(**common | {"order": "relaxed", "time_us": 0.75, "blocks": 132}),
         row(**common | {"order": "acq_rel", "time_us": 1.0, "blocks": 132}),
         row(**common | peer | {"blocks": 132}),
+    ]
+
+
+def rows_of_an_exchange():
+    common = {"mode": "in_kernel", "call": "open", "collective": "exchange", "dtype": "int64"}
+    common |= {"algorithm": "grid_exchange", "op": None, "in_place": False, "blocks": 132}
+    common["skewed_us"] = 1.125
+    return [
+        row(**common | {"bytes": nbytes, "world_size": ranks, "order": order} | times)
+        for nbytes in (2048, 8192)
+        for ranks, times in (
+            (1, {"time_us": 0.875, "floor_us": 0.5}),
+            (4, {"time_us": 1.625, "floor_us": 0.75}),
+        )
+        for order in ("relaxed", "acq_rel")
     ]
 
 
@@ -69,6 +85,32 @@ def test_orders_are_not_compared_with_each_other():
     assert sum("1.25x" in line for line in printed(rows)) == 1
 
 
+def test_an_exchange_within_a_gpu_is_not_compared_with_one_over_all():
+    rows = rows_of_an_exchange()
+    within, over_all = rows[0], rows[2]
+    peer = within | {"library": "another", "time_us": 0.5}
+    assert report.best_peer([*rows, peer], within) == 0.5
+    assert report.best_peer([*rows, peer], over_all) is None
+    lines = printed(rows)
+    for ranks in (1, 4):
+        assert any(re.search(rf"grid_exchange +message +relaxed +132 +{ranks} ", x) for x in lines)
+    labels = [label for label, *_ in plot.series(rows)]
+    assert labels == [
+        f"kccl, in a kernel, {order}, {place}"
+        for place in ("one GPU", "4 GPUs")
+        for order in ("relaxed", "acq_rel")
+    ]
+
+
+def test_each_reach_of_an_exchange_has_its_floor_in_the_picture():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    plot._lines(axes, rows_of_an_exchange())
+    dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
+    assert [set(line.get_ydata()) for line in dashed] == [{0.5}, {0.75}]
+
+
 def test_records_of_one_order_or_completeness_are_not_those_of_another():
     machine = {"cpu_model": "some CPU"}
     new, old = ({"machine": machine, "commit": "abc", "rows": rows_of_a_run()} for _ in range(2))
@@ -95,9 +137,9 @@ def test_a_document_becomes_the_readmes_table(tmp_path):
     assert "commit0" in in_graphs and "| 8 | 1.000 | 1.500 |" in in_graphs
     lines = [line for line in in_kernels.splitlines() if line.startswith("| ")][1:]
     assert lines == [
-        "| all_reduce | 16 | slice | relaxed | 1 | 1.000 | 2.000 | 1.000 | 0.500 | 2.00 |  |",
-        "| grid_sync |  | message | relaxed | 132 | 0.750 | 2.000 |  | 0.100 | 7.50 |  |",
-        "| grid_sync |  | message | acq_rel | 132 | 1.000 | 2.000 |  | 0.100 | 10.00 | 1.250 |",
+        "| all_reduce | 2 | 16 | slice | relaxed | 1 | 1.000 | 2.000 | 1.000 | 0.500 | 2.00 |  |",
+        "| grid_sync | 1 |  | message | relaxed | 132 | 0.750 | 2.000 |  | 0.100 | 7.50 |  |",
+        "| grid_sync | 1 |  | message | acq_rel | 132 | 1.000 | 2.000 |  | 0.100 | 10.00 | 1.250 |",
     ]
     assert "commit3, commit2" in in_kernels
     record.write_text(json.dumps(documents[0]) + "\n")
@@ -110,7 +152,8 @@ def test_pictures_have_a_line_for_what_differs(tmp_path):
     assert labels == ["kccl, in a kernel, slice", "kccl, in a kernel, message"]
     labels = [label for label, *_ in plot.series(rows_of_grid_sync())]
     assert labels[:2] == ["kccl, in a kernel, relaxed", "kccl, in a kernel, acq_rel"]
-    for name, rows in (("lines", rows_of_a_run()), ("bars", rows_of_grid_sync())):
+    kinds = {"lines": rows_of_a_run(), "bars": rows_of_grid_sync(), "both": rows_of_an_exchange()}
+    for name, rows in kinds.items():
         plot.plot(rows, tmp_path / f"{name}.png", subtitle="")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -122,6 +165,11 @@ def test_pictures_have_a_line_for_what_differs(tmp_path):
     ("arguments", "why"),
     [
         (("grid_sync",), "grid_sync is called in kernels only: add --in-kernel"),
+        (("exchange",), "exchange is called in kernels only: add --in-kernel"),
+        (
+            ("exchange", "--in-kernel", "--backend", "sim", "-d", "float32"),
+            "exchange takes --dtype int64",
+        ),
         (("all_reduce", "--in-kernel"), "is for --backend cuda and sim"),
         (("grid_sync", "--in-kernel", "--baselines", "--backend", "cuda"), "no peer inside"),
         (
@@ -144,5 +192,8 @@ def test_defaults():
     for backend, end, iterations, repeats in (("cuda", 65536, 5000, 7), ("sim", 8192, 3, 1)):
         args = parse("all_reduce", "--in-kernel", "--backend", backend)
         args.iterations = args.repeats = None
-        cli._fill_defaults(args)
+        cli._fill_defaults(args, collective.load("all_reduce"))
         assert (args.end, args.iterations, args.repeats) == (end, iterations, repeats)
+    args = parse("exchange", "--in-kernel", "--backend", "cuda")
+    cli._fill_defaults(args, collective.load("exchange"))
+    assert (args.end, args.dtype) == (8192, "int64")

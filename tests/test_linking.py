@@ -17,7 +17,11 @@ from kccl import abi
 
 EXAMPLES = ROOT / "examples"
 # In each a block's threads write what its call then sends.
-IN_A_KERNEL = {"07_all_reduce_in_a_kernel": "descend", "09_fused_gemv": "gemv"}
+IN_A_KERNEL = {
+    "07_all_reduce_in_a_kernel": "descend",
+    "09_fused_gemv": "gemv",
+    "10_monokernel_step": "decode",
+}
 WITH_NVRTC = {**IN_A_KERNEL, "08_fused_rmsnorm": "add_and_normalise"}
 WITH_NVRTC["gpu/cupy_raw_kernel"] = "scaled_sum"
 pytestmark = pytest.mark.timeout(300)

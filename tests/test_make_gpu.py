@@ -58,7 +58,8 @@ def run(tmp_path, steps, *options):
 
 BENCHES = ["all_reduce", "barrier", "broadcast"]
 FEW_IN_KERNELS = ["all_reduce", "barrier"]
-ALL_IN_KERNELS = [*FEW_IN_KERNELS, "grid_sync", "all_gather", "reduce_scatter", "broadcast"]
+WITHIN = ["grid_sync", "exchange"]
+ALL_IN_KERNELS = [*FEW_IN_KERNELS, *WITHIN, "all_gather", "reduce_scatter", "broadcast"]
 
 
 def benches(sizes):
@@ -67,7 +68,7 @@ def benches(sizes):
     for size in sizes:
         inside = ALL_IN_KERNELS if size == sizes[0] else FEW_IN_KERNELS
         if size == 1:
-            inside = ["grid_sync"] if size == sizes[0] else []
+            inside = WITHIN if size == sizes[0] else []
         found += [f"{name}_{size}" for name in BENCHES]
         found += [f"{name}_in_kernel_{size}" for name in inside]
     return found
@@ -89,6 +90,8 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     inside = steps.commands[steps.names.index("all_reduce_in_kernel_2")]
     assert {"--in-kernel", "--json", "cuda"} <= set(inside) and "--baselines" not in inside
     assert json.loads((tmp_path / "out/grid_sync_in_kernel_2.json").read_text())["rows"]
+    exchange = steps.commands[steps.names.index("exchange_in_kernel_2")]
+    assert exchange[exchange.index("-b") :][:4] == ["-b", "2K", "-f", "4"]
     alone = steps.commands[steps.names.index("all_reduce_1")]
     assert "--baselines" not in alone and alone[alone.index("-f") + 1] == "8"
 
@@ -111,7 +114,7 @@ def test_parts_are_selectable(part, tmp_path):
     wanted = {
         "tests": {"tests"},
         "torch": {"torch"},
-        "bench": {"gpus", "all", "barrier", "broadcast", "grid", "reduce"},
+        "bench": {"gpus", "all", "barrier", "broadcast", "exchange", "grid", "reduce"},
         "plots": {"plot"},
     }
     assert kinds == wanted[part]

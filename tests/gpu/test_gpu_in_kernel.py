@@ -74,3 +74,20 @@ def test_grid_sync(world_size):
     # Where CUDA's headers are missing, this is said.
     has_peer = found[2:] == [("cooperative_groups", "acq_rel")]
     assert has_peer or "# no row of cooperative groups: " in printed
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_exchange(world_size):
+    from kccl import gpu
+
+    rows, _ = bench(world_size, "exchange", "-b", "2K", "-f", "4")
+    look_at(rows)
+    assert {row["blocks"] for row in rows} == {gpu.device(0).multiprocessors}
+    # Within each GPU, and over all where there are several.
+    assert [(row["bytes"], row["world_size"], row["order"]) for row in rows] == [
+        (nbytes, ranks, order)
+        for nbytes in (2048, 8192)
+        for ranks in dict.fromkeys([1, world_size])
+        for order in ("relaxed", "acq_rel")
+    ]
+    assert all(row["skewed_us"] is not None for row in rows)

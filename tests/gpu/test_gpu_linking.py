@@ -44,7 +44,8 @@ def tool(name):
 
 
 @pytest.mark.parametrize(
-    "example", ["07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv"]
+    "example",
+    ["07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv", "10_monokernel_step"],
 )
 def test_kernels_by_kccl_compile(world_size, example):
     pytest.importorskip("cupy")

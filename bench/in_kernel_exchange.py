@@ -1,0 +1,106 @@
+"""publish and collect inside persistent kernels: shapes, launches, and what a launch ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .collective import Array, Problem
+from .data import count_wrong
+from .in_kernel import Form, InKernel, Notebook, Shape
+
+SOURCE = Path(__file__).with_name("in_kernel_exchange.cuh")
+WORD_BYTES = 8
+"""Of a word, which is a packet's payload."""
+
+# Packets that the blocks of one rank publish, up to so many -> threads of a block. A thread
+# collects one or two of each rank's, or with more packets than the table has, more.
+_THREADS = {32: 32, 288: 288}
+_MOST_THREADS = 544
+# What a slice's place on the board is a multiple of (publish.cuh).
+_LINE_BYTES = 64
+# Added to all words, and in another multiple by each launch, so that none is like the one before.
+_APART = 0x9E3779B97F4A7C15
+
+
+def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
+    """All blocks; as many whole words a block as the rank's bytes take, at least one."""
+    each = max(1, -(-problem.nbytes // (WORD_BYTES * most_blocks)))
+    packets = most_blocks * each
+    threads = next((count for most, count in _THREADS.items() if packets <= most), _MOST_THREADS)
+    return Shape(most_blocks, threads, each)
+
+
+def exchange_bytes(shape: Shape, world_size: int) -> int:
+    """Of the DeviceComm, for the blocks of so many ranks."""
+    lines = -(-shape.each * WORD_BYTES // _LINE_BYTES)
+    return world_size * shape.blocks * lines * _LINE_BYTES
+
+
+def end(slices: Array, first: int, calls: int) -> Array:
+    """What the last of so many calls collects, when the first one's is `slices` and `first`."""
+    # Call k takes what call k - 1 has collected of the block k further on, and adds one.
+    moved = sum(range(1, calls))
+    added = np.uint64((first + calls - 1) % 2**64)
+    found: Array = np.roll(slices, -moved, axis=0) + added
+    return found
+
+
+class Exchanging(InKernel):
+    """All blocks' last slices are compared by bits, in every block, at the end of each launch."""
+
+    def __init__(
+        self,
+        notebook: Notebook,
+        kernels: Sequence[Any],
+        shape: Shape,
+        form: Form,
+        device_comm: Any,
+    ) -> None:
+        """Collective.
+
+        Args:
+            notebook, kernels, shape: See InKernel.
+            form: Says between which blocks.
+            device_comm: With room for the exchange.
+        """
+        super().__init__(notebook, kernels, shape)
+        place = notebook.place
+        rank, world_size = place.comm.rank, place.comm.world_size
+        # Within a GPU each rank has data of its own.
+        seed, ranks = ((1 + rank), 1) if form.is_within else (0, world_size)
+        self._slices = np.random.default_rng(seed).integers(
+            2**64, size=(ranks * shape.blocks, shape.each), dtype=np.uint64
+        )
+        place_of_rank = 0 if form.is_within else rank * shape.blocks
+        mine = self._slices[place_of_rank : place_of_rank + shape.blocks]
+        self._in = place.numbers(mine.ravel().view(np.int64))
+        self._out = place.numbers(np.zeros(shape.blocks * self._slices.size, np.int64))
+        self._device_comm = device_comm
+        self._launches = 0
+
+    def run(self) -> None:
+        """See InKernel."""
+        self._launch("kMean", 0, 1)
+
+    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
+        """See InKernel."""
+        place, shape = self.notebook.place, self.shape
+        self._launches += 1
+        first = self._launches * _APART % 2**64
+        place.launch(
+            kernel,
+            *(self._device_comm, self._in, self._out, np.uint32(shape.each), np.uint64(first)),
+            *map(np.uint32, (warmup, calls)),
+            *self._noted(),
+            grid=shape.blocks,
+            block=shape.threads,
+            shared_bytes=WORD_BYTES * (2 * self._slices.size + shape.each),
+        )
+        place.wait()
+        found = place.read(self._out, shape.blocks * self._slices.size, np.int64)
+        wanted = end(self._slices, first, warmup + calls).ravel().view(np.int64)
+        return count_wrong(found, np.tile(wanted, shape.blocks))

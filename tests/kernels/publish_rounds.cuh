@@ -1,0 +1,51 @@
+// Exchanges by publish and collect, for tests on the simulator and on GPUs: every block keeps all that
+// it collects, and looks whether what the others wrote before is there.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace publish_rounds {
+
+using kccl::mem::Order;
+using kccl::mem::Scope;
+
+// in: [round][block][count] of this rank. out: [block][round][slice][count]. statuses: a block's.
+// boards: of each rank that takes part, a word for each slice, in which a block notes the round
+// before it publishes. late: for each thread, how many notes it has not found; 0 boards: nobody looks.
+// Block `absent` does not come to the last round.
+template <KcclReach REACH, Order ORDER, class T>
+KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t count,
+                           uint32_t rounds, uint32_t* const* boards, uint32_t num_boards,
+                           uint32_t own_board, uint32_t absent, uint32_t* statuses,
+                           uint32_t* late) {
+    const kccl::Block coop = kccl::block();
+    const uint32_t block = kccl::platform::block_in_grid();
+    const uint32_t blocks = kccl::platform::blocks_per_grid();
+    const uint32_t own = own_board * blocks + block;
+    kccl::GridExchange<REACH> exchange(comm);
+    kccl::Status status = exchange.status();
+    uint32_t missing = 0;
+    for (uint32_t round = 0; round < rounds && status == kKcclOk; ++round) {
+        if (round + 1 == rounds && block == absent) break;
+        // By the last threads, which may not be those that publish.
+        for (uint32_t i = coop.size() - 1 - coop.index(); i < num_boards; i += coop.size()) {
+            uint32_t* const board = kccl::mem::load_plain(boards + i);
+            kccl::mem::store<Order::kRelaxed, Scope::kSystem>(board + own, round + 1);
+        }
+        const T* slice = in + (uint64_t{round} * blocks + block) * count;
+        const uint64_t place = uint64_t{block} * rounds + round;
+        kccl::publish<ORDER>(exchange, slice, count);
+        status = kccl::collect<ORDER>(exchange, out + place * exchange.num_slices() * count, count);
+        const uint32_t* notes =
+            num_boards == 0 ? nullptr : kccl::mem::load_plain(boards + own_board);
+        for (uint32_t i = coop.index(); num_boards != 0 && i < exchange.num_slices();
+             i += coop.size()) {
+            const uint32_t seen = kccl::mem::load<Order::kRelaxed, Scope::kSystem>(notes + i);
+            if (seen < round + 1) ++missing;
+        }
+    }
+    if (leads(coop)) kccl::mem::store_plain(statuses + block, static_cast<uint32_t>(status));
+    kccl::mem::store_plain(late + uint64_t{block} * coop.size() + coop.index(), missing);
+}
+
+}  // namespace publish_rounds

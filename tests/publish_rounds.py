@@ -1,0 +1,39 @@
+"""What publish_rounds.cuh is called with, and what must be there after it: on whatever target."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = Path(__file__).parent / "kernels" / "publish_rounds.cuh"
+REACHES = {"rank": "kKcclReachRank", "all_ranks": "kKcclReachAllRanks"}
+ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
+TYPES = {"uint8": "uint8_t", "float32": "float"}
+CASES = list(product(REACHES, ORDERS, TYPES))
+NOBODY = 2**32 - 1
+
+
+def name(reach, order, dtype):
+    """The kernel's."""
+    arguments = REACHES[reach], ORDERS[order], TYPES[dtype]
+    return f"publish_rounds::exchanges<{', '.join(arguments)}>"
+
+
+NAMES = [name(*case) for case in CASES]
+
+
+def slices(rank, rounds, blocks, count, dtype, seed=0):
+    """[round][block][count] of a rank: any bits, of floats no NaN."""
+    rng = np.random.default_rng([seed, rank, rounds, blocks, count])
+    shape = rounds, blocks, count
+    if dtype == "float32":
+        return rng.standard_normal(shape, np.float32)
+    return rng.integers(256, size=shape, dtype=np.uint8)
+
+
+def collected(comm, reach, rounds, blocks, count, dtype, seed=0):
+    """[block][round][slice][count]: what all blocks of a rank must have."""
+    ranks = range(comm.world_size) if reach == "all_ranks" else [comm.rank]
+    of_ranks = [slices(rank, rounds, blocks, count, dtype, seed) for rank in ranks]
+    every = np.concatenate(of_ranks, axis=1)
+    return np.broadcast_to(every, (blocks, *every.shape))

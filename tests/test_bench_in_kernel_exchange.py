@@ -1,0 +1,144 @@
+"""`kccl bench exchange --in-kernel` as far as it needs no GPU: shapes, the end, the simulator."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from device_compilers import find_nvrtc
+
+import kccl
+from kccl.bench import collective, harness, in_kernel, in_kernel_exchange, in_kernel_side
+
+TABLE = collective.load("exchange")
+
+
+def problem(world_size, nbytes):
+    (found,) = TABLE.problems(
+        [nbytes],
+        dtype=TABLE.dtype,
+        np_dtype=kccl.dtypes.to_numpy(TABLE.dtype),
+        op="sum",
+        root=0,
+        in_place=False,
+        world_size=world_size,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "blocks", "threads", "words"),
+    [
+        (8, 132, 288, 1),
+        (2048, 132, 288, 2),
+        (8192, 132, 544, 8),
+        (8192, 128, 544, 8),
+        (64, 4, 32, 2),
+    ],
+)
+def test_every_block_has_whole_words(nbytes, blocks, threads, words):
+    shape = in_kernel_exchange.exchange_shape(problem(4, nbytes), blocks)
+    assert shape == in_kernel.Shape(blocks, threads, words)
+    # A slice takes a line of its own.
+    assert in_kernel_exchange.exchange_bytes(shape, 4) == 4 * blocks * 64
+
+
+def test_the_end_is_that_of_call_after_call():
+    slices = np.random.default_rng(0).integers(2**64, size=(6, 3), dtype=np.uint64)
+    first = 2**64 - 5
+    published = slices + np.uint64(first)
+    for call in range(1, 20):
+        assert (in_kernel_exchange.end(slices, first, call) == published).all()
+        published = np.stack([published[(g + call) % 6] for g in range(6)]) + np.uint64(1)
+
+
+def measured(comm, *, nbytes, iterations):
+    made = problem(comm.world_size, nbytes)
+    side = in_kernel_side.InKernelSide(comm, TABLE, [made])
+    rows = harness.measure(
+        TABLE,
+        made,
+        side.contenders(made),
+        rank=comm.rank,
+        gather=comm.gather_objects,
+        repeats=1,
+        iterations=iterations,
+    )
+    rows, notes = side.finish(rows, None, made)
+    side.close()
+    return rows, notes
+
+
+def on_simulator(world_size=2, seed=0, nbytes=64, iterations=9):
+    main = partial(measured, nbytes=nbytes, iterations=iterations)
+    return kccl.run_threads(main, world_size, backend="sim", seed=seed)[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("nbytes", [8, 500])
+def test_rows(world_size, nbytes):
+    rows, notes = on_simulator(world_size, nbytes=nbytes)
+    # Of one rank, the blocks of all ranks are those of one GPU.
+    sizes = dict.fromkeys([1, world_size])
+    wanted = [(size, order) for size in sizes for order in ("relaxed", "acq_rel")]
+    assert [(row["world_size"], row["order"]) for row in rows] == wanted
+    for row in rows:
+        assert tuple(row) == harness.COLUMNS
+        assert (row["algorithm"], row["mode"], row["wrong"]) == ("grid_exchange", "in_kernel", 0)
+        assert (row["complete"], row["blocks"], row["dtype"]) == ("message", 4, "int64")
+        assert row["time_us"] > 0 and row["p99_us"] > 0
+        # Nothing that a machine could be measured by.
+        assert row["floor_us"] is row["busbw_gbps"] is row["skewed_us"] is None
+    assert notes == []
+
+
+def test_each_reach_has_its_own_floor(monkeypatch):
+    ways = {True: lambda: 0.25, False: lambda: 0.75}
+    monkeypatch.setattr(in_kernel_side.SimPlace, "probe", lambda self, *, within: ways[within])
+    rows, _ = on_simulator(2)
+    assert [(row["world_size"], row["floor_us"]) for row in rows] == [
+        *[(1, 0.25)] * 2,
+        *[(2, 0.75)] * 2,
+    ]
+
+
+def spoil(monkeypatch, folder, old, new):
+    """The kernels from `folder`, with another text in place of `old`."""
+    texts = {path: path.read_text() for path in (in_kernel.SOURCE, in_kernel_exchange.SOURCE)}
+    assert sum(text.count(old) for text in texts.values()) == 1, old
+    for path, text in texts.items():
+        (folder / path.name).write_text(text.replace(old, new))
+    source = folder / in_kernel_exchange.SOURCE.name
+    monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", source)
+
+
+# What is wrong with the kernels -> the text and what takes its place.
+BROKEN = {
+    "a call is left out": (
+        "const Status status = call();",
+        "if (k == 7) continue; const Status status = call();",
+    ),
+    "a slice is not what was collected": ("load_plain(from + i) + 1", "load_plain(mine_ + i) + 1"),
+    "a word is not collected": ("load_plain(other_ + i)", "load_plain(other_ + (i == 3 ? 2 : i))"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch, tmp_path):
+    spoil(monkeypatch, tmp_path, *BROKEN[what])
+    rows, _ = on_simulator(2)
+    assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
+
+
+def test_one_place_to_collect_to_is_a_race(monkeypatch, tmp_path):
+    """A relaxed exchange does not wait for those of a block that still read the last one."""
+    spoil(monkeypatch, tmp_path, "to_ = other_;", "other_ = to_;")
+    with pytest.raises(kccl.ProtocolError):
+        on_simulator(1, nbytes=500)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_the_kernels_compile_for_gpus(world_size):
+    made = in_kernel.forms("exchange", world_size)
+    names = [each for form in made for each in form.names(TABLE.dtype, world_size)]
+    kccl.compile(in_kernel_exchange.SOURCE, names, target="cuda", arch="sm_90a")
