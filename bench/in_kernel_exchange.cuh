@@ -5,6 +5,9 @@
 
 namespace in_kernel {
 
+// In _THREADS and _MOST_THREADS of in_kernel_exchange.py.
+constexpr int kMostThreads = 544;
+
 // In call k a block publishes the slice that it collected in call k - 1 of the block k further on,
 // one more in every word. So whose slice it takes changes from call to call.
 //
@@ -68,9 +71,10 @@ class Exchange {
 // slices: of this rank's blocks, [block][count]. out: [block][slice][count], of this rank's blocks.
 // Dynamic shared memory: twice all slices, and one.
 template <class Form, Notes NOTES>
-KCCL_KERNEL void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64_t* out,
-                          uint32_t count, uint64_t first, uint32_t warmup, uint32_t calls,
-                          const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
+KCCL_KERNEL_OF(kMostThreads)
+void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64_t* out,
+              uint32_t count, uint64_t first, uint32_t warmup, uint32_t calls,
+              const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
     const Rounds rounds = rounds_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
     const uint64_t index = kccl::platform::block_in_grid();
     auto* const memory = reinterpret_cast<uint64_t*>(kccl::platform::dynamic_shared());

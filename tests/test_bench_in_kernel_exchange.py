@@ -142,3 +142,11 @@ def test_the_kernels_compile_for_gpus(world_size):
     made = in_kernel.forms("exchange", world_size)
     names = [each for form in made for each in form.names(TABLE.dtype, world_size)]
     kccl.compile(in_kernel_exchange.SOURCE, names, target="cuda", arch="sm_90a")
+
+
+def test_the_kernels_are_bounded_by_the_most_threads():
+    assert (
+        f"kMostThreads = {in_kernel_exchange._MOST_THREADS};"
+        in in_kernel_exchange.SOURCE.read_text()
+    )
+    assert max(in_kernel_exchange._THREADS.values()) <= in_kernel_exchange._MOST_THREADS

@@ -33,6 +33,8 @@ using uint64_t = unsigned long;
 #endif
 
 // ---- Qualifiers -----------------------------------------------------------------------------
+// KCCL_KERNEL_OF(n): a kernel whose blocks have at most n threads, and whose threads may have the
+// registers that this leaves them.
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_DEVICE __device__ __forceinline__
 // Not a function of its own: for a call's sake the hot path beside it would keep its registers in
@@ -40,6 +42,7 @@ using uint64_t = unsigned long;
 #define KCCL_DEVICE_COLD __device__ __forceinline__
 #define KCCL_DEVICE_SHARED __device__ __forceinline__
 #define KCCL_KERNEL __global__
+#define KCCL_KERNEL_OF(threads) __global__ __launch_bounds__(threads, 1)
 #define KCCL_KERNEL_PARAM(type) const __grid_constant__ type
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL _Pragma("unroll")
@@ -48,6 +51,7 @@ using uint64_t = unsigned long;
 #define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
 #define KCCL_KERNEL __attribute__((global))
+#define KCCL_KERNEL_OF(threads) __attribute__((global, amdgpu_flat_work_group_size(1, threads)))
 #define KCCL_KERNEL_PARAM(type) const type
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL _Pragma("unroll")
@@ -56,6 +60,7 @@ using uint64_t = unsigned long;
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
 #define KCCL_DEVICE_SHARED static __attribute__((noinline, unused))
 #define KCCL_KERNEL [[maybe_unused]] static
+#define KCCL_KERNEL_OF(threads) KCCL_KERNEL
 #define KCCL_KERNEL_PARAM(type) const type&
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL
@@ -67,6 +72,7 @@ using uint64_t = unsigned long;
 #define KCCL_DEVICE_SHARED static __attribute__((noinline))
 // Internal linkage, because every instruction set has its own copy.
 #define KCCL_KERNEL [[maybe_unused]] static
+#define KCCL_KERNEL_OF(threads) KCCL_KERNEL
 #define KCCL_KERNEL_PARAM(type) const type&
 // Unrolls the next loop, of a constant number of turns, so that arrays it indexes are registers.
 #define KCCL_UNROLL
