@@ -33,6 +33,8 @@ _HEAD_ON_GPUS = (
 
 
 _IN_KERNEL = "in_kernel"
+# Of what the records have; others lie between.
+_SIZES_IN_KERNELS = (16, 1024, 2048, 8192, 65536)
 _HEAD_IN_KERNELS = (
     "| inside a kernel | ranks | bytes | complete | order | blocks | us | p99 | skewed | floor "
     "| us / floor | peer |\n|---|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
@@ -86,6 +88,8 @@ def in_kernels(documents: Sequence[Document]) -> str:
         rows = [row for row in document["rows"] if row["time_us"] is not None]
         for row in rows:
             if row["library"] != "kccl":
+                continue
+            if row["dtype"] and row["bytes"] not in _SIZES_IN_KERNELS:
                 continue
             size = f"{row['bytes']:,}" if row["dtype"] else ""
             names = [row["collective"], str(row["world_size"]), size]

@@ -69,8 +69,8 @@ def benches(sizes):
         inside = ALL_IN_KERNELS if size == sizes[0] else FEW_IN_KERNELS
         if size == 1:
             inside = WITHIN if size == sizes[0] else []
-        found += [f"{name}_{size}" for name in BENCHES]
-        found += [f"{name}_in_kernel_{size}" for name in inside]
+        first, *others = (f"{name}_{size}" for name in BENCHES)
+        found += [first, *(f"{name}_in_kernel_{size}" for name in inside), *others]
     return found
 
 

@@ -42,6 +42,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=why))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """A failure is told at once too: `make gpu` may end the run before its summary."""
+    if report.failed:
+        print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)
+
+
 @pytest.fixture(scope="session")
 def compiled():
     """Makes the cache warm, by as many processes as there are cores: compiled(requests)."""
