@@ -59,6 +59,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
         const auto load = [&] {
             return static_cast<uint32_t>(kccl_sim_engine->load(word, 4, step.order, step.scope));
         };
+        constexpr auto kSystem = static_cast<uint32_t>(mem::Scope::kSystem);
         switch (step.what) {
             case kLoad: *result++ = load(); break;
             case kStore: kccl_sim_engine->store(word, step.value, 4, step.order, step.scope); break;
@@ -66,7 +67,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
             case kPlainStore: *word = step.value; break;
             case kLoadPacket: {
                 uint64_t halves[2];
-                kccl_sim_engine->load_packet(packet, halves, step.value);
+                kccl_sim_engine->load_packet(packet, halves, step.value, kSystem);
                 for (const uint64_t half : halves) {
                     *result++ = static_cast<uint32_t>(half);
                     *result++ = static_cast<uint32_t>(half >> 32);
@@ -75,7 +76,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
             }
             case kStorePacket: {
                 const uint64_t halves[2] = {0x100000001, 0x100000001};
-                kccl_sim_engine->store_packet(packet, halves, step.value);
+                kccl_sim_engine->store_packet(packet, halves, step.value, kSystem);
                 break;
             }
             case kAwait:

@@ -254,7 +254,7 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/channel.cuh",
-            "for (int flag = kKcclFlagBarrier + 1; flag < kKcclNumFlags; ++flag) {",
+            "for (int flag = kKcclFlagCredit; flag < kKcclNumFlags; ++flag) {",
             "for (int flag = kKcclNumFlags; flag < kKcclNumFlags; ++flag) {",
         ),
     ),

@@ -34,8 +34,8 @@ constexpr KcclLayout layout(uint64_t world_size, uint64_t num_channels, uint64_t
     regions.records = take(world_size * line);
     regions.signals = take(kKcclNumSignals * world_size * line);
     regions.flags = take(num_channels * kKcclNumFlags * world_size * line);
-    regions.grid = take(kKcclNumGridWords * kKcclMaxBlocks * line);
-    regions.exchanges = take(kKcclNumReaches * kKcclMaxBlocks * sizeof(uint32_t));
+    regions.grid = take(uint64_t{kKcclNumGridWords} * kKcclMaxBlocks * line);
+    regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
     regions.packets = take(slots * world_size * 2 * packet_bytes);
     regions.staging = take(slots * 2 * staging_bytes);
     regions.board = take(uint64_t{kKcclNumReaches} * 2 * 2 * exchange_bytes);
