@@ -1,8 +1,9 @@
 // Calls inside persistent kernels, timed and checked: what `kccl bench <collective> --in-kernel` runs.
 //
 // Every block opens its channel once and makes `warmup` calls that do not count, then `calls` that
-// do. A call's input is the output of the one before, so that no call can be left out, overtaken or
-// given an old word without the end being wrong: in_kernel_data.py says what the end is. Sums would
+// do. A call's input is the output of the one before, so that no call can be left out or overtaken
+// without the end being wrong: in_kernel_data.py says what the end is. (What reduce_scatter sends to
+// its peers, and what a broadcast sends, changes once a period: there an old word may pass.) Sums would
 // grow out of range; so every `period` calls a block multiplies what it sends next by `factor`, which
 // no two ranks have alike. That is a hundredth of the calls and less.
 //

@@ -4,7 +4,7 @@
 
 Every block computes some rows of y, publishes them and collects those of all blocks into its shared
 memory, where the next layer reads them. Each packet carries its own flag, so that nobody waits for
-a barrier: a layer's exchange costs one way of a packet, and the blocks that are early start.
+a barrier: a layer's exchange waits once for packets, and the blocks that are early start.
 
 python examples/10_monokernel_step.py
 

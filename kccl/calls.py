@@ -311,8 +311,8 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
         what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
-        how = f"{plan.name}{plan.blocks and f' by {plan.blocks} blocks of {plan.threads}'}"
-        return f"{what.removesuffix(', ')}, channel {channel}, {how}"
+        shape = f" by {plan.blocks} blocks of {plan.threads}" if plan.blocks else ""
+        return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}{shape}"
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
         if self._comm.checks:

@@ -21,6 +21,10 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _OLDEST, _FIRST_SPECIFIC = (8, 0), (9, 0)
 
 
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, a DriverError's code."""
+
+
 class DriverError(BackendError):
     """A function of the driver or of NVRTC refused.
 

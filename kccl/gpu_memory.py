@@ -9,6 +9,7 @@ There are three ways, of which gpu_sharing.py chooses one:
     peer  threads of one process reach plain memory by peer access between their devices.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from . import dtypes, gpu
 from .device_arrays import DeviceArray
+from .errors import BackendError
 from .memory import Window
 from .mesh import Mesh
 
@@ -50,7 +52,7 @@ class Memory:
                 self.address = int(gpu.call("cuMemHostAlloc", nbytes, _PINNED_FLAGS))
                 ctypes.memset(self.address, 0, nbytes)
             else:
-                self.address = int(gpu.call("cuMemAlloc", nbytes, note=f"of {nbytes} bytes"))
+                self.address = int(_allocate("cuMemAlloc", nbytes, note=f"of {nbytes} bytes"))
                 gpu.fill(self.address, 0, nbytes, stream)
         name = "cuMemFreeHost" if on_host else "cuMemFree"
         _at_end(self, where, ((name, (self.address,)),))
@@ -86,7 +88,7 @@ class Shareable:
         try:
             with where.current():
                 if fd is None:
-                    self._handle = gpu.call("cuMemCreate", self.nbytes, prop, 0, note=note)
+                    self._handle = _allocate("cuMemCreate", self.nbytes, prop, 0, note=note)
                 else:
                     self._handle = gpu.call("cuMemImportFromShareableHandle", fd, kind, note=note)
                 undo.insert(0, ("cuMemRelease", (self._handle,)))
@@ -131,7 +133,7 @@ class Plain:
         self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         with where.current():
-            self.address = int(gpu.call("cuMemAlloc", self.nbytes, note=note))
+            self.address = int(_allocate("cuMemAlloc", self.nbytes, note=note))
         # Freeing it while a peer has it open is undefined, and nobody says when all have closed it.
         if not is_exported:
             _at_end(self, where, (("cuMemFree", (self.address,)),))
@@ -185,7 +187,8 @@ def _location(ordinal: int) -> Any:
 
 
 # What nobody owns any more: (device, calls, process).
-_dropped: queue.SimpleQueue[tuple[gpu.Device, _Undo, int]] = queue.SimpleQueue()
+_dropped: queue.SimpleQueue[tuple[gpu.Device, _Undo, int] | threading.Event] = queue.SimpleQueue()
+_DRAIN_S = 10.0
 
 
 def _at_end(owner: object, where: gpu.Device, calls: _Undo) -> None:
@@ -203,11 +206,31 @@ def _start_releasing(_pid: int) -> None:
 
 def _release() -> None:
     while True:
-        _undo(*_dropped.get())
+        item = _dropped.get()
+        if isinstance(item, threading.Event):
+            item.set()
+            continue
+        # Nobody hears of an error here.
+        with contextlib.suppress(BackendError):
+            _undo(*item)
+
+
+def _allocate(name: str, *args: Any, note: str) -> Any:
+    """gpu.call(); where there is too little memory, once more when what was dropped is released."""
+    try:
+        return gpu.call(name, *args, note=note)
+    except gpu.DriverError as error:
+        if error.code != gpu.OUT_OF_MEMORY:
+            raise
+        is_drained = threading.Event()
+        _dropped.put(is_drained)
+        # A kernel that never ends keeps its memory; then the second attempt says so.
+        is_drained.wait(_DRAIN_S)
+        return gpu.call(name, *args, note=note)
 
 
 def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
-    # Nobody hears of an error here; a forked child has no context.
+    # A forked child has no context.
     if os.getpid() != pid:
         return
     gpu.attempt("cuCtxPushCurrent", where.context)

@@ -56,6 +56,9 @@ def why_not_vmm(device: gpu.Device, *, are_threads: bool) -> str:
         if not are_threads:
             os.close(memory.export())
     except BackendError as error:
+        # Too little memory says nothing about the way, and the next is the worse one.
+        if isinstance(error, gpu.DriverError) and error.code == gpu.OUT_OF_MEMORY:
+            raise
         return str(error)
     return ""
 

@@ -186,3 +186,37 @@ def test_the_sentence_names_block_and_rank(status, error, cause):
     assert type(told) is error and told.peer == 1
     assert f"grid_exchange on rank 0: {cause}; rank 0 waited for block 7 of rank 1: " in str(told)
     assert "epoch seen 4, wanted 6, after 0.5 s" in str(told)
+
+
+LENGTHS = """
+#include <kccl/kccl.cuh>
+
+// No arrays at all: of an empty slice nothing is read or written, and what is too long is refused.
+template <class T>
+KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, uint32_t count, uint32_t* status) {
+    kccl::GridExchange<kKcclReachAllRanks> exchange(comm);
+    kccl::publish(exchange, static_cast<const T*>(nullptr), count);
+    const kccl::Status met = kccl::collect(exchange, static_cast<T*>(nullptr), count);
+    if (kccl::leads(kccl::block())) {
+        kccl::mem::store_plain(status + kccl::platform::block_in_grid(), uint32_t(met));
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("element", ["uint8_t", "double"])
+def test_an_empty_slice_has_no_array_and_the_longest_is_refused(element):
+    meet = kccl.compile(LENGTHS, [f"meet<{element}>"]).kernel(f"meet<{element}>")
+
+    def main(comm):
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
+        statuses = np.full(3, 99, np.uint32)
+        meet(comm, device_comm, np.uint32(0), statuses, grid=3)
+        assert not statuses.any()
+        for count in (2**32 - 1, 2**32 - 8, 2**31):
+            with pytest.raises(kccl.InvalidArgument, match="exchange_bytes"):
+                meet(comm, device_comm, np.uint32(count), statuses, grid=3)
+            assert (statuses == lib.kKcclMessageTooLong).all()
+            comm.reset()
+
+    on_sim(main)

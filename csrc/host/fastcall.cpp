@@ -133,7 +133,10 @@ bool is_ready(Op* op) {
         return false;
     }
     if (op->stream == nullptr) return true;
-    PyObject* said = PyObject_CallNoArgs(op->stream);
+    // What it runs may make this op another.
+    PyObject* current = Py_NewRef(op->stream);
+    PyObject* said = PyObject_CallNoArgs(current);
+    Py_DECREF(current);
     if (said == nullptr) return false;
     const unsigned long long stream = PyLong_AsUnsignedLongLong(said);
     Py_DECREF(said);

@@ -108,9 +108,6 @@ class GridExchange {
              absent += stride) {
             mem::store_plain(epoch_word(absent), epoch_);
         }
-        if (!kIsLocal && mine == 0 && leads(block())) {
-            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
-        }
         block().sync();
     }
 
@@ -130,7 +127,7 @@ class GridExchange {
 
     // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
     // the block, all get the same status. On failure nothing may be published.
-    KCCL_DEVICE Status next(uint32_t num_packets) {
+    KCCL_DEVICE Status next(uint64_t num_packets) {
         // Exchanges are mostly like the one before.
         if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
@@ -139,6 +136,11 @@ class GridExchange {
         if ((epoch_ << 1) == 0) {
             const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
             leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
+        }
+        // When all have been heard of once; so that no other exchange pays for the store.
+        if (!kIsLocal && epoch_ - step_ == step_ && platform::block_in_grid() == 0 &&
+            leads(block())) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
         offset_ = (epoch_ & step_) != 0 ? half_packets_ : 0;
         return status_;
@@ -229,18 +231,21 @@ class GridExchange {
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
 
-    KCCL_DEVICE void lay_out(uint32_t num_packets) {
-        num_packets_ = num_packets;
-        stride_ = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
-        first_ = {thread_ / num_packets, thread_ % num_packets};
-        step_on_ = {num_threads_ / num_packets, num_threads_ % num_packets};
-        const uint64_t total = uint64_t{stride_} * num_slices();
-        if (total <= half_packets_ || status_ != kKcclOk) return;
-        if (leads(block())) {
-            refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
-                          comm_.layout.exchange_bytes);
+    KCCL_DEVICE void lay_out(uint64_t num_packets) {
+        const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        const uint64_t total = stride * num_slices();
+        if (total > half_packets_) {
+            if (status_ == kKcclOk && leads(block())) {
+                refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
+                              comm_.layout.exchange_bytes);
+            }
+            leave(true);
+            return;
         }
-        leave(true);
+        num_packets_ = static_cast<uint32_t>(num_packets);
+        stride_ = static_cast<uint32_t>(stride);
+        first_ = {thread_ / num_packets_, thread_ % num_packets_};
+        step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
     }
 
     KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {
@@ -281,8 +286,8 @@ class GridExchange {
 
 // Packets of a slice of `count` elements. An empty one has a packet too.
 template <class T>
-KCCL_DEVICE uint32_t num_slice_packets(uint32_t count) {
-    return count == 0 ? 1 : num_payloads<T>(count);
+KCCL_DEVICE uint64_t num_slice_packets(uint32_t count) {
+    return count == 0 ? 1 : (uint64_t{count} * sizeof(T) + kPayloadBytes - 1) / kPayloadBytes;
 }
 
 // Begins an exchange: this block's slice, `count` elements of T, as many for every block of every
@@ -296,11 +301,12 @@ template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int 
 KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* in, uint32_t count) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
                   "an exchange orders both ways or not at all");
-    const uint32_t num_packets = num_slice_packets<T>(count);
-    const Status entered = exchange.next(num_packets);
+    const Status entered = exchange.next(num_slice_packets<T>(count));
     if (entered != kKcclOk) return entered;
+    const uint32_t num_packets = exchange.num_packets();
     if constexpr (order == mem::Order::kAcqRel) block().sync();
-    const bool words = are_words(in, count);
+    // Of an empty slice nothing is read.
+    const bool words = count != 0 && are_words(in, count);
     bool is_fenced = order == mem::Order::kRelaxed;
     for (uint32_t i = exchange.thread(); i < num_packets; i += exchange.num_threads()) {
         const uint64_t payload = load_payload(in, i, count, words);
