@@ -41,11 +41,14 @@ def share(collective, size):
         is_grid = collective in GRIDS
         if is_grid and (cell.world_size == 8 or size == "8K"):
             # Three blocks of each rank.
-            takes = is_first and (cell.world_size < 4 or size != "8K")
+            takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
         elif size in ("0", "8", "odd"):
             if cell.world_size == 2 and not is_grid:
                 num_seeds = 2
-            takes = machine in (ONCE if cell.world_size == 8 else PAIRS)
+            # Of large worlds the lengths that are no whole packets.
+            few = {min(PAIRS)} if size == "odd" else set()
+            machines = {2: PAIRS, 3: PAIRS, 4: ONCE if size == "odd" else {min(PAIRS)}, 8: few}
+            takes = machine in machines[cell.world_size]
             takes = takes or (cell.world_size == 2 and size != "0" and not is_grid)
         elif size == "8K":
             takes = (machine in PAIRS and cell.world_size < 4) or (
