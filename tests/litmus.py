@@ -4,6 +4,7 @@ Roles, each one thread, are separated by "|", their steps by ";":
 
     x=1  x=1.rel       store, relaxed or with release       x  x.acq       load
     x:=1  x:           plain store and load                 claim x        compare-and-swap of 0
+    add x  add x.rel   adds 1
     p=1  p             packet of four words                 p=1/4  p/4     that tears in 4 bytes
     await x  await p   loads until all of it is not 0       fence  fence.sc
     sync               block barrier                        bare           gfx942's s_barrier alone
@@ -51,7 +52,7 @@ MOST_RUNS = 6000
 
 # As in litmus.cuh.
 _WHAT = ("load", "store", "plain load", "plain store", "packet", "store packet", "await")
-_WHAT += ("await packet", "claim", "fence", "sync", "bare")
+_WHAT += ("await packet", "claim", "add", "fence", "sync", "bare")
 _ORDERS = {"": 0, "acq": 1, "rel": 2, "fence": 3, "sc": 4}
 _SCOPES = ("block", "device", "system")
 
@@ -75,7 +76,7 @@ class _Test(ctypes.Structure):
 
 
 _FORM = re.compile(
-    r"(?P<verb>await |claim |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)(=(?P<value>\d))?"
+    r"(?P<verb>await |claim |add |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)(=(?P<value>\d))?"
     r"(/(?P<unit>[48]))?(\.(?P<order>acq|rel|sc))?(@(?P<scope>block|device|system))?"
 )
 

@@ -193,7 +193,7 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
     for kernel in ("barrier_direct", "wait"):
         assert all("ld.acquire.sys.global.u32" in body for body in cuda.of(kernel))
     for body in cuda.of("grid_sync"):
-        assert "st.release.gpu.global.u32" in body
+        assert "red.release.gpu.global.add.u32" in body
         assert "ld.acquire.gpu.global.u32" in body
 
 

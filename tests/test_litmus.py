@@ -28,6 +28,7 @@ PATTERNS = "PTX Release and Acquire Patterns; AMDGPU Memory Model"
 FENCE_SC = "PTX Axioms: Fence-SC; C++20 [atomics.order]"
 COHERENCE = "PTX Axioms: Coherence, SC-per-location"
 SCOPE = "PTX Morally Strong Operations; AMDGPU Memory Scopes"
+OBSERVATION = "PTX Observation (through read-modify-writes); C++20 [intro.races], release sequences"
 VECTORS = "PTX Vector Data-types; AMDGPU Memory Model GFX942"
 BARRIERS = "PTX Memory Synchronization; AMDGPU Memory Model GFX942"
 # Threads 0 and 1 in one block of rank 0, thread 2 in rank 1.
@@ -109,6 +110,15 @@ OUTCOMES = (
     Row("CoRR+rel+acq", "x=1 | x; y=1.rel; x | y.acq; x", "1 1 1 0", FORBIDDEN, COHERENCE),
     Row("CoRR+rlx", "x=1 | x; y=1; x | y; x", "1 1 1 0", ALLOWED, COHERENCE),
     Row("CAS", "claim x | claim x", "1 1", FORBIDDEN, "PTX Axioms: Atomicity"),
+    Row("add", "add x | add x", "x=1", FORBIDDEN, "PTX Axioms: Atomicity"),
+    # ---- Updates go on with the releases of what they update
+    Row("MP+add rel", "x=1; add y.rel | y.acq; x", "1 0", FORBIDDEN, OBSERVATION),
+    Row("MP+add", "x=1; add y | y.acq; x", "1 0", ALLOWED, OBSERVATION),
+    Row("MP+add+fence", "x=1; add y.rel | y; fence; x", "1 0", FORBIDDEN, OBSERVATION),
+    Row("MP+adds", "x=1; add y.rel | add y | y.acq; x", "2 0", FORBIDDEN, OBSERVATION),
+    Row("MP+adds rlx", "x=1; add y | add y.rel | y.acq; x", "2 0", ALLOWED, OBSERVATION),
+    Row("MP+rel+add", "x=1; y=1.rel | add y | y.acq; x", "2 0", FORBIDDEN, OBSERVATION),
+    Row("MP+adds+fence", "x=1; add y.rel | add y | y; fence; x", "2 0", FORBIDDEN, OBSERVATION),
     # ---- Cumulativity
     Row("WRC", "x=1 | x; y=1 | y; x", "1 1 0", ALLOWED, CAUSALITY),
     Row("WRC+rel+acq", "x=1 | x; y=1.rel | y.acq; x", "1 1 0", FORBIDDEN, CAUSALITY),

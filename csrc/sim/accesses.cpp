@@ -295,8 +295,16 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
     me.settle_hearsay();
     ByScope released = me.released;
     if (releases(access.order)) hand_on(released, access.scope, me.snapshot());
+    // An update goes on with the releases of the update before, if the two are atomic to each other.
+    const Record& updated = at.records[at.newest(halves)];
+    const Scope between = slots_.between(me.agent.slot, updated.writer.agent.slot);
+    if (updated.writer.counter != 0 && updated.scope >= between && access.scope >= between) {
+        for (size_t scope = 0; scope < released.size(); ++scope)
+            join(released[scope], updated.released[scope]);
+    }
     const uint32_t after = what == Update::kClaim ? value : before + value;
-    put(me, at, access, after, std::move(released), releases(access.order));
+    put(me, at, access, after, std::move(released),
+        releases(access.order));
     return {&at, before, after, true};
 }
 

@@ -33,8 +33,8 @@ struct KcclSimEngine {
     void (*store_packet)(void* address, const uint64_t* halves, uint32_t unit_bytes,
                          uint32_t scope);
     uint32_t (*claim)(uint32_t* address, uint32_t value);
-    // Returns the sum; acquires and releases, block scope.
-    uint32_t (*add)(uint32_t* address, uint32_t value);
+    // Returns the sum.
+    uint32_t (*add)(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope);
     void (*fence)(uint32_t order, uint32_t scope);
 
     // Announce plain accesses, which the kernel then makes itself. The address has to be a multiple

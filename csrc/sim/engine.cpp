@@ -136,16 +136,16 @@ uint32_t claim(uint32_t* address, uint32_t value) {
     return done.is_stored ? 1 : 0;
 }
 
-uint32_t add(uint32_t* address, uint32_t value) {
+uint32_t add(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope) {
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
     machine.end_poll();
     machine.point();
     if (!is_valid(machine, address, 4)) return 0;
-    return update_at(
-               machine,
-               {reinterpret_cast<uint64_t>(address), 4, Order::kAcqRel, Scope::kBlock, site, false},
-               Memory::Update::kAdd, value)
+    return update_at(machine,
+                     {reinterpret_cast<uint64_t>(address), 4, static_cast<Order>(order),
+                      static_cast<Scope>(scope), site, false},
+                     Memory::Update::kAdd, value)
         .after;
 }
 

@@ -66,8 +66,9 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             signal_id, source = divmod(at // line, world_size)
             return f"signal {signal_id} from rank {source}"
         if region == "grid":
-            family, block = divmod(at // line, abi.MAX_BLOCKS)
-            return f"grid word of block {block}, for its {families[family]}"
+            family, block = divmod(at // line, abi.MAX_BLOCKS + 1)
+            whose = "counter" if block == abi.MAX_BLOCKS else f"count of block {block}"
+            return f"grid {whose}, for its {families[family]}"
         if region == "exchanges":
             reach, block = divmod(at // 4, abi.MAX_BLOCKS)
             return f"epoch of block {block}'s exchanges, reach '{reaches[reach]}'"

@@ -184,8 +184,30 @@ MUTATIONS = (
         NARROW,
         Edit(
             "include/kccl/grid.cuh",
-            "mem::store<kArrive, mem::Scope::kDevice>",
-            "mem::store<kArrive, mem::Scope::kBlock>",
+            "mem::add<kArrive, mem::Scope::kDevice>",
+            "mem::add<kArrive, mem::Scope::kBlock>",
+        ),
+    ),
+    bug(
+        "grid_one_block_less",
+        "a grid_sync does not wait for one of its blocks",
+        "grid",
+        RACE,
+        Edit(
+            "include/kccl/grid.cuh",
+            "count_.total += num_blocks_ * weight_;",
+            "count_.total += (num_blocks_ - 1) * weight_;",
+        ),
+    ),
+    bug(
+        "grid_count_not_kept",
+        "a kernel begins to count where the one before began",
+        "grid",
+        RACE | STUCK,
+        Edit(
+            "include/kccl/grid.cuh",
+            "            store_count(comm_, family_, platform::block_in_grid(), count_);\n",
+            "",
         ),
     ),
     bug(

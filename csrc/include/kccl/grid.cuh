@@ -1,14 +1,16 @@
 // grid_sync: the blocks of one rank's kernel wait for each other. No peer takes part.
 //
-// Each block has a word in a line of its own, because lines that many blocks poll must not be shared:
-// how often it has synchronised, as an epoch. It stores its next epoch and polls the words of all.
-// The first epoch of a kernel is the word's last value and one more, in device memory, so that graphs
-// replay.
+// One counter, to which every block adds once a sync; one warp of each block polls it. Polls by one
+// warp, because 132 blocks that poll cost the memory what they have to wait for; one counter, because
+// several are no faster (bench/LOG.md).
 //
-// A kernel of fewer blocks than the one before, or of more, finds all words level: when the blocks
-// are done they also bring the words of absent blocks, up to kKcclMaxBlocks, to their last epoch.
-// Nobody polls those before the kernel ends. So all words are level between kernels, no word is ever
-// more than one sync behind another within one, and epochs may wrap.
+// Each block also keeps a GridCount in a line of its own: how often it has synchronised, as an epoch,
+// and what the counter comes to with that. From it the block of the next kernel goes on counting, so
+// that graphs replay; and by it a failed wait names the block that is missing.
+//
+// A kernel of fewer blocks than the one before, or of more, finds all of them level: when the blocks
+// are done they also bring those of absent blocks, up to kKcclMaxBlocks, to their own. Nobody reads
+// them before the kernel ends. Both numbers wrap: no block is ever more than one sync ahead of another.
 #pragma once
 
 #include "signal.cuh"
@@ -19,6 +21,37 @@ KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t kernel, uin
     give_up(comm, Record{kKcclGridTooLarge, comm.rank, comm.rank, kernel, 0, num_blocks,
                          kKcclMaxBlocks, 0, 0});
     return status_of(comm);
+}
+
+// Of one block.
+struct GridCount {
+    uint32_t epoch;
+    uint32_t total;  // of the counter, when all blocks have come to `epoch`
+};
+
+KCCL_DEVICE GridCount load_count(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
+    const uint64_t both = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
+        reinterpret_cast<const uint64_t*>(grid_line(comm, family, block)));
+    return {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)};
+}
+
+KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint32_t block,
+                             GridCount count) {
+    mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
+        reinterpret_cast<uint64_t*>(grid_line(comm, family, block)),
+        uint64_t{count.total} << 32 | count.epoch);
+}
+
+// Of the blocks first, first + kWarpSize, ... < num_blocks one that has not come to `epoch`.
+KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
+                                     uint32_t num_blocks, uint32_t epoch) {
+    for (uint32_t i = first; i < num_blocks; i += platform::kWarpSize) {
+        const uint32_t seen = load_count(comm, family, i).epoch;
+        if (!has_reached(seen, epoch)) {
+            return {1u << comm.rank, seen, static_cast<int32_t>(i)};
+        }
+    }
+    return {0, epoch, -1};
 }
 
 // The blocks of a kernel, for many syncs: opening it is what costs. All threads of all blocks open it,
@@ -33,11 +66,12 @@ class GridBarrier {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
         }
-        mine_ = grid_word(comm, family, platform::block_in_grid());
-        others_ = grid_word(comm, family, mem::keep(block().index()));
+        counter_ = mem::keep(grid_line(comm, family, kKcclMaxBlocks));
         step_ = mem::keep(comm.epoch_step);
+        // As wide as epochs where these are narrow, for tests; but the counter stays comparable.
+        weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
         const Status status = status_of(comm);
-        epoch_ = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(mine_);
+        count_ = load_count(comm, family, platform::block_in_grid());
         // Also separates the reads here from the writes of the first sync.
         if (block().any(status != kKcclOk)) status_ = status_of(comm);
     }
@@ -47,8 +81,7 @@ class GridBarrier {
         const uint32_t stride = num_blocks_ * block().size();
         for (uint32_t absent = num_blocks_ * (1 + block().index()) + platform::block_in_grid();
              absent < kKcclMaxBlocks; absent += stride) {
-            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(grid_word(comm_, family_, absent),
-                                                                  epoch_);
+            store_count(comm_, family_, absent, count_);
         }
     }
 
@@ -67,38 +100,39 @@ class GridBarrier {
         constexpr mem::Order kAwait = kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed;
         const Block coop = block();
         if (status_ != kKcclOk || num_blocks_ == 1) return status_;
-        epoch_ += step_;
-        platform::enter_call(comm_.state, kKcclGridSync, 0, epoch_);
+        count_.epoch += step_;
+        count_.total += num_blocks_ * weight_;
+        platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
         if constexpr (kOrders) coop.sync();
-        if (leads(coop)) mem::store<kArrive, mem::Scope::kDevice>(mine_, epoch_);
+        if (leads(coop)) {
+            mem::add<kArrive, mem::Scope::kDevice>(counter_, weight_);
+            store_count(comm_, family_, platform::block_in_grid(), count_);
+        }
         bool arrived = true;
-        // One word a thread and turn.
-        for (uint32_t turn = 0; turn < num_blocks_ && arrived; turn += coop.size()) {
-            const bool is_one = turn + coop.index() < num_blocks_;
-            const uint32_t* word = others_ + uint64_t{turn} * (kKcclLineBytes / sizeof(uint32_t));
-            uint32_t seen = epoch_;
+        if (coop.index() < platform::kWarpSize) {
             const auto poll = [&] {
-                if (is_one) seen = mem::load<kAwait, mem::Scope::kDevice>(word);
-                return has_reached(seen, epoch_);
+                return has_reached(mem::load<kAwait, mem::Scope::kDevice>(counter_), count_.total);
             };
             const auto missing = [&] {
-                return Missing{has_reached(seen, epoch_) ? 0 : 1u << comm_.rank, seen,
-                               static_cast<int32_t>(turn + coop.index())};
+                return find_absent(comm_, family_, coop.index(), num_blocks_, count_.epoch);
             };
-            arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, epoch_}, poll, missing);
+            arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
         return status_;
     }
 
   private:
+    // So that the counter is never half a period away from what is awaited.
+    static constexpr uint32_t kMostLead = 1u << 30;
+
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
     const KcclGridWords family_;
-    uint32_t* mine_ = nullptr;
-    const uint32_t* others_ = nullptr;  // of the block whose number is this thread's
-    uint32_t epoch_ = 0;
+    uint32_t* counter_ = nullptr;
     uint32_t step_ = 0;
+    uint32_t weight_ = 0;  // what one block adds
+    GridCount count_ = {};
     Status status_ = kKcclOk;
 };
 

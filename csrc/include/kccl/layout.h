@@ -34,7 +34,7 @@ constexpr KcclLayout layout(uint64_t world_size, uint64_t num_channels, uint64_t
     regions.records = take(world_size * line);
     regions.signals = take(kKcclNumSignals * world_size * line);
     regions.flags = take(num_channels * kKcclNumFlags * world_size * line);
-    regions.grid = take(uint64_t{kKcclNumGridWords} * kKcclMaxBlocks * line);
+    regions.grid = take(uint64_t{kKcclNumGridWords} * (kKcclMaxBlocks + 1) * line);
     regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
     regions.packets = take(slots * world_size * 2 * packet_bytes);
     regions.staging = take(slots * 2 * staging_bytes);

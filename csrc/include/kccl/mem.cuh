@@ -6,6 +6,8 @@
 //   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic, relaxed; system scope
 //   store_packet<Scope>(p, v)   unless the device's is asked for
 //   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
+//   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. Who acquires a sum acquires
+//                               from all that added
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
 //   load_plain / store_plain    no order: memory that a signal already hands over
 //   read_peer                   a plain copy from another process's own memory; CPUs only

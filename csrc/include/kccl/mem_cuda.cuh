@@ -94,6 +94,22 @@ KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
     return seen == 0;
 }
 
+#define KCCL_MEM_ADD(order, scope)                                                        \
+    asm volatile("red." order "." scope ".global.add.u32 [%0], %1;" ::"l"(address), "r"(value) \
+                 : "memory")
+
+template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    static_assert(scope == Scope::kDevice, "a counter is one device's");
+    if constexpr (order == Order::kRelease)
+        KCCL_MEM_ADD("release", "gpu");
+    else
+        KCCL_MEM_ADD("relaxed", "gpu");
+}
+
+#undef KCCL_MEM_ADD
+
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");

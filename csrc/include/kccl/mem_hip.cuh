@@ -33,6 +33,12 @@ KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
                                               __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
 
+template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    (void)__scoped_atomic_fetch_add(address, value, builtin_order(order), builtin_scope(scope));
+}
+
 // The builtin takes order and scope as literals.
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {

@@ -31,6 +31,12 @@ KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
 }
 
 template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    (void)__atomic_fetch_add(address, value, builtin_order(order));
+}
+
+template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
     __atomic_thread_fence(builtin_order(order));

@@ -45,6 +45,13 @@ KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
 }
 
 template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    kccl_sim_engine->add(address, value, static_cast<uint32_t>(order),
+                         static_cast<uint32_t>(scope));
+}
+
+template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
     kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
@@ -54,7 +61,8 @@ KCCL_DEVICE void fence() {
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
-    return kccl_sim_engine->add(word, value);
+    return kccl_sim_engine->add(word, value, static_cast<uint32_t>(Order::kAcqRel),
+                                static_cast<uint32_t>(Scope::kBlock));
 }
 
 KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {

@@ -44,9 +44,10 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
     return window_at<uint32_t>(comm, rank, comm.layout.signals + line * kKcclLineBytes);
 }
 
-// The word by which a block of this rank tells the others how often it has synchronised.
-KCCL_DEVICE uint32_t* grid_word(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
-    const uint64_t line = uint64_t(family) * kKcclMaxBlocks + block;
+// The line in which a block of this rank says how often it has synchronised (grid.cuh); block
+// kKcclMaxBlocks: the counter of all.
+KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
+    const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + 1) + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
 }
 
