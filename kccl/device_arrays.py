@@ -116,7 +116,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
     on: int | None
     if isinstance(array, DeviceArray):
         found, on = _view_of_own(array), array.device
-    elif hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
+    elif _is_of_torch(array):
         found, on = _view_of_torch(array, name)
     elif _library(array) in _IMMUTABLE:
         if writable:
@@ -159,9 +159,23 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
-def pointer(array: Any, name: str) -> DeviceView:
-    """The same for an argument of a kernel, which may write it, on whatever device it is."""
-    return view(array, name, writable=True, device=None)
+def pointer(array: Any, name: str) -> tuple[int, Any]:
+    """The address of a kernel's argument, and what keeps its memory.
+
+    The kernel may write it; of whatever type it is, and on whatever device.
+
+    Raises:
+        InvalidArgument: As view(), but for the type.
+    """
+    if _is_of_torch(array):
+        _check_of_torch(array, name)
+        return array.data_ptr(), array
+    if hasattr(array, "__cuda_array_interface__") and _library(array) not in _IMMUTABLE:
+        facts = array.__cuda_array_interface__
+        _check_interface(facts, int(facts["typestr"][2:]), name, writable=True)
+        return int(facts["data"][0] or 0), array
+    found = view(array, name, writable=True, device=None)
+    return found.address, found
 
 
 def stream_of(stream: Any) -> int:
@@ -190,7 +204,11 @@ def _view_of_own(array: DeviceArray) -> DeviceView:
     return DeviceView(array.address, count, array.dtype, False, array)
 
 
-def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
+def _is_of_torch(array: Any) -> bool:
+    return hasattr(array, "data_ptr") and hasattr(array, "is_cuda")
+
+
+def _check_of_torch(array: Any, name: str) -> None:
     if not array.is_cuda:
         raise InvalidArgument(
             f"{name} is a tensor on {array.device}, must be in GPU memory: this communicator's "
@@ -198,6 +216,10 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
         )
     if not array.is_contiguous():
         raise _not_contiguous(name, tuple(array.shape))
+
+
+def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
+    _check_of_torch(array, name)
     on = int(array.device.index)
     torch = sys.modules["torch"]
     # What current_stream() asks, without making an object of it.
@@ -217,17 +239,21 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
     )
 
 
+def _check_interface(facts: Any, itemsize: int, name: str, *, writable: bool) -> None:
+    shape, strides = tuple(facts["shape"]), facts.get("strides")
+    if writable and facts["data"][1]:
+        raise InvalidArgument(f"{name} is read-only, must be writable")
+    if strides is not None and not dlpack.is_contiguous(shape, tuple(strides), itemsize):
+        raise _not_contiguous(name, shape)
+
+
 def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
     facts = array.__cuda_array_interface__
-    shape, (address, is_readonly) = tuple(facts["shape"]), facts["data"]
     dtype = _dtype(getattr(array, "dtype", facts["typestr"]), name)
-    if writable and is_readonly:
-        raise InvalidArgument(f"{name} is read-only, must be writable")
-    strides = facts.get("strides")
-    if strides is not None and not dlpack.is_contiguous(shape, tuple(strides), dtype.itemsize):
-        raise _not_contiguous(name, shape)
+    _check_interface(facts, dtype.itemsize, name, writable=writable)
     stream = _stream_of_library(array, facts.get("stream"))
-    return DeviceView(int(address or 0), math.prod(shape), dtype, False, array, stream)
+    address, count = int(facts["data"][0] or 0), math.prod(facts["shape"])
+    return DeviceView(address, count, dtype, False, array, stream)
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:

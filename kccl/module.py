@@ -170,8 +170,8 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     if target == "cuda":
         from . import device_arrays
 
-        view = device_arrays.pointer(arg, name)
-        return bytes(ctypes.c_uint64(view.address)), view
+        address, keep = device_arrays.pointer(arg, name)
+        return bytes(ctypes.c_uint64(address)), keep
     address, keep = arrays.pointer(arg, name)
     return bytes(ctypes.c_uint64(address)), keep
 

@@ -76,8 +76,8 @@ class _Test(ctypes.Structure):
 
 
 _FORM = re.compile(
-    r"(?P<verb>await |claim |add |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)(=(?P<value>\d))?"
-    r"(/(?P<unit>[48]))?(\.(?P<order>acq|rel|sc))?(@(?P<scope>block|device|system))?"
+    r"(?P<verb>await |claim |add |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)"
+    r"(=(?P<value>\d))?(/(?P<unit>[48]))?(\.(?P<order>acq|rel|sc))?(@(?P<scope>block|device|system))?"
 )
 
 

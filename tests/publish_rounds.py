@@ -4,18 +4,22 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import oracle
 
 SOURCE = Path(__file__).parent / "kernels" / "publish_rounds.cuh"
 REACHES = {"rank": "kKcclReachRank", "all_ranks": "kKcclReachAllRanks"}
+# With what is reduced over the ranks.
+KINDS = {each: f"{name}, false" for each, name in REACHES.items()}
+KINDS["reduced"] = "kKcclReachAllRanks, true"
 ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 TYPES = {"uint8": "uint8_t", "float32": "float"}
-CASES = list(product(REACHES, ORDERS, TYPES))
+CASES = [case for case in product(KINDS, ORDERS, TYPES) if case[::2] != ("reduced", "uint8")]
 NOBODY = 2**32 - 1
 
 
-def name(reach, order, dtype):
+def name(kind, order, dtype):
     """The kernel's."""
-    arguments = REACHES[reach], ORDERS[order], TYPES[dtype]
+    arguments = KINDS[kind], ORDERS[order], TYPES[dtype]
     return f"publish_rounds::exchanges<{', '.join(arguments)}>"
 
 
@@ -31,9 +35,12 @@ def slices(rank, rounds, blocks, count, dtype, seed=0):
     return rng.integers(256, size=shape, dtype=np.uint8)
 
 
-def collected(comm, reach, rounds, blocks, count, dtype, seed=0):
+def collected(comm, kind, rounds, blocks, count, dtype, seed=0):
     """[block][round][slice][count]: what all blocks of a rank must have."""
-    ranks = range(comm.world_size) if reach == "all_ranks" else [comm.rank]
+    ranks = [comm.rank] if kind == "rank" else range(comm.world_size)
     of_ranks = [slices(rank, rounds, blocks, count, dtype, seed) for rank in ranks]
-    every = np.concatenate(of_ranks, axis=1)
+    if kind == "reduced":
+        every = oracle.all_reduce(of_ranks, "sum")
+    else:
+        every = np.concatenate(of_ranks, axis=1)
     return np.broadcast_to(every, (blocks, *every.shape))

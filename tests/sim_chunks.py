@@ -75,3 +75,25 @@ class Chunks:
                     peer=2 * reaches_all + orders,
                     channel=times,
                 )
+
+    def exchange_reduced(self, count, times=1, *, orders=True, shifts=(0, 0)):
+        """Slices of so many elements of all blocks, reduced over the ranks, so often; likewise."""
+        num_actors = len(self._calls[0])
+        sent = [self.inputs(count * times) for _ in range(num_actors)]
+        sums = [oracle.all_reduce(values, self.op) for values in sent]
+        want = np.concatenate(
+            [each[time * count : (time + 1) * count] for time in range(times) for each in sums]
+        )
+        for rank in self.ranks:
+            for actor in range(num_actors):
+                at = self._place(rank, sent[actor][rank], is_written=False, shift=shifts[0])
+                what = f"sums of slices of {count} {self.dtype}"
+                out = self._place(rank, want, is_written=True, shift=shifts[1], what=what)
+                self.call(
+                    *(actor, rank, "grid_exchange"),
+                    input=self._address(rank, at),
+                    output=self._address(rank, out),
+                    count=count,
+                    peer=4 + orders,
+                    channel=times,
+                )

@@ -118,7 +118,12 @@ def _exchange(script, actors, size, rng):
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
     # Blocks of one rank may take each other's results after either.
     orders = bool(results) or bool(rng.integers(2))
-    script.exchange(_num_bytes(size), times, reaches_all=reaches_all, orders=orders, shifts=shifts)
+    if reaches_all and bool(rng.integers(2)):
+        count = _num_bytes(size) // script.inputs(1)[0].itemsize
+        script.exchange_reduced(count, times, orders=orders)
+    else:
+        nbytes = _num_bytes(size)
+        script.exchange(nbytes, times, reaches_all=reaches_all, orders=orders, shifts=shifts)
     for actor, source in zip(actors, results[1:] + results[:1], strict=False):
         script.reduce(actor, LL16, _count(script, size), source=source)
 

@@ -1,5 +1,7 @@
 """publish and collect in kernels of one's own, on the simulator: data, orders, and failures."""
 
+import threading
+
 import numpy as np
 import publish_rounds
 import pytest
@@ -19,15 +21,15 @@ def exchange(
     comm, module, device_comm, case, *, blocks, count, rounds=3, threads=32, absent=NOBODY
 ):
     """Runs a kernel and compares all that it has; its blocks' statuses."""
-    reach, order, dtype = case
+    kind, order, dtype = case
     boards, keep = np.zeros(1, np.int64), None
-    num_boards, own_board = 0, comm.rank if reach == "all_ranks" else 0
+    num_boards, own_board = 0, 0 if kind == "rank" else comm.rank
     if order == "acq_rel":
         # The board of each rank has a word for each slice.
         keep = comm.window(4 * blocks * comm.world_size)
-        addresses = keep.addresses if reach == "all_ranks" else [keep.addresses[comm.rank]]
+        addresses = [keep.addresses[comm.rank]] if kind == "rank" else keep.addresses
         boards, num_boards = np.array(addresses, np.int64), len(addresses)
-    want = collected(comm, reach, rounds, blocks, count, dtype)
+    want = collected(comm, kind, rounds, blocks, count, dtype)
     out = np.full(max(want.size, 1), 0xEE, np.uint8).astype(dtype)
     statuses = np.full(blocks, 99, np.uint32)
     late = np.full(blocks * threads, 99, np.uint32)
@@ -207,12 +209,15 @@ KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, uint32_t count, 
 @pytest.mark.parametrize("element", ["uint8_t", "double"])
 def test_an_empty_slice_has_no_array_and_the_longest_is_refused(element):
     meet = kccl.compile(LENGTHS, [f"meet<{element}>"]).kernel(f"meet<{element}>")
+    all_have_met = threading.Barrier(2)
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
         statuses = np.full(3, 99, np.uint32)
         meet(comm, device_comm, np.uint32(0), statuses, grid=3)
         assert not statuses.any()
+        # Who is quick and fails would fail those that still meet.
+        all_have_met.wait(10)
         for count in (2**32 - 1, 2**32 - 8, 2**31):
             with pytest.raises(kccl.InvalidArgument, match="exchange_bytes"):
                 meet(comm, device_comm, np.uint32(count), statuses, grid=3)

@@ -13,12 +13,20 @@ namespace kccl::sim {
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || knows(me.ordered, before.writer)) return;
-    // Whoever has seen a store comes after it, and so does who knows that somebody has.
-    const bool is_seen = std::any_of(at.marks.begin(), at.marks.end(), [&](const Mark& mark) {
-        return mark.index >= before.index && (mark.halves & halves) != 0 &&
-               (mark.reader.agent == me.agent || knows(me.caused, mark.reader));
-    });
-    if (is_seen) return;
+    // Whoever has seen a store comes after it, and so does who knows that somebody has. A mark is of a
+    // thread's last look, which may be later than what is known; a sight of its first.
+    const auto is_known = [&](Event reader, uint8_t seen) {
+        return (seen & halves) != 0 && (reader.agent == me.agent || knows(me.caused, reader));
+    };
+    for (const Mark& mark : at.marks) {
+        if (mark.index >= before.index && is_known(mark.reader, mark.halves)) return;
+    }
+    for (const Record& record : at.records) {
+        if (record.index < before.index) continue;
+        for (const Sight& sight : record.sights) {
+            if (is_known(sight.reader, sight.halves)) return;
+        }
+    }
     reporter_.report(kKcclSimTwoWriters, doing(me, kKcclSimStore, access.site), access.address,
                      deed_of(before));
 }

@@ -28,21 +28,21 @@ class Exchange:
     def __init__(self, comm, module, device_comm, case, *, blocks, count, rounds=3):
         self.comm, self.case = comm, case
         self.blocks, self.count, self.rounds = blocks, count, rounds
-        reach, order, dtype = case
+        kind, order, dtype = case
         self.kernel = module.kernel(publish_rounds.name(*case))
         self.device_comm = device_comm
         self.device = f"cuda:{comm.rank}"
         size = rounds * blocks * count
-        kind = {"dtype": TORCH_TYPES[dtype], "device": self.device}
-        ranks = comm.world_size if reach == "all_ranks" else 1
-        self.mine = torch.zeros(max(size, 1), **kind)
-        self.out = torch.zeros(max(size * blocks * ranks, 1), **kind)
+        how = {"dtype": TORCH_TYPES[dtype], "device": self.device}
+        ranks = comm.world_size if kind == "all_ranks" else 1
+        self.mine = torch.zeros(max(size, 1), **how)
+        self.out = torch.zeros(max(size * blocks * ranks, 1), **how)
         self.window = comm.window(4 * blocks * comm.world_size)
         addresses = self.window.addresses
-        addresses = list(addresses) if reach == "all_ranks" else [addresses[comm.rank]]
+        addresses = [addresses[comm.rank]] if kind == "rank" else list(addresses)
         self.boards = torch.tensor(addresses, dtype=torch.int64, device=self.device)
         self.num_boards = len(addresses) if order == "acq_rel" else 0
-        self.own_board = comm.rank if reach == "all_ranks" else 0
+        self.own_board = 0 if kind == "rank" else comm.rank
         self.statuses = torch.zeros(blocks, dtype=torch.int32, device=self.device)
         self.late = torch.zeros(blocks * THREADS, dtype=torch.int32, device=self.device)
 
@@ -69,9 +69,9 @@ class Exchange:
     def check(self, seed):
         torch.cuda.synchronize()
         self.comm.check()
-        reach, _, dtype = self.case
+        kind, _, dtype = self.case
         size = self.rounds, self.blocks, self.count, dtype, seed
-        want = collected(self.comm, reach, *size).ravel()
+        want = collected(self.comm, kind, *size).ravel()
         assert np.array_equal(self.out[: want.size].cpu().numpy(), want)
         assert not self.statuses.any() and not self.late.any()
 

@@ -9,11 +9,12 @@ namespace publish_rounds {
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// in: [round][block][count] of this rank. out: [block][round][slice][count]. statuses: a block's.
+// in: [round][block][count] of this rank. out: [block][round][slice][count], or REDUCED over the ranks
+// [block][round][block][count]. statuses: a block's.
 // boards: of each rank that takes part, a word for each slice, in which a block notes the round
 // before it publishes. late: for each thread, how many notes it has not found; 0 boards: nobody looks.
 // Block `absent` does not come to the last round.
-template <KcclReach REACH, Order ORDER, class T>
+template <KcclReach REACH, bool REDUCED, Order ORDER, class T>
 KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t count,
                            uint32_t rounds, uint32_t* const* boards, uint32_t num_boards,
                            uint32_t own_board, uint32_t absent, uint32_t* statuses,
@@ -35,7 +36,13 @@ KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t 
         const T* slice = in + (uint64_t{round} * blocks + block) * count;
         const uint64_t place = uint64_t{block} * rounds + round;
         kccl::publish<ORDER>(exchange, slice, count);
-        status = kccl::collect<ORDER>(exchange, out + place * exchange.num_slices() * count, count);
+        if constexpr (REDUCED) {
+            T* const sums = out + place * exchange.num_blocks() * count;
+            status = kccl::collect_reduced<kccl::Sum, ORDER>(exchange, sums, count);
+        } else {
+            T* const slices = out + place * exchange.num_slices() * count;
+            status = kccl::collect<ORDER>(exchange, slices, count);
+        }
         const uint32_t* notes =
             num_boards == 0 ? nullptr : kccl::mem::load_plain(boards + own_board);
         for (uint32_t i = coop.index(); num_boards != 0 && i < exchange.num_slices();

@@ -40,6 +40,20 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     return status;
 }
 
+// The same of collect_reduced(): `count` elements a slice; the sums over the ranks come in.
+template <class T, class Op, mem::Order order>
+KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
+    GridExchange<kKcclReachAllRanks> blocks(comm);
+    const auto count = static_cast<uint32_t>(call.count);
+    Status status = blocks.status();
+    for (int i = 0; i < call.channel && status == kKcclOk; ++i) {
+        publish<order>(blocks, input_of<T>(call) + i * call.count, count);
+        const uint64_t at = i * blocks.num_blocks() * call.count;
+        status = collect_reduced<Op, order>(blocks, output_of<T>(call) + at, count);
+    }
+    return status;
+}
+
 // Called by all threads of the channel's coop. T, Op: of every reduction in the list.
 template <uint32_t KERNELS, class T, class Op, class Coop>
 KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
@@ -144,7 +158,9 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
                 case 0: return exchange<kKcclReachRank, kRelaxed>(comm, call);
                 case 1: return exchange<kKcclReachRank, kAcqRel>(comm, call);
                 case 2: return exchange<kKcclReachAllRanks, kRelaxed>(comm, call);
-                default: return exchange<kKcclReachAllRanks, kAcqRel>(comm, call);
+                case 3: return exchange<kKcclReachAllRanks, kAcqRel>(comm, call);
+                case 4: return exchange_reduced<T, Op, kRelaxed>(comm, call);
+                default: return exchange_reduced<T, Op, kAcqRel>(comm, call);
             }
         }
     }

@@ -2,7 +2,8 @@
 
 from .mutation import NARROW, RACE, REUSED, STALE, STUCK, WRONG, Edit, bug
 
-FILE = "include/kccl/publish.cuh"
+FILE = "include/kccl/grid_exchange.cuh"
+PUBLISH = "include/kccl/publish.cuh"
 
 MUTATIONS = (
     bug(
@@ -17,7 +18,7 @@ MUTATIONS = (
         "all exchanges use the same half of the board",
         "exchanges in a row",
         REUSED | STALE | WRONG | STUCK,
-        Edit(FILE, "(epoch_ & step_) != 0 ? half_packets_ : 0", "0 * half_packets_"),
+        Edit(FILE, "        offset_ ^= half_packets_;\n", ""),
     ),
     bug(
         "exchange_one_half_of_two",
@@ -69,7 +70,7 @@ MUTATIONS = (
         "exchanges",
         RACE,
         Edit(
-            FILE,
+            PUBLISH,
             "        if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();\n",
             "",
         ),
@@ -79,7 +80,7 @@ MUTATIONS = (
         "publish() orders only what the publishing thread wrote before",
         "exchanges",
         RACE,
-        Edit(FILE, "    if constexpr (order == mem::Order::kAcqRel) block().sync();\n", ""),
+        Edit(PUBLISH, "    if constexpr (order == mem::Order::kAcqRel) block().sync();\n", ""),
     ),
     bug(
         "exchange_acquires_nothing",
@@ -87,7 +88,7 @@ MUTATIONS = (
         "exchanges",
         RACE,
         Edit(
-            FILE,
+            PUBLISH,
             "    if constexpr (order == mem::Order::kAcqRel) {\n",
             "    if constexpr (false) {\n",
         ),
@@ -120,5 +121,34 @@ MUTATIONS = (
         "exchanges of many sizes",
         STUCK | REUSED | STALE,
         Edit(FILE, "absent < kKcclMaxBlocks;", "absent < 0;"),
+    ),
+    bug(
+        "exchange_reduces_a_neighbour",
+        "collect_reduced() takes another block's slice of the next rank",
+        "reduced exchanges",
+        REUSED | WRONG,
+        Edit(PUBLISH, "exchange.rank_stride(), combine", "exchange.rank_stride() - 8, combine"),
+    ),
+    bug(
+        "exchange_polls_what_nobody_sends",
+        "a thread without a packet polls where none is sent",
+        "reduced exchanges",
+        STUCK,
+        Edit(
+            PUBLISH,
+            "first < total ? exchange.first_place() : exchange.kSomePlace",
+            "exchange.first_place()",
+        ),
+    ),
+    bug(
+        "exchange_looks_no_further_ahead",
+        "an exchange forgets to look for the next one that scrubs",
+        "exchanges seldom long",
+        STALE | WRONG | REUSED | STUCK,
+        Edit(
+            FILE,
+            "        }\n        plan();\n    }\n",
+            "        }\n    }\n",
+        ),
     ),
 )

@@ -167,6 +167,13 @@ def _exchanges_in_a_row(script):
         script.exchange(nbytes, 5, orders=False)
 
 
+def _reduced_exchanges(script):
+    """Fewer sums than threads and more, of few ranks' slices."""
+    script.begin(threads=2 * script.machine.warp_size, blocks=3)
+    for count in (8, 40, 80, 3):
+        script.exchange_reduced(count, 3, orders=False)
+
+
 def _exchanges_seldom_long(script):
     """The last words of the board lie idle for more than a period."""
     script.begin(threads=script.machine.warp_size, blocks=2)
@@ -227,6 +234,9 @@ PROGRAMS = {
     "exchanges": Program(_exchanges, 2, (LL16, "grid_exchange"), {**NARROW, "num_channels": 3}),
     "exchanges in a row": Program(
         _exchanges_in_a_row, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
+    ),
+    "reduced exchanges": Program(
+        _reduced_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
     ),
     "exchanges seldom long": Program(
         _exchanges_seldom_long, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}

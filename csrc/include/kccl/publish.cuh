@@ -1,5 +1,5 @@
 // publish and collect: every block contributes a slice, every block reads the slices of all. Between
-// the blocks of one GPU, or those of all ranks. The data is the flag: ll16 packets (packet.cuh).
+// the blocks of one GPU, or those of all ranks.
 //
 //     GridExchange<kKcclReachRank> exchange(comm);       opened once for many exchanges
 //     for (...) {
@@ -7,282 +7,14 @@
 //         collect(exchange, all, count);                 [rank][block][count]
 //     }
 //
-// Exchange e uses the half of the board of its parity. Nobody may write there before all blocks have
-// left e-2. A block leaves e-2 before it publishes in e-1, and nobody publishes in e before it has
-// collected a packet of every block in e-1: every block publishes at least one, whatever the length.
-// Within a block, the sync that ends collect() stands between. So where in its half a slice lies, and
-// how many blocks there are, may change from one exchange to the next.
-//
-// Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
-//
-// Epochs wrap; twice a period the board is scrubbed, as channels are (channel.cuh). The last epoch of
-// a block lies in device memory, so that graphs replay; as with grid_sync, blocks that a kernel lacks
-// are levelled when it is done.
+// collect_reduced() in place of collect() gives [block][count], reduced over the ranks: an all_reduce
+// that is complete, in every block, after one crossing.
 #pragma once
 
-#include "barrier.cuh"
-#include "grid.cuh"
-#include "packet.cuh"
+#include "grid_exchange.cuh"
+#include "reduce.cuh"
 
 namespace kccl {
-
-// A packet of one of the slices.
-struct SlicePacket {
-    uint32_t slice;
-    uint32_t packet;
-};
-
-template <KcclReach REACH>
-constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem;
-
-// This rank's board forgets what it holds, when all its blocks have left the exchange before the one
-// that is `awaited`; returns when all ranks' boards that take part have. Called by all threads of all
-// blocks; also for a kernel of one block, a sync must follow.
-template <KcclReach REACH>
-KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
-    const Block coop = block();
-    GridBarrier blocks(comm, kKcclGridScrubs);
-    const uint64_t stale = static_cast<uint64_t>(awaited.wanted - comm.epoch_step) << 32;
-    const uint64_t num_packets = 2 * comm.layout.exchange_bytes / kPayloadBytes;
-    mem::Packet* const packets = board(comm, REACH, comm.rank);
-    Status status = blocks.sync();
-    for (uint64_t i = uint64_t{platform::block_in_grid()} * coop.size() + coop.index();
-         status == kKcclOk && i < num_packets; i += platform::blocks_per_grid() * coop.size()) {
-        mem::store_packet<kScopeOf<REACH>>(packets + i, mem::Packet{{stale, stale}});
-    }
-    if (status == kKcclOk) status = blocks.sync();
-    if (REACH == kKcclReachRank || status != kKcclOk) return status;
-    if (platform::block_in_grid() == 0) {
-        arrive<mem::Order::kRelease>(coop, comm, 0, kKcclFlagScrub, awaited.wanted);
-        status =
-            await<mem::Order::kAcquire>(coop, comm, 0, kKcclFlagScrub, awaited, 0, comm.world_size);
-    }
-    return status == kKcclOk ? blocks.sync() : status;
-}
-
-// The blocks of a kernel, on one rank or on all, for many exchanges. All threads of all blocks open
-// it, make the same exchanges and let it end. The blocks, at most kKcclMaxBlocks, are all resident,
-// equally many on every rank that takes part, and no other kernel of this rank's communicator does so
-// meanwhile.
-//
-// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
-template <KcclReach REACH, int WORLD_SIZE = 0>
-class GridExchange {
-  public:
-    static constexpr bool kIsLocal = REACH == kKcclReachRank;
-    static constexpr mem::Scope kScope = kScopeOf<REACH>;
-    static constexpr int kMostRanks = kIsLocal         ? 1
-                                      : WORLD_SIZE > 0 ? WORLD_SIZE
-                                                       : int{kKcclMaxWorldSize};
-
-    // `comm` outlives this.
-    KCCL_DEVICE explicit GridExchange(const DeviceComm& comm)
-        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
-        if (num_blocks_ > kKcclMaxBlocks) {
-            status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
-            return;
-        }
-        const Status status = status_of(comm);
-        first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
-        for (int k = 0; k < kNumPeers; ++k) {
-            outbox_[k] = mem::keep(board(comm, REACH, receiver(k)));
-        }
-        inbox_ = mem::keep(board(comm, REACH, comm.rank));
-        thread_ = mem::keep(block().index());
-        num_threads_ = mem::keep(block().size());
-        step_ = mem::keep(comm.epoch_step);
-        half_packets_ =
-            mem::keep(static_cast<uint32_t>(comm.layout.exchange_bytes / kPayloadBytes));
-        // Also separates the reads here from the writes at the end.
-        if (block().any(status != kKcclOk)) status_ = status_of(comm);
-    }
-
-    // Keeps what the next to open it must know.
-    KCCL_DEVICE ~GridExchange() {
-        // What failed has not happened: only a reset, which forgets all, may follow.
-        if (status_ != kKcclOk || epoch_ == first_epoch_) return;
-        const uint32_t mine = platform::block_in_grid();
-        if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);
-        const uint32_t stride = num_blocks_ * num_threads_;
-        for (uint32_t absent = num_blocks_ * (1 + thread_) + mine; absent < kKcclMaxBlocks;
-             absent += stride) {
-            mem::store_plain(epoch_word(absent), epoch_);
-        }
-        block().sync();
-    }
-
-    GridExchange(const GridExchange&) = delete;
-    GridExchange& operator=(const GridExchange&) = delete;
-
-    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
-    KCCL_DEVICE Status status() const { return status_; }
-    KCCL_DEVICE uint32_t thread() const { return thread_; }
-    KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
-    // How many ranks take part.
-    KCCL_DEVICE int num_senders() const {
-        return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
-    }
-    // The slices of an exchange.
-    KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
-
-    // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
-    // the block, all get the same status. On failure nothing may be published.
-    KCCL_DEVICE Status next(uint64_t num_packets) {
-        // Exchanges are mostly like the one before.
-        if (num_packets != num_packets_) lay_out(num_packets);
-        if (status_ != kKcclOk) return status_;
-        epoch_ += step_;
-        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
-        if ((epoch_ << 1) == 0) {
-            const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
-            leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
-        }
-        // When all have been heard of once; so that no other exchange pays for the store.
-        if (!kIsLocal && epoch_ - step_ == step_ && platform::block_in_grid() == 0 &&
-            leads(block())) {
-            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
-        }
-        offset_ = (epoch_ & step_) != 0 ? half_packets_ : 0;
-        return status_;
-    }
-
-    // Which packets of this exchange fall to this thread: the first, and how to go on from one to the
-    // next. Every num_threads-th of [slice][packet].
-    KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
-    KCCL_DEVICE SlicePacket first() const { return first_; }
-    KCCL_DEVICE SlicePacket after(SlicePacket at) const {
-        at.slice += step_on_.slice;
-        at.packet += step_on_.packet;
-        if (at.packet < num_packets_) return at;
-        return {at.slice + 1, at.packet - num_packets_};
-    }
-
-    // Publishes packet i of this block's slice.
-    KCCL_DEVICE void push(uint32_t i, uint64_t payload) {
-        const uint32_t slice =
-            (kIsLocal ? 0 : comm_.rank * num_blocks_) + platform::block_in_grid();
-        const uint64_t place = offset_ + uint64_t{slice} * stride_ + i;
-        const mem::Packet packet = ll16::pack(payload, epoch_);
-        KCCL_UNROLL
-        for (int k = 0; k < kMostRanks; ++k) {
-            if (k < num_senders()) mem::store_packet<kScope>(outbox(k) + place, packet);
-        }
-    }
-
-    // Awaits packets wanted[0 .. num); their payloads stay in *payloads. False: the wait failed.
-    // Called by all threads of a warp, each with its own; some may lack a few, or all.
-    template <int N>
-    KCCL_DEVICE bool await(const SlicePacket (&wanted)[N], int num, uint64_t (&payloads)[N]) {
-        const mem::Packet* const inbox = inbox_ + offset_;
-        const uint32_t epoch = epoch_;
-        mem::Packet packets[N];
-        uint32_t places[N];
-        bool are_here[N];
-        KCCL_UNROLL
-        for (int n = 0; n < N; ++n) {
-            places[n] = wanted[n].slice * stride_ + wanted[n].packet;
-            are_here[n] = n >= num;
-        }
-        // All packets are loaded before any is checked: their latencies overlap. Those that are here
-        // are not asked for again: many blocks poll the same lines.
-        const auto poll = [&] {
-            KCCL_UNROLL
-            for (int n = 0; n < N; ++n) {
-                if (!are_here[n]) packets[n] = mem::load_packet<kScope>(inbox + places[n]);
-            }
-            bool is_all = true;
-            KCCL_UNROLL
-            for (int n = 0; n < N; ++n) {
-                are_here[n] = are_here[n] || ll16::is_valid(packets[n], epoch);
-                is_all &= are_here[n];
-            }
-            return is_all;
-        };
-        const auto missing = [&] {
-            Missing late = {0, epoch};
-            KCCL_UNROLL
-            for (int n = N - 1; n >= 0; --n) {
-                if (are_here[n]) continue;
-                const uint32_t slice = places[n] / stride_;
-                const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
-                late = {1u << rank, ll16::stale_flag(packets[n], epoch),
-                        static_cast<int32_t>(slice % num_blocks_)};
-            }
-            return late;
-        };
-        const Awaited awaited = {kKcclGridExchange, 0, epoch};
-        if (!wait_until(comm_, awaited, poll, missing)) return false;
-        KCCL_UNROLL
-        for (int n = 0; n < N; ++n) {
-            if (n < num) payloads[n] = ll16::unpack(packets[n]);
-        }
-        return true;
-    }
-
-    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
-    // block, all get the same status. A sync of the block.
-    KCCL_DEVICE Status leave(bool failed) {
-        if (block().any(failed)) status_ = status_of(comm_);
-        return status_;
-    }
-
-  private:
-    // As far as the compiler knows them.
-    static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
-    static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
-
-    KCCL_DEVICE void lay_out(uint64_t num_packets) {
-        const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
-        const uint64_t total = stride * num_slices();
-        if (total > half_packets_) {
-            if (status_ == kKcclOk && leads(block())) {
-                refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
-                              comm_.layout.exchange_bytes);
-            }
-            leave(true);
-            return;
-        }
-        num_packets_ = static_cast<uint32_t>(num_packets);
-        stride_ = static_cast<uint32_t>(stride);
-        first_ = {thread_ / num_packets_, thread_ % num_packets_};
-        step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
-    }
-
-    KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {
-        return exchange_epoch(comm_, REACH, block);
-    }
-
-    // The board of receiver(k). At hand where there is a register for each.
-    KCCL_DEVICE mem::Packet* outbox(int k) const {
-        if (k == num_senders() - 1) return inbox_;
-        return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
-    }
-
-    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
-    KCCL_DEVICE int receiver(int k) const {
-        if (kIsLocal) return comm_.rank;
-        const int rank = comm_.rank + 1 + k;
-        return rank < num_senders() ? rank : rank - num_senders();
-    }
-
-    const DeviceComm& comm_;
-    const uint32_t num_blocks_;
-    // Of exchanges of even parity.
-    mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
-    mem::Packet* inbox_ = nullptr;
-    uint32_t half_packets_ = 0;  // of one parity
-    uint32_t offset_ = 0;        // of this exchange's parity
-    uint32_t num_packets_ = 0;   // of a slice
-    uint32_t stride_ = 0;        // between slices, in packets
-    SlicePacket first_ = {};
-    SlicePacket step_on_ = {};
-    uint32_t thread_ = 0;
-    uint32_t num_threads_ = 0;
-    uint32_t step_ = 0;
-    uint32_t epoch_ = 0;
-    uint32_t first_epoch_ = 0;
-    Status status_ = kKcclOk;
-};
 
 // Packets of a slice of `count` elements. An empty one has a packet too.
 template <class T>
@@ -305,40 +37,82 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     if (entered != kKcclOk) return entered;
     const uint32_t num_packets = exchange.num_packets();
     if constexpr (order == mem::Order::kAcqRel) block().sync();
-    // Of an empty slice nothing is read.
-    const bool words = count != 0 && are_words(in, count);
     bool is_fenced = order == mem::Order::kRelaxed;
-    for (uint32_t i = exchange.thread(); i < num_packets; i += exchange.num_threads()) {
-        const uint64_t payload = load_payload(in, i, count, words);
+    const auto send = [&](uint32_t i, uint64_t payload) {
         if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
         is_fenced = true;
         exchange.push(i, payload);
+    };
+    const uint32_t size = exchange.num_threads();
+    if (count != 0 && are_words(in, count)) {
+        const auto* words = reinterpret_cast<const uint64_t*>(in);
+        for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
+            send(i, mem::load_plain(words + i));
+        }
+    } else {
+        // Of an empty slice nothing is read.
+        for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
+            send(i, load_payload(in, i, count, false));
+        }
     }
     return kKcclOk;
 }
 
-// Takes this thread's next N packets, as far as there are any, into `out`, and goes on to those after
-// them. False: the wait failed. words: see are_words().
-template <int N, class T, KcclReach REACH, int WORLD_SIZE>
-KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePacket* next, T* out,
-                              uint32_t count, bool words) {
-    SlicePacket mine[N];
-    uint64_t payloads[N];
-    int num = 0;
-    KCCL_UNROLL
-    for (int n = 0; n < N; ++n) {
-        mine[n] = *next;
-        if (next->slice < exchange.num_slices()) num = n + 1;
-        *next = exchange.after(*next);
+// What collect() and collect_reduced() have in common. ROWS: packets that make one payload of `out`,
+// `rows` of them, `row_stride` apart; combine(packets' payloads) -> payload.
+template <mem::Order order, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
+KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
+                                uint32_t num_slices, int rows, uint32_t row_stride,
+                                Combine combine) {
+    // So many payloads of a thread are on their way at once. One is a path of its own, because small
+    // exchanges are the ones that matter.
+    constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
+    if (exchange.status() != kKcclOk) return exchange.status();
+    const uint32_t size = exchange.num_threads();
+    const uint32_t first = exchange.thread();
+    const uint32_t total = num_slices * exchange.num_packets();
+    const bool words = count != 0 && are_words(out, count);
+    bool failed = false;
+    if (words && total <= size) {
+        const uint32_t place = first < total ? exchange.first_place() : exchange.kSomePlace;
+        uint32_t places[ROWS];
+        uint64_t payloads[ROWS];
+        KCCL_UNROLL
+        for (int row = 0; row < ROWS; ++row) places[row] = place + row * row_stride;
+        failed = !exchange.await(places, rows, payloads);
+        if (!failed && first < total) {
+            mem::store_plain(reinterpret_cast<uint64_t*>(out) + first, combine(&payloads[0]));
+        }
+    } else {
+        SlicePacket next = exchange.first();
+        for (uint32_t done = 0; done < total && !failed; done += kAtOnce * size) {
+            SlicePacket mine[kAtOnce];
+            uint32_t places[kAtOnce * ROWS];
+            uint64_t payloads[kAtOnce * ROWS];
+            KCCL_UNROLL
+            for (int n = 0; n < kAtOnce; ++n) {
+                mine[n] = next;
+                const uint32_t place = next.slice < num_slices ? exchange.place_of(next)
+                                                               : exchange.kSomePlace;
+                KCCL_UNROLL
+                for (int row = 0; row < ROWS; ++row) {
+                    places[n * ROWS + row] = place + (row < rows ? row : 0) * row_stride;
+                }
+                next = exchange.after(next);
+            }
+            failed = !exchange.await(places, kAtOnce * ROWS, payloads);
+            KCCL_UNROLL
+            for (int n = 0; n < kAtOnce; ++n) {
+                if (failed || count == 0 || mine[n].slice >= num_slices) continue;
+                store_payload(out + uint64_t{mine[n].slice} * count, mine[n].packet, count,
+                              combine(&payloads[n * ROWS]), words);
+            }
+        }
     }
-    if (!exchange.await(mine, num, payloads)) return false;
-    KCCL_UNROLL
-    for (int n = 0; n < N; ++n) {
-        if (n >= num || count == 0) continue;
-        store_payload(out + uint64_t{mine[n].slice} * count, mine[n].packet, count, payloads[n],
-                      words);
+    if constexpr (order == mem::Order::kAcqRel) {
+        mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
     }
-    return true;
+    return exchange.leave(failed);
 }
 
 // Ends an exchange: `out` becomes the slices of all blocks, [rank][block][count], or with reach rank
@@ -347,26 +121,22 @@ KCCL_DEVICE bool collect_some(GridExchange<REACH, WORLD_SIZE>& exchange, SlicePa
 // block-shared memory or not. Orders: see publish(), where the same order stands.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count) {
-    // So many packets of a thread are on their way at once. More cost more instructions than they hide
-    // latency; one is a path of its own, because small exchanges are the ones that matter.
-    constexpr uint32_t kAtOnce = 2;
-    if (exchange.status() != kKcclOk) return exchange.status();
-    const uint32_t size = exchange.num_threads();
-    const uint32_t total = exchange.num_slices() * exchange.num_packets();
-    const bool words = are_words(out, count);
-    SlicePacket next = exchange.first();
-    bool failed = false;
-    if (total <= size) {
-        failed = !collect_some<1>(exchange, &next, out, count, words);
-    } else {
-        for (uint32_t done = 0; done < total && !failed; done += kAtOnce * size) {
-            failed = !collect_some<kAtOnce>(exchange, &next, out, count, words);
-        }
-    }
-    if constexpr (order == mem::Order::kAcqRel) {
-        mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
-    }
-    return exchange.leave(failed);
+    return collect_rows<order, 1>(exchange, out, count, exchange.num_slices(), 1, 0,
+                                  [](const uint64_t* payloads) { return payloads[0]; });
+}
+
+// Ends an exchange of all ranks: `out` becomes [block][count], the slices of each block reduced
+// element-wise over the ranks. Otherwise as collect().
+template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
+KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
+                                   uint32_t count) {
+    using Exchange = GridExchange<kKcclReachAllRanks, WORLD_SIZE>;
+    const int world_size = exchange.num_senders();
+    const auto combine = [&](const uint64_t* payloads) {
+        return reduce_payloads<T, Op, 1, Exchange::kMostRanks>(payloads, world_size);
+    };
+    return collect_rows<order, Exchange::kMostRanks>(exchange, out, count, exchange.num_blocks(),
+                                                     world_size, exchange.rank_stride(), combine);
 }
 
 }  // namespace kccl

@@ -1,0 +1,302 @@
+// Exchanges between the blocks of a grid, on one rank or on all: what publish() and collect() are made
+// of. Every block pushes the packets of its slice to the boards of all ranks that take part, and polls
+// the packets of all slices on its own rank's. The data is the flag: ll16 packets (packet.cuh).
+//
+// Exchange e uses the half of the board of its parity. Nobody may write there before all blocks have
+// left e-2. A block leaves e-2 before it publishes in e-1, and nobody publishes in e before it has
+// collected a packet of every block in e-1: every block publishes at least one, whatever the length.
+// Within a block, the sync that ends an exchange stands between. So where in its half a slice lies, and
+// how many blocks there are, may change from one exchange to the next.
+//
+// Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
+//
+// Epochs wrap; twice a period the board is scrubbed, as channels are (channel.cuh). The last epoch of
+// a block lies in device memory, so that graphs replay; as with grid_sync, blocks that a kernel lacks
+// are levelled when it is done.
+#pragma once
+
+#include "barrier.cuh"
+#include "grid.cuh"
+#include "packet.cuh"
+
+namespace kccl {
+
+// A packet of one of the slices.
+struct SlicePacket {
+    uint32_t slice;
+    uint32_t packet;
+};
+
+template <KcclReach REACH>
+constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem;
+
+// This rank's board forgets what it holds, when all its blocks have left the exchange before the one
+// that is `awaited`; returns when all ranks' boards that take part have. Called by all threads of all
+// blocks; also for a kernel of one block, a sync must follow.
+template <KcclReach REACH>
+KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
+    const Block coop = block();
+    GridBarrier blocks(comm, kKcclGridScrubs);
+    const uint64_t stale = static_cast<uint64_t>(awaited.wanted - comm.epoch_step) << 32;
+    const uint64_t num_packets = 2 * comm.layout.exchange_bytes / kPayloadBytes;
+    mem::Packet* const packets = board(comm, REACH, comm.rank);
+    Status status = blocks.sync();
+    for (uint64_t i = uint64_t{platform::block_in_grid()} * coop.size() + coop.index();
+         status == kKcclOk && i < num_packets; i += platform::blocks_per_grid() * coop.size()) {
+        mem::store_packet<kScopeOf<REACH>>(packets + i, mem::Packet{{stale, stale}});
+    }
+    if (status == kKcclOk) status = blocks.sync();
+    if (REACH == kKcclReachRank || status != kKcclOk) return status;
+    if (platform::block_in_grid() == 0) {
+        arrive<mem::Order::kRelease>(coop, comm, 0, kKcclFlagScrub, awaited.wanted);
+        status =
+            await<mem::Order::kAcquire>(coop, comm, 0, kKcclFlagScrub, awaited, 0, comm.world_size);
+    }
+    return status == kKcclOk ? blocks.sync() : status;
+}
+
+// The blocks of a kernel, on one rank or on all, for many exchanges. All threads of all blocks open
+// it, make the same exchanges and let it end. The blocks, at most kKcclMaxBlocks, are all resident,
+// equally many on every rank that takes part, and no other kernel of this rank's communicator does so
+// meanwhile.
+//
+// WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
+template <KcclReach REACH, int WORLD_SIZE = 0>
+class GridExchange {
+  public:
+    static constexpr bool kIsLocal = REACH == kKcclReachRank;
+    static constexpr mem::Scope kScope = kScopeOf<REACH>;
+    static constexpr int kMostRanks = kIsLocal         ? 1
+                                      : WORLD_SIZE > 0 ? WORLD_SIZE
+                                                       : int{kKcclMaxWorldSize};
+
+    // `comm` outlives this.
+    KCCL_DEVICE explicit GridExchange(const DeviceComm& comm)
+        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
+        if (num_blocks_ > kKcclMaxBlocks) {
+            status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
+            return;
+        }
+        const Status status = status_of(comm);
+        first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
+        own_slice_ = mem::keep((kIsLocal ? 0 : comm.rank * num_blocks_) +
+                               platform::block_in_grid());
+        for (int k = 0; k < kNumPeers; ++k) {
+            outbox_[k] = mem::keep(board(comm, REACH, receiver(k)));
+        }
+        inbox_ = mem::keep(board(comm, REACH, comm.rank));
+        thread_ = mem::keep(block().index());
+        num_threads_ = mem::keep(block().size());
+        step_ = mem::keep(comm.epoch_step);
+        half_packets_ =
+            mem::keep(static_cast<uint32_t>(comm.layout.exchange_bytes / kPayloadBytes));
+        offset_ = (epoch_ & step_) != 0 ? half_packets_ : 0;
+        plan();
+        // Also separates the reads here from the writes at the end.
+        if (block().any(status != kKcclOk)) status_ = status_of(comm);
+    }
+
+    // Keeps what the next to open it must know.
+    KCCL_DEVICE ~GridExchange() {
+        // What failed has not happened: only a reset, which forgets all, may follow.
+        if (status_ != kKcclOk || epoch_ == first_epoch_) return;
+        const uint32_t mine = platform::block_in_grid();
+        if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);
+        const uint32_t stride = num_blocks_ * num_threads_;
+        for (uint32_t absent = num_blocks_ * (1 + thread_) + mine; absent < kKcclMaxBlocks;
+             absent += stride) {
+            mem::store_plain(epoch_word(absent), epoch_);
+        }
+        block().sync();
+    }
+
+    GridExchange(const GridExchange&) = delete;
+    GridExchange& operator=(const GridExchange&) = delete;
+
+    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
+    KCCL_DEVICE Status status() const { return status_; }
+    KCCL_DEVICE uint32_t thread() const { return thread_; }
+    KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
+    // How many ranks take part.
+    KCCL_DEVICE int num_senders() const {
+        return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
+    }
+    KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
+    // The slices of an exchange.
+    KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
+
+    // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
+    // the block, all get the same status. On failure nothing may be published.
+    KCCL_DEVICE Status next(uint64_t num_packets) {
+        // Exchanges are mostly like the one before.
+        if (num_packets != num_packets_) lay_out(num_packets);
+        if (status_ != kKcclOk) return status_;
+        epoch_ += step_;
+        offset_ ^= half_packets_;
+        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
+        if (epoch_ == special_) enter_special();
+        return status_;
+    }
+
+    // Which packets of a rank's slices fall to this thread: [slice][packet], the first, and how to go
+    // on from one to the next, every num_threads-th.
+    KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
+    KCCL_DEVICE SlicePacket first() const { return first_; }
+    KCCL_DEVICE SlicePacket after(SlicePacket at) const {
+        at.slice += step_on_.slice;
+        at.packet += step_on_.packet;
+        if (at.packet < num_packets_) return at;
+        return {at.slice + 1, at.packet - num_packets_};
+    }
+
+    // Where a packet lies on a board's half.
+    KCCL_DEVICE uint32_t place_of(SlicePacket at) const { return at.slice * stride_ + at.packet; }
+    // The same of first().
+    KCCL_DEVICE uint32_t first_place() const { return first_place_; }
+    // Of one that arrives in any case.
+    static constexpr uint32_t kSomePlace = 0;
+    // From a packet of a rank's block to that of the next rank's.
+    KCCL_DEVICE uint32_t rank_stride() const { return num_blocks_ * stride_; }
+
+    // Publishes packet i of this block's slice.
+    KCCL_DEVICE void push(uint32_t i, uint64_t payload) {
+        const uint32_t place = offset_ + own_slice_ * stride_ + i;
+        const mem::Packet packet = ll16::pack(payload, epoch_);
+        KCCL_UNROLL
+        for (int k = 0; k < kMostRanks; ++k) {
+            if (k < num_senders()) mem::store_packet<kScope>(outbox(k) + place, packet);
+        }
+    }
+
+    // Awaits the packets at places[0 .. num); their payloads stay in *payloads. False: the wait
+    // failed. Called by all threads of a warp, with the same `num`.
+    template <int N>
+    KCCL_DEVICE bool await(const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
+        const uint32_t epoch = epoch_;
+        const mem::Packet* inbox[N];
+        KCCL_UNROLL
+        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (offset_ + places[n < num ? n : 0]);
+        mem::Packet packets[N];
+        // All packets are loaded before any is checked: their latencies overlap.
+        const auto poll = [&] {
+            KCCL_UNROLL
+            for (int n = 0; n < N; ++n) {
+                if (n < num) packets[n] = mem::load_packet<kScope>(inbox[n]);
+            }
+            bool are_valid = true;
+            KCCL_UNROLL
+            for (int n = 0; n < N; ++n) {
+                if (n < num) are_valid &= ll16::is_valid(packets[n], epoch);
+            }
+            return are_valid;
+        };
+        const auto missing = [&] {
+            Missing late = {0, 0};
+            KCCL_UNROLL
+            for (int n = 0; n < N; ++n) {
+                if (n >= num || ll16::is_valid(packets[n], epoch)) continue;
+                const uint32_t slice = places[n] / stride_;
+                const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
+                late = {1u << rank, ll16::stale_flag(packets[n], epoch),
+                        static_cast<int32_t>(slice % num_blocks_)};
+            }
+            return late;
+        };
+        if (!wait_until(comm_, Awaited{kKcclGridExchange, 0, epoch}, poll, missing)) return false;
+        KCCL_UNROLL
+        for (int n = 0; n < N; ++n) {
+            if (n < num) payloads[n] = ll16::unpack(packets[n]);
+        }
+        return true;
+    }
+
+    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
+    // block, all get the same status. A sync of the block.
+    KCCL_DEVICE Status leave(bool failed) {
+        if (block().any(failed)) status_ = status_of(comm_);
+        return status_;
+    }
+
+  private:
+    // As far as the compiler knows them.
+    static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
+    static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
+
+    KCCL_DEVICE void lay_out(uint64_t num_packets) {
+        const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
+        const uint64_t total = stride * num_slices();
+        if (total > half_packets_) {
+            if (status_ == kKcclOk && leads(block())) {
+                refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
+                              comm_.layout.exchange_bytes);
+            }
+            leave(true);
+            return;
+        }
+        num_packets_ = static_cast<uint32_t>(num_packets);
+        stride_ = static_cast<uint32_t>(stride);
+        first_ = {thread_ / num_packets_, thread_ % num_packets_};
+        first_place_ = mem::keep(place_of(first_));
+        step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
+    }
+
+    // Looks ahead for the next exchange that has more to do than others, so that those make one
+    // comparison: the second ever between ranks, and twice a period the one that scrubs.
+    KCCL_DEVICE void plan() {
+        constexpr uint32_t kHalfAPeriod = 0x80000000u;
+        special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
+        if (!kIsLocal && epoch_ <= step_) special_ = 2 * step_;
+    }
+
+    KCCL_DEVICE void enter_special() {
+        // All have been heard of; once, so that no other exchange pays for the store.
+        if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
+        }
+        if ((epoch_ << 1) == 0) {
+            const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
+            leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
+        }
+        plan();
+    }
+
+    KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {
+        return exchange_epoch(comm_, REACH, block);
+    }
+
+    // The board of receiver(k). At hand where there is a register for each.
+    KCCL_DEVICE mem::Packet* outbox(int k) const {
+        if (k == num_senders() - 1) return inbox_;
+        return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
+    }
+
+    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    KCCL_DEVICE int receiver(int k) const {
+        if (kIsLocal) return comm_.rank;
+        const int rank = comm_.rank + 1 + k;
+        return rank < num_senders() ? rank : rank - num_senders();
+    }
+
+    const DeviceComm& comm_;
+    const uint32_t num_blocks_;
+    // Of exchanges of even parity.
+    mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
+    mem::Packet* inbox_ = nullptr;
+    uint32_t half_packets_ = 0;  // of one parity
+    uint32_t offset_ = 0;        // of this exchange's parity
+    uint32_t num_packets_ = 0;   // of a slice
+    uint32_t stride_ = 0;        // between slices, in packets
+    uint32_t own_slice_ = 0;
+    uint32_t first_place_ = 0;
+    SlicePacket first_ = {};
+    SlicePacket step_on_ = {};
+    uint32_t thread_ = 0;
+    uint32_t num_threads_ = 0;
+    uint32_t step_ = 0;
+    uint32_t epoch_ = 0;
+    uint32_t first_epoch_ = 0;
+    uint32_t special_ = 0;  // epoch of an exchange that has more to do than others
+    Status status_ = kKcclOk;
+};
+
+}  // namespace kccl
