@@ -26,6 +26,9 @@ CHECKED = 8
 
 NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
+OF_SUMS = "grid_exchange"
+"""The algorithm of the form of all_reduce that is an exchange of the grid."""
+
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
 # So many calls say what the slowest of a hundred takes, and how a late rank is met.
@@ -79,10 +82,17 @@ def _exchange(order: str, *, is_within: bool) -> Form:
     return Form("grid_exchange", kernel, "message", order, is_within=is_within)
 
 
+def _exchanged_sums() -> Form:
+    name = "ExchangedSums<{type}, {world_size}>"
+    kernel = f"in_kernel::exchanged_sums<in_kernel::{name}, {{notes}}>"
+    return Form(OF_SUMS, kernel, "message")
+
+
 FORMS: dict[str, list[Form]] = {
     "all_reduce": [
         _of_data("all_reduce_one_shot_ll16", "AllReduceSlices", "slice"),
         _of_data("all_reduce_one_shot_ll16", "AllReduceMessage", "message"),
+        _exchanged_sums(),
     ],
     "reduce_scatter": [_of_data("reduce_scatter_direct_ll16", "ReduceScatter", "slice")],
     "all_gather": [_of_data("all_gather_direct_ll16", "AllGather", "slice")],
@@ -153,7 +163,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a message is shared out: `each` elements a block, about one packet a thread."""
+    """How a message is shared out: `each` elements a block, at most one packet a thread or two."""
 
     blocks: int
     threads: int
@@ -170,7 +180,8 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
     has_chunks = problem.collective in _OF_CHUNKS
     nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
     payloads = -(-nbytes // _PAYLOAD_BYTES)
-    threads = min(-(-payloads // _WARP) * _WARP, _THREADS)
+    # Over as many blocks as it fills with a warp each, as in a kernel that has all of them.
+    threads = min(-(-payloads // (most_blocks * _WARP)) * _WARP, _THREADS)
     blocks = min(-(-payloads // threads), most_blocks)
     units = -(-nbytes // _UNIT_BYTES)
     share = -(-units // blocks)

@@ -11,6 +11,7 @@ import numpy as np
 from .collective import Array, Problem
 from .data import count_wrong
 from .in_kernel import Form, InKernel, Notebook, Shape
+from .in_kernel_data import CHAINS, period
 
 SOURCE = Path(__file__).with_name("in_kernel_exchange.cuh")
 WORD_BYTES = 8
@@ -20,6 +21,8 @@ WORD_BYTES = 8
 # collects one or two of each rank's, or with more packets than the table has, more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
+# Each collects one sum or two, of all ranks.
+_WARP, _SUMS_THREADS = 32, 512
 # What a slice's place on the board is a multiple of (publish.cuh).
 _LINE_BYTES = 64
 # Added to all words, and in another multiple by each launch, so that none is like the one before.
@@ -34,8 +37,22 @@ def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
     return Shape(most_blocks, threads, each)
 
 
+def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
+    """Slices of a line of packets, or of more where there are not so many blocks: all are alike.
+
+    None where the message is not so many whole words.
+    """
+    words, rest = divmod(problem.nbytes, WORD_BYTES)
+    if rest != 0 or words == 0:
+        return None
+    least = min(words, _LINE_BYTES // WORD_BYTES)
+    blocks = next(n for n in range(min(most_blocks, words // least), 0, -1) if words % n == 0)
+    threads = min(-(-words // _WARP) * _WARP, _SUMS_THREADS)
+    return Shape(blocks, threads, words // blocks)
+
+
 def exchange_bytes(shape: Shape, world_size: int) -> int:
-    """Of the DeviceComm, for the blocks of so many ranks."""
+    """Of the DeviceComm, for slices of so many words of the blocks of so many ranks."""
     lines = -(-shape.each * WORD_BYTES // _LINE_BYTES)
     return world_size * shape.blocks * lines * _LINE_BYTES
 
@@ -104,3 +121,68 @@ class Exchanging(InKernel):
         found = place.read(self._out, shape.blocks * self._slices.size, np.int64)
         wanted = end(self._slices, first, warmup + calls).ravel().view(np.int64)
         return count_wrong(found, np.tile(wanted, shape.blocks))
+
+
+class ExchangedSums(InKernel):
+    """An all_reduce: the message that each block has at the end is compared by bits."""
+
+    def __init__(
+        self,
+        notebook: Notebook,
+        kernels: Sequence[Any],
+        shape: Shape,
+        problem: Problem,
+        device_comm: Any,
+    ) -> None:
+        """Collective.
+
+        Args:
+            notebook, kernels, shape: See InKernel; `each` is in words.
+            problem: What is reduced.
+            device_comm: With room for the exchange.
+        """
+        super().__init__(notebook, kernels, shape)
+        self.buffers = notebook.place.buffers(problem)
+        self._problem = problem
+        self._device_comm = device_comm
+        self._words = shape.blocks * shape.each
+        self._out = notebook.place.numbers(np.zeros(shape.blocks * self._words, np.int64))
+        self._chain = CHAINS[problem.collective]
+        self._rank = notebook.place.comm.rank
+        self._ends: dict[int, Array] = {}
+
+    def run(self) -> None:
+        """See InKernel; the last block's message becomes the result. All blocks' are the same."""
+        messages = self._messages(self._kernels["kMean"], 0, 1)
+        self._wrong += count_wrong(messages, np.tile(messages[-1], (self.shape.blocks, 1)))
+        self.buffers.load(messages[-1].view(self._problem.np_dtype))
+
+    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
+        """See InKernel."""
+        problem, total = self._problem, warmup + calls
+        self.buffers.load(self._chain.start(problem, self._rank))
+        messages = self._messages(kernel, warmup, calls)
+        if total not in self._ends:
+            end = self._chain.end(problem, self._rank, total).view(np.int64)
+            # In call k a block contributes the slice of the block k further on.
+            slices = end.reshape(self.shape.blocks, self.shape.each)
+            self._ends[total] = np.roll(slices, 1 - total, axis=0).ravel()
+        return count_wrong(messages, np.tile(self._ends[total], (self.shape.blocks, 1)))
+
+    def _messages(self, kernel: Any, warmup: int, calls: int) -> Array:
+        """[block][word]: what each block has at the end of a launch."""
+        problem, shape, place = self._problem, self.shape, self.notebook.place
+        place.launch(
+            kernel,
+            *(self._device_comm, self.buffers.x, self._out),
+            np.uint32(problem.count // shape.blocks),
+            self._chain.factor(problem, self._rank),
+            *map(np.uint32, (warmup, calls, period(problem.world_size))),
+            *self._noted(),
+            grid=shape.blocks,
+            block=shape.threads,
+            shared_bytes=WORD_BYTES * (2 * self._words + shape.each),
+        )
+        place.wait()
+        found = place.read(self._out, shape.blocks * self._words, np.int64)
+        return found.reshape(shape.blocks, self._words)

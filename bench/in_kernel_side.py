@@ -23,6 +23,7 @@ from .harness import Contender, Row
 from .host_side import Floors
 from .in_kernel import (
     DELAYS_ALONE,
+    OF_SUMS,
     Chained,
     Form,
     InKernel,
@@ -36,7 +37,13 @@ from .in_kernel import (
 )
 from .in_kernel import SOURCE as KERNELS
 from .in_kernel_exchange import SOURCE as EXCHANGE_KERNELS
-from .in_kernel_exchange import Exchanging, exchange_bytes, exchange_shape
+from .in_kernel_exchange import (
+    ExchangedSums,
+    Exchanging,
+    exchange_bytes,
+    exchange_shape,
+    sums_shape,
+)
 
 _PEERS_KERNELS = Path(__file__).with_name("in_kernel_cooperative.cuh")
 _PEER = Form(
@@ -49,6 +56,7 @@ _PEER = Form(
 )
 _SIM_BLOCKS = 4
 _LEAST_BYTES = 16
+_LINE_BYTES = 64
 
 
 class _Reach:
@@ -99,7 +107,8 @@ class InKernelSide:
         self._is_exchange = self._collective.name == "exchange"
         self._forms = forms(self._collective.name, first.world_size)
         names = [name for form in self._forms for name in form.names(first.dtype, first.world_size)]
-        source = EXCHANGE_KERNELS if self._is_exchange else KERNELS
+        exchanges = self._is_exchange or any(form.algorithm == OF_SUMS for form in self._forms)
+        source = EXCHANGE_KERNELS if exchanges else KERNELS
         self._module = place.compile(source, [*names, DELAYS_ALONE])
         self._of_peers = self._compile_peers()
         shapes = [self._shape(problem) for problem in problems]
@@ -108,9 +117,14 @@ class InKernelSide:
             most = max(exchange_bytes(each, first.world_size) for each in shapes)
             sizes = {"channels": 1, "max_bytes": _LEAST_BYTES, "exchange_bytes": most}
         else:
+            sums = [sums_shape(problem, place.most_blocks) for problem in problems]
             sizes = {
                 "channels": max(each.blocks for each in shapes),
                 "max_bytes": max(_LEAST_BYTES, *(each.each * itemsize for each in shapes)),
+                "exchange_bytes": max(
+                    exchange_bytes(each, first.world_size) if each and exchanges else _LINE_BYTES
+                    for each in sums
+                ),
             }
         self._device_comm = place.comm.device_comm(**sizes)
         self._reaches = {
@@ -124,7 +138,8 @@ class InKernelSide:
             one_way_us = reach.probe()
             if one_way_us is not None:
                 reach.floors.one_ways_us.append(one_way_us)
-        found = [self._contender(problem, form, self._module) for form in self._forms]
+        forms_of_it = [form for form in self._forms if self._has(problem, form)]
+        found = [self._contender(problem, form, self._module) for form in forms_of_it]
         if self._of_peers is not None:
             found.append(self._contender(problem, _PEER, self._of_peers))
         return found
@@ -152,6 +167,14 @@ class InKernelSide:
         """Gives back the device. Collective."""
         self._ends.close()
 
+    def _has(self, problem: Problem, form: Form) -> bool:
+        """Whether a problem has such a row; why not, becomes a remark."""
+        is_of_sums = form.algorithm == OF_SUMS and not self._is_exchange
+        if not is_of_sums or sums_shape(problem, self._place.most_blocks) is not None:
+            return True
+        self._remarks.append(f"{problem.nbytes} B have no row of {OF_SUMS}: no whole words of 8")
+        return False
+
     def _shape(self, problem: Problem) -> Shape:
         make = exchange_shape if self._is_exchange else shape
         return make(problem, self._place.most_blocks)
@@ -167,6 +190,11 @@ class InKernelSide:
             device_comm = None if form is _PEER else self._device_comm
             made = Meeting(notebook, kernels, how, device_comm)
             return contender(self._collective, problem, form, made, buffers(problem))
+        if form.algorithm == OF_SUMS:
+            sums = sums_shape(problem, self._place.most_blocks)
+            assert sums is not None
+            of_sums = ExchangedSums(notebook, kernels, sums, problem, self._device_comm)
+            return contender(self._collective, problem, form, of_sums, of_sums.buffers)
         made = Chained(notebook, kernels, how, problem, self._device_comm)
         return contender(self._collective, problem, form, made, made.buffers)
 

@@ -1,6 +1,7 @@
 """`kccl bench --in-kernel` as far as it needs no GPU: chains, shapes, kernels on the simulator."""
 
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kccl.bench import (
     gpu_kernels,
     harness,
     in_kernel,
+    in_kernel_exchange,
     in_kernel_side,
 )
 from kccl.bench import in_kernel_data as data
@@ -94,14 +96,14 @@ def test_messages_of_one_pattern_are_computed_once():
     [
         (8, 1, 32),
         (16, 1, 32),
-        (1024, 1, 128),
-        (2048, 2, 128),
-        (8192, 8, 128),
-        (65536, 64, 128),
+        (1024, 4, 32),
+        (2048, 8, 32),
+        (8192, 32, 32),
+        (65536, 128, 64),
         (1 << 20, 132, 128),
     ],
 )
-def test_a_thread_has_one_packet_while_there_are_blocks(nbytes, blocks, threads):
+def test_a_thread_has_one_packet_and_as_many_blocks_as_can_have_a_warp(nbytes, blocks, threads):
     shape = in_kernel.shape(problem("all_reduce", 2, nbytes=nbytes), 132)
     assert (shape.blocks, shape.threads) == (blocks, threads)
 
@@ -117,7 +119,7 @@ def test_every_block_has_a_slice_and_all_elements_are_in_one():
         assert (shape.blocks - 1) * shape.each < length <= shape.blocks * shape.each
 
 
-def test_grid_sync_takes_all_blocks_and_each_thread_polls_one():
+def test_grid_sync_takes_all_blocks():
     shape = in_kernel.shape(problem("grid_sync", 2), 132)
     assert (shape.blocks, shape.threads) == (132, 160)
     assert in_kernel.shape(problem("barrier", 2), 132) == in_kernel.Shape(1, 32, 0)
@@ -150,11 +152,17 @@ def on_simulator(name, world_size=2, seed=0, **options):
     )[0]
 
 
-WANTED = {
-    "all_reduce": [("slice", "relaxed", 2), ("message", "relaxed", 2)],
-    "barrier": [("message", "relaxed", 1), ("message", "acq_rel", 1)],
-    "grid_sync": [("message", "relaxed", 4), ("message", "acq_rel", 4)],
-} | {name: [("slice", "relaxed", 1)] for name in DATA[1:]}
+WANTED = (
+    {
+        "all_reduce": [
+            *(("slice", "relaxed", 4), ("message", "relaxed", 4)),
+            ("message", "relaxed", 4),  # by an exchange of the grid
+        ],
+        "barrier": [("message", "relaxed", 1), ("message", "acq_rel", 1)],
+        "grid_sync": [("message", "relaxed", 4), ("message", "acq_rel", 4)],
+    }
+    | {name: [("slice", "relaxed", 1)] for name in DATA[1:]}
+)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -183,9 +191,19 @@ def test_chains_over_several_periods(name, world_size, dtype):
     assert all(row["wrong"] == 0 for row in rows)
 
 
-def spoiled(monkeypatch, old, new):
-    assert len(re.findall(re.escape(old), SOURCE)) == 1, old
-    monkeypatch.setattr(in_kernel_side, "KERNELS", SOURCE.replace(old, new))
+@pytest.fixture
+def spoiled(monkeypatch, tmp_path):
+    """Kernels with another text in place of one."""
+
+    def spoil(old, new):
+        assert len(re.findall(re.escape(old), SOURCE)) == 1, old
+        (tmp_path / in_kernel.SOURCE.name).write_text(SOURCE.replace(old, new))
+        shutil.copy(in_kernel_exchange.SOURCE, tmp_path)
+        monkeypatch.setattr(in_kernel_side, "KERNELS", tmp_path / in_kernel.SOURCE.name)
+        exchange = tmp_path / in_kernel_exchange.SOURCE.name
+        monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", exchange)
+
+    return spoil
 
 
 CALL = "const Status status = call();"
@@ -204,28 +222,28 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch):
-    spoiled(monkeypatch, *BROKEN[what])
+def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
+    spoiled(*BROKEN[what])
     (first, *_), _ = on_simulator("all_reduce", iterations=140)
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
 @pytest.mark.parametrize("name", DATA[1:3])
-def test_a_call_that_is_left_out_shows(name, monkeypatch):
-    spoiled(monkeypatch, *BROKEN["a call is left out"])
+def test_a_call_that_is_left_out_shows(name, spoiled):
+    spoiled(*BROKEN["a call is left out"])
     rows = [on_simulator(name, iterations=iterations)[0][0] for iterations in (15, 17)]
     assert any(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
-def test_a_broadcast_that_does_not_arrive_shows(monkeypatch):
+def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     call = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
-    spoiled(monkeypatch, call, call.replace("count_", "count_ / 2"))
+    spoiled(call, call.replace("count_", "count_ / 2"))
     (row,), _ = on_simulator("broadcast", iterations=15)
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
-def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(monkeypatch):
-    spoiled(monkeypatch, "status : blocks_.sync();", "status : kKcclOk;")
+def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
+    spoiled("status : blocks_.sync();", "status : kKcclOk;")
     with pytest.raises(kccl.ProtocolError):
         on_simulator("all_reduce", nbytes=2048)
 
@@ -237,8 +255,8 @@ def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(monkeypatc
         ("grid_sync", "return barrier_.template sync<ORDER>();"),
     ],
 )
-def test_meetings_that_nobody_waits_for_are_found(name, call, monkeypatch):
-    spoiled(monkeypatch, call, "return kKcclOk;")
+def test_meetings_that_nobody_waits_for_are_found(name, call, spoiled):
+    spoiled(call, "return kKcclOk;")
     rows, _ = on_simulator(name)
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
@@ -279,7 +297,8 @@ def test_blocks_of_a_gpu_play_ping_pong():
 def test_the_kernels_compile_for_gpus(name):
     world_size = 8 if name == "barrier" else 2
     names = [each for form in in_kernel.FORMS[name] for each in form.names("bfloat16", world_size)]
-    kccl.compile(in_kernel.SOURCE, names, target="cuda", arch="sm_90a")
+    source = in_kernel_exchange.SOURCE if name == "all_reduce" else in_kernel.SOURCE
+    kccl.compile(source, names, target="cuda", arch="sm_90a")
 
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")

@@ -12,14 +12,15 @@ from kccl.bench import collective, harness, in_kernel, in_kernel_exchange, in_ke
 TABLE = collective.load("exchange")
 
 
-def problem(world_size, nbytes):
-    (found,) = TABLE.problems(
+def problem(world_size, nbytes, table=TABLE):
+    dtype = table.dtype or "float32"
+    (found,) = table.problems(
         [nbytes],
-        dtype=TABLE.dtype,
-        np_dtype=kccl.dtypes.to_numpy(TABLE.dtype),
+        dtype=dtype,
+        np_dtype=kccl.dtypes.to_numpy(dtype),
         op="sum",
         root=0,
-        in_place=False,
+        in_place=table.name != "exchange",
         world_size=world_size,
     )
     return found
@@ -51,11 +52,11 @@ def test_the_end_is_that_of_call_after_call():
         published = np.stack([published[(g + call) % 6] for g in range(6)]) + np.uint64(1)
 
 
-def measured(comm, *, nbytes, iterations):
-    made = problem(comm.world_size, nbytes)
-    side = in_kernel_side.InKernelSide(comm, TABLE, [made])
+def measured(comm, *, nbytes, iterations, table=TABLE):
+    made = problem(comm.world_size, nbytes, table)
+    side = in_kernel_side.InKernelSide(comm, table, [made])
     rows = harness.measure(
-        TABLE,
+        table,
         made,
         side.contenders(made),
         rank=comm.rank,
@@ -102,11 +103,11 @@ def test_each_reach_has_its_own_floor(monkeypatch):
 
 
 def spoil(monkeypatch, folder, old, new):
-    """The kernels from `folder`, with another text in place of `old`."""
+    """The kernels from `folder`, with another text where `old` comes first."""
     texts = {path: path.read_text() for path in (in_kernel.SOURCE, in_kernel_exchange.SOURCE)}
-    assert sum(text.count(old) for text in texts.values()) == 1, old
+    assert sum(old in text for text in texts.values()) == 1, old
     for path, text in texts.items():
-        (folder / path.name).write_text(text.replace(old, new))
+        (folder / path.name).write_text(text.replace(old, new, 1))
     source = folder / in_kernel_exchange.SOURCE.name
     monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", source)
 
@@ -150,3 +151,47 @@ def test_the_kernels_are_bounded_by_the_most_threads():
         in in_kernel_exchange.SOURCE.read_text()
     )
     assert max(in_kernel_exchange._THREADS.values()) <= in_kernel_exchange._MOST_THREADS
+
+
+# What is wrong with the sums that all blocks have -> the text and what takes its place.
+BROKEN_SUMS = {
+    "a slice is not what was summed": (
+        "mem::store_plain(mine_ + i, kccl::mem::load_plain(from + i));",
+        "mem::store_plain(mine_ + i, kccl::mem::load_plain(mine_ + i));",
+    ),
+    "a rank is counted twice": (
+        "kccl::publish<Order::kRelaxed>(exchange_, reinterpret_cast<const T*>(mine_), count_);",
+        "if (exchange_.comm().rank == 1) between(0); "
+        "kccl::publish<Order::kRelaxed>(exchange_, reinterpret_cast<const T*>(mine_), count_);",
+    ),
+    "a block keeps another message": (
+        "load_plain(other_ + i));\n        }\n    }\n\n    KCCL_DEVICE uint32_t num_words() const "
+        "{ return all_words_; }",
+        "load_plain(to_ + i));\n        }\n    }\n\n    KCCL_DEVICE uint32_t num_words() const "
+        "{ return all_words_; }",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_SUMS)
+def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
+    spoil(monkeypatch, tmp_path, *BROKEN_SUMS[what])
+    main = partial(measured, nbytes=256, iterations=9, table=collective.load("all_reduce"))
+    rows = kccl.run_threads(main, 2, backend="sim")[0][0]
+    by_blocks, by_grid, sums = rows
+    assert by_blocks["wrong"] == by_grid["wrong"] == 0
+    assert (sums["algorithm"], sums["time_us"]) == ("grid_exchange", None) and sums["wrong"] > 0
+
+
+@pytest.mark.parametrize("nbytes", [8, 64, 1000, 4096])
+def test_sums_of_any_number_of_words(nbytes):
+    main = partial(measured, nbytes=nbytes, iterations=40, table=collective.load("all_reduce"))
+    rows = kccl.run_threads(main, 3, backend="sim")[0][0]
+    assert [row["wrong"] for row in rows] == [0, 0, 0]
+
+
+def test_a_message_of_no_whole_words_has_no_row_of_the_grid():
+    main = partial(measured, nbytes=12, iterations=3, table=collective.load("all_reduce"))
+    rows, notes = kccl.run_threads(main, 2, backend="sim")[0]
+    assert len(rows) == 2
+    assert notes == ["12 B have no row of grid_exchange: no whole words of 8"]
