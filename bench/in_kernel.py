@@ -180,8 +180,7 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
     has_chunks = problem.collective in _OF_CHUNKS
     nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
     payloads = -(-nbytes // _PAYLOAD_BYTES)
-    # Over as many blocks as it fills with a warp each, as in a kernel that has all of them.
-    threads = min(-(-payloads // (most_blocks * _WARP)) * _WARP, _THREADS)
+    threads = min(-(-payloads // _WARP) * _WARP, _THREADS)
     blocks = min(-(-payloads // threads), most_blocks)
     units = -(-nbytes // _UNIT_BYTES)
     share = -(-units // blocks)

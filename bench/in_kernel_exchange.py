@@ -21,8 +21,9 @@ WORD_BYTES = 8
 # collects one or two of each rank's, or with more packets than the table has, more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
-# Each collects one sum or two, of all ranks.
-_WARP, _SUMS_THREADS = 32, 512
+# Each thread collects one sum or two, of all ranks. Every block polls all that all blocks send, so
+# that few are faster.
+_WARP, _SUMS_THREADS, _SUMS_WORDS = 32, 512, 128
 # What a slice's place on the board is a multiple of (publish.cuh).
 _LINE_BYTES = 64
 # Added to all words, and in another multiple by each launch, so that none is like the one before.
@@ -38,14 +39,14 @@ def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
 
 
 def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
-    """Slices of a line of packets, or of more where there are not so many blocks: all are alike.
+    """All slices are alike, of so many words that few blocks collect the message.
 
-    None where the message is not so many whole words.
+    None where it is not so many whole words.
     """
     words, rest = divmod(problem.nbytes, WORD_BYTES)
     if rest != 0 or words == 0:
         return None
-    least = min(words, _LINE_BYTES // WORD_BYTES)
+    least = min(words, _SUMS_WORDS)
     blocks = next(n for n in range(min(most_blocks, words // least), 0, -1) if words % n == 0)
     threads = min(-(-words // _WARP) * _WARP, _SUMS_THREADS)
     return Shape(blocks, threads, words // blocks)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import arrays, jit, module
 from .abi import ffi, lib
-from .backends.common import DeviceComm, Settings, device_comm, fill_call
+from .backends.common import DeviceComm, Settings, device_comm, fill_call, share_of
 from .backends.sim import num_threads
 from .errors import InvalidArgument, ProtocolError
 from .sim.machine import Machine, Simulation, launch_of
@@ -198,6 +198,7 @@ class World:
             count=count,
             peer=peer,
             channel=channel,
+            share=share_of(kernel, count, dtype, grid),
         )
         entry = self._machine.kernel(kernel, dtype, op)
         block = block or num_threads(kernel, count, dtype)

@@ -40,9 +40,10 @@ namespace kernels {
 
 template <int WORLD_SIZE>
 KCCL_KERNEL void all_gather_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    const Slice slice = block_slice<uint8_t>(call.count);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel,
+                                       platform::block_in_grid(), false);
+    const Slice slice = call_slice<uint8_t>(call);
     prefetch_slice<uint8_t>(call, slice);
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block, false);
     in_rounds<uint8_t>(call, slice, call.comm.layout.packet_bytes,
                        [&](uint8_t* out, const uint8_t* in, uint32_t count) {
                            return kccl::all_gather_direct_ll16(channel, out, in, count, call.count);

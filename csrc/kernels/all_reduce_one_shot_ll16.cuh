@@ -38,9 +38,10 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    const Slice slice = block_slice<T>(call.count);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel,
+                                       platform::block_in_grid(), false);
+    const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block, false);
     in_rounds<T>(call, slice, call.comm.layout.packet_bytes,
                  [&](T* out, const T* in, uint32_t count) {
                      return kccl::all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);

@@ -93,8 +93,9 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    const Slice slice = block_slice<T>(call.count);
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, slice.block, false);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel,
+                                       platform::block_in_grid(), false);
+    const Slice slice = call_slice<T>(call);
     in_rounds<T>(call, slice, two_shot_push_bytes(call.comm),
                  [&](T* out, const T* in, uint32_t count) {
                      return kccl::all_reduce_two_shot_push_simple<T, Op>(channel, out, in, count);

@@ -51,6 +51,8 @@ class Settings:
 
 # Kernels whose calls count elements; those of the others that move data count bytes.
 _COUNTING_ELEMENTS = ("all_reduce", "reduce_scatter")
+# What blocks' shares are counted in: payload.cuh.
+_SHARED_OUT_BYTES = 16
 
 
 def slot_bytes(kernel: str, count: int, dtype: str) -> int:
@@ -63,6 +65,14 @@ def slot_bytes(kernel: str, count: int, dtype: str) -> int:
     """
     is_elements = kernel.startswith(_COUNTING_ELEMENTS)
     return count * dtypes.of(dtype).itemsize if is_elements else count
+
+
+def share_of(kernel: str, count: int, dtype: str, blocks: int) -> int:
+    """KcclCall.share of a call by so many blocks; the others as slot_bytes()."""
+    if blocks == 1:
+        return 0
+    units = -(-slot_bytes(kernel, count, dtype) // _SHARED_OUT_BYTES)
+    return -(-units // blocks)
 
 
 @dataclass(frozen=True)

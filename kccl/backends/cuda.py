@@ -19,7 +19,7 @@ from ..gpu_memory import GpuWindow, Memory
 from ..memory import Window
 from ..mesh import Mesh
 from ..plan import MOST_BLOCKS, MOST_THREADS
-from .common import Backend, Scratch, Settings, fill_call, slot_bytes
+from .common import Backend, Scratch, Settings, fill_call, share_of, slot_bytes
 from .cuda_state import DeviceState
 from .watch import Watcher
 
@@ -218,6 +218,7 @@ class CudaBackend(Backend):
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
             kernel, fields.get("count", 0), dtype, most, *shape
         )
+        gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 

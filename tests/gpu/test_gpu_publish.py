@@ -133,12 +133,13 @@ def test_a_message_that_is_too_long(world_size, reach, module):
         )
         fits.run()
         too_long.load(0)
-        too_long.enqueue()
-        torch.cuda.synchronize()
+        # A quick kernel has failed before its launch returns.
         with pytest.raises(
             kccl.InvalidArgument,
             match=f"has {192 * blocks * ranks} bytes, must have at most {most}, the exchange_bytes",
         ):
+            too_long.enqueue()
+            torch.cuda.synchronize()
             comm.check()
         comm.reset()
         fits.run(1)

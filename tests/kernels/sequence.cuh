@@ -59,7 +59,7 @@ template <uint32_t KERNELS, class T, class Op, class Coop>
 KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
     [[maybe_unused]] const Coop coop = channel.coop();
     [[maybe_unused]] const DeviceComm& comm = channel.comm();
-    [[maybe_unused]] const Slice all = {0, 0, call.count};
+    [[maybe_unused]] const Slice all = {0, call.count};
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotLl16)) {
         if (call.kernel == kKcclAllReduceOneShotLl16) {
             return in_rounds<T>(call, all, comm.layout.packet_bytes,

@@ -85,13 +85,13 @@ class Channel {
   public:
     // `channel`: below comm.num_channels; `block`: of a call of several blocks, each of which has
     // its own part of the channel; `many_calls`: opening may take longer so that calls are shorter.
-    // `comm` outlives this.
+    // Else what is read here is on its way while the caller goes on: see check(). `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         bool many_calls = true)
         : coop_(coop), comm_(comm), channel_(channel) {
         index_ = channel * comm.blocks_per_channel + block;
-        const Status status = status_of(comm);
-        state_ = mem::load_plain(channel_state(comm, index_));
+        found_ = status_of(comm);
+        state_ = load_state(channel_state(comm, index_));
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             outbox_[k] = packet_slot(comm, receiver(k), index_, 0, comm.rank);
         }
@@ -102,12 +102,7 @@ class Channel {
         slot_packets_ = static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes);
         if (many_calls) keep_at_hand();
         half_packets_ = world_size() * slot_packets_;
-        offset_ = parity() * half_packets_;
-        // Also separates the reads here from the writes at the end.
-        if (coop.any(status != kKcclOk))
-            fail();
-        else
-            plan();
+        if (many_calls) check();
     }
 
     KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
@@ -116,8 +111,8 @@ class Channel {
     // Keeps what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
         // What failed has not happened: only a reset, which forgets all, may follow.
-        if (status_ != kKcclOk) return;
-        if (leads(coop_)) mem::store_plain(channel_state(comm_, index_), state_);
+        if (status_ != kKcclOk || kernel_ == kKcclNumKernels) return;
+        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
         coop_.sync();
     }
 
@@ -157,11 +152,28 @@ class Channel {
         return {static_cast<uint32_t>(kernel_), channel_, state_.epoch};
     }
 
+    // The coop agrees on whether the communicator could be used when this was opened: once, by all its
+    // threads, before they know of each other. Also separates their reads at the opening from the
+    // writes at the end.
+    KCCL_DEVICE void check() {
+        look();
+        if (is_checked_) return;
+        is_checked_ = true;
+        if (coop_.any(found_ != kKcclOk)) fail();
+    }
+    // Whether this thread's warp found that it may be used, for what is sent before that.
+    KCCL_DEVICE bool is_usable() const {
+        return is_checked_ || !platform::warp_any(found_ != kKcclOk);
+    }
+
     // Whether the next call may be entered by next_plain().
-    KCCL_DEVICE bool is_next_plain() const { return state_.epoch + step_ != special_; }
+    KCCL_DEVICE bool is_next_plain() {
+        look();
+        return state_.epoch + step_ != special_;
+    }
 
     // Enters the next call, a pairwise one, when it has nothing to wait for. Called by all threads of
-    // the coop.
+    // the coop, after is_next_plain().
     KCCL_DEVICE void next_plain(KcclKernel kernel) {
         kernel_ = kernel;
         state_.epoch += step_;
@@ -171,6 +183,7 @@ class Channel {
 
     // Enters any call. Called by all threads of the coop. On failure nothing may be sent.
     KCCL_DEVICE Status next(KcclKernel kernel, Exchange exchange) {
+        check();
         const bool is_plain = is_next_plain();
         next_plain(kernel);
         if (!is_plain) {
@@ -188,6 +201,7 @@ class Channel {
     // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
     // all get the same status. A sync of the coop: any thread may use what any other stored.
     KCCL_DEVICE Status leave(bool failed = false) {
+        is_checked_ = true;
         if (!coop_.any(failed)) return kKcclOk;
         fail();
         return status_;
@@ -212,6 +226,23 @@ class Channel {
     }
 
   private:
+    // In two pieces: four loads would be waited for one by one.
+    KCCL_DEVICE static ChannelState load_state(const ChannelState* address) {
+        const auto* const words = reinterpret_cast<const uint64_t*>(address);
+        const uint64_t both[2] = {mem::load_plain(words), mem::load_plain(words + 1)};
+        ChannelState state;
+        static_assert(sizeof(state) == sizeof(both), "of two words");
+        platform::copy_bytes(&state, both, sizeof(state));
+        return state;
+    }
+    KCCL_DEVICE static void store_state(ChannelState* address, const ChannelState& state) {
+        uint64_t both[2];
+        platform::copy_bytes(both, &state, sizeof(state));
+        auto* const words = reinterpret_cast<uint64_t*>(address);
+        mem::store_plain(words, both[0]);
+        mem::store_plain(words + 1, both[1]);
+    }
+
     KCCL_DEVICE void keep_at_hand() {
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             outbox_[k] = mem::keep(outbox_[k]);
@@ -221,6 +252,14 @@ class Channel {
         num_threads_ = mem::keep(num_threads_);
         step_ = mem::keep(step_);
         slot_packets_ = mem::keep(slot_packets_);
+    }
+
+    // Looks at what the opening asked for: here a thread waits for it.
+    KCCL_DEVICE void look() {
+        if (has_looked_) return;
+        has_looked_ = true;
+        offset_ = parity() * half_packets_;
+        plan();
     }
 
     KCCL_DEVICE void fail() {
@@ -273,7 +312,10 @@ class Channel {
     uint32_t num_threads_;
     uint32_t step_;
     uint32_t special_;  // epoch of a call that has more to do than others
-    KcclKernel kernel_ = kKcclNumKernels;
+    bool has_looked_ = false;
+    bool is_checked_ = false;
+    KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
+    Status found_;                         // at the opening, by this thread
     Status status_ = kKcclOk;
     ChannelState state_;
 };

@@ -121,9 +121,10 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
         return channel.leave(failed);
     }
     const bool is_mine = first <= last;
+    const bool is_usable = channel.is_usable();
     channel.next_plain(kernel);
-    if (is_mine) send(first, true);
-    return channel.leave(!take(is_mine ? first : last, is_mine, true));
+    if (is_mine && is_usable) send(first, true);
+    return channel.leave(!is_usable || !take(is_mine ? first : last, is_mine, true));
 }
 
 }  // namespace kccl::ll16

@@ -37,4 +37,10 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
     return static_cast<uint16_t>(half | sign);
 }
 
+// Rounds to nearest even by adding just under half of the dropped part's unit; `value` is not NaN.
+KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
+    const uint32_t bits = platform::bit_cast<uint32_t>(value);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 }  // namespace kccl::mem

@@ -250,6 +250,13 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
     return bits;
 }
 
+// The same.
+KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
 KCCL_DEVICE uint64_t clock_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

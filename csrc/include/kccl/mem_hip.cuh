@@ -95,6 +95,12 @@ KCCL_DEVICE uint16_t half_from_float(float value) {
     return __builtin_bit_cast(uint16_t, static_cast<_Float16>(value));
 }
 
+// Rounds to nearest even by adding just under half of the dropped part's unit; `value` is not NaN.
+KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
+    const uint32_t bits = platform::bit_cast<uint32_t>(value);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 // The constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 

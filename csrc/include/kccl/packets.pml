@@ -108,7 +108,7 @@
 /* exchange.cuh push_to(): mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch())); */
 /* exchange.cuh push(): if (k < channel.world_size()) push_to(channel, k, i, payload); */
 /* exchange.cuh exchange(): for (uint32_t i = first; i <= last; i += size) send(i, false); */
-/* exchange.cuh exchange(): if (is_mine) send(first, true); */
+/* exchange.cuh exchange(): if (is_mine && is_usable) send(first, true); */
 /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
  *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
 /* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
@@ -275,6 +275,11 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
             *     return ll16::exchange(channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, */
            /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
             *     return ll16::exchange(channel, kKcclAllGatherDirectLl16, Exchange::kPairwise, */
+           /* A relaxed barrier is a call of one packet. */
+           /* barrier_direct.cuh barrier_direct(): ll16::push(channel, i, 0); */
+           /* barrier_direct.cuh barrier_direct(): return ll16::await_all(channel, i, nothing); */
+           /* barrier_direct.cuh barrier_direct():
+            *     return ll16::exchange(channel, kKcclBarrierDirect, Exchange::kPairwise, 1, */
            /* exchange.cuh exchange(): const Status entered = channel.next(kernel, kind); */
            /* exchange.cuh exchange(): channel.next_plain(kernel); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
@@ -310,8 +315,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
-           /* barrier_direct.cuh barrier_direct(): channel.template
-            *     arrive<kOrders ? mem::Order::kRelease : mem::Order::kRelaxed>(kKcclFlagBarrier); */
+           /* barrier_direct.cuh barrier_direct():
+            *     channel.template arrive<mem::Order::kRelease>(kKcclFlagBarrier); */
            :: kind == BARRIER -> arrive(BARRIER_FLAG, true)
            :: else
            fi
@@ -320,8 +325,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            if
            :: kind == LL16 || kind == SENTINEL -> poll(true)
            :: kind == BROADCAST && rank != root -> poll(false)
-           /* barrier_direct.cuh barrier_direct(): return channel.template
-            *     await<kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed>(kKcclFlagBarrier); */
+           /* barrier_direct.cuh barrier_direct():
+            *     return channel.template await<mem::Order::kAcquire>(kKcclFlagBarrier); */
            :: kind == BARRIER -> await(BARRIER_FLAG, epoch, true)
            :: else
            fi;
@@ -330,7 +335,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            :: kind == BARRIER
            /* exchange.cuh exchange(): return channel.leave(failed); */
            /* exchange.cuh exchange():
-            *     return channel.leave(!take(is_mine ? first : last, is_mine, true)); */
+            *     return channel.leave(!is_usable ||
+            *                          !take(is_mine ? first : last, is_mine, true)); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
             *     return channel.leave(failed); */
            :: else -> leave()

@@ -59,11 +59,8 @@ struct Element<bf16> {
     KCCL_DEVICE static Acc widen(bf16 value) {
         return platform::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
     }
-    // Rounds to nearest even by adding just under half of the dropped part's unit.
     KCCL_DEVICE static bf16 narrow(Acc acc) {
-        const uint32_t bits = platform::bit_cast<uint32_t>(acc);
-        const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        return {acc != acc ? uint16_t{0x7fc0} : static_cast<uint16_t>(rounded)};
+        return {acc != acc ? uint16_t{0x7fc0} : mem::bfloat16_from_float(acc)};
     }
 };
 
