@@ -42,6 +42,11 @@ KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_n
     }
 }
 
+// Lines that words take turns in. What a word takes depends on where in the cache its line lies, by
+// a tenth and more, and messages lie everywhere.
+constexpr uint32_t kPlaces = 64;
+constexpr uint32_t kLine = kKcclLineBytes / sizeof(uint32_t);
+
 // The leader writes first + k to its peer's memory and waits for the same in its own; the other
 // answers. Relaxed, because the word is all there is. elapsed_ns: of `rounds` round trips, after
 // a tenth as many that do not count; 0 when the peer did not answer in time.
@@ -53,12 +58,13 @@ KCCL_DEVICE void bounce(const uint32_t* mine, uint32_t* peers, uint32_t first, u
     uint64_t begin = 0;
     for (uint32_t k = 0; k < warmup + rounds; ++k) {
         if (k == warmup) begin = kccl::mem::clock_ns();
-        if (leads) kccl::mem::store<Order::kRelaxed, scope>(peers, first + k);
-        if (!becomes<scope>(mine, first + k, limit_ns)) {
+        const uint32_t place = k % kPlaces * kLine;
+        if (leads) kccl::mem::store<Order::kRelaxed, scope>(peers + place, first + k);
+        if (!becomes<scope>(mine + place, first + k, limit_ns)) {
             kccl::mem::store_plain(elapsed_ns, uint64_t(0));
             return;
         }
-        if (!leads) kccl::mem::store<Order::kRelaxed, scope>(peers, first + k);
+        if (!leads) kccl::mem::store<Order::kRelaxed, scope>(peers + place, first + k);
     }
     kccl::mem::store_plain(elapsed_ns, kccl::mem::clock_ns() - begin);
 }
@@ -69,12 +75,12 @@ KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first
     bounce<Scope::kSystem>(mine, peers, first, rounds, leads, limit_ns, elapsed_ns);
 }
 
-// Between two blocks of a GPU, whose words are in lines of their own.
+// Between two blocks of a GPU: words of the one, then of the other.
 KCCL_KERNEL void ping_pong_blocks(uint32_t* words, uint32_t first, uint32_t rounds,
                                   uint64_t limit_ns, uint64_t* elapsed_ns) {
     const uint32_t index = kccl::platform::block_in_grid();
-    constexpr uint32_t kLine = kKcclLineBytes / sizeof(uint32_t);
-    bounce<Scope::kDevice>(words + index * kLine, words + (1 - index) * kLine, first, rounds,
+    constexpr uint32_t kAll = kPlaces * kLine;
+    bounce<Scope::kDevice>(words + index * kAll, words + (1 - index) * kAll, first, rounds,
                            index == 0, limit_ns, elapsed_ns + index);
 }
 """
@@ -83,6 +89,8 @@ NAMES = ("pause_step", "ping_pong", "ping_pong_blocks")
 ROUNDS = 2000
 _LIMIT_NS = 5_000_000_000
 LINE_BYTES = 128
+PLACES_BYTES = 64 * LINE_BYTES
+"""Of the lines that one side's words take turns in."""
 
 
 class PingPong:
@@ -100,7 +108,7 @@ class PingPong:
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong")
-        self._window = comm.window(LINE_BYTES)
+        self._window = comm.window(PLACES_BYTES)
         self._first = 1
 
     def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
@@ -149,7 +157,7 @@ class BlockPingPong:
         Args:
             comm: Whose GPU.
             module: SOURCE compiled for its backend.
-            words: An array of zeros, of two lines.
+            words: An array of zeros, of twice PLACES_BYTES.
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong_blocks")

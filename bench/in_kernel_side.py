@@ -17,7 +17,7 @@ import kccl
 from .baselines import Request
 from .collective import Array, Buffers, Collective, Comm, Problem, buffers
 from .gpu_device import Gpu
-from .gpu_kernels import LINE_BYTES, NAMES, SOURCE, BlockPingPong, PingPong
+from .gpu_kernels import NAMES, PLACES_BYTES, SOURCE, BlockPingPong, PingPong
 from .gpu_side import describe
 from .harness import Contender, Row
 from .host_side import Floors
@@ -305,7 +305,7 @@ class GpuPlace:
         module = self.compile(SOURCE, NAMES)
         elapsed_ns = gpu.numbers(np.zeros(2, np.int64))
         if within:
-            words = gpu.numbers(np.zeros(2 * LINE_BYTES // 4, np.int32))
+            words = gpu.numbers(np.zeros(2 * PLACES_BYTES // 4, np.int32))
             blocks = BlockPingPong(comm, module, words)
 
             def one_way_within_us() -> float:

@@ -273,7 +273,8 @@ def test_blocks_of_a_gpu_play_ping_pong():
     module = kccl.compile(gpu_kernels.SOURCE, gpu_kernels.NAMES)
 
     def main(comm):
-        words, elapsed_ns = np.zeros(64, np.int32), np.zeros(2, np.int64)
+        words = np.zeros(2 * gpu_kernels.PLACES_BYTES // 4, np.int32)
+        elapsed_ns = np.zeros(2, np.int64)
         ping_pong = gpu_kernels.BlockPingPong(comm, module, words)
         for _ in range(2):
             ping_pong.enqueue(elapsed_ns, rounds=20)
