@@ -117,6 +117,8 @@ OUTCOMES = (
     Row("MP+add+fence", "x=1; add y.rel | y; fence; x", "1 0", FORBIDDEN, OBSERVATION),
     Row("MP+adds", "x=1; add y.rel | add y | y.acq; x", "2 0", FORBIDDEN, OBSERVATION),
     Row("MP+adds rlx", "x=1; add y | add y.rel | y.acq; x", "2 0", ALLOWED, OBSERVATION),
+    Row("MP+own add", "x=1; add y.rel | add y; y.acq; x", "2 0", FORBIDDEN, OBSERVATION),
+    Row("MP+own add rlx", "x=1; add y.rel | add y; y; x", "2 0", ALLOWED, OBSERVATION),
     Row("MP+rel+add", "x=1; y=1.rel | add y | y.acq; x", "2 0", FORBIDDEN, OBSERVATION),
     Row("MP+adds+fence", "x=1; add y.rel | add y | y; fence; x", "2 0", FORBIDDEN, OBSERVATION),
     # ---- Cumulativity

@@ -160,6 +160,9 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
     if (record.writer.counter == 0 && !access.is_packet) {
         take(record.released[2], Scope::kSystem);
         join(me.caused, record.released[2]);
+    } else if (record.is_update && record.writer.agent == me.agent) {
+        // It went on with what others had released.
+        take(record.released[static_cast<uint32_t>(access.scope)], access.scope);
     } else if (record.writer.counter != 0 && record.writer.agent != me.agent) {
         const Scope between = slots_.between(me.agent.slot, record.writer.agent.slot);
         const bool is_mutual = record.scope >= between && access.scope >= between;
@@ -303,8 +306,8 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
             join(released[scope], updated.released[scope]);
     }
     const uint32_t after = what == Update::kClaim ? value : before + value;
-    put(me, at, access, after, std::move(released),
-        releases(access.order));
+    put(me, at, access, after, std::move(released), releases(access.order));
+    at.records.back().is_update = true;
     return {&at, before, after, true};
 }
 

@@ -66,6 +66,7 @@ struct Record {
     uint8_t halves = 3;   // of these, where loads may still return it
     Scope scope = Scope::kSystem;
     bool is_release = false;  // or follows one of its thread
+    bool is_update = false;   // by a read-modify-write
     bool is_packet = false;
     bool is_plain = false;
     uint8_t skips = 0;  // loads that passed it over

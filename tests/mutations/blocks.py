@@ -173,8 +173,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed",
-            "mem::Order::kRelaxed",
+            "if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();",
+            "",
         ),
     ),
     bug(
@@ -206,7 +206,7 @@ MUTATIONS = (
         RACE | STUCK,
         Edit(
             "include/kccl/grid.cuh",
-            "            store_count(comm_, family_, platform::block_in_grid(), count_);\n",
+            "        if (leads(block())) store_count(comm_, family_, mine, count_);\n",
             "",
         ),
     ),

@@ -4,9 +4,10 @@
 // warp, because 132 blocks that poll cost the memory what they have to wait for; one counter, because
 // several are no faster (bench/LOG.md).
 //
-// Each block also keeps a GridCount in a line of its own: how often it has synchronised, as an epoch,
-// and what the counter comes to with that. From it the block of the next kernel goes on counting, so
-// that graphs replay; and by it a failed wait names the block that is missing.
+// Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch, and
+// what the counter comes to with that. From it the block of the next kernel goes on counting, so that
+// graphs replay. Within a kernel those who have waited for a while note there that they have come: by
+// that a failed wait names the block that is missing, and no sync that goes well pays for a store.
 //
 // A kernel of fewer blocks than the one before, or of more, finds all of them level: when the blocks
 // are done they also bring those of absent blocks, up to kKcclMaxBlocks, to their own. Nobody reads
@@ -42,16 +43,21 @@ KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint3
         uint64_t{count.total} << 32 | count.epoch);
 }
 
-// Of the blocks first, first + kWarpSize, ... < num_blocks one that has not come to `epoch`.
+// Notes that this block has come to `count`, and finds one that has not noted so: of the blocks first,
+// first + kWarpSize, ... < num_blocks.
 KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
-                                     uint32_t num_blocks, uint32_t epoch) {
+                                     uint32_t num_blocks, GridCount count) {
+    const uint32_t mine = platform::block_in_grid();
+    if (first == 0 && load_count(comm, family, mine).epoch != count.epoch) {
+        store_count(comm, family, mine, count);
+    }
     for (uint32_t i = first; i < num_blocks; i += platform::kWarpSize) {
-        const uint32_t seen = load_count(comm, family, i).epoch;
-        if (!has_reached(seen, epoch)) {
-            return {1u << comm.rank, seen, static_cast<int32_t>(i)};
+        if (!has_reached(load_count(comm, family, i).epoch, count.epoch)) {
+            // Whoever is missing has come to the sync before.
+            return {1u << comm.rank, count.epoch - comm.epoch_step, static_cast<int32_t>(i)};
         }
     }
-    return {0, epoch, -1};
+    return {0, count.epoch, -1};
 }
 
 // The blocks of a kernel, for many syncs: opening it is what costs. All threads of all blocks open it,
@@ -78,11 +84,14 @@ class GridBarrier {
 
     KCCL_DEVICE ~GridBarrier() {
         if (num_blocks_ == 1 || status_ != kKcclOk) return;
+        const uint32_t mine = platform::block_in_grid();
+        if (leads(block())) store_count(comm_, family_, mine, count_);
         const uint32_t stride = num_blocks_ * block().size();
-        for (uint32_t absent = num_blocks_ * (1 + block().index()) + platform::block_in_grid();
-             absent < kKcclMaxBlocks; absent += stride) {
+        for (uint32_t absent = num_blocks_ * (1 + block().index()) + mine; absent < kKcclMaxBlocks;
+             absent += stride) {
             store_count(comm_, family_, absent, count_);
         }
+        block().sync();
     }
 
     GridBarrier(const GridBarrier&) = delete;
@@ -97,32 +106,35 @@ class GridBarrier {
                       "a sync orders both ways or not at all");
         constexpr bool kOrders = order == mem::Order::kAcqRel;
         constexpr mem::Order kArrive = kOrders ? mem::Order::kRelease : mem::Order::kRelaxed;
-        constexpr mem::Order kAwait = kOrders ? mem::Order::kAcquire : mem::Order::kRelaxed;
         const Block coop = block();
         if (status_ != kKcclOk || num_blocks_ == 1) return status_;
         count_.epoch += step_;
         count_.total += num_blocks_ * weight_;
         platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
         if constexpr (kOrders) coop.sync();
-        if (leads(coop)) {
-            mem::add<kArrive, mem::Scope::kDevice>(counter_, weight_);
-            store_count(comm_, family_, platform::block_in_grid(), count_);
-        }
+        if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter_, weight_);
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
             const auto poll = [&] {
-                return has_reached(mem::load<kAwait, mem::Scope::kDevice>(counter_), count_.total);
+                return has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
             };
             const auto missing = [&] {
-                return find_absent(comm_, family_, coop.index(), num_blocks_, count_.epoch);
+                return find_absent(comm_, family_, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
+            // Once, because a load that acquires empties the L1 cache.
+            if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
         return status_;
     }
 
   private:
+    template <mem::Order order>
+    KCCL_DEVICE uint32_t load_counter() const {
+        return mem::load<order, mem::Scope::kDevice>(counter_);
+    }
+
     // So that the counter is never half a period away from what is awaited.
     static constexpr uint32_t kMostLead = 1u << 30;
 
