@@ -85,6 +85,12 @@ def _on_host_attached(request: Request) -> str | None:
     return _on_host_with_peers(request)
 
 
+def _on_gpus_with_peers(request: Request) -> str | None:
+    if request.world_size == 1:
+        return "one rank has nobody to push to"
+    return "for GPUs: on the host peers pull" if request.backend == "host" else None
+
+
 SPECS = (
     KernelSpec(
         "all_reduce_one_shot_ll16",
@@ -134,6 +140,12 @@ SPECS = (
         "each stages its input, pulls and reduces its chunk",
         _on_host,
     ),
+    KernelSpec(
+        "reduce_scatter_push_simple",
+        "reduce_scatter",
+        "each sends every peer its chunk, reduces its own",
+        _on_gpus_with_peers,
+    ),
     KernelSpec("all_gather_direct_ll16", "all_gather", "packets to every peer", _always),
     KernelSpec(
         "all_gather_pull_simple",
@@ -142,9 +154,18 @@ SPECS = (
         _on_host,
     ),
     KernelSpec(
+        "all_gather_push_simple",
+        "all_gather",
+        "each sends every peer its input",
+        _on_gpus_with_peers,
+    ),
+    KernelSpec(
         "broadcast_direct_ll16", "broadcast", "packets from the root to every peer", _always
     ),
     KernelSpec("broadcast_pull_simple", "broadcast", "the root stages; every peer pulls", _on_host),
+    KernelSpec(
+        "broadcast_push_simple", "broadcast", "the root sends every peer all", _on_gpus_with_peers
+    ),
     KernelSpec("barrier_direct", "barrier", "one word to every peer", _always),
 )
 

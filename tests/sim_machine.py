@@ -16,12 +16,18 @@ PULL = "all_reduce_one_shot_pull_simple"
 PUSH = "all_reduce_two_shot_push_simple"
 SCATTER = "reduce_scatter_direct_ll16"
 SCATTER_PULL = "reduce_scatter_pull_simple"
+SCATTER_PUSH = "reduce_scatter_push_simple"
 GATHER = "all_gather_direct_ll16"
 GATHER_PULL = "all_gather_pull_simple"
+GATHER_PUSH = "all_gather_push_simple"
 BROADCAST = "broadcast_direct_ll16"
+BROADCAST_PUSH = "broadcast_push_simple"
 BARRIER = "barrier_direct"
+# Of a staging slot: the least that the layout allows.
+STAGING_BYTES = 1024
 # What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
 ALL_KINDS = (LL16, SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
+ALL_KINDS += (SCATTER_PUSH, GATHER_PUSH, BROADCAST_PUSH)
 ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync", "grid_exchange")
 
 
@@ -56,7 +62,7 @@ class Machine:
         return Settings(
             num_channels=self.num_channels,
             packet_bytes=self.packet_bytes,
-            staging_bytes=1024,
+            staging_bytes=STAGING_BYTES,
             exchange_bytes=self.exchange_bytes,
             epoch_bits=self.epoch_bits,
         )

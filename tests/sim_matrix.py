@@ -9,7 +9,19 @@ from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
-from sim_machine import GATHER, LL16, PUSH, SCATTER, SENTINEL, Machine
+from sim_machine import (
+    BROADCAST,
+    BROADCAST_PUSH,
+    GATHER,
+    GATHER_PUSH,
+    LL16,
+    PUSH,
+    SCATTER,
+    SCATTER_PUSH,
+    SENTINEL,
+    STAGING_BYTES,
+    Machine,
+)
 from sim_programs import Script
 
 from kccl import jit
@@ -20,6 +32,8 @@ DTYPES = ("float32", "bfloat16")
 _ODD = 37
 _LONG = 8192
 _CHANNELS = 4
+# The staging is short, so what is pushed into it takes more rounds than packets do.
+_MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,12 @@ def _num_bytes(size):
     return _ODD if SIZES[size] is None else SIZES[size]
 
 
+def _either(rng, packets, push, nbytes, num_parts):
+    """A kernel of the two, where the parts of the staging do not make the other endless."""
+    is_short = nbytes <= _MOST_ROUNDS * STAGING_BYTES // num_parts
+    return push if bool(rng.integers(2)) and is_short else packets
+
+
 def _all_reduce(kernel):
     def add(script, actors, size, rng):
         in_place = bool(rng.integers(2))
@@ -66,22 +86,25 @@ def _all_reduce(kernel):
 def _reduce_scatter(script, actors, size, rng):
     in_place = bool(rng.integers(2))
     shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
+    kernel = _either(rng, SCATTER, SCATTER_PUSH, _num_bytes(size), script.world_size)
     for actor in actors:
-        script.scatter(actor, SCATTER, _count(script, size), in_place=in_place, shifts=shifts)
+        script.scatter(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
 
 
 def _all_gather(script, actors, size, rng):
     in_place = bool(rng.integers(2))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    kernel = _either(rng, GATHER, GATHER_PUSH, _num_bytes(size), script.world_size)
     for actor in actors:
-        script.gather(actor, GATHER, _num_bytes(size), in_place=in_place, shifts=shifts)
+        script.gather(actor, kernel, _num_bytes(size), in_place=in_place, shifts=shifts)
 
 
 def _broadcast(script, actors, size, rng):
     root = int(rng.integers(script.world_size))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    kernel = _either(rng, BROADCAST, BROADCAST_PUSH, _num_bytes(size), 1)
     for actor in actors:
-        script.broadcast(actor, _num_bytes(size), root, shifts=shifts)
+        script.broadcast(actor, _num_bytes(size), root, kernel=kernel, shifts=shifts)
 
 
 def _put_signal_wait(script, actors, size, rng):

@@ -206,7 +206,7 @@ class Script(Chunks):
             )
         return Array(out.offsets, (want,) * self.world_size)
 
-    def broadcast(self, actor, nbytes, root, *, shifts=(0, 0)):
+    def broadcast(self, actor, nbytes, root, *, kernel=BROADCAST, shifts=(0, 0)):
         """Bytes of the root to all others."""
         sent = self._bytes(nbytes)[root]
         for rank in self.ranks:
@@ -215,11 +215,11 @@ class Script(Chunks):
                 *(rank, sent),
                 is_written=not is_root,
                 shift=shifts[0 if is_root else 1],
-                what=f"broadcast of {nbytes} bytes from {root}",
+                what=f"{kernel} of {nbytes} bytes from {root}",
             )
             address = self._address(rank, offset)
             where = {"input": address} if is_root else {"output": address}
-            self.call(actor, rank, BROADCAST, count=nbytes, peer=root, **where)
+            self.call(actor, rank, kernel, count=nbytes, peer=root, **where)
 
     def barrier(self, actor):
         for rank in self.ranks:

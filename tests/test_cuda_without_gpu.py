@@ -141,6 +141,9 @@ def test_blocks_have_a_thread_a_packet():
     assert shape("reduce_scatter_direct_ll16", 4096, "float64", 1024) == (32, 128)
     assert shape("all_gather_direct_ll16", 800, "float64", 1024) == (1, 128)
     assert shape("broadcast_direct_ll16", 800, "float32", 1024) == (1, 128)
+    assert shape("all_gather_push_simple", 1600, "float64", 1024) == (1, 128)
+    assert shape("reduce_scatter_push_simple", 4096, "float64", 1024) == (16, 128)
+    assert shape("broadcast_push_simple", 4096, "float32", 1024) == (2, 128)
     assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
 
 

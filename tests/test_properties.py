@@ -52,7 +52,7 @@ def test_all_reduce(calls, world_size, seed):
 @given(
     calls=st.lists(
         st.tuples(
-            st.sampled_from(["", *algorithms("broadcast")]),
+            st.sampled_from(["", *algorithms_for("broadcast", 3, "bfloat16")]),
             st.integers(0, 5000),
             st.integers(0, 63),
             st.integers(0, 7),

@@ -36,8 +36,11 @@ _BYTES_PER_THREAD = {
     "all_reduce_one_shot_sentinel": 16,
     "all_reduce_two_shot_push_simple": 16,
     "reduce_scatter_direct_ll16": 8,
+    "reduce_scatter_push_simple": 16,
     "all_gather_direct_ll16": 8,
+    "all_gather_push_simple": 16,
     "broadcast_direct_ll16": 8,
+    "broadcast_push_simple": 16,
 }
 _COPIES = ("put", "get")
 

@@ -98,7 +98,9 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
         return f"byte {at} of the staged {what} on channel {channel}, parity {parity}"
 
     def name(offset: int) -> str:
-        region = max((each for each in regions if layout[each] <= offset), key=layout.__getitem__)
+        # Of those that begin at one place all but the last are empty; max() takes the first.
+        before = (each for each in reversed(regions) if layout[each] <= offset)
+        region = max(before, key=layout.__getitem__)
         return f"{words(region, offset - layout[region])}, in rank {rank}'s window"
 
     return name

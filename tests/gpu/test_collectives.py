@@ -17,6 +17,9 @@ ALGORITHMS = (
     "all_reduce_two_shot_push_simple",
 )
 WORLD_SIZES = (1, 2, 4)
+# Of all_gather, reduce_scatter and broadcast, by world size: one rank has nobody to push to.
+PROTOCOLS = [(size, "direct_ll16") for size in WORLD_SIZES]
+PROTOCOLS += [(size, "push_simple") for size in WORLD_SIZES[1:]]
 
 
 def cases():
@@ -120,8 +123,8 @@ def test_unaligned_arrays(world_size):
 
 
 @pytest.mark.parametrize("windows", ["vmm", "peer"])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_broadcast_and_barrier(world_size, windows, monkeypatch):
+@pytest.mark.parametrize(("world_size", "protocol"), PROTOCOLS)
+def test_broadcast_and_barrier(world_size, protocol, windows, monkeypatch):
     monkeypatch.setenv("KCCL_WINDOWS", windows)
 
     def main(comm):
@@ -130,7 +133,7 @@ def test_broadcast_and_barrier(world_size, windows, monkeypatch):
             for count in (1, 7, 1000, 300001):
                 want = torch.arange(count, dtype=torch.int32) * (root + 1)
                 x = want.cuda() if comm.rank == root else torch.zeros_like(want).cuda()
-                comm.broadcast(x, root)
+                comm.broadcast(x, root, algorithm=f"broadcast_{protocol}")
                 comm.barrier()
                 assert torch.equal(x.cpu(), want)
         comm.check()
@@ -276,9 +279,10 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
     kccl.run_threads(main, world_size, backend="cuda")
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size):
+@pytest.mark.parametrize(("world_size", "protocol"), PROTOCOLS)
+def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size, protocol):
     """In place and not, and with chunks that begin between words."""
+    scatter, gather = f"reduce_scatter_{protocol}", f"all_gather_{protocol}"
     inputs = {
         (dtype, count): [
             random_input(dtype, count * world_size, rank) for rank in range(world_size)
@@ -299,14 +303,14 @@ def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size):
             chunk = slice(comm.rank * count, (comm.rank + 1) * count)
             for op in ("sum", "max"):
                 x = to_gpu(all_ranks[comm.rank], comm.rank)
-                out = comm.reduce_scatter(x, op=op)
-                comm.reduce_scatter(x, out=x[chunk], op=op)
+                out = comm.reduce_scatter(x, op=op, algorithm=scatter)
+                comm.reduce_scatter(x, out=x[chunk], op=op, algorithm=scatter)
                 want = reduced[dtype, count, op]
-                gathered = comm.all_gather(out)
+                gathered = comm.all_gather(out, algorithm=gather)
                 assert out.shape == (count,) and gathered.shape == (world_size, count)
                 whole = torch.zeros_like(x)
                 whole[chunk] = x[chunk]
-                comm.all_gather(whole[chunk], out=whole)
+                comm.all_gather(whole[chunk], out=whole, algorithm=gather)
                 bits = want.view(f"int{8 * want.itemsize}")
                 for name, each in (("given", gathered.view(-1)), ("in place", whole)):
                     different = int((bits_of(each) != bits).sum())

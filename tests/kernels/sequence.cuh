@@ -104,6 +104,14 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
                                                      call.count, call.count);
         }
     }
+    if constexpr (has<KERNELS>(kKcclReduceScatterPushSimple)) {
+        if (call.kernel == kKcclReduceScatterPushSimple) {
+            return in_rounds<T>(
+                call, all, staging_part_bytes(comm), [&](T* out, const T* in, uint32_t count) {
+                    return reduce_scatter_push_simple<T, Op>(channel, out, in, count, call.count);
+                });
+        }
+    }
     if constexpr (has<KERNELS>(kKcclAllGatherDirectLl16)) {
         if (call.kernel == kKcclAllGatherDirectLl16) {
             return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
@@ -119,11 +127,29 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
                                           input_of<uint8_t>(call), call.count, call.count);
         }
     }
+    if constexpr (has<KERNELS>(kKcclAllGatherPushSimple)) {
+        if (call.kernel == kKcclAllGatherPushSimple) {
+            return in_rounds<uint8_t>(call, all, staging_part_bytes(comm),
+                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                                          return all_gather_push_simple(channel, out, in, count,
+                                                                        call.count);
+                                      });
+        }
+    }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
         if (call.kernel == kKcclBroadcastDirectLl16) {
             return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
                                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
                                           return broadcast_direct_ll16(channel, out, in, count,
+                                                                       call.peer);
+                                      });
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclBroadcastPushSimple)) {
+        if (call.kernel == kKcclBroadcastPushSimple) {
+            return in_rounds<uint8_t>(call, all, comm.layout.staging_bytes,
+                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                                          return broadcast_push_simple(channel, out, in, count,
                                                                        call.peer);
                                       });
         }

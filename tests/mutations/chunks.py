@@ -6,6 +6,14 @@ SCATTER = "kernels/reduce_scatter_direct_ll16.cuh"
 GATHER = "kernels/all_gather_direct_ll16.cuh"
 SCATTER_PULL = "kernels/reduce_scatter_pull_simple.cuh"
 GATHER_PULL = "kernels/all_gather_pull_simple.cuh"
+SCATTER_PUSH = "kernels/reduce_scatter_push_simple.cuh"
+GATHER_PUSH = "kernels/all_gather_push_simple.cuh"
+BROADCAST_PUSH = "kernels/broadcast_push_simple.cuh"
+VACATED = (
+    "    channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);\n"
+    "    const Status vacated = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);\n"
+    "    if (vacated != kKcclOk) return vacated;\n"
+)
 
 MUTATIONS = (
     # ---- Packets
@@ -103,5 +111,86 @@ MUTATIONS = (
         "gather pulls",
         WRONG | RACE,
         Edit(GATHER_PULL, "channel.parity(),", "channel.parity() ^ (rank != comm.rank),"),
+    ),
+    # ---- Staging of peers
+    bug(
+        "scattered_into_what_is_read",
+        "a rank pushes chunks before it knows that their owners have read the last ones",
+        "scatter pushes",
+        RACE,
+        Edit(SCATTER_PUSH, VACATED, ""),
+    ),
+    bug(
+        "gathered_into_what_is_read",
+        "a rank pushes its chunk before it knows that the peers have read the last one",
+        "gather pushes",
+        RACE,
+        Edit(GATHER_PUSH, VACATED, ""),
+    ),
+    bug(
+        "broadcast_into_what_is_read",
+        "the root pushes before it knows that the peers have read what it pushed last",
+        "broadcast pushes in a row",
+        RACE,
+        Edit(BROADCAST_PUSH, VACATED, ""),
+    ),
+    bug(
+        "vacated_by_a_relaxed_word",
+        "the word that a rank has read its staging does not come after its reads",
+        "broadcast pushes",
+        RACE,
+        Edit(BROADCAST_PUSH, "arrive<mem::Order::kRelease>(kKcclFlagReduced)",
+             "arrive<mem::Order::kRelaxed>(kKcclFlagReduced)"),
+    ),
+    bug(
+        "gathered_into_the_input_half",
+        "chunks lie where two shots push before they have heard of anybody",
+        "gather pushes and others",
+        RACE,
+        Edit(GATHER_PUSH, "Half::kResult", "Half::kInput"),
+    ),
+    bug(
+        "pushed_chunk_of_the_sender",
+        "every rank is sent the chunk of the sender",
+        "scatter pushes",
+        WRONG,
+        Edit(SCATTER_PUSH, "in + peer * stride", "in + comm.rank * stride"),
+    ),
+    bug(
+        "one_part_for_all",
+        "all ranks push to where the part of the first lies",
+        "scatter pushes",
+        RACE,
+        Edit(SCATTER_PUSH, "source * part;", "0 * (source + part);"),
+    ),
+    bug(
+        "parts_as_long_as_the_staging",
+        "a round is as long as the staging, though there lies a part of each rank",
+        "gather pushes by warps",
+        RACE,
+        Edit(
+            "include/kccl/window.cuh",
+            "return comm.layout.staging_bytes / (uint64_t(comm.world_size) * kKcclLineBytes) *\n"
+            "           kKcclLineBytes;",
+            "return comm.layout.staging_bytes;",
+        ),
+    ),
+    bug(
+        "pushed_chunks_not_awaited",
+        "a rank takes the peers' chunks as soon as it has pushed its own",
+        "gather pushes",
+        RACE,
+        Edit(
+            GATHER_PUSH,
+            "await<mem::Order::kAcquire>(kKcclFlagStaged)",
+            "await<mem::Order::kAcquire>(kKcclFlagReduced)",
+        ),
+    ),
+    bug(
+        "broadcast_of_any_root",
+        "a rank waits for the first rank, whoever the root is",
+        "broadcast pushes",
+        STUCK,
+        Edit(BROADCAST_PUSH, "(kKcclFlagStaged, root, root + 1)", "(kKcclFlagStaged, 0, 1)"),
     ),
 )  # fmt: skip

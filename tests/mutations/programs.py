@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from sim_machine import (
     BARRIER,
     BROADCAST,
+    BROADCAST_PUSH,
     GATHER,
     GATHER_PULL,
+    GATHER_PUSH,
     LL16,
     PULL,
     PUSH,
     SCATTER,
     SCATTER_PULL,
+    SCATTER_PUSH,
     SENTINEL,
     Machine,
 )
@@ -109,6 +112,50 @@ def _gathers(kernel, sizes, *, pulls=False):
                 script.barrier(0)
 
     return make
+
+
+def _after_packets(add, between=()):
+    """Calls that push, by add(script, number), and reductions by the kernels `between`. A call by
+    packets, which order nothing, after each: so the next uses the same staging.
+    """
+
+    def make(script):
+        script.begin(threads=2 * script.machine.warp_size)
+        for number in range(8):
+            add(script, number)
+            script.reduce(0, LL16, 2)
+            for kernel in between:
+                script.reduce(0, kernel, 75)
+                script.reduce(0, LL16, 2)
+
+    return make
+
+
+# The parts of the staging have room for 256 bytes.
+def _push_scatter(script, number):
+    script.scatter(0, SCATTER_PUSH, (37, 64, 2, 150)[number % 4], in_place=number % 2 == 0)
+
+
+def _push_gather(script, number):
+    script.gather(0, GATHER_PUSH, (150, 256, 8, 600)[number % 4], in_place=number % 2 == 0)
+
+
+def _push_broadcast(script, number):
+    nbytes = (600, 1024, 37, 2400)[number % 4]
+    script.broadcast(0, nbytes, number // 4, kernel=BROADCAST_PUSH)
+
+
+def _push_gathers_by_warps(script):
+    script.begin(threads=2 * script.machine.warp_size, coop="Warp")
+    for size in (1000, 8, 1000, 1500, 1000):
+        for actor in range(2):
+            script.gather(actor, GATHER_PUSH, size)
+
+
+def _broadcasts_in_a_row(script):
+    script.begin(threads=2 * script.machine.warp_size)
+    for number in range(8):
+        _push_broadcast(script, number)
 
 
 def _signals(script):
@@ -224,6 +271,16 @@ PROGRAMS = {
     "gather pulls": Program(
         _gathers(GATHER_PULL, (400, 3, 1500, 400), pulls=True), 3, (GATHER_PULL, BARRIER)
     ),
+    "scatter pushes": Program(_after_packets(_push_scatter), 3, (SCATTER_PUSH, LL16), NARROW),
+    "gather pushes": Program(_after_packets(_push_gather), 3, (GATHER_PUSH, LL16), NARROW),
+    "gather pushes and others": Program(
+        _after_packets(_push_gather, (PUSH,)), 3, (GATHER_PUSH, PUSH, LL16), NARROW
+    ),
+    "gather pushes by warps": Program(
+        _push_gathers_by_warps, 3, (GATHER_PUSH,), {"num_channels": 2}
+    ),
+    "broadcast pushes": Program(_after_packets(_push_broadcast), 3, (BROADCAST_PUSH, LL16), NARROW),
+    "broadcast pushes in a row": Program(_broadcasts_in_a_row, 3, (BROADCAST_PUSH,), NARROW),
     "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
     "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
     "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),

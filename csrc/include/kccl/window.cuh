@@ -83,12 +83,19 @@ KCCL_DEVICE mem::Packet* sentinel_slot(const DeviceComm& comm, int rank, int cha
 
 enum class Half { kInput = 0, kResult = 1 };
 
-// Where `rank` lays its input, or its part of the result, for peers to pull.
+// Where `rank` lays its input, or its part of the result, for peers to pull; or peers lay what they
+// push.
 template <class T>
 KCCL_DEVICE T* staging_slot(const DeviceComm& comm, int rank, int channel, uint32_t parity,
                             Half half) {
     const uint64_t slot = (uint64_t(channel) * 2 + parity) * 2 + static_cast<uint32_t>(half);
     return scratch_at<T>(comm, rank, comm.layout.staging + slot * comm.layout.staging_bytes);
+}
+
+// How long the parts of a slot may be that has one for each rank: they begin on lines of their own.
+KCCL_DEVICE uint64_t staging_part_bytes(const DeviceComm& comm) {
+    return comm.layout.staging_bytes / (uint64_t(comm.world_size) * kKcclLineBytes) *
+           kKcclLineBytes;
 }
 
 }  // namespace kccl
