@@ -82,17 +82,13 @@ def _exchange(order: str, *, is_within: bool) -> Form:
     return Form("grid_exchange", kernel, "message", order, is_within=is_within)
 
 
-def _exchanged_sums() -> Form:
-    name = "ExchangedSums<{type}, {world_size}>"
-    kernel = f"in_kernel::exchanged_sums<in_kernel::{name}, {{notes}}>"
-    return Form(OF_SUMS, kernel, "message")
-
+_SUMS = "in_kernel::exchanged_sums<in_kernel::ExchangedSums<{type}, {world_size}>, {notes}>"
 
 FORMS: dict[str, list[Form]] = {
     "all_reduce": [
         _of_data("all_reduce_one_shot_ll16", "AllReduceSlices", "slice"),
         _of_data("all_reduce_one_shot_ll16", "AllReduceMessage", "message"),
-        _exchanged_sums(),
+        Form(OF_SUMS, _SUMS, "message"),
     ],
     "reduce_scatter": [_of_data("reduce_scatter_direct_ll16", "ReduceScatter", "slice")],
     "all_gather": [_of_data("all_gather_direct_ll16", "AllGather", "slice")],

@@ -69,10 +69,8 @@ def slot_bytes(kernel: str, count: int, dtype: str) -> int:
 
 def share_of(kernel: str, count: int, dtype: str, blocks: int) -> int:
     """KcclCall.share of a call by so many blocks; the others as slot_bytes()."""
-    if blocks == 1:
-        return 0
     units = -(-slot_bytes(kernel, count, dtype) // _SHARED_OUT_BYTES)
-    return -(-units // blocks)
+    return -(-units // blocks) if blocks > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -16,24 +16,20 @@ def has_jax():
     return find_spec("jax") and any(find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
 
 
-def numba_cuda():
-    pytest.importorskip("numba", reason="Numba is not installed")
-    try:
-        from numba import cuda
-
-        if not cuda.is_available():
-            pytest.skip("Numba finds no CUDA")
-        cuda.to_device(np.zeros(1, np.float32))
-    except AttributeError as error:
-        # What NumPy has dropped and this Numba asks for.
-        pytest.skip(f"this Numba does not load with NumPy {np.__version__}: {error}")
+@pytest.fixture
+def cuda(monkeypatch):
+    """numba.cuda, where it finds a GPU."""
+    cuda = pytest.importorskip("numba.cuda", reason="Numba is not installed")
+    if not cuda.is_available():
+        pytest.skip("Numba finds no CUDA")
+    if not hasattr(np, "row_stack"):
+        # NumPy 2.5 has dropped what Numba's types still ask for.
+        monkeypatch.setattr(np, "row_stack", np.vstack, raising=False)
     return cuda
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_arrays_of_numba(world_size):
-    cuda = numba_cuda()
-
+def test_arrays_of_numba(world_size, cuda):
     def main(comm):
         cuda.select_device(comm.rank)
         total = world_size * (world_size + 1) / 2
@@ -109,10 +105,9 @@ say(rank=comm.rank)
     assert len(facts) == world_size, err
 
 
-def test_a_device_array_is_not_mistaken_for_another_devices():
+def test_a_device_array_is_not_mistaken_for_another_devices(cuda):
     if gpu.num_devices() < 2:
         pytest.skip("needs 2 GPUs")
-    cuda = numba_cuda()
     with cuda.gpus[1]:
         x = cuda.to_device(np.zeros(4, np.float32))
 

@@ -265,8 +265,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "if (leads(coop_)) mem::store_plain(channel_state",
-            "mem::store_plain(channel_state",
+            "if (leads(coop_)) store_state(channel_state",
+            "store_state(channel_state",
         ),
     ),
     bug(
@@ -298,7 +298,7 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "if (leads(coop_)) mem::store_plain(channel_state(comm_, index_), state_);",
+            "if (leads(coop_)) store_state(channel_state(comm_, index_), state_);",
             "",
         ),
     ),
