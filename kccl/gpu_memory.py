@@ -222,11 +222,20 @@ def _allocate(name: str, *args: Any, note: str) -> Any:
     except gpu.DriverError as error:
         if error.code != gpu.OUT_OF_MEMORY:
             raise
-        is_drained = threading.Event()
-        _dropped.put(is_drained)
         # A kernel that never ends keeps its memory; then the second attempt says so.
-        is_drained.wait(_DRAIN_S)
+        drain()
         return gpu.call(name, *args, note=note)
+
+
+def drain() -> None:
+    """Waits until memory that was dropped is released, for ten seconds at most.
+
+    Before a stream is captured: a release waits for the device, which ends any capture there is.
+    """
+    _start_releasing(os.getpid())
+    is_drained = threading.Event()
+    _dropped.put(is_drained)
+    is_drained.wait(_DRAIN_S)
 
 
 def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
