@@ -26,9 +26,7 @@ CHECKED = 8
 
 NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
-OF_SUMS = "grid_exchange"
-"""The algorithm of the form of all_reduce that is an exchange of the grid."""
-
+OF_SUMS = "grid_exchange"  # The algorithm of the form of all_reduce that is an exchange.
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
 # So many calls say what the slowest of a hundred takes, and how a late rank is met.
@@ -159,7 +157,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a message is shared out: `each` elements a block, at most one packet a thread or two."""
+    """How a message is shared out: `each` elements a block, about one packet a thread."""
 
     blocks: int
     threads: int

@@ -191,7 +191,8 @@ def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
 def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(gpu, "BUDGETS_S", gpu.BUDGETS_S | {"tests": 0.0, "torch": 7.0})
+    monkeypatch.setattr(gpu, "_READY_SHARE", 0)
+    monkeypatch.setattr(gpu, "BUDGETS_S", {"tests": 0.0, "torch": 7.0, "bench": 293.0})
     steps = Steps(codes={"torch": gpu.TIMED_OUT})
     said = "tests/gpu/test_torch.py::test_one PASSED\ntests/gpu/test_torch.py::test_compile[2]"
 
@@ -212,11 +213,13 @@ def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
 
 
 def test_a_part_has_also_what_the_parts_before_have_left(tmp_path, monkeypatch):
+    """And parts that are asked for alone share all the time."""
+    monkeypatch.setattr(gpu, "_READY_SHARE", 0)
     monkeypatch.setattr(gpu, "BUDGETS_S", gpu.BUDGETS_S | {"tests": 20.0, "torch": 10.0})
     steps = Steps()
-    assert run(tmp_path, steps, "--parts", "tests torch") == 0
+    assert run(tmp_path, steps, "--parts", "tests torch", "--limit", "60") == 0
     limits = dict(zip(steps.names, steps.limits, strict=True))
-    assert 15 < limits["tests"] <= 20 and 25 < limits["torch"] <= 30
+    assert 35 < limits["tests"] <= 40 and 55 < limits["torch"] <= 60
 
 
 # Processes

@@ -51,8 +51,7 @@ class Settings:
 
 # Kernels whose calls count elements; those of the others that move data count bytes.
 _COUNTING_ELEMENTS = ("all_reduce", "reduce_scatter")
-# What blocks' shares are counted in: payload.cuh.
-_SHARED_OUT_BYTES = 16
+_SHARED_OUT_BYTES = 16  # What blocks' shares are counted in: payload.cuh.
 
 
 def slot_bytes(kernel: str, count: int, dtype: str) -> int:
