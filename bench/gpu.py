@@ -45,7 +45,7 @@ _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 _TESTS_OF_TORCH = "tests/gpu/test_torch.py"
 _BUILD_LIMIT_S = 150.0
-_STEP_LIMIT_S = 60.0
+_STEP_LIMIT_S = 90.0
 _ENDING_S = 5.0
 
 Execute = Callable[[Sequence[str], float, Path], int]
