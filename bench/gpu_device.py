@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import kccl
-from kccl.gpu_memory import drain
 
 from .clock import uncollected
 from .collective import SPOILED, Array, Buffers, Call, Comm, Problem
@@ -76,7 +75,7 @@ class Gpu:
 
     def capture(self, body: Call) -> Call:
         """A CUDA graph of what `body` enqueues; calling it enqueues the graph."""
-        drain()
+        kccl.gpu.drain()
         mode = kccl.gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
         kccl.gpu.call("cuStreamBeginCapture", self.stream, mode)
         # What a collection frees waits for the device, which a capture forbids.

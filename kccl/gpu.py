@@ -282,6 +282,19 @@ def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float
 # ---- Modules and launches --------------------------------------------------------------------
 
 
+# What drain() asks: whoever releases memory.
+drains: list[Callable[[], None]] = []
+
+
+def drain() -> None:
+    """Waits until memory that was dropped is released, for ten seconds at most.
+
+    Before a stream is captured: a release waits for the device, which ends any capture there is.
+    """
+    for each in drains:
+        each()
+
+
 @contextmanager
 def uncaptured() -> Iterator[None]:
     """Within, this thread may load code although a stream is being captured into a graph."""

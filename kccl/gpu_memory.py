@@ -223,19 +223,19 @@ def _allocate(name: str, *args: Any, note: str) -> Any:
         if error.code != gpu.OUT_OF_MEMORY:
             raise
         # A kernel that never ends keeps its memory; then the second attempt says so.
-        drain()
+        _drain()
         return gpu.call(name, *args, note=note)
 
 
-def drain() -> None:
-    """Waits until memory that was dropped is released, for ten seconds at most.
-
-    Before a stream is captured: a release waits for the device, which ends any capture there is.
-    """
+def _drain() -> None:
+    """See gpu.drain()."""
     _start_releasing(os.getpid())
     is_drained = threading.Event()
     _dropped.put(is_drained)
     is_drained.wait(_DRAIN_S)
+
+
+gpu.drains.append(_drain)
 
 
 def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:

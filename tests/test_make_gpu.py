@@ -134,7 +134,7 @@ def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "failed: tests, barrier_2" in printed
     assert "exit code 1" in printed
-    assert 'ended after 60 s: the time for one step is over, during \'{"machine"' in printed
+    assert 'ended after 90 s: the time for one step is over, during \'{"machine"' in printed
     # Rows of a failed bench are kept: they say what was wrong.
     assert (tmp_path / "out/barrier_2.json").exists()
 

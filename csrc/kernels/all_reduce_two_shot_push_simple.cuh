@@ -93,8 +93,8 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel,
-                                       platform::block_in_grid(), false);
+    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
+                                       false);
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(call, slice, two_shot_push_bytes(call.comm),
                  [&](T* out, const T* in, uint32_t count) {

@@ -87,9 +87,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
                 while (!is_there(mem::load_packet(packet))) mem::poll_pause();
                 break;
             case kClaim: *result++ = mem::claim(word, step.value) ? 1 : 0; break;
-            case kAdd:
-                (void)kccl_sim_engine->add(word, step.value, step.order, step.scope);
-                break;
+            case kAdd: (void)kccl_sim_engine->add(word, step.value, step.order, step.scope); break;
             case kFence: kccl_sim_engine->fence(step.order, step.scope); break;
             default: break;
         }

@@ -79,8 +79,8 @@ class GridExchange {
         }
         const Status status = status_of(comm);
         first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
-        own_slice_ = mem::keep((kIsLocal ? 0 : comm.rank * num_blocks_) +
-                               platform::block_in_grid());
+        own_slice_ =
+            mem::keep((kIsLocal ? 0 : comm.rank * num_blocks_) + platform::block_in_grid());
         for (int k = 0; k < kNumPeers; ++k) {
             outbox_[k] = mem::keep(board(comm, REACH, receiver(k)));
         }

@@ -94,7 +94,7 @@ KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
     return seen == 0;
 }
 
-#define KCCL_MEM_ADD(order, scope)                                                        \
+#define KCCL_MEM_ADD(order, scope)                                                             \
     asm volatile("red." order "." scope ".global.add.u32 [%0], %1;" ::"l"(address), "r"(value) \
                  : "memory")
 

@@ -92,8 +92,8 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
             KCCL_UNROLL
             for (int n = 0; n < kAtOnce; ++n) {
                 mine[n] = next;
-                const uint32_t place = next.slice < num_slices ? exchange.place_of(next)
-                                                               : exchange.kSomePlace;
+                const uint32_t place =
+                    next.slice < num_slices ? exchange.place_of(next) : exchange.kSomePlace;
                 KCCL_UNROLL
                 for (int row = 0; row < ROWS; ++row) {
                     places[n * ROWS + row] = place + (row < rows ? row : 0) * row_stride;
