@@ -33,6 +33,8 @@ namespace kccl {
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t num_bytes) {
     if (num_bytes - 1 < channel.max_bytes()) return true;
+    // What the channel's opening found has not been looked at yet, and stays.
+    channel.check();
     if (num_bytes == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
         refuse_length(channel.comm(), kernel, channel.awaited().channel, num_bytes,
