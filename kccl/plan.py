@@ -63,6 +63,10 @@ def _on_floats(request: Request) -> str | None:
     return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
 
 
+def _on_floats_with_peers(request: Request) -> str | None:
+    return _with_peers(request) or _on_floats(request)
+
+
 def _on_host(request: Request) -> str | None:
     if request.backend == "host":
         return None
@@ -103,6 +107,12 @@ SPECS = (
         "all_reduce",
         "bare words to every peer; each reduces everything",
         _on_floats,
+    ),
+    KernelSpec(
+        "all_reduce_two_shot_sentinel",
+        "all_reduce",
+        "bare words of each chunk to its owner, who sends every peer the result",
+        _on_floats_with_peers,
     ),
     KernelSpec(
         "all_reduce_one_shot_pull_simple",

@@ -4,6 +4,15 @@ import numpy as np
 import oracle
 
 
+def _collected(actor, slices, share):
+    """What a block collects of slices[time], one after the other: see sequence.cuh."""
+    each = []
+    for time, all_of_them in enumerate(slices):
+        first = (actor + time + 1) % (len(all_of_them) - share + 1) if share else 0
+        each += all_of_them[first : first + share] if share else all_of_them
+    return np.concatenate(each)
+
+
 class Chunks:
     """Makes them; Script is the only subclass."""
 
@@ -49,20 +58,25 @@ class Chunks:
         where = {"input": self._address(rank, source), "output": self._address(rank, result)}
         self.call(actor, rank, kernel, count=count, **where)
 
-    def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0)):
-        """Slices of so many bytes of all blocks, so often: every one makes it at the same place."""
+    def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0), share=0):
+        """Slices of so many bytes of all blocks, so often: every one makes it at the same place.
+
+        Each collects all of them, or `share`.
+        """
         num_actors = len(self._calls[0])
         sent = [self._bytes(nbytes * times) for _ in range(num_actors)]
         kernel = "grid_exchange"
         for rank in self.ranks:
             slices = [
-                sent[actor][source][time * nbytes : (time + 1) * nbytes]
+                [
+                    sent[actor][source][time * nbytes : (time + 1) * nbytes]
+                    for source in (self.ranks if reaches_all else [rank])
+                    for actor in range(num_actors)
+                ]
                 for time in range(times)
-                for source in (self.ranks if reaches_all else [rank])
-                for actor in range(num_actors)
             ]
-            want = np.concatenate(slices)
             for actor in range(num_actors):
+                want = _collected(actor, slices, share)
                 mine = sent[actor][rank]
                 at = self._place(rank, mine, is_written=False, shift=shifts[0])
                 what = f"slices of {nbytes} bytes"
@@ -74,18 +88,20 @@ class Chunks:
                     count=nbytes,
                     peer=2 * reaches_all + orders,
                     channel=times,
+                    share=share,
                 )
 
-    def exchange_reduced(self, count, times=1, *, orders=True, shifts=(0, 0)):
+    def exchange_reduced(self, count, times=1, *, orders=True, shifts=(0, 0), share=0):
         """Slices of so many elements of all blocks, reduced over the ranks, so often; likewise."""
         num_actors = len(self._calls[0])
         sent = [self.inputs(count * times) for _ in range(num_actors)]
         sums = [oracle.all_reduce(values, self.op) for values in sent]
-        want = np.concatenate(
-            [each[time * count : (time + 1) * count] for time in range(times) for each in sums]
-        )
+        slices = [
+            [each[time * count : (time + 1) * count] for each in sums] for time in range(times)
+        ]
         for rank in self.ranks:
             for actor in range(num_actors):
+                want = _collected(actor, slices, share)
                 at = self._place(rank, sent[actor][rank], is_written=False, shift=shifts[0])
                 what = f"sums of slices of {count} {self.dtype}"
                 out = self._place(rank, want, is_written=True, shift=shifts[1], what=what)
@@ -96,4 +112,5 @@ class Chunks:
                     count=count,
                     peer=4 + orders,
                     channel=times,
+                    share=share,
                 )

@@ -12,6 +12,7 @@ from kccl.sim.machine import Simulation
 KERNELS = Path(__file__).parent / "kernels"
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
+TWO_SHOT_SENTINEL = "all_reduce_two_shot_sentinel"
 PULL = "all_reduce_one_shot_pull_simple"
 PUSH = "all_reduce_two_shot_push_simple"
 SCATTER = "reduce_scatter_direct_ll16"
@@ -26,7 +27,7 @@ BARRIER = "barrier_direct"
 # Of a staging slot: the least that the layout allows.
 STAGING_BYTES = 1024
 # What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
-ALL_KINDS = (LL16, SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
+ALL_KINDS = (LL16, SENTINEL, TWO_SHOT_SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
 ALL_KINDS += (SCATTER_PUSH, GATHER_PUSH, BROADCAST_PUSH)
 ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync", "grid_exchange")
 

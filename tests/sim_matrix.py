@@ -20,6 +20,7 @@ from sim_machine import (
     SCATTER_PUSH,
     SENTINEL,
     STAGING_BYTES,
+    TWO_SHOT_SENTINEL,
     Machine,
 )
 from sim_programs import Script
@@ -141,12 +142,13 @@ def _exchange(script, actors, size, rng):
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
     # Blocks of one rank may take each other's results after either.
     orders = bool(results) or bool(rng.integers(2))
+    some = {"orders": orders, "share": int(rng.choice([0, 0, 1, len(actors) - 1]))}
     if reaches_all and bool(rng.integers(2)):
         count = _num_bytes(size) // script.inputs(1)[0].itemsize
-        script.exchange_reduced(count, times, orders=orders)
+        script.exchange_reduced(count, times, **some)
     else:
         nbytes = _num_bytes(size)
-        script.exchange(nbytes, times, reaches_all=reaches_all, orders=orders, shifts=shifts)
+        script.exchange(nbytes, times, reaches_all=reaches_all, shifts=shifts, **some)
     for actor, source in zip(actors, results[1:] + results[:1], strict=False):
         script.reduce(actor, LL16, _count(script, size), source=source)
 
@@ -154,6 +156,7 @@ def _exchange(script, actors, size, rng):
 COLLECTIVES = {
     LL16: _all_reduce(LL16),
     SENTINEL: _all_reduce(SENTINEL),
+    TWO_SHOT_SENTINEL: _all_reduce(TWO_SHOT_SENTINEL),
     PUSH: _all_reduce(PUSH),
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -171,7 +174,8 @@ CELLS = tuple(
 # What all blocks of a kernel do together.
 GRIDS = ("grid_sync", "exchange")
 # What comes between on the same channel, always short.
-_FILLING = (LL16, SENTINEL, "reduce_scatter", "all_gather", "broadcast", "barrier")
+_FILLING = (LL16, SENTINEL, TWO_SHOT_SENTINEL)
+_FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
 _FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
 
 

@@ -22,7 +22,16 @@ import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
 from sim_chunks import Chunks
-from sim_machine import ALL_KINDS, BARRIER, BROADCAST, LL16, SENTINEL, Outcome, compiled
+from sim_machine import (
+    ALL_KINDS,
+    BARRIER,
+    BROADCAST,
+    LL16,
+    SENTINEL,
+    TWO_SHOT_SENTINEL,
+    Outcome,
+    compiled,
+)
 
 from kccl import abi, kernels
 from kccl.abi import ffi
@@ -165,7 +174,7 @@ class Script(Chunks):
             at.comm = comm[0]
             at.kernel = abi.KERNELS[fields["kernel"]]
             at.dtype, at.op = abi.DTYPES[self.dtype], abi.OPS[self.op]
-            for name in ("input", "output", "count", "peer", "channel"):
+            for name in ("input", "output", "count", "peer", "channel", "share"):
                 setattr(at, name, fields.get(name, 0))
         return np.frombuffer(bytearray(ffi.buffer(calls)), np.uint8)
 
@@ -183,7 +192,7 @@ class Script(Chunks):
 
         Ranks that are `absent` do not make it.
         """
-        armed = kernel == SENTINEL
+        armed = kernel in (SENTINEL, TWO_SHOT_SENTINEL)
         values = self.inputs(count, armed=armed) if source is None else list(source.values)
         want = oracle.all_reduce(values, self.op)
         what = f"result of {kernel}, {count} {self.dtype}"

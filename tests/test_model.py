@@ -33,7 +33,7 @@ RUNS = {
     "fine steps": "FINE KINDS=BROADCAST",
     "fine steps, pairwise": "FINE KINDS=LL16+BARRIER",
     "fine steps, sentinel": "FINE KINDS=SENTINEL",
-    "fence before the push": "NUM_SENTINEL_SLOTS=3 KINDS=LL16+SENTINEL PLANTED=FENCE_BEFORE_PUSH",
+    "three sentinel slots": "NUM_SENTINEL_SLOTS=3 KINDS=LL16+SENTINEL",
 }
 
 # What can go wrong, as pan says it.
@@ -69,8 +69,7 @@ BUGS = {
     f"{SENTINEL} PLANTED=REARM_TOO_LATE": UNORDERED,
     f"{SENTINEL} THREADS=2 PLANTED=REARM_THIS_LENGTH": NOT_OF_THIS_CALL,
     f"{SENTINEL} PLANTED=PAYLOAD_MAY_BE_SENTINEL": WAITS_FOR_EVER,
-    f"{SENTINEL} NUM_SENTINEL_SLOTS=3": UNORDERED,
-    f"{SENTINEL} NUM_SENTINEL_SLOTS=2 PLANTED=FENCE_BEFORE_PUSH": UNORDERED,
+    f"{SENTINEL} NUM_SENTINEL_SLOTS=2": UNORDERED,
 }
 
 
@@ -172,9 +171,18 @@ def planted_list() -> str:
 # Functions that are modelled: each access to shared memory and each sync in them is quoted.
 MODELLED = {
     "barrier.cuh": ("arrive", "await"),
-    "channel.cuh": ("next_plain", "next", "enter_special", "leave", "arrive", "await", "scrub"),
+    "channel.cuh": (
+        "next_plain",
+        "next",
+        "enter",
+        "enter_special",
+        "leave",
+        "arrive",
+        "await",
+        "scrub",
+    ),
     "exchange.cuh": ("push_to", "push", "await_all", "await_one", "exchange"),
-    "sentinel.cuh": ("rearm",),
+    "sentinel.cuh": ("Slots", "push_to", "push", "rearm", "await_all"),
     "all_reduce_one_shot_ll16.cuh": ("all_reduce_one_shot_ll16",),
     "reduce_scatter_direct_ll16.cuh": ("reduce_scatter_direct_ll16",),
     "all_gather_direct_ll16.cuh": ("all_gather_direct_ll16",),
@@ -184,7 +192,7 @@ MODELLED = {
 }
 # In text without white space.
 ACCESS = r"mem::(?:load|store|fence|claim|stage|copy)\w*|coop_?\.(?:sync|any)\(|(?:arrive|await)<|"
-ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter_special|leave|rearm|"
+ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter|enter_special|leave|rearm|"
 ACCESS += r"push|push_to|await_all|await_one|exchange|send|take)\("
 
 

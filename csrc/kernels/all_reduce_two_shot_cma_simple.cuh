@@ -129,7 +129,7 @@ namespace kernels {
 
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(block(), call.comm, call.channel, 0, false);
+    Channel<Block> channel(call);
     kccl::all_reduce_two_shot_cma_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                                 call.count);
 }

@@ -66,10 +66,7 @@ KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& ch
             load_payloads(payloads[source], row, kPayloads * i, num_mine);
         }
         uint64_t results[kPayloads];
-        for (uint32_t k = 0; k < kPayloads; ++k) {
-            results[k] = reduce_payloads<T, Op, kPayloads, kMaxRanks<WORLD_SIZE>>(&payloads[0][k],
-                                                                                  world_size);
-        }
+        reduce_packets<T, Op>(results, payloads, world_size);
         for (int k = 1; k < world_size; ++k) {
             T* row = slot((comm.rank + k) % world_size, Half::kResult, comm.rank);
             store_payloads(row, kPayloads * i, num_mine, results);
@@ -93,8 +90,7 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
-                                       false);
+    Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(call, slice, two_shot_push_bytes(call.comm),
                  [&](T* out, const T* in, uint32_t count) {

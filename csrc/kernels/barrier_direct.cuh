@@ -35,7 +35,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
 namespace kernels {
 
 KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(block(), call.comm, call.channel, 0, false);
+    Channel<Block> channel(call);
     kccl::barrier_direct(channel);
 }
 

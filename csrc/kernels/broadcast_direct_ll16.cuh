@@ -41,8 +41,7 @@ namespace kernels {
 
 template <int WORLD_SIZE>
 KCCL_KERNEL void broadcast_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
-                                       false);
+    Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<uint8_t>(call);
     prefetch_slice<uint8_t>(call, slice);
     in_rounds<uint8_t>(call, slice, call.comm.layout.packet_bytes,

@@ -44,7 +44,7 @@ KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uin
 namespace kernels {
 
 KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(block(), call.comm, call.channel, 0, false);
+    Channel<Block> channel(call);
     kccl::broadcast_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                 call.count, call.peer);
 }

@@ -49,8 +49,7 @@ namespace kernels {
 
 template <int WORLD_SIZE>
 KCCL_KERNEL void broadcast_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
-                                       false);
+    Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<uint8_t>(call);
     in_rounds<uint8_t>(call, slice, call.comm.layout.staging_bytes,
                        [&](uint8_t* out, const uint8_t* in, uint32_t count) {

@@ -47,8 +47,7 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void reduce_scatter_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
-                                       false);
+    Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(
         call, slice, call.comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {

@@ -55,7 +55,7 @@ namespace kernels {
 
 template <class T, class Op>
 KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(block(), call.comm, call.channel, 0, false);
+    Channel<Block> channel(call);
     kccl::reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                             call.count, call.count);
 }

@@ -56,10 +56,7 @@ KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel
             load_payloads(payloads[source], row, kPayloads * i, count);
         }
         uint64_t results[kPayloads];
-        for (uint32_t k = 0; k < kPayloads; ++k) {
-            results[k] = reduce_payloads<T, Op, kPayloads, kMaxRanks<WORLD_SIZE>>(&payloads[0][k],
-                                                                                  world_size);
-        }
+        reduce_packets<T, Op>(results, payloads, world_size);
         store_payloads(out, kPayloads * i, count, results);
     }
     return channel.leave();
@@ -69,8 +66,7 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void reduce_scatter_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block, WORLD_SIZE> channel(block(), call.comm, call.channel, platform::block_in_grid(),
-                                       false);
+    Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(
         call, slice, staging_part_bytes(call.comm), [&](T* out, const T* in, uint32_t count) {

@@ -34,6 +34,7 @@ _THREADS_PER_BLOCK = 128
 _BYTES_PER_THREAD = {
     "all_reduce_one_shot_ll16": 8,
     "all_reduce_one_shot_sentinel": 16,
+    "all_reduce_two_shot_sentinel": 64,
     "all_reduce_two_shot_push_simple": 16,
     "reduce_scatter_direct_ll16": 8,
     "reduce_scatter_push_simple": 16,

@@ -15,8 +15,13 @@ struct alignas(8) ShortSlice {
     uint8_t bytes[256];
 };
 
+// Which of so many slices a block collects in its exchange `i`, where it collects `share` of them.
+KCCL_DEVICE Slices some_slices(const Call& call, uint32_t i, uint32_t num_slices) {
+    return {(platform::block_in_grid() + i + 1) % (num_slices - call.share + 1), call.share};
+}
+
 // A few exchanges of one opening; of each, [slice][count] bytes of `input` go out and all come in to
-// `output`, the one behind the other.
+// `output`, or `share` of them, the one behind the other.
 template <KcclReach REACH, mem::Order order>
 KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     GridExchange<REACH> blocks(comm);
@@ -34,8 +39,11 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
             in = shared.bytes;
         }
         publish<order>(blocks, in, count);
-        const uint64_t at = i * blocks.num_slices() * call.count;
-        status = collect<order>(blocks, output_of<uint8_t>(call) + at, count);
+        const uint64_t num_slices = call.share == 0 ? blocks.num_slices() : call.share;
+        uint8_t* const out = output_of<uint8_t>(call) + i * num_slices * call.count;
+        status = call.share == 0 ? collect<order>(blocks, out, count)
+                                 : collect<order>(blocks, out, count,
+                                                  some_slices(call, i, blocks.num_slices()));
     }
     return status;
 }
@@ -48,8 +56,12 @@ KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     Status status = blocks.status();
     for (int i = 0; i < call.channel && status == kKcclOk; ++i) {
         publish<order>(blocks, input_of<T>(call) + i * call.count, count);
-        const uint64_t at = i * blocks.num_blocks() * call.count;
-        status = collect_reduced<Op, order>(blocks, output_of<T>(call) + at, count);
+        const uint64_t num_slices = call.share == 0 ? blocks.num_blocks() : call.share;
+        T* const out = output_of<T>(call) + i * num_slices * call.count;
+        status = call.share == 0
+                     ? collect_reduced<Op, order>(blocks, out, count)
+                     : collect_reduced<Op, order>(blocks, out, count,
+                                                  some_slices(call, i, blocks.num_blocks()));
     }
     return status;
 }
@@ -73,6 +85,14 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
             return in_rounds<T>(
                 call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
                     return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+                });
+        }
+    }
+    if constexpr (has<KERNELS>(kKcclAllReduceTwoShotSentinel)) {
+        if (call.kernel == kKcclAllReduceTwoShotSentinel) {
+            return in_rounds<T>(
+                call, all, two_shot_sentinel_bytes(comm), [&](T* out, const T* in, uint32_t count) {
+                    return all_reduce_two_shot_sentinel<T, Op>(channel, out, in, count);
                 });
         }
     }

@@ -14,6 +14,8 @@ from .mutation import (
     bug,
 )
 
+TWO_SHOT = "kernels/all_reduce_two_shot_sentinel.cuh"
+
 MUTATIONS = (
     # ---- Sentinels
     bug(
@@ -67,19 +69,19 @@ MUTATIONS = (
         STUCK | REUSED,
         Edit(
             "include/kccl/sentinel.cuh",
-            "        mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n",
-            "",
+            "if (!channel.is_ordered()) mem::fence",
+            "if (false) mem::fence",
         ),
     ),
     bug(
-        "rearmed_before_sync",
-        "threads fence before all have armed",
-        "sentinels",
-        RACE | REUSED,
+        "launch_orders_rounds",
+        "a launch's later rounds are taken to be ordered as its first is",
+        "sentinel launches",
+        STUCK | REUSED,
         Edit(
-            "include/kccl/sentinel.cuh",
-            "        coop.sync();\n        channel_.state()",
-            "        channel_.state()",
+            "include/kccl/channel.cuh",
+            "is_ordered_ &= kernel_ == kKcclNumKernels;",
+            "",
         ),
     ),
     bug(
@@ -94,17 +96,6 @@ MUTATIONS = (
         ),
     ),
     bug(
-        "three_slots",
-        "sentinel slots take turns by three",
-        "sentinels",
-        REUSED | STALE,
-        Edit(
-            "include/kccl/sentinel.cuh",
-            "calls % kKcclNumSentinelSlots,",
-            "calls % 3,",
-        ),
-    ),
-    bug(
         "two_slots",
         "sentinel slots take turns by two",
         "sentinels",
@@ -113,6 +104,29 @@ MUTATIONS = (
             "include/kccl/sentinel.cuh",
             "calls % kKcclNumSentinelSlots,",
             "calls % 2,",
+        ),
+    ),
+    bug(
+        "results_stay_armed_late",
+        "of two_shot's words only those of the chunks are armed again",
+        "two shots",
+        WRONG | STALE,
+        Edit(TWO_SHOT, "slots.rearm(2 * chunk);", "slots.rearm(chunk);"),
+    ),
+    bug(
+        "results_over_chunks",
+        "results go where the chunks lie",
+        "two shots",
+        WRONG | REUSED | STALE,
+        Edit(
+            TWO_SHOT,
+            "slots.push(chunk + mine, sentinel::pack(results));",
+            "slots.push(mine, sentinel::pack(results));",
+        ),
+        Edit(
+            TWO_SHOT,
+            "slots.await_all(chunk + (mine < chunk ? mine : chunk - 1), results);",
+            "slots.await_all((mine < chunk ? mine : chunk - 1), results);",
         ),
     ),
     # ---- Blocks and warps

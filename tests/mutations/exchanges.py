@@ -127,7 +127,7 @@ MUTATIONS = (
         "collect_reduced() takes another block's slice of the next rank",
         "reduced exchanges",
         REUSED | WRONG,
-        Edit(PUBLISH, "exchange.rank_stride(), combine", "exchange.rank_stride() - 8, combine"),
+        Edit(PUBLISH, "exchange.rank_stride()}", "exchange.rank_stride() - 8}"),
     ),
     bug(
         "exchange_polls_what_nobody_sends",
@@ -136,9 +136,34 @@ MUTATIONS = (
         STUCK,
         Edit(
             PUBLISH,
-            "first < total ? exchange.first_place() : exchange.kSomePlace",
-            "exchange.first_place()",
+            "thread < total ? first : exchange.kSomePlace",
+            "first",
         ),
+    ),
+    bug(
+        "exchange_meets_few",
+        "a block that collects a part awaits only those whose slices it takes",
+        "parts of exchanges",
+        REUSED | STALE | WRONG | STUCK,
+        Edit(
+            PUBLISH,
+            "slice < all ? exchange.place_of({slice, 0}) : exchange.kSomePlace;",
+            "slice < all ? exchange.place_of({slices.first, 0}) : place;",
+        ),
+    ),
+    bug(
+        "exchange_meets_few_of_many",
+        "the same, where a thread has several packets",
+        "parts of exchanges",
+        REUSED | STALE | WRONG | STUCK,
+        Edit(PUBLISH, "IS_PART && met < all && !failed;", "IS_PART && met < 0 && !failed;"),
+    ),
+    bug(
+        "exchange_part_of_the_first",
+        "a block that collects a part takes the first slices",
+        "parts of exchanges",
+        WRONG | REUSED,
+        Edit(PUBLISH, "exchange.place_of({slices.first, 0}) + exchange", "0 + exchange"),
     ),
     bug(
         "exchange_looks_no_further_ahead",

@@ -17,6 +17,7 @@ from sim_machine import (
     SCATTER_PULL,
     SCATTER_PUSH,
     SENTINEL,
+    TWO_SHOT_SENTINEL,
     Machine,
 )
 from sim_programs import Script
@@ -64,6 +65,17 @@ def _seldom_long(kernel, period, long_ones):
         script.begin(threads=64)
         for number in range(4 * period):
             script.reduce(0, kernel, 60 if number % period in long_ones else 2)
+
+    return make
+
+
+def _launches(kernel):
+    """Each by a kernel of the host's, of one round and of several."""
+
+    def make(script):
+        script.begin(threads=64, style="calls")
+        for count in (150, 3, 500, 37, 300, 64, 2, 700):
+            script.reduce(0, kernel, count)
 
     return make
 
@@ -221,6 +233,15 @@ def _reduced_exchanges(script):
         script.exchange_reduced(count, 3, orders=False)
 
 
+def _parts_of_exchanges(script):
+    """Each block needs one slice, and meets all; with more slices than threads, too."""
+    script.begin(threads=script.machine.warp_size, blocks=3)
+    for nbytes in (8, 100, 300, 20):
+        script.exchange(nbytes, 5, orders=False, share=1)
+    for count in (8, 100, 3):
+        script.exchange_reduced(count, 5, orders=False, share=1)
+
+
 def _exchanges_seldom_long(script):
     """The last words of the board lie idle for more than a period."""
     script.begin(threads=script.machine.warp_size, blocks=2)
@@ -258,6 +279,8 @@ PROGRAMS = {
     # The staging has room for 256 elements.
     "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),
     "sentinels": Program(_reductions(SENTINEL), 3, (SENTINEL,), NARROW),
+    "sentinel launches": Program(_launches(SENTINEL), 3, (SENTINEL,), NARROW),
+    "two shots": Program(_reductions(TWO_SHOT_SENTINEL), 3, (TWO_SHOT_SENTINEL,), NARROW),
     "seldom long": Program(_seldom_long(LL16, 16, (1, 2)), 2, (LL16,), NARROW),
     "sentinels seldom long": Program(_seldom_long(SENTINEL, 8, (1,)), 2, (SENTINEL,), NARROW),
     "by warps": Program(_by_warps, 3, (LL16,), {"num_channels": 2}),
@@ -294,6 +317,9 @@ PROGRAMS = {
     ),
     "reduced exchanges": Program(
         _reduced_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
+    ),
+    "parts of exchanges": Program(
+        _parts_of_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
     ),
     "exchanges seldom long": Program(
         _exchanges_seldom_long, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}

@@ -75,6 +75,14 @@ KCCL_DEVICE int default_channel(Thread) {
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 
+// What a channel is opened for.
+enum class Opening {
+    kManyCalls,  // opening may take longer so that calls are shorter
+    kOneCall,    // what opening reads is on its way while the caller goes on: see check()
+    kLaunch  // the same, of a kernel's only opening of this channel: whose launch orders all that
+             // the calls before did before all that this one does
+};
+
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
 // let it end together. One coop at a time has a channel open, on every rank; the same channel sees
 // the same sequence of calls on every rank.
@@ -84,11 +92,13 @@ template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
     // `channel`: below comm.num_channels; `block`: of a call of several blocks, each of which has
-    // its own part of the channel; `many_calls`: opening may take longer so that calls are shorter.
-    // Else what is read here is on its way while the caller goes on: see check(). `comm` outlives this.
+    // its own part of the channel. `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
-                        bool many_calls = true)
-        : coop_(coop), comm_(comm), channel_(channel) {
+                        Opening opening = Opening::kManyCalls)
+        : coop_(coop),
+          comm_(comm),
+          channel_(channel),
+          is_ordered_(!platform::kCpu && opening == Opening::kLaunch) {
         index_ = channel * comm.blocks_per_channel + block;
         found_ = status_of(comm);
         state_ = load_state(channel_state(comm, index_));
@@ -100,6 +110,7 @@ class Channel {
         num_threads_ = coop.size();
         step_ = comm.epoch_step;
         slot_packets_ = static_cast<uint32_t>(comm.layout.packet_bytes / kPayloadBytes);
+        const bool many_calls = opening == Opening::kManyCalls;
         if (many_calls) keep_at_hand();
         half_packets_ = world_size() * slot_packets_;
         if (many_calls) check();
@@ -107,6 +118,10 @@ class Channel {
 
     KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
         : Channel(coop, comm, default_channel(coop)) {}
+
+    // Of a kernel that makes one call of the host's.
+    KCCL_DEVICE explicit Channel(const Call& call)
+        : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {}
 
     // Keeps what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
@@ -144,6 +159,9 @@ class Channel {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
+    // Whether all that earlier calls did comes before all that this one does, as if by a fence.
+    KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
+
     // For the counters of the sentinel protocol.
     KCCL_DEVICE ChannelState& state() { return state_; }
 
@@ -175,6 +193,7 @@ class Channel {
     // Enters the next call, a pairwise one, when it has nothing to wait for. Called by all threads of
     // the coop, after is_next_plain().
     KCCL_DEVICE void next_plain(KcclKernel kernel) {
+        is_ordered_ &= kernel_ == kKcclNumKernels;
         kernel_ = kernel;
         state_.epoch += step_;
         offset_ ^= half_packets_;
@@ -196,6 +215,15 @@ class Channel {
             arrive<kCreditArrive>(kKcclFlagCredit);
         }
         return kKcclOk;
+    }
+
+    // Enters the next call, a pairwise one. False: this warp sends nothing and awaits nothing, and
+    // leave(true) follows. Called by all threads of the coop; they agree in leave().
+    KCCL_DEVICE bool enter(KcclKernel kernel) {
+        if (!is_next_plain()) return next(kernel, Exchange::kPairwise) == kKcclOk;
+        const bool usable = is_usable();
+        next_plain(kernel);
+        return usable;
     }
 
     // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
@@ -315,7 +343,8 @@ class Channel {
     bool has_looked_ = false;
     bool is_checked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
-    Status found_;                         // at the opening, by this thread
+    bool is_ordered_;
+    Status found_;  // at the opening, by this thread
     Status status_ = kKcclOk;
     ChannelState state_;
 };

@@ -115,7 +115,7 @@ KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
 template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count, int channel) {
-    Channel<Coop> opened(coop, comm, channel, 0, false);
+    Channel<Coop> opened(coop, comm, channel, 0, Opening::kOneCall);
     return all_reduce<T, Op>(opened, out, in, count);
 }
 
@@ -154,7 +154,7 @@ KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T
 template <class T, class Coop>
 KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root, int channel) {
-    Channel<Coop> opened(coop, comm, channel, 0, false);
+    Channel<Coop> opened(coop, comm, channel, 0, Opening::kOneCall);
     return broadcast(opened, out, in, count, root);
 }
 
@@ -166,7 +166,7 @@ KCCL_DEVICE Status broadcast(Coop coop, const DeviceComm& comm, T* out, const T*
 
 template <mem::Order order = mem::Order::kAcqRel, class Coop>
 KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
-    Channel<Coop> opened(coop, comm, default_channel(coop), 0, false);
+    Channel<Coop> opened(coop, comm, default_channel(coop), 0, Opening::kOneCall);
     return barrier<order>(opened);
 }
 

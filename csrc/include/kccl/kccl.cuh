@@ -11,6 +11,7 @@
 #include "../../kernels/all_reduce_two_shot_cma_simple.cuh"
 #include "../../kernels/all_reduce_two_shot_pull_simple.cuh"
 #include "../../kernels/all_reduce_two_shot_push_simple.cuh"
+#include "../../kernels/all_reduce_two_shot_sentinel.cuh"
 #include "../../kernels/barrier_direct.cuh"
 #include "../../kernels/broadcast_direct_ll16.cuh"
 #include "../../kernels/broadcast_pull_simple.cuh"

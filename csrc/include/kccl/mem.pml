@@ -64,9 +64,9 @@ inline learn(state) {
     END_SLOTS
 }
 
-/* Acquires what was learned, and releases. */
+/* Acquires what was learned, and releases: before the thread pushes in this call. */
 inline fence() {
-    publish(epoch);
+    publish(past);
     FOR_PEERS
         FOR_SLOTS
             if

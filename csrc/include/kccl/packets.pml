@@ -21,7 +21,7 @@
  * waits for ever.
  *
  * Left out: payloads, but for whether one looks like the sentinel; time-outs, failures, reset; closing
- * a channel and opening it again, which sync; plan(), which says beforehand where enter_special() is due;
+ * a channel and opening it again, which sync; the ends of kernels, which order what fences do; plan(), which says beforehand where enter_special() is due;
  * staging and the protocols that pull; other channels, which share nothing; rounds, which are
  * calls. One packet stands for all that a thread moves. A load is performed at once and in its
  * place, for a branch depends on it. The fence of one thread stands for those of its coop, which
@@ -59,7 +59,7 @@
 #define ONE_STEP atomic
 #endif
 
-/* What -DPLANTED=name plants. All are bugs, but the last: see sentinel.cuh, "three would do". */
+/* What -DPLANTED=name plants. All are bugs. */
 #define NOTHING 0
 #define ONE_SLOT 1
 #define NO_CREDIT 2
@@ -80,7 +80,6 @@
 #define REARM_TOO_LATE 17  /* two calls after it */
 #define REARM_THIS_LENGTH 18
 #define PAYLOAD_MAY_BE_SENTINEL 19
-#define FENCE_BEFORE_PUSH 20
 #ifndef PLANTED
 #define PLANTED NOTHING
 #endif
@@ -115,8 +114,11 @@
  *     if (k < channel.world_size()) ll16::push_to(channel, k, i, payloads[k]); */
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
+/* sentinel.cuh push_to():
+ *     mem::store_packet(at(calls_, channel_.receiver(k), channel_.comm().rank) + i, packet); */
+/* sentinel.cuh push(): if (k < channel_.world_size()) push_to(k, i, packet); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     mem::store_packet(slots.of(peer, comm.rank) + i, packet); */
+ *     slots.push(i, sentinel::pack(payloads)); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16(): ll16::push_to(channel, k, i, payload); */
 inline push() {
     d_step {
@@ -144,10 +146,10 @@ inline push() {
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
+/* sentinel.cuh await_all(): packets[source] = mem::load_packet(inbox[source]); */
+/* sentinel.cuh await_all(): are_valid &= is_valid(packets[source]); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     packets[source] = mem::load_packet(slots.of(comm.rank, source) + i); */
-/* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     are_valid &= sentinel::is_valid(packets[source]); */
+ *     failed = !slots.await_all(i, payloads); */
 /* exchange.cuh await_one(): packet = mem::load_packet(inbox); return is_valid(packet, epoch); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
  *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
@@ -178,10 +180,20 @@ inline poll(is_from_all) {
 #define calls_ (slot - 2 + NUM_SENTINEL_SLOTS)
 #define back (1 - planted(REARM_TOO_EARLY) + planted(REARM_TOO_LATE))
 
+/* sentinel.cuh Slots(): mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
+inline order_rearmed() {
+    d_step {
+        if
+        :: planted(REARM_UNFENCED)
+        :: else -> fence()
+        fi
+    }
+}
+
 inline rearm() {
     d_step {
         if
-        /* sentinel.cuh rearm(): for (uint32_t i = coop.index(); i < stale_packets_; */
+        /* sentinel.cuh rearm(): for (uint32_t i = channel_.thread(); i < stale_packets_; */
         :: index < sentinel_packets &&
            (!planted(REARM_THIS_LENGTH) || index < num_packets) ->
            FOR_PEERS
@@ -197,18 +209,11 @@ inline rearm() {
         fi;
         w = 0
     }
-    /* sentinel.cuh rearm(): coop.sync(); */
-    sync();
     d_step {
         /* sentinel.cuh rearm(): channel_.state().sentinel_calls = calls_ + 1; */
         sentinel_calls = (calls_ + 1) % NUM_SENTINEL_SLOTS;
         /* sentinel.cuh rearm(): channel_.state().sentinel_packets = num_packets; */
-        sentinel_packets = num_packets;
-        /* sentinel.cuh rearm(): mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
-        if
-        :: planted(REARM_UNFENCED)
-        :: else -> fence()
-        fi
+        sentinel_packets = num_packets
     }
 }
 
@@ -283,7 +288,9 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* exchange.cuh exchange(): const Status entered = channel.next(kernel, kind); */
            /* exchange.cuh exchange(): channel.next_plain(kernel); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
-            *     channel.next(kKcclAllReduceOneShotSentinel, Exchange::kPairwise); */
+            *     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true); */
+           /* channel.cuh enter(): return next(kernel, Exchange::kPairwise) == kKcclOk; */
+           /* channel.cuh enter(): next_plain(kernel); return usable; */
            /* barrier_direct.cuh barrier_direct():
             *     channel.next(kKcclBarrierDirect, Exchange::kPairwise); */
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
@@ -304,14 +311,11 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            if
            :: kind == LL16 -> push()
            :: kind == SENTINEL ->
-#if PLANTED == FENCE_BEFORE_PUSH
-              rearm(); push()
-#else
+              order_rearmed();
               push();
               /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
                *     slots.rearm(num_packets); */
               rearm()
-#endif
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()

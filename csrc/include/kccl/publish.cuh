@@ -8,7 +8,8 @@
 //     }
 //
 // collect_reduced() in place of collect() gives [block][count], reduced over the ranks: an all_reduce
-// that is complete, in every block, after one crossing.
+// that is complete, in every block, after one crossing. Blocks that need some of the slices collect
+// only those: what every block polls is what an exchange of long messages costs.
 #pragma once
 
 #include "grid_exchange.cuh"
@@ -58,55 +59,98 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     return kKcclOk;
 }
 
-// What collect() and collect_reduced() have in common. ROWS: packets that make one payload of `out`,
-// `rows` of them, `row_stride` apart; combine(packets' payloads) -> payload.
-template <mem::Order order, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
+// What a block collects of an exchange: so many slices, from the first.
+struct Slices {
+    uint32_t first;
+    uint32_t num;
+};
+
+// How the payloads of `out` are made of packets: `num` of them, `stride` apart, ROWS at most.
+template <int ROWS>
+struct Rows {
+    int num;
+    uint32_t stride;
+};
+
+// The next payloads of each thread, at most N, of the slices' `total`; `at` goes on behind them. False: the
+// wait failed. combine(packets' payloads) -> payload.
+template <int N, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
+KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
+                              Slices slices, Rows<ROWS> rows, bool are_words, SlicePacket* at,
+                              Combine combine) {
+    SlicePacket mine[N];
+    uint32_t places[N * ROWS];
+    uint64_t payloads[N * ROWS];
+    KCCL_UNROLL
+    for (int n = 0; n < N; ++n) {
+        mine[n] = *at;
+        const uint32_t place = at->slice < slices.num
+                                   ? exchange.place_of({slices.first + at->slice, at->packet})
+                                   : exchange.kSomePlace;
+        KCCL_UNROLL
+        for (int row = 0; row < ROWS; ++row) {
+            places[n * ROWS + row] = place + (row < rows.num ? row : 0) * rows.stride;
+        }
+        *at = exchange.after(*at);
+    }
+    if (!exchange.await(places, N * ROWS, payloads)) return false;
+    KCCL_UNROLL
+    for (int n = 0; n < N; ++n) {
+        if (count == 0 || mine[n].slice >= slices.num) continue;
+        store_payload(out + uint64_t{mine[n].slice} * count, mine[n].packet, count,
+                      combine(&payloads[n * ROWS]), are_words);
+    }
+    return true;
+}
+
+// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all blocks,
+// so a packet of every slice is awaited besides, whereby all blocks have met.
+template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
+          class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
-                                uint32_t num_slices, int rows, uint32_t row_stride,
-                                Combine combine) {
+                                Slices slices, Rows<ROWS> rows, Combine combine) {
     // So many payloads of a thread are on their way at once. One is a path of its own, because small
-    // exchanges are the ones that matter.
-    constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
+    // exchanges are the ones that matter. The first are polled until they come, by every block, so they
+    // are few; those behind them mostly are there.
+    constexpr int kFirst = ROWS <= 2 ? 2 : 1;
+    constexpr int kMore = ROWS == 1 ? 6 : ROWS <= 4 ? 2 : 1;
+    constexpr int kMet = IS_PART ? 2 : 0;
     if (exchange.status() != kKcclOk) return exchange.status();
     const uint32_t size = exchange.num_threads();
-    const uint32_t first = exchange.thread();
-    const uint32_t total = num_slices * exchange.num_packets();
+    const uint32_t thread = exchange.thread();
+    const uint32_t total = slices.num * exchange.num_packets();
+    const uint32_t all = exchange.num_slices();
     const bool words = count != 0 && are_words(out, count);
     bool failed = false;
-    if (words && total <= size) {
-        const uint32_t place = first < total ? exchange.first_place() : exchange.kSomePlace;
-        uint32_t places[ROWS];
-        uint64_t payloads[ROWS];
+    if (words && total <= size && (!IS_PART || all <= kMet * size)) {
+        const uint32_t first = exchange.place_of({slices.first, 0}) + exchange.first_place();
+        const uint32_t place = thread < total ? first : exchange.kSomePlace;
+        uint32_t places[kMet + ROWS];
+        uint64_t payloads[kMet + ROWS];
         KCCL_UNROLL
-        for (int row = 0; row < ROWS; ++row) places[row] = place + row * row_stride;
-        failed = !exchange.await(places, rows, payloads);
-        if (!failed && first < total) {
-            mem::store_plain(reinterpret_cast<uint64_t*>(out) + first, combine(&payloads[0]));
+        for (int n = 0; n < kMet; ++n) {
+            const uint32_t slice = thread + n * size;
+            places[n] = slice < all ? exchange.place_of({slice, 0}) : exchange.kSomePlace;
+        }
+        KCCL_UNROLL
+        for (int row = 0; row < ROWS; ++row) places[kMet + row] = place + row * rows.stride;
+        failed = !exchange.await(places, kMet + rows.num, payloads);
+        if (!failed && thread < total) {
+            mem::store_plain(reinterpret_cast<uint64_t*>(out) + thread, combine(&payloads[kMet]));
         }
     } else {
-        SlicePacket next = exchange.first();
-        for (uint32_t done = 0; done < total && !failed; done += kAtOnce * size) {
-            SlicePacket mine[kAtOnce];
-            uint32_t places[kAtOnce * ROWS];
-            uint64_t payloads[kAtOnce * ROWS];
-            KCCL_UNROLL
-            for (int n = 0; n < kAtOnce; ++n) {
-                mine[n] = next;
-                const uint32_t place =
-                    next.slice < num_slices ? exchange.place_of(next) : exchange.kSomePlace;
-                KCCL_UNROLL
-                for (int row = 0; row < ROWS; ++row) {
-                    places[n * ROWS + row] = place + (row < rows ? row : 0) * row_stride;
-                }
-                next = exchange.after(next);
-            }
-            failed = !exchange.await(places, kAtOnce * ROWS, payloads);
-            KCCL_UNROLL
-            for (int n = 0; n < kAtOnce; ++n) {
-                if (failed || count == 0 || mine[n].slice >= num_slices) continue;
-                store_payload(out + uint64_t{mine[n].slice} * count, mine[n].packet, count,
-                              combine(&payloads[n * ROWS]), words);
-            }
+        SlicePacket at = exchange.first();
+        uint32_t done = kFirst * size;
+        failed = !collect_next<kFirst>(exchange, out, count, slices, rows, words, &at, combine);
+        for (; done < total && !failed; done += kMore * size) {
+            failed = !collect_next<kMore>(exchange, out, count, slices, rows, words, &at, combine);
+        }
+        for (uint32_t met = 0; IS_PART && met < all && !failed; met += size) {
+            const uint32_t slice = met + thread;
+            const uint32_t places[1] = {slice < all ? exchange.place_of({slice, 0})
+                                                    : exchange.kSomePlace};
+            uint64_t payloads[1];
+            failed = !exchange.await(places, 1, payloads);
         }
     }
     if constexpr (order == mem::Order::kAcqRel) {
@@ -121,8 +165,32 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
 // block-shared memory or not. Orders: see publish(), where the same order stands.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count) {
-    return collect_rows<order, 1>(exchange, out, count, exchange.num_slices(), 1, 0,
-                                  [](const uint64_t* payloads) { return payloads[0]; });
+    return collect_rows<order, false>(exchange, out, count, Slices{0, exchange.num_slices()},
+                                      Rows<1>{1, 0},
+                                      [](const uint64_t* payloads) { return payloads[0]; });
+}
+
+// The same of some of these slices, [slice][count]. Which ones is each block's own business, as long as
+// the blocks of a rank among them collect every slice: a packet that nobody on a rank awaits may still
+// be on its way when its place is written again.
+template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
+KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
+                           Slices slices) {
+    return collect_rows<order, true>(exchange, out, count, slices, Rows<1>{1, 0},
+                                     [](const uint64_t* payloads) { return payloads[0]; });
+}
+
+template <class Op, mem::Order order, bool IS_PART, class T, int WORLD_SIZE>
+KCCL_DEVICE Status collect_sums(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
+                                uint32_t count, Slices slices) {
+    constexpr int kMostRanks = GridExchange<kKcclReachAllRanks, WORLD_SIZE>::kMostRanks;
+    const int world_size = exchange.num_senders();
+    const auto combine = [&](const uint64_t* payloads) {
+        return reduce_payloads<T, Op, 1, kMostRanks>(payloads, world_size);
+    };
+    return collect_rows<order, IS_PART>(exchange, out, count, slices,
+                                        Rows<kMostRanks>{world_size, exchange.rank_stride()},
+                                        combine);
 }
 
 // Ends an exchange of all ranks: `out` becomes [block][count], the slices of each block reduced
@@ -130,13 +198,14 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
 template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                    uint32_t count) {
-    using Exchange = GridExchange<kKcclReachAllRanks, WORLD_SIZE>;
-    const int world_size = exchange.num_senders();
-    const auto combine = [&](const uint64_t* payloads) {
-        return reduce_payloads<T, Op, 1, Exchange::kMostRanks>(payloads, world_size);
-    };
-    return collect_rows<order, Exchange::kMostRanks>(exchange, out, count, exchange.num_blocks(),
-                                                     world_size, exchange.rank_stride(), combine);
+    return collect_sums<Op, order, false>(exchange, out, count, Slices{0, exchange.num_blocks()});
+}
+
+// The same of some of the blocks' slices, [slice][count]; which ones: see above.
+template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
+KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
+                                   uint32_t count, Slices slices) {
+    return collect_sums<Op, order, true>(exchange, out, count, slices);
 }
 
 }  // namespace kccl

@@ -177,6 +177,15 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t (&payloads)[MAX_RANKS], int 
     return reduce_payloads<T, Op, 1, MAX_RANKS>(payloads, world_size);
 }
 
+// The same of N payloads a rank.
+template <class T, class Op, int MAX_RANKS, uint32_t N>
+KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payloads)[MAX_RANKS][N],
+                                int world_size) {
+    for (uint32_t n = 0; n < N; ++n) {
+        results[n] = reduce_payloads<T, Op, N, MAX_RANKS>(&payloads[0][n], world_size);
+    }
+}
+
 template <class T, class Op, int WORLD_SIZE, class Coop>
 KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_t count) {
     const T* row[WORLD_SIZE];

@@ -6,19 +6,20 @@
 // c % 4. When its own pushes are out it re-arms the words that call c-1 used, in this rank's own
 // window, where its polls ended with call c-1; all other words of that slot are still armed. The
 // next to write them are the peers' pushes of call c+3. These come after the re-arming:
-//   - in call c every thread re-arms its share, the coop syncs, and every thread fences: whatever a
-//     thread publishes later, in call c+1 at the earliest, comes after the re-arming by all;
+//   - in call c every thread re-arms its share, the sync that ends the call follows, and in call c+1
+//     every thread fences before it pushes: whatever it publishes comes after the re-arming by all;
 //   - a peer leaves call c+1 only when it has polled a word of this rank, because every sentinel
-//     call is pairwise and has at least one word;
-//   - the peer's fences of call c+2 come after those polls, and a coop sync (channel.cuh) separates
-//     them from its pushes of call c+3.
+//     call is pairwise and has at least one word of every rank for every other;
+//   - the peer's fences of call c+2 come after those polls, for the sync that ends a call
+//     (channel.cuh) stands between; its pushes of call c+3 come after that.
 // So a rank may be one call ahead of another and never overtakes a re-arming, and neither the
 // lengths of the calls nor which thread owned which word matters. Calls of other kinds that come
 // between on the channel only add order.
 //
-// Why four slots and not three: a fence behind the push hides behind the wire, but what a peer
-// learns in call c+1 orders its pushes only after its next fence, that of call c+2. With the fence
-// before the push, where nothing hides it, three would do.
+// A call that the host launches needs no fence before its first round: the kernel before has ended
+// (Channel::is_ordered).
+//
+// Why four slots, though three would do: slots take turns by a counter that wraps.
 #pragma once
 
 #include "channel.cuh"
@@ -52,32 +53,87 @@ KCCL_DEVICE bool is_valid(mem::Packet packet) {
     return packet.half[0] != kArmed && packet.half[1] != kArmed;
 }
 
-// The slots of one call and of the one before. Made after Channel::next().
+// The slots of one call and of the one before. Made by all threads of the coop when they have entered
+// the call, before they push anything.
 template <class Coop, int WORLD_SIZE>
 class Slots {
   public:
     KCCL_DEVICE explicit Slots(Channel<Coop, WORLD_SIZE>& channel)
         : channel_(channel),
           calls_(channel.state().sentinel_calls),
-          stale_packets_(channel.state().sentinel_packets) {}
+          stale_packets_(channel.state().sentinel_packets) {
+        if (!channel.is_ordered()) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+    }
 
-    // The packets of this call that `source` pushes into `rank`'s window.
-    KCCL_DEVICE mem::Packet* of(int rank, int source) const { return at(calls_, rank, source); }
+    // Pushes packet i of this call to receiver(k) of the channel. Once a call.
+    KCCL_DEVICE void push_to(int k, uint32_t i, mem::Packet packet) const {
+        mem::store_packet(at(calls_, channel_.receiver(k), channel_.comm().rank) + i, packet);
+    }
+
+    // Pushes packet i to every rank, this one last.
+    KCCL_DEVICE void push(uint32_t i, mem::Packet packet) const {
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+            if (k < channel_.world_size()) push_to(k, i, packet);
+        }
+    }
 
     // Re-arms what the call before used, and remembers that this one uses num_packets of each
     // source. Called once a call by all threads of the coop, between their pushes and their polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
-        const Coop coop = channel_.coop();
+        const uint32_t size = channel_.num_threads();
         for (int source = 0; source < channel_.world_size(); ++source) {
             mem::Packet* stale = at(calls_ - 1, channel_.comm().rank, source);
-            for (uint32_t i = coop.index(); i < stale_packets_; i += coop.size()) {
+            for (uint32_t i = channel_.thread(); i < stale_packets_; i += size) {
                 mem::store_packet(stale + i, mem::Packet{{kArmed, kArmed}});
             }
         }
-        coop.sync();
         channel_.state().sentinel_calls = calls_ + 1;
         channel_.state().sentinel_packets = num_packets;
-        mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+    }
+
+    // Waits for packet i of every rank; payloads[source] are what `source` pushed. False: the wait
+    // failed. Called by all threads of a warp, each with an i of its own.
+    KCCL_DEVICE bool await_all(uint32_t i,
+                               uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>][kPayloads]) const {
+        const int world_size = channel_.world_size();
+        const mem::Packet* inbox[kMaxRanks<WORLD_SIZE>];
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source < world_size) inbox[source] = at(calls_, channel_.comm().rank, source) + i;
+        }
+        mem::Packet packets[kMaxRanks<WORLD_SIZE>];
+        // All packets are loaded before any is checked: their latencies overlap.
+        const auto poll = [&] {
+            KCCL_UNROLL
+            for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+                if (source >= world_size) break;
+                packets[source] = mem::load_packet(inbox[source]);
+            }
+            bool are_valid = true;
+            KCCL_UNROLL
+            for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+                if (source >= world_size) break;
+                are_valid &= is_valid(packets[source]);
+            }
+            return are_valid;
+        };
+        const auto missing = [&] {
+            // Words carry no epoch. Whoever is missing has been seen in the call before.
+            Missing late = {0, channel_.epoch() - channel_.comm().epoch_step};
+            for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+                if (source >= world_size || is_valid(packets[source])) continue;
+                late.ranks |= 1u << source;
+            }
+            return late;
+        };
+        if (!wait_until(channel_.comm(), channel_.awaited(), poll, missing)) return false;
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= world_size) break;
+            for (uint32_t n = 0; n < kPayloads; ++n) payloads[source][n] = packets[source].half[n];
+        }
+        return true;
     }
 
   private:
@@ -87,8 +143,8 @@ class Slots {
     }
 
     Channel<Coop, WORLD_SIZE>& channel_;
-    uint32_t calls_;
-    uint32_t stale_packets_;
+    const uint32_t calls_;
+    const uint32_t stale_packets_;
 };
 
 }  // namespace kccl::sentinel
