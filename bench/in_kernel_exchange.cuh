@@ -84,89 +84,78 @@ void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64
     if (status == kKcclOk) form.keep_last(out + index * form.num_words());
 }
 
-// An all_reduce that is complete in every block: publish, and collect what is reduced over the ranks. In
-// call k a block contributes the slice of the message that the next block contributed in call k - 1.
-// Why words: as in Exchange.
+// A message-complete all_reduce: publish, and collect of what is reduced over the ranks. In each call a
+// block takes the slice that the next block contributed, and contributes it in the one after.
+// Why words, and two places: as in Exchange.
 template <class T, int WORLD_SIZE>
 class ExchangedSums {
   public:
     using Type = T;
-    // memory: this block's, twice the message and a slice. slice: this block's first, `count` elements,
-    // which are whole words.
-    KCCL_DEVICE ExchangedSums(const DeviceComm& comm, uint64_t* memory, const T* slice,
-                              uint32_t count, double factor)
+    // memory: this block's, two slices. slice: this block's first, `count` elements, which are whole
+    // words.
+    KCCL_DEVICE ExchangedSums(const DeviceComm& comm, T* memory, const T* slice, uint32_t count,
+                              double factor)
         : exchange_(comm),
           count_(kccl::mem::keep(count)),
-          num_words_(kccl::mem::keep(count / kccl::kPayloadElements<T>)),
-          all_words_(kccl::mem::keep(exchange_.num_blocks() * num_words_)),
-          to_(kccl::mem::keep(memory)),
-          other_(kccl::mem::keep(memory + all_words_)),
-          mine_(kccl::mem::keep(memory + 2 * uint64_t{all_words_})),
+          mine_(kccl::mem::keep(memory)),
+          other_(kccl::mem::keep(memory + count)),
           factor_(factor) {
         const uint32_t next = kccl::platform::block_in_grid() + 1;
-        next_ = next < exchange_.num_blocks() ? next * num_words_ : 0;
-        const auto* const words = reinterpret_cast<const uint64_t*>(slice);
-        for (uint32_t i = exchange_.thread(); i < num_words_; i += exchange_.num_threads()) {
-            kccl::mem::store_plain(mine_ + i, kccl::mem::load_plain(words + i));
-        }
+        next_ = kccl::mem::keep(next < exchange_.num_blocks() ? next : 0);
+        copy(mine_, slice);
     }
 
     KCCL_DEVICE Status call() {
-        kccl::publish<Order::kRelaxed>(exchange_, reinterpret_cast<const T*>(mine_), count_);
+        kccl::publish<Order::kRelaxed>(exchange_, static_cast<const T*>(mine_), count_);
+        // Its status is also that of publish().
         const Status sums = kccl::collect_reduced<kccl::Sum, Order::kRelaxed>(
-            exchange_, reinterpret_cast<T*>(to_), count_);
-        const uint64_t* const from = to_ + next_;
-        for (uint32_t i = exchange_.thread(); i < num_words_; i += exchange_.num_threads()) {
-            kccl::mem::store_plain(mine_ + i, kccl::mem::load_plain(from + i));
-        }
-        uint64_t* const before = to_;
-        to_ = other_;
+            exchange_, other_, count_, kccl::Slices{next_, 1});
+        T* const before = mine_;
+        mine_ = other_;
         other_ = before;
         return sums;
     }
 
-    KCCL_DEVICE void between(uint32_t) {
-        block().sync();
-        multiply(reinterpret_cast<T*>(mine_), count_, factor_);
-    }
+    KCCL_DEVICE void between(uint32_t) { multiply(mine_, count_, factor_); }
 
-    // The message as the last call left it.
-    KCCL_DEVICE void keep_last(uint64_t* out) const {
-        for (uint32_t i = exchange_.thread(); i < all_words_; i += exchange_.num_threads()) {
-            kccl::mem::store_plain(out + i, kccl::mem::load_plain(other_ + i));
+    // What the last call has collected.
+    KCCL_DEVICE void keep_last(T* out) const { copy(out, mine_); }
+
+    KCCL_DEVICE uint32_t count() const { return count_; }
+
+  private:
+    KCCL_DEVICE void copy(T* to, const T* from) const {
+        auto* const words = reinterpret_cast<uint64_t*>(to);
+        for (uint32_t i = exchange_.thread(); i < count_ / kccl::kPayloadElements<T>;
+             i += exchange_.num_threads()) {
+            kccl::mem::store_plain(
+                words + i, kccl::mem::load_plain(reinterpret_cast<const uint64_t*>(from) + i));
         }
     }
 
-    KCCL_DEVICE uint32_t num_words() const { return all_words_; }
-
-  private:
     kccl::GridExchange<kKcclReachAllRanks, WORLD_SIZE> exchange_;
-    const uint32_t count_;      // of a slice
-    const uint32_t num_words_;  // of a slice
-    const uint32_t all_words_;
-    uint64_t* to_;
-    uint64_t* other_;
-    uint64_t* const mine_;
+    const uint32_t count_;  // of a slice
+    T* mine_;
+    T* other_;
     uint32_t next_;
     const double factor_;
 };
 
-// message: [block][count], this rank's. out: [block][block][count]. Dynamic shared memory: twice the
-// message, and a slice.
+// message, out: [block][count], this rank's. Dynamic shared memory: two slices.
 template <class Form, Notes NOTES>
 KCCL_KERNEL_OF(kMostThreads)
 void exchanged_sums(KCCL_KERNEL_PARAM(DeviceComm) comm, const typename Form::Type* message,
-                    uint64_t* out, uint32_t count, double factor, uint32_t warmup, uint32_t calls,
-                    uint32_t period, const uint32_t* delays, uint64_t delay_stride,
+                    typename Form::Type* out, uint32_t count, double factor, uint32_t warmup,
+                    uint32_t calls, uint32_t period, const uint32_t* delays, uint64_t delay_stride,
                     uint64_t* times) {
     const Rounds rounds =
         rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
     const uint64_t index = kccl::platform::block_in_grid();
-    auto* const memory = reinterpret_cast<uint64_t*>(kccl::platform::dynamic_shared());
+    auto* const memory = reinterpret_cast<typename Form::Type*>(kccl::platform::dynamic_shared());
     Form form(comm, memory, message + index * count, count, factor);
     const Status status = make_calls<NOTES>(
         rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
-    if (status == kKcclOk) form.keep_last(out + index * form.num_words());
+    if (status == kKcclOk) form.keep_last(out + index * form.count());
 }
 
 }  // namespace in_kernel

@@ -21,9 +21,8 @@ WORD_BYTES = 8
 # collects one or two of each rank's, or with more packets than the table has, more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
-# Each thread collects one sum or two, of all ranks. Every block polls all that all blocks send, so
-# that few are faster.
-_WARP, _SUMS_THREADS, _SUMS_WORDS = 32, 512, 128
+# Each thread publishes a word and collects a sum.
+_WARP, _SUMS_WORDS = 32, 128
 # What a slice's place on the board is a multiple of (publish.cuh).
 _LINE_BYTES = 64
 # Added to all words, and in another multiple by each launch, so that none is like the one before.
@@ -39,7 +38,7 @@ def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
 
 
 def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
-    """All slices are alike, of so many words that few blocks collect the message.
+    """All slices are alike, a word a thread.
 
     None where it is not so many whole words.
     """
@@ -48,8 +47,8 @@ def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
         return None
     least = min(words, _SUMS_WORDS)
     blocks = next(n for n in range(min(most_blocks, words // least), 0, -1) if words % n == 0)
-    threads = min(-(-words // _WARP) * _WARP, _SUMS_THREADS)
-    return Shape(blocks, threads, words // blocks)
+    each = words // blocks
+    return Shape(blocks, -(-each // _WARP) * _WARP, each)
 
 
 def exchange_bytes(shape: Shape, world_size: int) -> int:
@@ -125,7 +124,7 @@ class Exchanging(InKernel):
 
 
 class ExchangedSums(InKernel):
-    """An all_reduce: the message that each block has at the end is compared by bits."""
+    """An all_reduce: the slice that each block has at the end is compared by bits."""
 
     def __init__(
         self,
@@ -146,31 +145,28 @@ class ExchangedSums(InKernel):
         self.buffers = notebook.place.buffers(problem)
         self._problem = problem
         self._device_comm = device_comm
-        self._words = shape.blocks * shape.each
-        self._out = notebook.place.numbers(np.zeros(shape.blocks * self._words, np.int64))
+        self._out = notebook.place.numbers(np.zeros(shape.blocks * shape.each, np.int64))
         self._chain = CHAINS[problem.collective]
         self._rank = notebook.place.comm.rank
         self._ends: dict[int, Array] = {}
 
     def run(self) -> None:
-        """See InKernel; the last block's message becomes the result. All blocks' are the same."""
-        messages = self._messages(self._kernels["kMean"], 0, 1)
-        self._wrong += count_wrong(messages, np.tile(messages[-1], (self.shape.blocks, 1)))
-        self.buffers.load(messages[-1].view(self._problem.np_dtype))
+        """See InKernel."""
+        slices = self._slices(self._kernels["kMean"], 0, 1)
+        self.buffers.load(np.roll(slices, 1, axis=0).ravel().view(self._problem.np_dtype))
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:
         """See InKernel."""
         problem, total = self._problem, warmup + calls
         self.buffers.load(self._chain.start(problem, self._rank))
-        messages = self._messages(kernel, warmup, calls)
+        slices = self._slices(kernel, warmup, calls)
         if total not in self._ends:
             end = self._chain.end(problem, self._rank, total).view(np.int64)
-            # In call k a block contributes the slice of the block k further on.
-            slices = end.reshape(self.shape.blocks, self.shape.each)
-            self._ends[total] = np.roll(slices, 1 - total, axis=0).ravel()
-        return count_wrong(messages, np.tile(self._ends[total], (self.shape.blocks, 1)))
+            # In each call a block takes the slice of the next.
+            self._ends[total] = np.roll(end.reshape(slices.shape), -total, axis=0)
+        return count_wrong(slices, self._ends[total])
 
-    def _messages(self, kernel: Any, warmup: int, calls: int) -> Array:
+    def _slices(self, kernel: Any, warmup: int, calls: int) -> Array:
         """[block][word]: what each block has at the end of a launch."""
         problem, shape, place = self._problem, self.shape, self.notebook.place
         place.launch(
@@ -182,8 +178,8 @@ class ExchangedSums(InKernel):
             *self._noted(),
             grid=shape.blocks,
             block=shape.threads,
-            shared_bytes=WORD_BYTES * (2 * self._words + shape.each),
+            shared_bytes=WORD_BYTES * 2 * shape.each,
         )
         place.wait()
-        found = place.read(self._out, shape.blocks * self._words, np.int64)
-        return found.reshape(shape.blocks, self._words)
+        found = place.read(self._out, shape.blocks * shape.each, np.int64)
+        return found.reshape(shape.blocks, shape.each)
