@@ -47,6 +47,7 @@ MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
 MAX_BLOCKS: int = lib.kKcclMaxBlocks
 NUM_SIGNALS: int = lib.kKcclNumSignals
 NUM_SENTINEL_SLOTS: int = lib.kKcclNumSentinelSlots
+NUM_EXCHANGE_SLOTS: int = lib.kKcclNumExchangeSlots
 LINE_BYTES: int = lib.kKcclLineBytes
 PACKET_UNIT: int = lib.kKcclPacketUnit
 LEAST_STAGING_BYTES: int = lib.kKcclLeastStagingBytes

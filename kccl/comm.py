@@ -187,7 +187,7 @@ class Communicator(OneSided):
     ) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
 
-        Each has 8 * (world_size * channels * max_bytes + exchange_bytes) bytes of its own on every
+        Each has 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes of its own on every
         rank until the communicator ends: kernels with different ones may run at the same time.
 
         Args:

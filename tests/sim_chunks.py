@@ -4,12 +4,19 @@ import numpy as np
 import oracle
 
 
-def _collected(actor, slices, share):
+def _collected(actor, num_actors, slices, share):
     """What a block collects of slices[time], one after the other: see sequence.cuh."""
     each = []
-    for time, all_of_them in enumerate(slices):
-        first = (actor + time + 1) % (len(all_of_them) - share + 1) if share else 0
-        each += all_of_them[first : first + share] if share else all_of_them
+    for time, every in enumerate(slices):
+        if share and len(every) == num_actors:
+            further = 1 + (share - 1) % (num_actors - 1)
+            each.append(every[(actor + further) % num_actors])
+        elif share:
+            is_last = actor == num_actors - 1
+            first = actor == 0 or (not is_last and (share + time) % 2 == 1)
+            each += every[first : first + len(every) - 1]
+        else:
+            each += every
     return np.concatenate(each)
 
 
@@ -61,7 +68,7 @@ class Chunks:
     def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0), share=0):
         """Slices of so many bytes of all blocks, so often: every one makes it at the same place.
 
-        Each collects all of them, or `share`.
+        Each collects all of them, or where `share` is not 0 some: see sequence.cuh.
         """
         num_actors = len(self._calls[0])
         sent = [self._bytes(nbytes * times) for _ in range(num_actors)]
@@ -76,7 +83,7 @@ class Chunks:
                 for time in range(times)
             ]
             for actor in range(num_actors):
-                want = _collected(actor, slices, share)
+                want = _collected(actor, num_actors, slices, share)
                 mine = sent[actor][rank]
                 at = self._place(rank, mine, is_written=False, shift=shifts[0])
                 what = f"slices of {nbytes} bytes"
@@ -101,7 +108,7 @@ class Chunks:
         ]
         for rank in self.ranks:
             for actor in range(num_actors):
-                want = _collected(actor, slices, share)
+                want = _collected(actor, num_actors, slices, share)
                 at = self._place(rank, sent[actor][rank], is_written=False, shift=shifts[0])
                 what = f"sums of slices of {count} {self.dtype}"
                 out = self._place(rank, want, is_written=True, shift=shifts[1], what=what)

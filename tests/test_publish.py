@@ -137,12 +137,15 @@ def test_a_block_that_does_not_come(module, reach, rounds):
 def test_a_message_that_is_too_long(module, reach):
     """As long as it may be it passes; a byte more is refused with the limit's name."""
     case, blocks = (reach, "relaxed", "uint8"), 2
+    gates = {world_size: threading.Barrier(world_size) for world_size in (1, 2)}
 
     def main(comm):
         ranks = comm.world_size if reach == "all_ranks" else 1
         most = 128 * blocks * ranks
         device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=most)
         exchange(comm, module, device_comm, case, blocks=blocks, count=128)
+        # Else a peer's refusal may come before this rank has looked at what it has done.
+        gates[comm.world_size].wait(timeout=60)
         with pytest.raises(kccl.InvalidArgument) as caught:
             exchange(comm, module, device_comm, case, blocks=blocks, count=129)
         assert (

@@ -1,5 +1,7 @@
 #include "types.h"
 
+#include <algorithm>
+
 namespace kccl::sim {
 
 uint32_t Slots::of(int32_t rank, int32_t block) {
@@ -22,18 +24,19 @@ uint32_t Calls::enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t
                            : kernel == kKcclGridExchange ? -2 - channel
                                                          : channel;
     Last& last = last_[{state, stream}];
-    if (last.index != 0 && last.info.epoch == epoch) return last.index;
-    if (last.index_before != 0 && last.epoch_before == epoch) return last.index_before;
-    last.index_before = last.index;
-    last.epoch_before = last.info.epoch;
-    last.info = {state, kernel, channel, epoch, last.info.number + 1};
-    last.index = next_++;
-    if (known_.size() < kKept) {
-        known_.push_back(last.info);
-    } else {
-        known_[last.index % kKept] = last.info;
+    for (const Last::Entered& each : last.entered) {
+        if (each.index != 0 && each.epoch == epoch) return each.index;
     }
-    return last.index;
+    std::copy_backward(last.entered.begin(), last.entered.end() - 1, last.entered.end());
+    last.entered[0] = {next_++, epoch};
+    const uint32_t index = last.entered[0].index;
+    const CallInfo info = {state, kernel, channel, epoch, ++last.number};
+    if (known_.size() < kKept) {
+        known_.push_back(info);
+    } else {
+        known_[index % kKept] = info;
+    }
+    return index;
 }
 
 void Calls::forget(uint64_t state) {

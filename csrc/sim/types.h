@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include <array>
 #include <map>
 #include <utility>
 #include <vector>
@@ -90,12 +91,15 @@ class Calls {
     // Of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 
+    // A thread may enter a call when others of its rank have left it: in exchanges, even the one before
+    // while a quick block is two further on (GridExchange::meet).
     struct Last {
-        uint32_t index = 0;
-        CallInfo info = kNone;
-        // The one before: a thread may enter it when others of its rank have left it.
-        uint32_t index_before = 0;
-        uint32_t epoch_before = 0;
+        struct Entered {
+            uint32_t index = 0;
+            uint32_t epoch = 0;
+        };
+        std::array<Entered, 4> entered;  // the last one first
+        uint64_t number = 0;
     };
     std::vector<CallInfo> known_;                        // the one of index i at i % kKept
     uint32_t next_ = 1;                                  // index

@@ -74,9 +74,9 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             return f"epoch of block {block}'s exchanges, reach '{reaches[reach]}'"
         if region == "board":
             slot, at = divmod(at, 2 * layout["exchange_bytes"])
-            reach, parity = divmod(slot, 2)
+            reach, slot = divmod(slot, abi.NUM_EXCHANGE_SLOTS)
             packet, half = divmod(at // 8, _PACKET_BYTES // 8)
-            place = f"the exchange's board, reach '{reaches[reach]}', parity {parity}"
+            place = f"the exchange's board, reach '{reaches[reach]}', slot {slot}"
             return f"half {half} of packet {packet} on {place}"
         if region == "sentinel":
             slot, at = divmod(at, layout["packet_bytes"])

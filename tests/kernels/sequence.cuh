@@ -15,20 +15,30 @@ struct alignas(8) ShortSlice {
     uint8_t bytes[256];
 };
 
-// Which of so many slices a block collects in its exchange `i`, where it collects `share` of them.
-KCCL_DEVICE Slices some_slices(const Call& call, uint32_t i, uint32_t num_slices) {
-    return {(platform::block_in_grid() + i + 1) % (num_slices - call.share + 1), call.share};
+// Which of the slices of so many blocks a block collects, where `share` is not 0: that of the block
+// `share` further on. All together, of two blocks or more, collect each once.
+KCCL_DEVICE Slices slice_of_another(const Call& call) {
+    const uint32_t blocks = platform::blocks_per_grid();
+    const uint32_t further = 1 + (call.share - 1) % (blocks - 1);
+    return {(platform::block_in_grid() + further) % blocks, 1};
+}
+
+// Which of the slices of all ranks' blocks, in exchange `i`: all but the last, or all but the first.
+KCCL_DEVICE Slices most_slices(const Call& call, uint32_t i, uint32_t num_slices) {
+    const uint32_t block = platform::block_in_grid();
+    const bool is_last = block == platform::blocks_per_grid() - 1;
+    return {block == 0 || (!is_last && (call.share + i) % 2 == 1) ? 1u : 0u, num_slices - 1};
 }
 
 // A few exchanges of one opening; of each, [slice][count] bytes of `input` go out and all come in to
-// `output`, or `share` of them, the one behind the other.
+// `output`, or some of them, the one behind the other.
 template <KcclReach REACH, mem::Order order>
 KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     GridExchange<REACH> blocks(comm);
     KCCL_BLOCK_SHARED(ShortSlice, shared);
     const auto count = static_cast<uint32_t>(call.count);
     Status status = blocks.status();
-    for (int i = 0; i < call.channel && status == kKcclOk; ++i) {
+    for (uint32_t i = 0; int(i) < call.channel && status == kKcclOk; ++i) {
         const uint8_t* in = input_of<uint8_t>(call) + i * call.count;
         // What other threads write right before is the business of the order.
         if (order == mem::Order::kAcqRel && count <= sizeof(shared)) {
@@ -39,11 +49,13 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
             in = shared.bytes;
         }
         publish<order>(blocks, in, count);
-        const uint64_t num_slices = call.share == 0 ? blocks.num_slices() : call.share;
-        uint8_t* const out = output_of<uint8_t>(call) + i * num_slices * call.count;
+        const Slices all = {0, blocks.num_slices()};
+        const Slices some = call.share == 0           ? all
+                            : REACH == kKcclReachRank ? slice_of_another(call)
+                                                      : most_slices(call, i, all.num);
+        uint8_t* const out = output_of<uint8_t>(call) + uint64_t{i} * some.num * call.count;
         status = call.share == 0 ? collect<order>(blocks, out, count)
-                                 : collect<order>(blocks, out, count,
-                                                  some_slices(call, i, blocks.num_slices()));
+                                 : collect<order>(blocks, out, count, some);
     }
     return status;
 }
@@ -54,14 +66,13 @@ KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     GridExchange<kKcclReachAllRanks> blocks(comm);
     const auto count = static_cast<uint32_t>(call.count);
     Status status = blocks.status();
-    for (int i = 0; i < call.channel && status == kKcclOk; ++i) {
+    for (uint32_t i = 0; int(i) < call.channel && status == kKcclOk; ++i) {
         publish<order>(blocks, input_of<T>(call) + i * call.count, count);
-        const uint64_t num_slices = call.share == 0 ? blocks.num_blocks() : call.share;
-        T* const out = output_of<T>(call) + i * num_slices * call.count;
-        status = call.share == 0
-                     ? collect_reduced<Op, order>(blocks, out, count)
-                     : collect_reduced<Op, order>(blocks, out, count,
-                                                  some_slices(call, i, blocks.num_blocks()));
+        const Slices all = {0, blocks.num_blocks()};
+        const Slices some = call.share == 0 ? all : slice_of_another(call);
+        T* const out = output_of<T>(call) + uint64_t{i} * some.num * call.count;
+        status = call.share == 0 ? collect_reduced<Op, order>(blocks, out, count)
+                                 : collect_reduced<Op, order>(blocks, out, count, some);
     }
     return status;
 }

@@ -234,12 +234,20 @@ def _reduced_exchanges(script):
 
 
 def _parts_of_exchanges(script):
-    """Each block needs one slice, and meets all; with more slices than threads, too."""
-    script.begin(threads=script.machine.warp_size, blocks=3)
+    """Each block takes one slice and hears of the others by many stations; then all but one."""
+    script.begin(threads=script.machine.warp_size, blocks=6)
+    for count in (8, 70, 3):
+        script.exchange_reduced(count, 7, orders=False, share=1)
     for nbytes in (8, 100, 300, 20):
         script.exchange(nbytes, 5, orders=False, share=1)
-    for count in (8, 100, 3):
-        script.exchange_reduced(count, 5, orders=False, share=1)
+
+
+def _parts_opened_anew(script):
+    """Each call opens the exchange for one."""
+    script.begin(threads=script.machine.warp_size, blocks=6)
+    for _ in range(6):
+        for count in (8, 70, 20):
+            script.exchange_reduced(count, orders=False, share=1)
 
 
 def _exchanges_seldom_long(script):
@@ -273,6 +281,7 @@ def _one_is_absent(script):
 
 
 NARROW = {"epoch_bits": 4}
+_SIX_BLOCKS = {**NARROW, "num_channels": 6, "exchange_bytes": 4096}
 PROGRAMS = {
     "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
     "reductions of two": Program(_reductions(LL16), 2, (LL16,), NARROW),
@@ -318,8 +327,9 @@ PROGRAMS = {
     "reduced exchanges": Program(
         _reduced_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
     ),
-    "parts of exchanges": Program(
-        _parts_of_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
+    "parts of exchanges": Program(_parts_of_exchanges, 2, ("grid_exchange",), _SIX_BLOCKS),
+    "parts of exchanges opened anew": Program(
+        _parts_opened_anew, 2, ("grid_exchange",), _SIX_BLOCKS
     ),
     "exchanges seldom long": Program(
         _exchanges_seldom_long, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}

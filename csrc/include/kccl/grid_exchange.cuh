@@ -2,10 +2,13 @@
 // of. Every block pushes the packets of its slice to the boards of all ranks that take part, and polls
 // the packets of all slices on its own rank's. The data is the flag: ll16 packets (packet.cuh).
 //
-// Exchange e uses the half of the board of its parity. Nobody may write there before all blocks have
-// left e-2. A block leaves e-2 before it publishes in e-1, and nobody publishes in e before it has
-// collected a packet of every block in e-1: every block publishes at least one, whatever the length.
-// Within a block, the sync that ends an exchange stands between. So where in its half a slice lies, and
+// Exchange e uses slot e % 4 of the board. Nobody may write there before all blocks have left e-4. A
+// block leaves e-4 before it publishes in e-3; and nobody publishes in e before it has seen a packet of
+// every block in e-2 or later: every block publishes at least one, whatever the length. Who collects all
+// slices sees them in the exchange itself. Who collects a part looks in e-1 for those of e-2 (meet()),
+// which have come long since, while its own are on their way; in the first exchange after an opening for
+// those of that one, because it does not know where those before lie.
+// Within a block, the sync that ends an exchange stands between. So where in its slot a slice lies, and
 // how many blocks there are, may change from one exchange to the next.
 //
 // Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
@@ -38,7 +41,7 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
     const Block coop = block();
     GridBarrier blocks(comm, kKcclGridScrubs);
     const uint64_t stale = static_cast<uint64_t>(awaited.wanted - comm.epoch_step) << 32;
-    const uint64_t num_packets = 2 * comm.layout.exchange_bytes / kPayloadBytes;
+    const uint64_t num_packets = kKcclNumExchangeSlots * comm.layout.exchange_bytes / kPayloadBytes;
     mem::Packet* const packets = board(comm, REACH, comm.rank);
     Status status = blocks.sync();
     for (uint64_t i = uint64_t{platform::block_in_grid()} * coop.size() + coop.index();
@@ -88,9 +91,10 @@ class GridExchange {
         thread_ = mem::keep(block().index());
         num_threads_ = mem::keep(block().size());
         step_ = mem::keep(comm.epoch_step);
-        half_packets_ =
+        slot_packets_ =
             mem::keep(static_cast<uint32_t>(comm.layout.exchange_bytes / kPayloadBytes));
-        offset_ = (epoch_ & step_) != 0 ? half_packets_ : 0;
+        const uint32_t slot = ((epoch_ & step_) != 0 ? 1 : 0) + ((epoch_ & 2 * step_) != 0 ? 2 : 0);
+        offset_ = slot * slot_packets_;
         plan();
         // Also separates the reads here from the writes at the end.
         if (block().any(status != kKcclOk)) status_ = status_of(comm);
@@ -128,11 +132,14 @@ class GridExchange {
     // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
     // the block, all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint64_t num_packets) {
+        last_stride_ = stride_;
+        last_offset_ = offset_;
         // Exchanges are mostly like the one before.
         if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
         epoch_ += step_;
-        offset_ ^= half_packets_;
+        offset_ += slot_packets_;
+        if (offset_ == kKcclNumExchangeSlots * slot_packets_) offset_ = 0;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         if (epoch_ == special_) enter_special();
         return status_;
@@ -149,7 +156,7 @@ class GridExchange {
         return {at.slice + 1, at.packet - num_packets_};
     }
 
-    // Where a packet lies on a board's half.
+    // Where a packet lies in a board's slot.
     KCCL_DEVICE uint32_t place_of(SlicePacket at) const { return at.slice * stride_ + at.packet; }
     // The same of first().
     KCCL_DEVICE uint32_t first_place() const { return first_place_; }
@@ -172,10 +179,53 @@ class GridExchange {
     // failed. Called by all threads of a warp, with the same `num`.
     template <int N>
     KCCL_DEVICE bool await(const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
-        const uint32_t epoch = epoch_;
+        return await_in(epoch_, offset_, stride_, places, num, payloads);
+    }
+
+    // For exchanges of which this block does not collect all: sees a packet of every block in the
+    // exchange before. False: the wait failed. Called by all threads of a warp, after publishing.
+    KCCL_DEVICE bool meet() {
+        // All met when they scrubbed.
+        if ((epoch_ << 1) == 0) return true;
+        const bool is_first = epoch_ - step_ == first_epoch_;
+        const uint32_t epoch = is_first ? epoch_ : epoch_ - step_;
+        const uint32_t offset = is_first ? offset_ : last_offset_;
+        const uint32_t stride = is_first ? stride_ : last_stride_;
+        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch);
+        constexpr int kAtOnce = 2;
+        for (uint32_t first = 0; first < num_slices(); first += kAtOnce * num_threads_) {
+            uint32_t places[kAtOnce];
+            uint64_t payloads[kAtOnce];
+            KCCL_UNROLL
+            for (int n = 0; n < kAtOnce; ++n) {
+                const uint32_t slice = first + n * num_threads_ + thread_;
+                places[n] = slice < num_slices() ? slice * stride : kSomePlace;
+            }
+            if (!await_in(epoch, offset, stride, places, kAtOnce, payloads)) return false;
+        }
+        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
+        return true;
+    }
+
+    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
+    // block, all get the same status. A sync of the block.
+    KCCL_DEVICE Status leave(bool failed) {
+        if (block().any(failed)) status_ = status_of(comm_);
+        return status_;
+    }
+
+  private:
+    // As far as the compiler knows them.
+    static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
+    static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
+
+    // Of an exchange whose slices lay `stride` packets apart in the slot at `offset`.
+    template <int N>
+    KCCL_DEVICE bool await_in(uint32_t epoch, uint32_t offset, uint32_t stride,
+                              const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
         const mem::Packet* inbox[N];
         KCCL_UNROLL
-        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (offset_ + places[n < num ? n : 0]);
+        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (offset + places[n < num ? n : 0]);
         mem::Packet packets[N];
         // All packets are loaded before any is checked: their latencies overlap.
         const auto poll = [&] {
@@ -195,7 +245,7 @@ class GridExchange {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
                 if (n >= num || ll16::is_valid(packets[n], epoch)) continue;
-                const uint32_t slice = places[n] / stride_;
+                const uint32_t slice = places[n] / stride;
                 const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
                 late = {1u << rank, ll16::stale_flag(packets[n], epoch),
                         static_cast<int32_t>(slice % num_blocks_)};
@@ -210,22 +260,10 @@ class GridExchange {
         return true;
     }
 
-    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
-    // block, all get the same status. A sync of the block.
-    KCCL_DEVICE Status leave(bool failed) {
-        if (block().any(failed)) status_ = status_of(comm_);
-        return status_;
-    }
-
-  private:
-    // As far as the compiler knows them.
-    static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
-    static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
-
     KCCL_DEVICE void lay_out(uint64_t num_packets) {
         const uint64_t stride = (num_packets + kLinePackets - 1) / kLinePackets * kLinePackets;
         const uint64_t total = stride * num_slices();
-        if (total > half_packets_) {
+        if (total > slot_packets_) {
             if (status_ == kKcclOk && leads(block())) {
                 refuse_length(comm_, kKcclGridExchange, 0, total * kPayloadBytes,
                               comm_.layout.exchange_bytes);
@@ -256,6 +294,7 @@ class GridExchange {
         if ((epoch_ << 1) == 0) {
             const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
             leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
+            platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         }
         plan();
     }
@@ -279,11 +318,13 @@ class GridExchange {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    // Of exchanges of even parity.
+    // Of slot 0.
     mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
     mem::Packet* inbox_ = nullptr;
-    uint32_t half_packets_ = 0;  // of one parity
-    uint32_t offset_ = 0;        // of this exchange's parity
+    uint32_t slot_packets_ = 0;  // of one slot
+    uint32_t offset_ = 0;        // of this exchange's slot
+    uint32_t last_offset_ = 0;   // of the slot of the exchange before
+    uint32_t last_stride_ = 0;   // the same of stride_
     uint32_t num_packets_ = 0;   // of a slice
     uint32_t stride_ = 0;        // between slices, in packets
     uint32_t own_slice_ = 0;

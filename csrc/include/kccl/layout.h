@@ -38,7 +38,7 @@ constexpr KcclLayout layout(uint64_t world_size, uint64_t num_channels, uint64_t
     regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
     regions.packets = take(slots * world_size * 2 * packet_bytes);
     regions.staging = take(slots * 2 * staging_bytes);
-    regions.board = take(uint64_t{kKcclNumReaches} * 2 * 2 * exchange_bytes);
+    regions.board = take(uint64_t{kKcclNumReaches} * kKcclNumExchangeSlots * 2 * exchange_bytes);
     regions.sentinel = take(num_channels * kKcclNumSentinelSlots * world_size * packet_bytes);
     regions.packet_bytes = packet_bytes;
     regions.staging_bytes = staging_bytes;

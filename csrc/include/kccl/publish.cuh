@@ -103,54 +103,38 @@ KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out,
     return true;
 }
 
-// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all blocks,
-// so a packet of every slice is awaited besides, whereby all blocks have met.
+// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all blocks.
 template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                                 Slices slices, Rows<ROWS> rows, Combine combine) {
     // So many payloads of a thread are on their way at once. One is a path of its own, because small
-    // exchanges are the ones that matter. The first are polled until they come, by every block, so they
-    // are few; those behind them mostly are there.
-    constexpr int kFirst = ROWS <= 2 ? 2 : 1;
-    constexpr int kMore = ROWS == 1 ? 6 : ROWS <= 4 ? 2 : 1;
-    constexpr int kMet = IS_PART ? 2 : 0;
+    // exchanges are the ones that matter.
+    constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     if (exchange.status() != kKcclOk) return exchange.status();
     const uint32_t size = exchange.num_threads();
     const uint32_t thread = exchange.thread();
     const uint32_t total = slices.num * exchange.num_packets();
-    const uint32_t all = exchange.num_slices();
     const bool words = count != 0 && are_words(out, count);
-    bool failed = false;
-    if (words && total <= size && (!IS_PART || all <= kMet * size)) {
+    bool failed = IS_PART && !exchange.meet();
+    if (failed) {
+        // The status says it.
+    } else if (words && total <= size) {
         const uint32_t first = exchange.place_of({slices.first, 0}) + exchange.first_place();
         const uint32_t place = thread < total ? first : exchange.kSomePlace;
-        uint32_t places[kMet + ROWS];
-        uint64_t payloads[kMet + ROWS];
+        uint32_t places[ROWS];
+        uint64_t payloads[ROWS];
         KCCL_UNROLL
-        for (int n = 0; n < kMet; ++n) {
-            const uint32_t slice = thread + n * size;
-            places[n] = slice < all ? exchange.place_of({slice, 0}) : exchange.kSomePlace;
-        }
-        KCCL_UNROLL
-        for (int row = 0; row < ROWS; ++row) places[kMet + row] = place + row * rows.stride;
-        failed = !exchange.await(places, kMet + rows.num, payloads);
+        for (int row = 0; row < ROWS; ++row) places[row] = place + row * rows.stride;
+        failed = !exchange.await(places, rows.num, payloads);
         if (!failed && thread < total) {
-            mem::store_plain(reinterpret_cast<uint64_t*>(out) + thread, combine(&payloads[kMet]));
+            mem::store_plain(reinterpret_cast<uint64_t*>(out) + thread, combine(&payloads[0]));
         }
     } else {
         SlicePacket at = exchange.first();
-        uint32_t done = kFirst * size;
-        failed = !collect_next<kFirst>(exchange, out, count, slices, rows, words, &at, combine);
-        for (; done < total && !failed; done += kMore * size) {
-            failed = !collect_next<kMore>(exchange, out, count, slices, rows, words, &at, combine);
-        }
-        for (uint32_t met = 0; IS_PART && met < all && !failed; met += size) {
-            const uint32_t slice = met + thread;
-            const uint32_t places[1] = {slice < all ? exchange.place_of({slice, 0})
-                                                    : exchange.kSomePlace};
-            uint64_t payloads[1];
-            failed = !exchange.await(places, 1, payloads);
+        for (uint32_t done = 0; done < total && !failed; done += kAtOnce * size) {
+            failed =
+                !collect_next<kAtOnce>(exchange, out, count, slices, rows, words, &at, combine);
         }
     }
     if constexpr (order == mem::Order::kAcqRel) {
@@ -170,9 +154,9 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
                                       [](const uint64_t* payloads) { return payloads[0]; });
 }
 
-// The same of some of these slices, [slice][count]. Which ones is each block's own business, as long as
-// the blocks of a rank among them collect every slice: a packet that nobody on a rank awaits may still
-// be on its way when its place is written again.
+// The same of some of these slices, [slice][count]. Which ones is each block's own business, as long as on
+// every rank each slice is collected by a block that is not the one that published it: a packet that
+// nobody has seen may still be on its way when its place is written again.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                            Slices slices) {

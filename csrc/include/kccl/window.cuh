@@ -57,10 +57,11 @@ KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, ui
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.exchanges + place * sizeof(uint32_t));
 }
 
-// The packets of all blocks in an exchange, of even parity; those of odd parity follow.
+// The packets of all blocks in an exchange, of slot 0; those of the others follow.
 KCCL_DEVICE mem::Packet* board(const DeviceComm& comm, KcclReach reach, int rank) {
-    return scratch_at<mem::Packet>(comm, rank,
-                                   comm.layout.board + reach * 4 * comm.layout.exchange_bytes);
+    return scratch_at<mem::Packet>(
+        comm, rank,
+        comm.layout.board + reach * kKcclNumExchangeSlots * 2 * comm.layout.exchange_bytes);
 }
 
 // The packets that `source` pushes into `rank`'s scratch: a slot of 2 * packet_bytes.
