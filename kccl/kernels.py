@@ -50,5 +50,6 @@ def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0
 @lru_cache(maxsize=64)
 def parameters(path: Path) -> tuple[str, ...]:
     """The template parameters of the kernel in a file, as in ("class T", "class Op")."""
-    found = re.search(r"^template <([^<>]*)>\nKCCL_KERNEL ", path.read_text(), re.MULTILINE)
+    pattern = r"^template <([^<>]*)>\nKCCL_KERNEL(?:_OF\(.*\))?\s"
+    found = re.search(pattern, path.read_text(), re.MULTILINE)
     return tuple(found[1].split(", ")) if found else ()

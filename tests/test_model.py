@@ -66,7 +66,7 @@ BUGS = {
     f"{SENTINEL} PLANTED=ONE_HALF_CHECKED": NOT_OF_THIS_CALL,
     f"{SENTINEL} PLANTED=REARM_UNFENCED": UNORDERED,
     f"{SENTINEL} PLANTED=REARM_TOO_EARLY": UNORDERED,
-    f"{SENTINEL} PLANTED=REARM_TOO_LATE": UNORDERED,
+    f"{SENTINEL} NUM_SENTINEL_SLOTS=3 PLANTED=REARM_TOO_LATE": UNORDERED,
     f"{SENTINEL} THREADS=2 PLANTED=REARM_THIS_LENGTH": NOT_OF_THIS_CALL,
     f"{SENTINEL} PLANTED=PAYLOAD_MAY_BE_SENTINEL": WAITS_FOR_EVER,
     f"{SENTINEL} NUM_SENTINEL_SLOTS=2": UNORDERED,
@@ -187,7 +187,7 @@ MODELLED = {
     "reduce_scatter_direct_ll16.cuh": ("reduce_scatter_direct_ll16",),
     "all_gather_direct_ll16.cuh": ("all_gather_direct_ll16",),
     "all_reduce_one_shot_sentinel.cuh": ("all_reduce_one_shot_sentinel",),
-    "barrier_direct.cuh": ("barrier_direct",),
+    "barrier_direct.cuh": ("barrier_direct", "acquire_each"),
     "broadcast_direct_ll16.cuh": ("broadcast_direct_ll16",),
 }
 # In text without white space.

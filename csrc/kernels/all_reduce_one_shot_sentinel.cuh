@@ -50,7 +50,8 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
 namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
-KCCL_KERNEL void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL_OF(sentinel::kMostThreads)
+void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);

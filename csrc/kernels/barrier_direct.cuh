@@ -1,11 +1,37 @@
-// barrier, direct: every rank writes its epoch into every peer's window and polls its own.
-// One crossing; (world_size - 1) words out: flags, and where nothing is ordered packets of nothing,
-// whose way through a channel is the shorter one.
+// barrier, direct: every rank pushes a packet of nothing into every rank's window and polls its own.
+// One crossing; (world_size - 1) packets out.
 #pragma once
 
 #include "../include/kccl/exchange.cuh"
 
 namespace kccl {
+
+// Waits for the packet of every rank, each thread for that of another, and takes over what was written
+// before it. False: the wait failed. Called by all threads of the channel's coop.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
+    const uint32_t world_size = channel.world_size();
+    const uint32_t epoch = channel.epoch();
+    bool has_come = true;
+    // A coop of many threads needs one turn.
+    for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
+        const uint32_t mine = turn + channel.thread();
+        const uint32_t source = mine < world_size ? mine : world_size - 1;
+        const mem::Packet* const inbox = channel.inbox(source, 0);
+        mem::Packet packet;
+        const auto poll = [&] {
+            packet.half[1] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[1]);
+            packet.half[0] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[0]);
+            return ll16::is_valid(packet, epoch);
+        };
+        const auto missing = [&] {
+            const uint32_t late = ll16::is_valid(packet, epoch) ? 0 : 1u << source;
+            return Missing{late, ll16::stale_flag(packet, epoch)};
+        };
+        has_come = wait_until(channel.comm(), channel.awaited(), poll, missing);
+    }
+    return has_come;
+}
 
 // Called by all threads of the channel's coop; all get the same status.
 //
@@ -25,10 +51,13 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
         return ll16::exchange(channel, kKcclBarrierDirect, Exchange::kPairwise, 1, true, send,
                               take);
     } else {
-        const Status entered = channel.next(kKcclBarrierDirect, Exchange::kPairwise);
-        if (entered != kKcclOk) return entered;
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagBarrier);
-        return channel.template await<mem::Order::kAcquire>(kKcclFlagBarrier);
+        channel.coop().sync();
+        if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
+        if (channel.thread() == 0) {
+            mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+            ll16::push(channel, 0, 0);
+        }
+        return channel.leave(!acquire_each(channel));
     }
 }
 

@@ -14,6 +14,7 @@ COUNTS = (1, 2, 3, 5, 33, 500, 4099, 40000)
 ALGORITHMS = (
     "all_reduce_one_shot_ll16",
     "all_reduce_one_shot_sentinel",
+    "all_reduce_two_shot_sentinel",
     "all_reduce_two_shot_push_simple",
 )
 WORLD_SIZES = (1, 2, 4)

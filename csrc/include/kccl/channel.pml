@@ -40,6 +40,14 @@ inline flag_becomes_visible(word) {
     fi
 }
 
+inline release() {
+    publish(past);
+    FOR_PEERS
+        w = FLAG(CREDIT_FLAG, OUTBOX(k));
+        flag_becomes_visible(w);
+    END_PEERS
+}
+
 /* channel.cuh arrive(): kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch); */
 inline arrive(flag, is_release) {
     if
@@ -49,12 +57,7 @@ inline arrive(flag, is_release) {
     fi;
     d_step {
         if
-        :: is_release ->
-           publish(past);
-           FOR_PEERS
-               w = FLAG(CREDIT_FLAG, OUTBOX(k));
-               flag_becomes_visible(w);
-           END_PEERS
+        :: is_release -> release()
         :: else
         fi;
         /* barrier.cuh arrive(): mem::store<order, mem::Scope::kSystem>(

@@ -146,13 +146,18 @@ inline push() {
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     if (!ll16::await_all(channel, i, payloads)) return false; */
-/* sentinel.cuh await_all(): packets[source] = mem::load_packet(inbox[source]); */
+/* sentinel.cuh await_all(): packets[source] = mem::load_packet(inbox[source] + i); */
 /* sentinel.cuh await_all(): are_valid &= is_valid(packets[source]); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
  *     failed = !slots.await_all(i, payloads); */
 /* exchange.cuh await_one(): packet = mem::load_packet(inbox); return is_valid(packet, epoch); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
  *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
+/* barrier_direct.cuh acquire_each():
+ *     packet.half[1] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[1]); */
+/* barrier_direct.cuh acquire_each():
+ *     packet.half[0] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[0]);
+ *     return ll16::is_valid(packet, epoch); */
 inline poll(is_from_all) {
     if
     :: is_active ->
@@ -165,7 +170,8 @@ inline poll(is_from_all) {
                   take_word(w);
                   w++;
                   take_word(w);
-                  learn(LEARNED);
+                  /* A barrier acquires. */
+                  learn((kind == BARRIER -> ORDERED : LEARNED));
                   w = 0
               }
            :: else
@@ -292,7 +298,7 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* channel.cuh enter(): return next(kernel, Exchange::kPairwise) == kKcclOk; */
            /* channel.cuh enter(): next_plain(kernel); return usable; */
            /* barrier_direct.cuh barrier_direct():
-            *     channel.next(kKcclBarrierDirect, Exchange::kPairwise); */
+            *     if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true); */
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     return ll16::exchange(channel, kKcclBroadcastDirectLl16, Exchange::kCredited, */
            next(kind == BROADCAST);
@@ -319,32 +325,30 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
+           /* Of all threads' packets, as everywhere; the first's order what all have done. */
+           /* barrier_direct.cuh barrier_direct(): channel.coop().sync(); */
            /* barrier_direct.cuh barrier_direct():
-            *     channel.template arrive<mem::Order::kRelease>(kKcclFlagBarrier); */
-           :: kind == BARRIER -> arrive(BARRIER_FLAG, true)
+            *     mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+            *     ll16::push(channel, 0, 0); */
+           :: kind == BARRIER -> sync(); d_step { release(); w = 0 }; push()
            :: else
            fi
        }
        ONE_STEP {
            if
-           :: kind == LL16 || kind == SENTINEL -> poll(true)
+           :: kind == LL16 || kind == SENTINEL || kind == BARRIER -> poll(true)
            :: kind == BROADCAST && rank != root -> poll(false)
-           /* barrier_direct.cuh barrier_direct():
-            *     return channel.template await<mem::Order::kAcquire>(kKcclFlagBarrier); */
-           :: kind == BARRIER -> await(BARRIER_FLAG, epoch, true)
            :: else
            fi;
-           if
-           /* A barrier's await() has synced. */
-           :: kind == BARRIER
            /* exchange.cuh exchange(): return channel.leave(failed); */
            /* exchange.cuh exchange():
             *     return channel.leave(!is_usable ||
             *                          !take(is_mine ? first : last, is_mine, true)); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
             *     return channel.leave(failed); */
-           :: else -> leave()
-           fi;
+           /* barrier_direct.cuh barrier_direct():
+            *     return channel.leave(!acquire_each(channel)); */
+           leave();
            kind = 0;
            d_step {
                root = 0; num_packets = 0; index = 0; slot = 0; value = 0; is_swapped = 0

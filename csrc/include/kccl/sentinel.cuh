@@ -31,6 +31,9 @@ constexpr uint64_t kArmed = ~uint64_t{0};
 
 constexpr uint32_t kPayloads = 2;
 
+// Of a block: with more, AMD's compiler has too few registers for the packets of all ranks.
+constexpr int kMostThreads = 512;
+
 static_assert((kKcclNumSentinelSlots & (kKcclNumSentinelSlots - 1)) == 0,
               "slots take turns by a counter that wraps at 2^32");
 
@@ -100,7 +103,7 @@ class Slots {
         const mem::Packet* inbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
         for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
-            if (source < world_size) inbox[source] = at(calls_, channel_.comm().rank, source) + i;
+            if (source < world_size) inbox[source] = at(calls_, channel_.comm().rank, source);
         }
         mem::Packet packets[kMaxRanks<WORLD_SIZE>];
         // All packets are loaded before any is checked: their latencies overlap.
@@ -108,7 +111,7 @@ class Slots {
             KCCL_UNROLL
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
                 if (source >= world_size) break;
-                packets[source] = mem::load_packet(inbox[source]);
+                packets[source] = mem::load_packet(inbox[source] + i);
             }
             bool are_valid = true;
             KCCL_UNROLL

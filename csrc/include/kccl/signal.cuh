@@ -85,9 +85,21 @@ struct Missing {
 
 // What a wait remembers between two looks at the clock.
 struct Patience {
+    uint32_t looks = 0;         // at the clock and the world, by one lane of the warp at a time
     uint32_t looked_again = 0;  // lost peers, as bits, whose last words were looked for once more
     uint64_t started_ns = 0;
 };
+
+// So long a wait only looks at the clock. Looking at the host's memory takes microseconds, with many
+// warps a millisecond; and whoever waits for this rank meanwhile would come to look there too, and so on.
+constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
+
+// Whether this lane's turn has come, of the lanes of its warp that miss something.
+KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
+    const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
+    const uint64_t left = behind != 0 ? behind : lanes;
+    return left != 0 && (left & (~left + 1)) == uint64_t{1} << warp().index();
+}
 
 // The rank of the lowest bit of a set of ranks, which is not empty.
 KCCL_DEVICE int first_of(uint32_t ranks) {
@@ -120,6 +132,7 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     const uint64_t now = mem::clock_ns();
     if (patience.started_ns == 0) patience.started_ns = now;
     const uint64_t waited_ns = now - patience.started_ns;
+    if (waited_ns < kQuietNs) return true;
     uint32_t left = 0;
     if (!nobody_gave_up(comm, &left)) return false;
     uint32_t gone = 0;
@@ -170,9 +183,8 @@ KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_
             const Missing now = missing();
             const Awaited what = awaited;
             Patience spent = patience;
-            if (platform::warp_any(now.ranks != 0 && !may_go_on(comm, what, spent, now))) {
-                return false;
-            }
+            const bool looks = has_turn(platform::warp_ballot(now.ranks != 0), spent.looks++);
+            if (platform::warp_any(looks && !may_go_on(comm, what, spent, now))) return false;
             patience = spent;
         }
         uint32_t polls = 0;

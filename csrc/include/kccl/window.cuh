@@ -59,9 +59,9 @@ KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, ui
 
 // The packets of all blocks in an exchange, of slot 0; those of the others follow.
 KCCL_DEVICE mem::Packet* board(const DeviceComm& comm, KcclReach reach, int rank) {
-    return scratch_at<mem::Packet>(
-        comm, rank,
-        comm.layout.board + reach * kKcclNumExchangeSlots * 2 * comm.layout.exchange_bytes);
+    const uint64_t slots = uint64_t(reach) * kKcclNumExchangeSlots;
+    return scratch_at<mem::Packet>(comm, rank,
+                                   comm.layout.board + slots * 2 * comm.layout.exchange_bytes);
 }
 
 // The packets that `source` pushes into `rank`'s scratch: a slot of 2 * packet_bytes.
