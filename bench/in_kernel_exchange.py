@@ -153,6 +153,7 @@ class ExchangedSums(InKernel):
     def run(self) -> None:
         """See InKernel."""
         slices = self._slices(self._kernels["kMean"], 0, 1)
+        assert self._problem.np_dtype is not None
         self.buffers.load(np.roll(slices, 1, axis=0).ravel().view(self._problem.np_dtype))
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:

@@ -187,8 +187,8 @@ class Communicator(OneSided):
     ) -> DeviceComm:
         """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
 
-        Each has 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes of its own on every
-        rank until the communicator ends: kernels with different ones may run at the same time.
+        Each has 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes of its own on
+        every rank until the communicator ends: kernels with different ones may run together.
 
         Args:
             channels: How many coops (blocks or warps) make calls; the same on all ranks, as all.

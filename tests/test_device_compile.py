@@ -200,7 +200,7 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
 @needs_nvrtc
 def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
     for kernel in KERNELS:
-        # Between re-arming and the next push (sentinel.cuh), not in the first round of a launch; before
+        # Between re-arming and the next push (sentinel.cuh), not in a launch's first round; before
         # the packets of a barrier.
         is_fenced = kernel in SENTINEL or kernel == "barrier_direct"
         allowed = ["fence.acq_rel.sys;"] if is_fenced else []

@@ -10,6 +10,7 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.abi import lib
 
 SOURCE = """
 #include <kccl/kccl.cuh>
@@ -117,3 +118,37 @@ def test_length_of_a_chunk(module, name, is_too_long):
 def test_they_compile_for_a_gpu():
     module = kccl.compile(SOURCE, KERNELS, target="cuda", arch="sm_90a")
     assert module.names == tuple(KERNELS)
+
+
+NOTHING = """
+#include <kccl/kccl.cuh>
+
+// The first call is too long; the others are of nothing, each on a channel opened for it.
+KCCL_KERNEL void call_nothing(kccl::DeviceComm comm, float* x, uint32_t* statuses) {
+    const kccl::Block coop = kccl::block();
+    kccl::Status status[5];
+    status[0] = kccl::all_reduce<float>(coop, comm, x, x, 0);
+    status[1] = kccl::all_reduce<float>(coop, comm, x, x, 1000);
+    status[2] = kccl::all_reduce<float>(coop, comm, x, x, 0);
+    status[3] = kccl::broadcast<float>(coop, comm, x, x, 0, 0);
+    status[4] = kccl::all_gather<float>(coop, comm, x, x, 0);
+    for (int i = 0; i < 5; ++i) {
+        if (leads(coop)) kccl::mem::store_plain(statuses + i, static_cast<uint32_t>(status[i]));
+    }
+}
+"""
+
+
+def test_calls_of_nothing_say_that_the_communicator_has_failed():
+    kernel = kccl.compile(NOTHING, ["call_nothing"]).kernel("call_nothing")
+
+    def main(comm):
+        device_comm = comm.device_comm(channels=1, max_bytes=64)
+        x, statuses = np.zeros(1000, np.float32), np.full(5, 99, np.uint32)
+        with pytest.raises(kccl.InvalidArgument, match="4000"):
+            kernel(comm, device_comm, x, statuses, block=64)
+        return statuses
+
+    for statuses in kccl.run_threads(main, 2, backend="sim"):
+        assert statuses[0] == lib.kKcclOk
+        assert set(statuses[1:]) == {statuses[1]} != {lib.kKcclOk}
