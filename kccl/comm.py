@@ -137,7 +137,8 @@ class Communicator(OneSided):
 
     @property
     def timeout(self) -> float:
-        """Seconds one wait may last; may be set at any time, also by another thread.
+        """Seconds one wait may last, on GPUs a millisecond or more; may be set at any time, also by
+        another thread.
 
         At first KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT for the first call and for the first after
         reset(). A value that is set here holds for these too.

@@ -8,7 +8,9 @@ def _collected(actor, num_actors, slices, share):
     """What a block collects of slices[time], one after the other: see sequence.cuh."""
     each = []
     for time, every in enumerate(slices):
-        if share and len(every) == num_actors:
+        if share and num_actors == 1:
+            each.append(every[0])
+        elif share and len(every) == num_actors:
             further = 1 + (share - 1) % (num_actors - 1)
             each.append(every[(actor + further) % num_actors])
         elif share:

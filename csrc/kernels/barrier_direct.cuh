@@ -13,9 +13,10 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();
     const uint32_t epoch = channel.epoch();
     bool has_come = true;
-    // A coop of many threads needs one turn.
+    // A coop of many threads needs one turn, and one warp.
     for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
         const uint32_t mine = turn + channel.thread();
+        if (!platform::warp_any(mine < world_size)) break;
         const uint32_t source = mine < world_size ? mine : world_size - 1;
         const mem::Packet* const inbox = channel.inbox(source, 0);
         mem::Packet packet;

@@ -16,9 +16,10 @@ struct alignas(8) ShortSlice {
 };
 
 // Which of the slices of so many blocks a block collects, where `share` is not 0: that of the block
-// `share` further on. All together, of two blocks or more, collect each once.
+// `share` further on. All together collect each once.
 KCCL_DEVICE Slices slice_of_another(const Call& call) {
     const uint32_t blocks = platform::blocks_per_grid();
+    if (blocks == 1) return {0, 1};
     const uint32_t further = 1 + (call.share - 1) % (blocks - 1);
     return {(platform::block_in_grid() + further) % blocks, 1};
 }

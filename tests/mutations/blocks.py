@@ -223,6 +223,7 @@ MUTATIONS = (
             "        if (leads(block())) store_count(comm_, family_, mine, count_);\n",
             "",
         ),
+        max_seeds=60,
     ),
     bug(
         "absent_blocks_left_behind",
@@ -352,5 +353,6 @@ MUTATIONS = (
         ),
         model="gfx942",
         warp_size=64,
+        max_seeds=120,
     ),
 )

@@ -14,7 +14,7 @@ MUTATIONS = (
         Edit(FILE, "if (block().any(failed)) status_", "if (failed) status_"),
     ),
     bug(
-        "exchange_without_parity",
+        "exchange_in_one_slot",
         "all exchanges use the same slot of the board",
         "exchanges in a row",
         REUSED | STALE | WRONG | STUCK,

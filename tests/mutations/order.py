@@ -2,12 +2,46 @@
 
 from .mutation import DIVERGENT, LATE, NARROW, RACE, STUCK, TWO_WRITERS, Edit, bug
 
+BARRIER = "kernels/barrier_direct.cuh"
+
 MUTATIONS = (
     # ---- Order and scope
     bug(
+        "barrier_unfenced",
+        "a barrier's packets follow no fence",
+        "barriers",
+        RACE,
+        Edit(BARRIER, "            mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n", ""),
+    ),
+    bug(
+        "barrier_unsynced",
+        "a barrier fences what one thread has written",
+        "barriers",
+        RACE,
+        Edit(BARRIER, "        channel.coop().sync();\n", ""),
+    ),
+    bug(
+        "barrier_acquires_nothing",
+        "a barrier's packets are polled and not acquired",
+        "barriers",
+        RACE,
+        Edit(BARRIER, "mem::load<mem::Order::kAcquire,", "mem::load<mem::Order::kRelaxed,"),
+    ),
+    bug(
+        "barrier_of_a_device",
+        "a barrier's packets are acquired within the device",
+        "barriers",
+        NARROW,
+        Edit(
+            BARRIER,
+            "mem::load<mem::Order::kAcquire, mem::Scope::kSystem>",
+            "mem::load<mem::Order::kAcquire, mem::Scope::kDevice>",
+        ),
+    ),
+    bug(
         "relaxed_arrive",
         "an arrival releases nothing",
-        "barriers",
+        "pushes",
         RACE,
         Edit(
             "include/kccl/barrier.cuh",
@@ -18,7 +52,7 @@ MUTATIONS = (
     bug(
         "relaxed_await",
         "who awaits arrivals acquires nothing",
-        "barriers",
+        "pushes",
         RACE,
         Edit(
             "include/kccl/barrier.cuh",
@@ -164,7 +198,7 @@ MUTATIONS = (
     bug(
         "failure_not_claimed",
         "every thread that gives up writes the record",
-        "one is absent",
+        "one is absent to many",
         RACE | TWO_WRITERS,
         Edit(
             "include/kccl/signal.cuh",

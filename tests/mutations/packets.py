@@ -170,7 +170,7 @@ MUTATIONS = (
         "reached_by_comparing",
         "epochs are compared without regard to the wrap",
         "barriers",
-        RACE | STUCK,
+        RACE | STUCK | TWO_WRITERS,
         Edit(
             "include/kccl/signal.cuh",
             "return static_cast<int32_t>(seen - wanted) >= 0;",
@@ -180,7 +180,7 @@ MUTATIONS = (
     bug(
         "reached_when_equal",
         "a peer that is one call ahead is waited for",
-        "barriers",
+        "broadcasts",
         STUCK,
         Edit(
             "include/kccl/signal.cuh",

@@ -240,6 +240,9 @@ def _parts_of_exchanges(script):
         script.exchange_reduced(count, 7, orders=False, share=1)
     for nbytes in (8, 100, 300, 20):
         script.exchange(nbytes, 5, orders=False, share=1)
+    script.begin(threads=2 * script.machine.warp_size, blocks=1)
+    for count in (8, 70, 3):
+        script.exchange_reduced(count, 7, orders=False, share=1)
 
 
 def _parts_opened_anew(script):
@@ -278,6 +281,13 @@ def _one_is_absent(script):
     script.begin(threads=script.machine.warp_size)
     script.reduce(0, LL16, 2)
     script.reduce(0, LL16, 150, absent=[2])
+
+
+def _one_is_absent_to_many(script):
+    """Two warps and more miss it together."""
+    script.begin(threads=128)
+    script.reduce(0, LL16, 2)
+    script.reduce(0, LL16, 250, absent=[2])
 
 
 NARROW = {"epoch_bits": 4}
@@ -341,5 +351,12 @@ PROGRAMS = {
     "stream left": Program(_stream_left, 2, (LL16,)),
     "one is absent": Program(
         _one_is_absent, 4, (LL16,), {"ends_when_stuck": False}, right="failed_call"
+    ),
+    "one is absent to many": Program(
+        _one_is_absent_to_many,
+        4,
+        (LL16,),
+        {"ends_when_stuck": False, "packet_bytes": 1024},
+        right="failed_call",
     ),
 }

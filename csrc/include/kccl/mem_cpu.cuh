@@ -43,4 +43,13 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// Two at a time, the first in the lower half. Of NaN something.
+KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
+    return half_from_float(first) | static_cast<uint32_t>(half_from_float(second)) << 16;
+}
+
+KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
+    return bfloat16_from_float(first) | static_cast<uint32_t>(bfloat16_from_float(second)) << 16;
+}
+
 }  // namespace kccl::mem

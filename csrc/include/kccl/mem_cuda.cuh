@@ -257,6 +257,19 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
+// Two at a time, the first in the lower half. Of NaN some NaN.
+KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
+    uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
+KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
+    uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
 KCCL_DEVICE uint64_t clock_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -21,12 +21,13 @@
  * waits for ever.
  *
  * Left out: payloads, but for whether one looks like the sentinel; time-outs, failures, reset; closing
- * a channel and opening it again, which sync; the ends of kernels, which order what fences do; plan(), which says beforehand where enter_special() is due;
- * staging and the protocols that pull; other channels, which share nothing; rounds, which are
+ * a channel and opening it again, which sync; the ends of kernels, which order what fences do;
+ * plan(), which says beforehand where enter_special() is due; staging and the protocols that pull; other channels, which share nothing; rounds, which are
  * calls. One packet stands for all that a thread moves. A load is performed at once and in its
- * place, for a branch depends on it. The fence of one thread stands for those of its coop, which
- * syncs before it publishes again; a release lasts until the credits sent before are visible.
- * Packets and credits are relaxed, as on GPUs; a CPU orders more. csrc/sim, which runs the source
+ * place, for a branch depends on it. The fence of one thread stands for those of its coop: it orders
+ * earlier calls, which ended with a sync, and each thread has polled every rank. A release lasts
+ * until the credits sent before are visible. Packets and credits are relaxed, as on GPUs, but those
+ * of a barrier, which are released and acquired; a CPU orders more. csrc/sim, which runs the source
  * itself, has all this. */
 
 #ifndef WORLD_SIZE

@@ -18,7 +18,8 @@ struct bf16 {
     uint16_t bits;
 };
 
-// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN.
+// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN. Of 16 bits also narrow_pair(),
+// of two that are not NaN, as the bits of both.
 template <class T>
 struct Element;
 
@@ -50,6 +51,9 @@ struct Element<f16> {
     KCCL_DEVICE static f16 narrow(Acc acc) {
         return {acc != acc ? uint16_t{0x7e00} : mem::half_from_float(acc)};
     }
+    KCCL_DEVICE static uint32_t narrow_pair(Acc first, Acc second) {
+        return mem::halves_from_floats(first, second);
+    }
 };
 
 template <>
@@ -61,6 +65,9 @@ struct Element<bf16> {
     }
     KCCL_DEVICE static bf16 narrow(Acc acc) {
         return {acc != acc ? uint16_t{0x7fc0} : mem::bfloat16_from_float(acc)};
+    }
+    KCCL_DEVICE static uint32_t narrow_pair(Acc first, Acc second) {
+        return mem::bfloat16s_from_floats(first, second);
     }
 };
 
@@ -147,6 +154,27 @@ struct Max : Sum {
     }
 };
 
+// The payload of these elements. Those of 16 bits are narrowed two at a time: NaN is rare.
+template <class T, int N>
+KCCL_DEVICE uint64_t narrow_payload(const typename Element<T>::Acc (&acc)[N]) {
+    uint64_t payload;
+    if constexpr (sizeof(T) == 2) {
+        uint32_t pairs[N / 2];
+        bool are_numbers = true;
+        for (int k = 0; k < N; k += 2) {
+            pairs[k / 2] = Element<T>::narrow_pair(acc[k], acc[k + 1]);
+            are_numbers &= acc[k] == acc[k];
+            are_numbers &= acc[k + 1] == acc[k + 1];
+        }
+        platform::copy_bytes(&payload, pairs, sizeof(payload));
+        if (are_numbers) return payload;
+    }
+    T elements[N];
+    for (int k = 0; k < N; ++k) elements[k] = Element<T>::narrow(acc[k]);
+    platform::copy_bytes(&payload, elements, sizeof(payload));
+    return payload;
+}
+
 // Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1, which lie STRIDE apart in
 // an array with room for MAX_RANKS.
 template <class T, class Op, int STRIDE, int MAX_RANKS>
@@ -164,12 +192,8 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
             acc[k] = Op::template apply<T>(acc[k], Element<T>::widen(elements[k]));
         }
     }
-    for (int k = 0; k < kCount; ++k) {
-        elements[k] = Element<T>::narrow(Op::finish(acc[k], world_size));
-    }
-    uint64_t payload;
-    platform::copy_bytes(&payload, elements, 8);
-    return payload;
+    for (int k = 0; k < kCount; ++k) acc[k] = Op::finish(acc[k], world_size);
+    return narrow_payload<T>(acc);
 }
 
 template <class T, class Op, int MAX_RANKS>

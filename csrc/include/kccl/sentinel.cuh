@@ -19,7 +19,8 @@
 // A call that the host launches needs no fence before its first round: the kernel before has ended
 // (Channel::is_ordered).
 //
-// Why four slots, though three would do: slots take turns by a counter that wraps.
+// Why four slots, though three would do (each thread polls a word of every rank, and fences itself):
+// slots take turns by a counter that wraps.
 #pragma once
 
 #include "channel.cuh"

@@ -83,15 +83,16 @@ struct Missing {
     int32_t block = -1;  // between blocks: whose word that is
 };
 
-// What a wait remembers between two looks at the clock.
+// What a wait remembers between two looks at the clock: each lane for itself, from its first turn on.
 struct Patience {
     uint32_t looks = 0;         // at the clock and the world, by one lane of the warp at a time
     uint32_t looked_again = 0;  // lost peers, as bits, whose last words were looked for once more
     uint64_t started_ns = 0;
 };
 
-// So long a wait only looks at the clock. Looking at the host's memory takes microseconds, with many
-// warps a millisecond; and whoever waits for this rank meanwhile would come to look there too, and so on.
+// So long a wait looks only at the clock and at this rank's status. Looking at the host's memory takes
+// microseconds, with many warps a millisecond; and whoever waits for this rank meanwhile would come to
+// look there too, and so on.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
 // Whether this lane's turn has come, of the lanes of its warp that miss something.
@@ -123,8 +124,8 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
     return true;
 }
 
-// Looks at the clock, at the abort words and, on a CPU, at the processes of the peers that are
-// missing. False: the wait failed.
+// Looks at the clock, at the abort words and at what the host says: on a CPU at the processes of the
+// peers that are missing, on a GPU at its mailbox. False: the wait failed.
 KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     State* state = state_of(comm);
