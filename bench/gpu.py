@@ -43,6 +43,7 @@ _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": 
 _HELPFUL = ("torch", "cupy")
 _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
+_OF_CHUNKS = ("all_gather", "reduce_scatter")
 _TESTS_OF_TORCH = "tests/gpu/test_torch.py"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
@@ -186,16 +187,19 @@ def execute_process(command: Sequence[str], limit_s: float, output: Path) -> int
 def bench_steps(num_gpus: int) -> list[Step]:
     """The benches: the most GPUs first, the most important collective first."""
     steps: list[Step] = []
+    last: list[Step] = []
     for world_size in (4, 2, 1):
         if world_size > num_gpus:
             continue
         is_largest = not steps
         launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
-        sizes = {
+        sizes: dict[str, tuple[str, ...]] = {
             "all_reduce": ("-b", "1K", "-e", "1M", "-f", "2" if is_largest else "8"),
             "barrier": (),
             "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
         }
+        if is_largest and world_size > 1:
+            sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
         inside = []
         found = []
         # One GPU exchanges nothing, so it has no peers; they take seconds to start.
@@ -203,7 +207,8 @@ def bench_steps(num_gpus: int) -> list[Step]:
         for collective, more in sizes.items():
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", *more)
             command = (*launcher, *bench, *peers, "--json")
-            found.append(Step(f"{collective}_{world_size}", command, _STEP_LIMIT_S))
+            steps_of_it = last if collective in _OF_CHUNKS else found
+            steps_of_it.append(Step(f"{collective}_{world_size}", command, _STEP_LIMIT_S))
         for collective in _in_kernels(world_size, is_largest=is_largest):
             bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", "--in-kernel")
             more = ("-b", "16", "-f", "8")
@@ -213,7 +218,7 @@ def bench_steps(num_gpus: int) -> list[Step]:
             inside.append(Step(name, (*launcher, *bench, *more, "--json"), _STEP_LIMIT_S))
         # Without peers to start, those inside kernels take a fraction of the others' time.
         steps += [*found[:1], *inside, *found[1:]]
-    return steps
+    return steps + last
 
 
 def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
@@ -222,7 +227,7 @@ def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
     within = ("grid_sync", "exchange") if is_largest else ()
     if world_size == 1:
         return within
-    others = ("all_gather", "reduce_scatter", "broadcast") if is_largest else ()
+    others = (*_OF_CHUNKS, "broadcast") if is_largest else ()
     return ("all_reduce", "barrier", *within, *others)
 
 

@@ -71,7 +71,8 @@ def benches(sizes):
             inside = WITHIN if size == sizes[0] else []
         first, *others = (f"{name}_{size}" for name in BENCHES)
         found += [first, *(f"{name}_in_kernel_{size}" for name in inside), *others]
-    return found
+    of_chunks = ["all_gather", "reduce_scatter"] if sizes[0] > 1 else []
+    return [*found, *(f"{name}_{sizes[0]}" for name in of_chunks)]
 
 
 def test_all_parts_on_two_gpus(tmp_path, capsys):
