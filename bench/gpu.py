@@ -200,8 +200,8 @@ def bench_steps(num_gpus: int) -> list[Step]:
         }
         if is_largest and world_size > 1:
             sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
-        inside = []
-        found = []
+        inside: list[Step] = []
+        found: list[Step] = []
         # One GPU exchanges nothing, so it has no peers; they take seconds to start.
         peers = ("--baselines",) if world_size > 1 else ()
         for collective, more in sizes.items():
