@@ -28,6 +28,7 @@ _COLOURS = {
     ("kccl", "graph"): "#0b5fa5",
     ("kccl", "in a kernel, slice"): "#0b5fa5",
     ("kccl", "in a kernel, message"): "#4aa3df",
+    ("kccl", "in a kernel, message, by exchange"): "#12a594",
     ("kccl", "in a kernel, relaxed"): "#0b5fa5",
     ("kccl", "in a kernel, acq_rel"): "#4aa3df",
     ("nccl", "default"): "#6b8f3c",
@@ -133,7 +134,9 @@ def _kind(row: Row) -> str:
     if row["collective"] == "exchange":
         place = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
         return f"in a kernel, {row['order']}, {place}"
-    return f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
+    kind = f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
+    # A collective that is made of an exchange.
+    return f"{kind}, by exchange" if row["algorithm"] == "grid_exchange" else kind
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:

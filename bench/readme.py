@@ -36,8 +36,9 @@ _IN_KERNEL = "in_kernel"
 # Of what the records have; others lie between.
 _SIZES_IN_KERNELS = (16, 1024, 2048, 8192, 65536)
 _HEAD_IN_KERNELS = (
-    "| inside a kernel | ranks | bytes | complete | order | blocks | us | p99 | skewed | floor "
-    "| us / floor | peer |\n|---|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
+    "| inside a kernel | by | ranks | bytes | complete | order | blocks | us | p99 | skewed "
+    "| floor | us / floor | peer |\n"
+    "|---|---|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
 )
 
 
@@ -92,7 +93,8 @@ def in_kernels(documents: Sequence[Document]) -> str:
             if row["dtype"] and row["bytes"] not in _SIZES_IN_KERNELS:
                 continue
             size = f"{row['bytes']:,}" if row["dtype"] else ""
-            names = [row["collective"], str(row["world_size"]), size]
+            by = row["algorithm"].removeprefix(f"{row['collective']}_")
+            names = [row["collective"], by, str(row["world_size"]), size]
             names += [row["complete"], row["order"], str(row["blocks"])]
             times = (row["time_us"], row["p99_us"], row["skewed_us"], row["floor_us"])
             ratio = f"{row['time_us'] / row['floor_us']:.2f}" if row["floor_us"] else ""
