@@ -137,9 +137,12 @@ def test_a_document_becomes_the_readmes_table(tmp_path):
     assert "commit0" in in_graphs and "| 8 | 1.000 | 1.500 |" in in_graphs
     lines = [line for line in in_kernels.splitlines() if line.startswith("| ")][1:]
     assert lines == [
-        "| all_reduce | one_shot_ll16 | 2 | 16 | slice | relaxed | 1 | 1.000 | 2.000 | 1.000 | 0.500 | 2.00 |  |",
-        "| grid_sync | grid_sync | 1 |  | message | relaxed | 132 | 0.750 | 2.000 |  | 0.100 | 7.50 |  |",
-        "| grid_sync | grid_sync | 1 |  | message | acq_rel | 132 | 1.000 | 2.000 |  | 0.100 | 10.00 | 1.250 |",
+        "| all_reduce | one_shot_ll16 | 2 | 16 | slice | relaxed | 1 "
+        "| 1.000 | 2.000 | 1.000 | 0.500 | 2.00 |  |",
+        "| grid_sync | grid_sync | 1 |  | message | relaxed | 132 "
+        "| 0.750 | 2.000 |  | 0.100 | 7.50 |  |",
+        "| grid_sync | grid_sync | 1 |  | message | acq_rel | 132 "
+        "| 1.000 | 2.000 |  | 0.100 | 10.00 | 1.250 |",
     ]
     assert "commit3, commit2" in in_kernels
     record.write_text(json.dumps(documents[0]) + "\n")
