@@ -121,7 +121,7 @@ def test_the_largest_machine():
 
 
 # Threads, calls and deviations; more than so many schedules.
-SMALLEST = [(32, 1, 1, 500), (32, 2, 1, 1000), (32, 3, 1, 1500), (64, 1, 1, 2000), (64, 2, 1, 3000)]
+SMALLEST = [(32, 1, 1, 500), (32, 2, 1, 1000), (32, 3, 1, 1500), (64, 1, 1, 1700), (64, 2, 1, 3000)]
 
 
 def smallest(threads, calls, csrc=jit.CSRC):

@@ -21,8 +21,9 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
         const mem::Packet* const inbox = channel.inbox(source, 0);
         mem::Packet packet;
         const auto poll = [&] {
-            packet.half[1] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[1]);
-            packet.half[0] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[0]);
+            // The half that a CPU stores last, with release.
+            packet.half[0] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[0]);
+            packet.half[1] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]);
             return ll16::is_valid(packet, epoch);
         };
         const auto missing = [&] {
