@@ -1,5 +1,5 @@
-// all_reduce, two_shot, sentinel, push: for floats and messages between what latency and what the links
-// bound. Rank r owns chunk r of the message, or of each block's slice of it.
+// all_reduce, two_shot, sentinel, push: for floats and messages between what latency and what the
+// links bound. Rank r owns chunk r of the message, or of each block's slice of it.
 //
 //     reduce-scatter   chunk p of in --> slot[r] of peer p
 //                      slot[0..] of its own window --reduce--> result
@@ -8,10 +8,10 @@
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// No barrier between the two: a word that is not the sentinel has arrived, and whoever has reduced a
-// packet sends it on. The chunks are equally long, the last ones perhaps of nothing: so every rank has
-// words for every other, as sentinel.cuh asks. Slices longer than the slots go in rounds, each a call
-// of its own on the channel.
+// No barrier between the two: a word that is not the sentinel has arrived, and whoever has reduced
+// a packet sends it on. The chunks are equally long, the last ones perhaps of nothing: so every
+// rank has words for every other, as sentinel.cuh asks. Slices longer than the slots go in rounds,
+// each a call of its own on the channel.
 #pragma once
 
 #include "../include/kccl/payload.cuh"

@@ -91,8 +91,8 @@ class Calls {
     // Of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 
-    // A thread may enter a call when others of its rank have left it: in exchanges, even the one before
-    // while a quick block is two further on (GridExchange::meet).
+    // A thread may enter a call when others of its rank have left it: in exchanges, even the one
+    // before while a quick block is two further on (GridExchange::meet).
     struct Last {
         struct Entered {
             uint32_t index = 0;

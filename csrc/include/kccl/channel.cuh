@@ -75,15 +75,14 @@ KCCL_DEVICE int default_channel(Thread) {
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 
-// What a channel is opened for.
+// What a channel is opened for. kLaunch counts on this: when a kernel begins, the stores of the one
+// before it on its stream, or in its graph, into this rank's own window have been performed. So no
+// programmatic dependent launch.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // what opening reads is on its way while the caller goes on: see check()
     kLaunch      // the same, of a kernel's only opening of this channel
 };
-
-// What kLaunch counts on: when a kernel begins, the stores of the one before it on its stream, or in
-// its graph, into this rank's own window have been performed. So no programmatic dependent launch.
 
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
 // let it end together. One coop at a time has a channel open, on every rank; the same channel sees

@@ -2,14 +2,15 @@
 // of. Every block pushes the packets of its slice to the boards of all ranks that take part, and polls
 // the packets of all slices on its own rank's. The data is the flag: ll16 packets (packet.cuh).
 //
-// Exchange e uses slot e % 4 of the board. It was used by e-4, and is read until all blocks have left e-3,
-// where meet() looks there. A block leaves e-3 before it publishes in e-2; and nobody publishes in e
-// before it has seen a packet of every block in e-2 or later: every block publishes at least one, whatever
-// the length. Who collects all slices sees them in the exchange itself. Who collects a part looks in e-1
-// for those of e-2 (meet()), which have come long since, while its own are on their way; in the first
-// exchange after an opening for those of that one, because it does not know where those before lie.
-// Within a block, the sync that ends an exchange stands between. So where in its slot a slice lies, and
-// how many blocks there are, may change from one exchange to the next.
+// Exchange e uses slot e % 4 of the board. It was used by e-4, and is read until all blocks have
+// left e-3, where meet() looks there. A block leaves e-3 before it publishes in e-2; and nobody
+// publishes in e before it has seen a packet of every block in e-2 or later: every block publishes
+// at least one, whatever the length. Who collects all slices sees them in the exchange itself. Who
+// collects a part looks in e-1 for those of e-2 (meet()), which have come long since, while its own
+// are on their way; in the first exchange after an opening for those of that one, because it does
+// not know where those before lie. Within a block, the sync that ends an exchange stands between.
+// So where in its slot a slice lies, and how many blocks there are, may change from one exchange to
+// the next.
 //
 // Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
 //

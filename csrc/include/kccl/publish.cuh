@@ -72,8 +72,8 @@ struct Rows {
     uint32_t stride;
 };
 
-// The next payloads of each thread, at most N, of the slices; `at` goes on behind them. False: the wait
-// failed. combine(packets' payloads) -> payload.
+// The next payloads of each thread, at most N, of the slices; `at` goes on behind them. False: the
+// wait failed. combine(packets' payloads) -> payload.
 template <int N, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
 KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                               Slices slices, Rows<ROWS> rows, bool are_words, SlicePacket* at,
@@ -103,7 +103,8 @@ KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out,
     return true;
 }
 
-// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all blocks.
+// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all
+// blocks.
 template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
@@ -154,10 +155,11 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
                                       [](const uint64_t* payloads) { return payloads[0]; });
 }
 
-// The same of some of these slices, [slice][count]; they lie within the exchange's. In the same exchange
-// some blocks may collect all, others parts. Which ones is each block's own business, as long as on every
-// rank each slice is collected by a block that is not the one that published it, where there are two: a
-// packet that nobody has seen may still be on its way when its place is written again.
+// The same of some of these slices, [slice][count]; they lie within the exchange's. In the same
+// exchange some blocks may collect all, others parts. Which ones is each block's own business, as
+// long as on every rank each slice is collected by a block that is not the one that published it,
+// where there are two: a packet that nobody has seen may still be on its way when its place is
+// written again.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                            Slices slices) {

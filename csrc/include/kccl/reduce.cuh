@@ -18,8 +18,8 @@ struct bf16 {
     uint16_t bits;
 };
 
-// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN. Of 16 bits also narrow_pair(),
-// of two that are not NaN, as the bits of both.
+// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN. Of 16 bits also
+// narrow_pair(), of two that are not NaN, as the bits of both.
 template <class T>
 struct Element;
 

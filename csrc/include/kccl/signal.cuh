@@ -90,9 +90,9 @@ struct Patience {
     uint64_t started_ns = 0;
 };
 
-// So long a wait looks only at the clock and at this rank's status. Looking at the host's memory takes
-// microseconds, with many warps a millisecond; and whoever waits for this rank meanwhile would come to
-// look there too, and so on.
+// So long a wait looks only at the clock and at this rank's status. Looking at the host's memory
+// takes microseconds, with many warps a millisecond; and whoever waits for this rank meanwhile
+// would come to look there too, and so on.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
 // Whether this lane's turn has come, of the lanes of its warp that miss something.
