@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="last size (1M; in kernels 64K; simulated 8K)",
     )
     parser.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (2)")
+    parser.add_argument(
+        "--sizes",
+        type=_size,
+        nargs="+",
+        metavar="SIZE",
+        help="these sizes, in place of those from -b to -e",
+    )
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
     parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
     parser.add_argument("--root", type=int, default=0, help="root of a broadcast (0)")
@@ -216,7 +223,7 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
     is_gathered = args.in_kernel and collective.name in ("all_gather", "exchange")
     in_place = args.in_place and not is_gathered
     return collective.problems(
-        sweep(args.begin, args.end, args.factor),
+        args.sizes or sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,
         np_dtype=kccl.dtypes.to_numpy(args.dtype),
         op=args.op,

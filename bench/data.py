@@ -2,11 +2,13 @@
 
 An input depends on seed, rank and index, so that a wrong peer, a stale buffer and an index error
 each show. Values are chosen so that the result is exact in any order of accumulation, in the
-element type itself: comparison is by bits.
+element type itself: comparison is by bits. Longer messages repeat their values after a period,
+which is prime: no slice, round or chunk is a multiple of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ _EXACT_INTEGERS = {
     "float8_e5m2fnuz": 1 << 3,
 }
 
+_PERIOD = 1_000_003
+
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
     """Whether the element type is an integer or bool, whose arithmetic wraps and is exact by
@@ -36,6 +40,10 @@ def is_integer(dtype: np.dtype[Any]) -> bool:
 
 def make_input(problem: Problem, rank: int, seed: int) -> Array:
     """This rank's input for one check."""
+    return _repeated(problem, _one_period(_short(problem), rank, seed))
+
+
+def _one_period(problem: Problem, rank: int, seed: int) -> Array:
     dtype = problem.np_dtype
     assert dtype is not None, "a collective without data has no input"
     rng = np.random.default_rng((seed, rank))
@@ -73,6 +81,10 @@ def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Arra
 
 def reduced(problem: Problem, seed: int) -> Array:
     """What every rank must hold after an all-reduce of the inputs that belong to `seed`."""
+    return _repeated(problem, _one_period_reduced(_short(problem), seed))
+
+
+def _one_period_reduced(problem: Problem, seed: int) -> Array:
     dtype = problem.np_dtype
     assert dtype is not None, "a collective without data has no result"
     wide = dtype if is_integer(dtype) else np.dtype(np.float64)
@@ -84,13 +96,21 @@ def reduced(problem: Problem, seed: int) -> Array:
         "max": np.maximum,
     }
     step = steps[problem.op or "sum"]
-    total = make_input(problem, 0, seed).astype(wide)
+    total = _one_period(problem, 0, seed).astype(wide)
     for rank in range(1, problem.world_size):
         # NumPy's add on bool is "or", which is what a sum of bool means here.
-        total = step(total, make_input(problem, rank, seed).astype(wide))
+        total = step(total, _one_period(problem, rank, seed).astype(wide))
     if problem.op == "avg":
         total = total / problem.world_size
     return total.astype(dtype)
+
+
+def _short(problem: Problem) -> Problem:
+    return replace(problem, count=min(problem.count, _PERIOD))
+
+
+def _repeated(problem: Problem, values: Array) -> Array:
+    return np.resize(values, problem.count)
 
 
 def count_wrong(result: Array, expected: Array) -> int:

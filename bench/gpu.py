@@ -44,6 +44,8 @@ _HELPFUL = ("torch", "cupy")
 _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 _OF_CHUNKS = ("all_gather", "reduce_scatter")
+_FEW_SIZES = ("1K", "8K", "64K", "512K")
+_MANY_SIZES = (*(f"{1 << n}K" for n in range(10)), "1M", "16M", "256M")
 _TESTS_OF_TORCH = "tests/gpu/test_torch.py"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
@@ -194,7 +196,7 @@ def bench_steps(num_gpus: int) -> list[Step]:
         is_largest = not steps
         launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
         sizes: dict[str, tuple[str, ...]] = {
-            "all_reduce": ("-b", "1K", "-e", "1M", "-f", "2" if is_largest else "8"),
+            "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest else _FEW_SIZES)),
             "barrier": (),
             "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
         }
@@ -284,10 +286,9 @@ def _plots(run: Run) -> None:
     documents = sorted(run.out.glob("*.json"))
     if not documents:
         run.note("plots", 0.0, f"{run.out} has no document: run the part bench")
-    for path in documents:
-        command = ("-m", "kccl.bench.plot", str(path.resolve()))
-        picture = str(path.resolve().with_suffix(".png"))
-        run.take(Step(f"plot_{path.stem}", (*command, picture), _STEP_LIMIT_S))
+        return
+    paths = [str(path.resolve()) for path in documents]
+    run.take(Step("plots", ("-m", "kccl.bench.plot", *paths), _STEP_LIMIT_S))
 
 
 _RUN_BY = {"tests": _tests, "torch": _torch, "bench": _bench, "plots": _plots}

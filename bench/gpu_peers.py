@@ -26,7 +26,7 @@ NO_MULTICAST = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 _TIMEOUT = timedelta(seconds=60)
-_WINDOW_BYTES = 64 << 20
+_WINDOW_BYTES = 256 << 20
 
 Peer = tuple[str, str, DeviceBuffers, Call]
 

@@ -1,6 +1,6 @@
 """Latency against size as a picture: kccl, every peer, the floor, and how far they are apart.
 
-    python -m kccl.bench.plot document.json picture.png
+    python -m kccl.bench.plot document.json -o picture.png
 
 draws a recorded run. Of a run on GPUs a second panel has the skewed runs beside the others.
 """
@@ -82,17 +82,25 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the newest document of a file. Returns 2 when there is none."""
+    """Draw the newest document of each file. Returns 2 when one has none."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.plot", description=main.__doc__)
-    parser.add_argument("document", type=Path, help="output of kccl bench ... --json")
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("documents", type=Path, nargs="+", help="output of kccl bench ... --json")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="F", help="the picture (each beside its document, .png)"
+    )
     args = parser.parse_args(argv)
-    documents = load(args.document)
-    if not documents or not documents[-1]["rows"]:
-        print(f"{args.document} holds no document with rows", file=sys.stderr)
-        return 2
-    plot(documents[-1]["rows"], args.picture, subtitle=subtitle(documents[-1]))
-    return 0
+    if args.out is not None and len(args.documents) > 1:
+        parser.error("--out is for one document")
+    empty = False
+    for path in args.documents:
+        documents = load(path)
+        if not documents or not documents[-1]["rows"]:
+            print(f"{path} holds no document with rows", file=sys.stderr)
+            empty = True
+            continue
+        picture = args.out or path.with_suffix(".png")
+        plot(documents[-1]["rows"], picture, subtitle=subtitle(documents[-1]))
+    return 2 if empty else 0
 
 
 def series(rows: Sequence[Row]) -> list[Series]:

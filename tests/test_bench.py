@@ -113,6 +113,17 @@ def test_inputs_depend_on_seed_rank_and_index(dtype: str) -> None:
     assert data.count_wrong(mine, np.roll(mine, 1)) > 32
 
 
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_a_long_message_repeats_and_a_part_moved_by_a_power_of_two_shows(op: str) -> None:
+    asked = replace(problem("bfloat16", op), count=(1 << 21) + 5)
+    inputs = [data.make_input(asked, rank, 1) for rank in range(asked.world_size)]
+    total = sum(each.astype(np.float64) for each in inputs)
+    wanted = total / (asked.world_size if op == "avg" else 1)
+    assert np.array_equal(wanted, data.reduced(asked, 1).astype(np.float64))
+    for shift in (1, 4096, 1 << 20):
+        assert data.count_wrong(inputs[0], np.roll(inputs[0], shift)) > asked.count // 2
+
+
 def test_comparison_is_by_bits() -> None:
     zeros = np.zeros(4, np.float32)
     assert data.count_wrong(-zeros, zeros) == 4

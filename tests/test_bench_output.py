@@ -50,6 +50,14 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("probes")
+def test_sizes_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    args = parse("all_reduce", "--sizes", "8", "1K", "64", "--json")
+    assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [each["bytes"] for each in made["rows"]] == [8] * 3 + [1024] * 3 + [64] * 3
+
+
+@pytest.mark.usefixtures("probes")
 def test_one_rank_alone_works_and_says_how_to_start_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

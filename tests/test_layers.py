@@ -41,7 +41,7 @@ INCLUDES = {
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},
     "packet.cuh": {"payload.cuh", "window.cuh"},
-    "reduce.cuh": {"mem.cuh"},
+    "reduce.cuh": {"payload.cuh"},
     "signal.cuh": {"coop.cuh", "window.cuh"},
     "barrier.cuh": {"signal.cuh"},
     "grid.cuh": {"signal.cuh"},
@@ -51,8 +51,9 @@ INCLUDES = {
     "channel.cuh": {"barrier.cuh", "payload.cuh"},
     "exchange.cuh": {"channel.cuh", "packet.cuh"},
     "sentinel.cuh": {"channel.cuh"},
+    "staging.cuh": {"channel.cuh"},
 }
-FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh"}
+FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "staging.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}

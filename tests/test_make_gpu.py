@@ -79,22 +79,23 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     steps = Steps()
     assert run(tmp_path, steps) == 0
     wanted = benches([2, 1])
-    plots = [f"plot_{name}" for name in sorted(wanted)]
-    assert steps.names == ["extension", "tests", "torch", "gpus", *wanted, *plots]
+    assert steps.names == ["extension", "tests", "torch", "gpus", *wanted, "plots"]
+    drawn = [Path(path).stem for path in steps.commands[-1][3:]]
+    assert drawn == sorted(wanted)
     assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == document(row())
     printed = capsys.readouterr().out
     assert "all steps succeeded" in printed
     command = steps.commands[steps.names.index("all_reduce_2")]
     assert command[1:7] == ["-m", "kccl", "run", "-n", "2", "--"]
     assert {"--baselines", "--json", "cuda"} <= set(command)
-    assert command[command.index("-f") + 1] == "2"
+    assert {"1K", "8K", "1M", "16M", "256M"} <= set(command)
     inside = steps.commands[steps.names.index("all_reduce_in_kernel_2")]
     assert {"--in-kernel", "--json", "cuda"} <= set(inside) and "--baselines" not in inside
     assert json.loads((tmp_path / "out/grid_sync_in_kernel_2.json").read_text())["rows"]
     exchange = steps.commands[steps.names.index("exchange_in_kernel_2")]
     assert exchange[exchange.index("-b") :][:4] == ["-b", "2K", "-f", "4"]
     alone = steps.commands[steps.names.index("all_reduce_1")]
-    assert "--baselines" not in alone and alone[alone.index("-f") + 1] == "8"
+    assert "--baselines" not in alone and "16M" not in alone
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_parts_are_selectable(part, tmp_path):
         "tests": {"tests"},
         "torch": {"torch"},
         "bench": {"gpus", "all", "barrier", "broadcast", "exchange", "grid", "reduce"},
-        "plots": {"plot"},
+        "plots": {"plots"},
     }
     assert kinds == wanted[part]
 
@@ -131,7 +132,7 @@ def test_a_part_that_is_none_is_refused(parts, tmp_path):
 def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
     steps = Steps(codes={"tests": 1, "barrier_2": gpu.TIMED_OUT})
     assert run(tmp_path, steps) == 1
-    assert "plot_broadcast_1" in steps.names
+    assert steps.names[-1] == "plots"
     printed = capsys.readouterr().out
     assert "failed: tests, barrier_2" in printed
     assert "exit code 1" in printed
@@ -339,19 +340,30 @@ def test_a_document_becomes_a_picture_with_a_panel_for_skewed_runs(tmp_path):
     ):
         recorded.write_text("# a table\n" + json.dumps(document(*rows)) + "\n")
         pictures.append(tmp_path / f"{name}.png")
-        assert plot.main([str(recorded), str(pictures[-1])]) == 0
+        assert plot.main([str(recorded), "--out", str(pictures[-1])]) == 0
     skewed, plain, one_size = map(width, pictures)
     assert skewed == 2 * plain == 2 * one_size
 
 
 def test_records_of_other_machines_are_drawn_as_before(tmp_path):
     picture = tmp_path / "host.png"
-    assert plot.main([str(ROOT / "bench/records/intel-xeon-2-cores_2.jsonl"), str(picture)]) == 0
+    recorded = ROOT / "bench/records/intel-xeon-2-cores_2.jsonl"
+    assert plot.main([str(recorded), "-o", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_file_without_a_document_is_said(tmp_path, capsys):
     empty = tmp_path / "empty.json"
     empty.write_text("no document\n")
-    assert plot.main([str(empty), str(tmp_path / "picture.png")]) == 2
-    assert "holds no document with rows" in capsys.readouterr().err
+    recorded = tmp_path / "barrier_2.json"
+    recorded.write_text(json.dumps(document(row())) + "\n")
+    assert plot.main([str(empty), str(recorded)]) == 2
+    assert "empty.json holds no document with rows" in capsys.readouterr().err
+    # The others are drawn all the same.
+    assert recorded.with_suffix(".png").exists()
+
+
+def test_one_picture_is_of_one_document(tmp_path):
+    with pytest.raises(SystemExit) as end:
+        plot.main(["a.json", "b.json", "--out", str(tmp_path / "picture.png")])
+    assert end.value.code == 2

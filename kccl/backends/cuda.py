@@ -26,7 +26,7 @@ from .watch import Watcher
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
 _PACKET_BYTES = 8192
 _BLOCKS_PER_CHANNEL = MOST_BLOCKS
-_STAGING_BYTES = 65536
+_STAGING_BYTES = 131072
 _WARP, _MOST_THREADS = 32, MOST_THREADS
 # While there are blocks for it: warps of one block share an SM.
 _THREADS_PER_BLOCK = 128

@@ -110,10 +110,8 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
         if (call.kernel == kKcclAllReduceTwoShotPushSimple) {
-            return in_rounds<T>(
-                call, all, two_shot_push_bytes(comm), [&](T* out, const T* in, uint32_t count) {
-                    return all_reduce_two_shot_push_simple<T, Op>(channel, out, in, count);
-                });
+            return all_reduce_two_shot_push_simple<T, Op>(channel, output_of<T>(call),
+                                                          input_of<T>(call), call.count);
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotPullSimple)) {
@@ -138,10 +136,8 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclReduceScatterPushSimple)) {
         if (call.kernel == kKcclReduceScatterPushSimple) {
-            return in_rounds<T>(
-                call, all, staging_part_bytes(comm), [&](T* out, const T* in, uint32_t count) {
-                    return reduce_scatter_push_simple<T, Op>(channel, out, in, count, call.count);
-                });
+            return reduce_scatter_push_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                     call.count, call.count);
         }
     }
     if constexpr (has<KERNELS>(kKcclAllGatherDirectLl16)) {
@@ -161,11 +157,8 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclAllGatherPushSimple)) {
         if (call.kernel == kKcclAllGatherPushSimple) {
-            return in_rounds<uint8_t>(call, all, staging_part_bytes(comm),
-                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                          return all_gather_push_simple(channel, out, in, count,
-                                                                        call.count);
-                                      });
+            return all_gather_push_simple(channel, output_of<uint8_t>(call),
+                                          input_of<uint8_t>(call), call.count, call.count);
         }
     }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
@@ -179,11 +172,8 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclBroadcastPushSimple)) {
         if (call.kernel == kKcclBroadcastPushSimple) {
-            return in_rounds<uint8_t>(call, all, comm.layout.staging_bytes,
-                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                          return broadcast_push_simple(channel, out, in, count,
-                                                                       call.peer);
-                                      });
+            return broadcast_push_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
+                                         call.count, call.peer);
         }
     }
     if constexpr (has<KERNELS>(kKcclBarrierDirect)) {

@@ -9,11 +9,17 @@ GATHER_PULL = "kernels/all_gather_pull_simple.cuh"
 SCATTER_PUSH = "kernels/reduce_scatter_push_simple.cuh"
 GATHER_PUSH = "kernels/all_gather_push_simple.cuh"
 BROADCAST_PUSH = "kernels/broadcast_push_simple.cuh"
-VACATED = (
-    "    channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);\n"
-    "    const Status vacated = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);\n"
-    "    if (vacated != kKcclOk) return vacated;\n"
-)
+STAGING = "include/kccl/staging.cuh"
+
+
+def laid_at_once(file, take):
+    """Edits of a push kernel, whose step 0 now writes what it laid in step 1."""
+    return (
+        Edit(file, "num_rounds + 1,", "num_rounds,"),
+        Edit(file, "s > 0 && s <= num_rounds) push(s - 1);", "s < num_rounds) push(s);"),
+        Edit(file, f"s > 1) {take}(s - 2, parity);", f"s > 0) {take}(s - 1, parity);"),
+    )
+
 
 MUTATIONS = (
     # ---- Packets
@@ -118,29 +124,92 @@ MUTATIONS = (
         "a rank pushes chunks before it knows that their owners have read the last ones",
         "scatter pushes",
         RACE,
-        Edit(SCATTER_PUSH, VACATED, ""),
+        *laid_at_once(SCATTER_PUSH, "reduce"),
     ),
     bug(
         "gathered_into_what_is_read",
         "a rank pushes its chunk before it knows that the peers have read the last one",
         "gather pushes",
         RACE,
-        Edit(GATHER_PUSH, VACATED, ""),
+        *laid_at_once(GATHER_PUSH, "take"),
     ),
     bug(
         "broadcast_into_what_is_read",
-        "the root pushes before it knows that the peers have read what it pushed last",
-        "broadcast pushes in a row",
+        "the root lays its chunks where peers forward theirs to",
+        "broadcast pushes",
+        WRONG | RACE,
+        Edit(BROADCAST_PUSH, "part_of(peer, channel.parity(), Half::kInput, peer)",
+             "part_of(peer, channel.parity(), Half::kResult, peer)"),
+        Edit(BROADCAST_PUSH, "part_of(mine, parity, Half::kInput, mine)",
+             "part_of(mine, parity, Half::kResult, mine)"),
+    ),
+    bug(
+        "forwarded_before_it_came",
+        "a peer forwards the chunk that the root is pushing",
+        "broadcast pushes",
         RACE,
-        Edit(BROADCAST_PUSH, VACATED, ""),
+        Edit(BROADCAST_PUSH, "forward(s - 1, parity)", "forward(s - 1, parity ^ 1u)"),
+    ),
+    bug(
+        "taken_while_forwarded",
+        "a peer takes the chunks that the others are forwarding",
+        "broadcast pushes",
+        RACE,
+        Edit(BROADCAST_PUSH, "take(s - 2, parity)", "take(s - 2, parity ^ 1u)"),
     ),
     bug(
         "vacated_by_a_relaxed_word",
         "the word that a rank has read its staging does not come after its reads",
         "broadcast pushes",
         RACE,
-        Edit(BROADCAST_PUSH, "arrive<mem::Order::kRelease>(kKcclFlagReduced)",
-             "arrive<mem::Order::kRelaxed>(kKcclFlagReduced)"),
+        Edit(
+            STAGING,
+            "arrive<mem::Order::kRelease>(kKcclFlagStaged)",
+            "arrive<mem::Order::kRelaxed>(kKcclFlagStaged)",
+        ),
+    ),
+    bug(
+        "steps_that_acquire_nothing",
+        "a rank hears that the peers have laid their parts, and acquires nothing",
+        "gather pushes",
+        RACE,
+        Edit(STAGING, "await<mem::Order::kAcquire>", "await<mem::Order::kRelaxed>"),
+    ),
+    bug(
+        "steps_that_do_not_wait",
+        "a rank takes the peers' chunks as soon as it has pushed its own",
+        "gather pushes",
+        RACE,
+        Edit(
+            STAGING,
+            "channel.template await<mem::Order::kAcquire>(kKcclFlagStaged)",
+            "channel.leave()",
+        ),
+    ),
+    bug(
+        "step_of_the_wrong_parity",
+        "a step reads the slots that its peers are writing",
+        "gather pushes",
+        RACE,
+        Edit(STAGING, "parity = channel.parity();", "parity = channel.parity() ^ 1u;"),
+    ),
+    bug(
+        "steps_in_one_slot",
+        "every step of a call uses the same slots",
+        "scatter pushes",
+        RACE,
+        Edit(
+            SCATTER_PUSH,
+            "(comm, rank, channel.index(), parity,",
+            "(comm, rank, channel.index(), parity * 0,",
+        ),
+    ),
+    bug(
+        "rounds_that_overlap",
+        "the next round begins within the last one",
+        "broadcast pushes",
+        WRONG | RACE,
+        Edit(STAGING, "return uint64_t{round} * most;", "return uint64_t{round} * (most / 2);"),
     ),
     bug(
         "gathered_into_the_input_half",
@@ -176,21 +245,10 @@ MUTATIONS = (
         ),
     ),
     bug(
-        "pushed_chunks_not_awaited",
-        "a rank takes the peers' chunks as soon as it has pushed its own",
-        "gather pushes",
-        RACE,
-        Edit(
-            GATHER_PUSH,
-            "await<mem::Order::kAcquire>(kKcclFlagStaged)",
-            "await<mem::Order::kAcquire>(kKcclFlagReduced)",
-        ),
-    ),
-    bug(
         "broadcast_of_any_root",
-        "a rank waits for the first rank, whoever the root is",
+        "the first rank pushes, whoever the root is",
         "broadcast pushes",
-        STUCK,
-        Edit(BROADCAST_PUSH, "(kKcclFlagStaged, root, root + 1)", "(kKcclFlagStaged, 0, 1)"),
+        WRONG | INVALID,
+        Edit(BROADCAST_PUSH, "comm.rank == root", "comm.rank == (root & 0)"),
     ),
 )  # fmt: skip

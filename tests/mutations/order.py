@@ -1,8 +1,9 @@
 """Planted bugs: order, scope, waits and how they end."""
 
-from .mutation import DIVERGENT, LATE, NARROW, RACE, STUCK, TWO_WRITERS, Edit, bug
+from .mutation import DIVERGENT, LATE, NARROW, RACE, STUCK, TWO_WRITERS, WRONG, Edit, bug
 
 BARRIER = "kernels/barrier_direct.cuh"
+TWO_SHOT_PUSH = "kernels/all_reduce_two_shot_push_simple.cuh"
 
 MUTATIONS = (
     # ---- Order and scope
@@ -88,10 +89,10 @@ MUTATIONS = (
         "pushes",
         RACE,
         Edit(
-            "kernels/all_reduce_two_shot_push_simple.cuh",
-            "channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);",
+            "include/kccl/staging.cuh",
+            "channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);",
             "channel.coop().sync();\n"
-            "channel.template arrive<mem::Order::kRelaxed>(kKcclFlagReduced);",
+            "channel.template arrive<mem::Order::kRelaxed>(kKcclFlagStaged);",
         ),
     ),
     bug(
@@ -99,22 +100,43 @@ MUTATIONS = (
         "every rank pushes its chunk to the same place",
         "pushes",
         RACE,
-        Edit(
-            "kernels/all_reduce_two_shot_push_simple.cuh",
-            "channel.parity(), half) + part * chunk;",
-            "channel.parity(), half) + (part >= 0 ? 0 : chunk);",
-        ),
+        Edit(TWO_SHOT_PUSH, "+ owner * part;", "+ 0 * (owner + part);"),
     ),
     bug(
         "chunks_beyond_the_staging",
         "a round is as long as the staging, though its chunks begin on lines",
         "pushes",
+        RACE | WRONG,
+        Edit(
+            TWO_SHOT_PUSH,
+            "{count, part * world_size}",
+            "{count, static_cast<uint32_t>(comm.layout.staging_bytes / sizeof(T))}",
+        ),
+    ),
+    bug(
+        "results_among_the_inputs",
+        "results are laid where the peers lay the inputs of the next round",
+        "pushes",
         RACE,
         Edit(
-            "kernels/all_reduce_two_shot_push_simple.cuh",
-            "return comm.layout.staging_bytes / unit * unit;",
-            "return comm.layout.staging_bytes + 0 * unit;",
+            TWO_SHOT_PUSH,
+            ": part_of(rank, channel.parity(), Half::kResult, comm.rank);",
+            ": part_of(rank, channel.parity(), Half::kInput, comm.rank);",
         ),
+    ),
+    bug(
+        "results_a_step_too_early",
+        "results are taken in the step that lays them",
+        "pushes",
+        RACE | WRONG,
+        Edit(TWO_SHOT_PUSH, "take_results(s - 2, parity)", "take_results(s - 2, parity ^ 1u)"),
+    ),
+    bug(
+        "inputs_reduced_unheard",
+        "a rank reduces the inputs of the round that its peers are pushing",
+        "pushes",
+        RACE,
+        Edit(TWO_SHOT_PUSH, "reduce(s - 1, parity)", "reduce(s - 1, parity ^ 1u)"),
     ),
     bug(
         "relaxed_signal",

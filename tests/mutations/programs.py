@@ -164,12 +164,6 @@ def _push_gathers_by_warps(script):
             script.gather(actor, GATHER_PUSH, size)
 
 
-def _broadcasts_in_a_row(script):
-    script.begin(threads=2 * script.machine.warp_size)
-    for number in range(8):
-        _push_broadcast(script, number)
-
-
 def _signals(script):
     script.begin(threads=2 * script.machine.warp_size)
     script.window(512)
@@ -322,7 +316,6 @@ PROGRAMS = {
         _push_gathers_by_warps, 3, (GATHER_PUSH,), {"num_channels": 2}
     ),
     "broadcast pushes": Program(_after_packets(_push_broadcast), 3, (BROADCAST_PUSH, LL16), NARROW),
-    "broadcast pushes in a row": Program(_broadcasts_in_a_row, 3, (BROADCAST_PUSH,), NARROW),
     "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
     "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
     "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),

@@ -124,15 +124,19 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     auto* in_lines = reinterpret_cast<const Line*>(in);
     // So many loads of a thread are on their way at once.
     constexpr uint32_t kAtOnce = 4;
-    uint64_t line = index;
-    for (; line + (kAtOnce - 1) * uint64_t{size} < num_lines; line += kAtOnce * uint64_t{size}) {
+    for (uint64_t line = index; line < num_lines; line += kAtOnce * uint64_t{size}) {
         Line lines[kAtOnce];
         KCCL_UNROLL
-        for (uint32_t k = 0; k < kAtOnce; ++k) lines[k] = in_lines[line + k * uint64_t{size}];
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+            if (line + k * uint64_t{size} < num_lines)
+                lines[k] = in_lines[line + k * uint64_t{size}];
+        }
         KCCL_UNROLL
-        for (uint32_t k = 0; k < kAtOnce; ++k) out_lines[line + k * uint64_t{size}] = lines[k];
+        for (uint32_t k = 0; k < kAtOnce; ++k) {
+            if (line + k * uint64_t{size} < num_lines)
+                out_lines[line + k * uint64_t{size}] = lines[k];
+        }
     }
-    for (; line < num_lines; line += size) out_lines[line] = in_lines[line];
     for (uint64_t i = num_lines * sizeof(Line) + index; i < num_bytes; i += size) out[i] = in[i];
 #endif
 }

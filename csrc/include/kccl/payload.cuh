@@ -37,6 +37,12 @@ KCCL_DEVICE bool are_words(const T* arrays, uint64_t stride, uint32_t count) {
     return are_words(arrays, count) && (platform::kCpu || stride % kPayloadElements<T> == 0);
 }
 
+// True when two payloads, which are words, may be moved as a line.
+template <uint32_t N>
+KCCL_DEVICE bool is_line(const void* first) {
+    return N == 2 && !platform::kCpu && reinterpret_cast<uint64_t>(first) % sizeof(mem::Line) == 0;
+}
+
 // Payloads [i, i + N) of an array of `count` elements; what lies behind the end is zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
@@ -44,6 +50,11 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
     constexpr uint32_t kCount = N * kPayloadElements<T>;
     const T* first = array + i * kPayloadElements<T>;
     if (are_words(array, i, N, count)) {
+        if (is_line<N>(first)) {
+            const mem::Line line = mem::load_plain(reinterpret_cast<const mem::Line*>(first));
+            for (uint32_t n = 0; n < N; ++n) payloads[n] = line.word[n];
+            return;
+        }
         for (uint32_t n = 0; n < N; ++n) {
             payloads[n] = mem::load_plain(reinterpret_cast<const uint64_t*>(first) + n);
         }
@@ -63,6 +74,12 @@ KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
     constexpr uint32_t kCount = N * kPayloadElements<T>;
     T* first = array + i * kPayloadElements<T>;
     if (are_words(array, i, N, count)) {
+        if (is_line<N>(first)) {
+            mem::Line line;
+            for (uint32_t n = 0; n < N; ++n) line.word[n] = payloads[n];
+            mem::store_plain(reinterpret_cast<mem::Line*>(first), line);
+            return;
+        }
         for (uint32_t n = 0; n < N; ++n) {
             mem::store_plain(reinterpret_cast<uint64_t*>(first) + n, payloads[n]);
         }

@@ -7,7 +7,7 @@
 //   avg           the sum divided by the world size in the accumulator; floats only
 #pragma once
 
-#include "mem.cuh"
+#include "payload.cuh"
 
 namespace kccl {
 
@@ -207,6 +207,53 @@ KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payload
                                 int world_size) {
     for (uint32_t n = 0; n < N; ++n) {
         results[n] = reduce_payloads<T, Op, N, MAX_RANKS>(&payloads[0][n], world_size);
+    }
+}
+
+// Lines of 16 bytes that one thread loads of each row before it reduces any, as its registers allow.
+template <int WORLD_SIZE>
+constexpr uint32_t kLinesAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? 2 : 1;
+
+// Reduces one row of each rank, `count` elements each, into num_outs rows, all with the same result:
+// thread `index` of `size` its share. row_of(rank) -> const T*; out_of(k) -> T*. A result row may be an
+// input row, and overlaps none otherwise.
+template <class T, class Op, int WORLD_SIZE, class RowOf, class OutOf>
+KCCL_DEVICE void reduce_lines(uint32_t index, uint32_t size, uint32_t count, int world_size,
+                              RowOf row_of, int num_outs, OutOf out_of) {
+    constexpr int kRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
+    constexpr uint32_t kPayloads = 2;
+    constexpr uint32_t kElements = kPayloads * kPayloadElements<T>;
+    constexpr uint32_t kAtOnce = kLinesAtOnce<WORLD_SIZE>;
+    const T* rows[kRanks];
+    T* outs[kRanks];
+    KCCL_UNROLL
+    for (int rank = 0; rank < kRanks; ++rank) {
+        if (rank < world_size) rows[rank] = row_of(rank);
+    }
+    KCCL_UNROLL
+    for (int k = 0; k < kRanks; ++k) {
+        if (k < num_outs) outs[k] = out_of(k);
+    }
+    for (uint32_t first = index; first * kElements < count; first += kAtOnce * size) {
+        uint64_t payloads[kAtOnce][kRanks][kPayloads];
+        KCCL_UNROLL
+        for (uint32_t n = 0; n < kAtOnce; ++n) {
+            KCCL_UNROLL
+            for (int rank = 0; rank < kRanks; ++rank) {
+                if (rank >= world_size) break;
+                load_payloads(payloads[n][rank], rows[rank], kPayloads * (first + n * size), count);
+            }
+        }
+        KCCL_UNROLL
+        for (uint32_t n = 0; n < kAtOnce; ++n) {
+            uint64_t results[kPayloads];
+            reduce_packets<T, Op>(results, payloads[n], world_size);
+            KCCL_UNROLL
+            for (int k = 0; k < kRanks; ++k) {
+                if (k >= num_outs) break;
+                store_payloads(outs[k], kPayloads * (first + n * size), count, results);
+            }
+        }
     }
 }
 

@@ -1,0 +1,141 @@
+// Messages of any length through the staging, in steps: while the links carry one round, the SMs read
+// the round before.
+//
+//     step 0        ..., "staged" to all ranks and from all ranks
+//     step 1        ..., "staged" likewise
+//       ...
+//     step n        what is left to read
+//
+// Step s is call s on the channel, but for the last, which is none. It writes slots of its call's
+// parity, at peers; when "staged" has come from all ranks, these are read, in step s + 1. "Staged" of a
+// peer says that it has read what was laid in the step before, so the step after writes over it.
+//
+// The staging holds plain data: only these flags order it. When a kernel begins, peers may still read
+// what the kernel before it laid into their result half; after the first meeting they do not. So step 0
+// writes nothing there. It may write the input half, for whoever reads that meets once more before he
+// is done: all peers have heard that it has been read.
+#pragma once
+
+#include "channel.cuh"
+
+namespace kccl {
+
+// Of a block: with more, the lines that a thread has on their way do not fit its registers.
+constexpr int kMostStepThreads = 512;
+
+// A message of `count` elements in rounds of at most `most`.
+struct Rounds {
+    uint64_t count;
+    uint32_t most;
+
+    KCCL_DEVICE uint32_t number() const { return static_cast<uint32_t>((count + most - 1) / most); }
+    KCCL_DEVICE uint64_t begin_of(uint32_t round) const { return uint64_t{round} * most; }
+    KCCL_DEVICE uint32_t count_of(uint32_t round) const {
+        const uint64_t rest = count - begin_of(round);
+        return rest < most ? static_cast<uint32_t>(rest) : most;
+    }
+};
+
+// `count` elements of T in so many chunks, which begin on lines of their own.
+template <class T>
+struct Chunks {
+    uint32_t count;
+    uint32_t each;
+
+    KCCL_DEVICE Chunks(uint32_t count, uint32_t number) : count(count) {
+        constexpr uint32_t kLine = kKcclLineBytes / sizeof(T);
+        each = (count + number * kLine - 1) / (number * kLine) * kLine;
+    }
+    KCCL_DEVICE uint32_t begin_of(uint32_t chunk) const {
+        return chunk * each < count ? chunk * each : count;
+    }
+    KCCL_DEVICE uint32_t count_of(uint32_t chunk) const {
+        return begin_of(chunk + 1) - begin_of(chunk);
+    }
+};
+
+// A row of bytes that is copied.
+struct Row {
+    uint8_t* to;
+    const uint8_t* from;
+    uint32_t num_bytes;
+
+    template <class T>
+    KCCL_DEVICE static Row of(T* to, const T* from, uint32_t count) {
+        return {reinterpret_cast<uint8_t*>(to), reinterpret_cast<const uint8_t*>(from),
+                static_cast<uint32_t>(count * sizeof(T))};
+    }
+};
+
+// Copies num_rows rows that do not overlap: thread `index` of `size` its share. A thread's loads of
+// several rows are on their way at once: waited for row by row, they are half of a short step.
+// row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
+template <int WORLD_SIZE, class RowOf>
+KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
+    constexpr int kRows = WORLD_SIZE > 1 && WORLD_SIZE < 5 ? WORLD_SIZE - 1 : 4;
+    constexpr uint32_t kAtOnce = kRows < 3 ? 4 / kRows : 2;
+    for (int first = 0; first < num_rows; first += kRows) {
+        Row rows[kRows] = {};
+        uint32_t most = 0;
+        uint64_t addresses = 0;
+        KCCL_UNROLL
+        for (int k = 0; k < kRows; ++k) {
+            if (first + k >= num_rows) break;
+            rows[k] = row_of(first + k);
+            if (rows[k].num_bytes > most) most = rows[k].num_bytes;
+            addresses |= reinterpret_cast<uint64_t>(rows[k].to);
+            addresses |= reinterpret_cast<uint64_t>(rows[k].from) | rows[k].num_bytes;
+        }
+        if (platform::kCpu || addresses % sizeof(mem::Line) != 0) {
+            for (int k = first; k < num_rows && k < first + kRows; ++k) {
+                const Row row = row_of(k);
+                mem::copy(row.to, row.from, row.num_bytes, index, size);
+            }
+            continue;
+        }
+        for (uint32_t line = index; line < most / sizeof(mem::Line); line += kAtOnce * size) {
+            mem::Line lines[kAtOnce][kRows];
+            const auto at = [&](uint32_t n) { return (line + n * size) * sizeof(mem::Line); };
+            KCCL_UNROLL
+            for (uint32_t n = 0; n < kAtOnce; ++n) {
+                KCCL_UNROLL
+                for (int k = 0; k < kRows; ++k) {
+                    if (at(n) >= rows[k].num_bytes) continue;
+                    lines[n][k] =
+                        mem::load_plain(reinterpret_cast<const mem::Line*>(rows[k].from + at(n)));
+                }
+            }
+            KCCL_UNROLL
+            for (uint32_t n = 0; n < kAtOnce; ++n) {
+                KCCL_UNROLL
+                for (int k = 0; k < kRows; ++k) {
+                    if (at(n) >= rows[k].num_bytes) continue;
+                    mem::store_plain(reinterpret_cast<mem::Line*>(rows[k].to + at(n)), lines[n][k]);
+                }
+            }
+        }
+    }
+}
+
+// Makes num_calls pairwise calls. step(s, parity) -> void: step s; `parity` is that of the slots laid in
+// the step before. Called by all threads of the channel's coop, on every rank for the same num_calls,
+// at least 1.
+template <class Coop, int WORLD_SIZE, class Step>
+KCCL_DEVICE Status in_steps(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel,
+                            uint32_t num_calls, Step step) {
+    uint32_t parity = 0;
+    for (uint32_t s = 0;; ++s) {
+        if (s < num_calls) {
+            const Status entered = channel.next(kernel, Exchange::kPairwise);
+            if (entered != kKcclOk) return entered;
+        }
+        step(s, parity);
+        if (s == num_calls) return channel.leave();
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
+        if (staged != kKcclOk) return staged;
+        parity = channel.parity();
+    }
+}
+
+}  // namespace kccl
