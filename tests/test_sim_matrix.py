@@ -126,7 +126,7 @@ SMALLEST = [(32, 1, 1, 500), (32, 2, 1, 1000), (32, 3, 1, 1500), (64, 1, 1, 1700
 
 def smallest(threads, calls, csrc=jit.CSRC):
     """Two ranks of one block, where all decisions are made one by one."""
-    machine = Machine(schedule="exhaustive", epoch_bits=4, packet_bytes=16, csrc=csrc)
+    machine = Machine(schedule="exhaustive", epoch_bits=4, packet_bytes=32, csrc=csrc)
     script = Script(2, machine, kinds=(LL16,))
     script.begin(threads=threads)
     for _ in range(calls):

@@ -20,7 +20,7 @@
 
 namespace kccl {
 
-// How long a round may be: a slot takes a chunk and a result. Nothing where it takes a packet only.
+// How long a round may be: a slot takes a chunk and a result.
 KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     constexpr uint64_t kPacketBytes = sizeof(mem::Packet);
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;

@@ -152,7 +152,7 @@ MUTATIONS = (
         "a block that collects a part looks for the first block only",
         "parts of exchanges",
         REUSED | STALE | WRONG | STUCK,
-        Edit(FILE, "slice < num_slices() ? slice * stride", "slice < 1 ? slice * stride"),
+        Edit(FILE, "slice < num_slices() ? slice * seen.stride", "slice < 1 ? slice * seen.stride"),
     ),
     bug(
         "exchange_meets_late",
@@ -161,8 +161,8 @@ MUTATIONS = (
         REUSED | STALE | WRONG | STUCK,
         Edit(
             FILE,
-            "const uint32_t epoch = is_first ? epoch_ : epoch_ - step_;",
-            "if (is_first) return true; const uint32_t epoch = epoch_ - step_;",
+            "const Laid seen = last_.epoch == first_epoch_ ? laid() : last_;",
+            "if (last_.epoch == first_epoch_) return true; const Laid seen = last_;",
         ),
     ),
     bug(

@@ -133,8 +133,7 @@ class GridExchange {
     // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
     // the block, all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint64_t num_packets) {
-        last_stride_ = stride_;
-        last_offset_ = offset_;
+        last_ = laid();
         // Exchanges are mostly like the one before.
         if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
@@ -180,7 +179,7 @@ class GridExchange {
     // failed. Called by all threads of a warp, with the same `num`.
     template <int N>
     KCCL_DEVICE bool await(const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
-        return await_in(epoch_, offset_, stride_, places, num, payloads);
+        return await_in(laid(), places, num, payloads);
     }
 
     // For exchanges of which this block does not collect all: sees a packet of every block in the
@@ -188,11 +187,8 @@ class GridExchange {
     KCCL_DEVICE bool meet() {
         // All met when they scrubbed.
         if ((epoch_ << 1) == 0) return true;
-        const bool is_first = epoch_ - step_ == first_epoch_;
-        const uint32_t epoch = is_first ? epoch_ : epoch_ - step_;
-        const uint32_t offset = is_first ? offset_ : last_offset_;
-        const uint32_t stride = is_first ? stride_ : last_stride_;
-        platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch);
+        const Laid seen = last_.epoch == first_epoch_ ? laid() : last_;
+        platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
         constexpr int kAtOnce = 2;
         for (uint32_t first = 0; first < num_slices(); first += kAtOnce * num_threads_) {
             uint32_t places[kAtOnce];
@@ -200,9 +196,9 @@ class GridExchange {
             KCCL_UNROLL
             for (int n = 0; n < kAtOnce; ++n) {
                 const uint32_t slice = first + n * num_threads_ + thread_;
-                places[n] = slice < num_slices() ? slice * stride : kSomePlace;
+                places[n] = slice < num_slices() ? slice * seen.stride : kSomePlace;
             }
-            if (!await_in(epoch, offset, stride, places, kAtOnce, payloads)) return false;
+            if (!await_in(seen, places, kAtOnce, payloads)) return false;
         }
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         return true;
@@ -220,13 +216,21 @@ class GridExchange {
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
 
-    // Of an exchange whose slices lay `stride` packets apart in the slot at `offset`.
+    // Where the slices of an exchange lie: so many packets apart, in the slot at `offset`.
+    struct Laid {
+        uint32_t epoch;
+        uint32_t offset;
+        uint32_t stride;
+    };
+    KCCL_DEVICE Laid laid() const { return {epoch_, offset_, stride_}; }
+
     template <int N>
-    KCCL_DEVICE bool await_in(uint32_t epoch, uint32_t offset, uint32_t stride,
-                              const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
+    KCCL_DEVICE bool await_in(Laid laid, const uint32_t (&places)[N], int num,
+                              uint64_t (&payloads)[N]) {
+        const uint32_t epoch = laid.epoch;
         const mem::Packet* inbox[N];
         KCCL_UNROLL
-        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (offset + places[n < num ? n : 0]);
+        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (laid.offset + places[n < num ? n : 0]);
         mem::Packet packets[N];
         // All packets are loaded before any is checked: their latencies overlap.
         const auto poll = [&] {
@@ -246,7 +250,7 @@ class GridExchange {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
                 if (n >= num || ll16::is_valid(packets[n], epoch)) continue;
-                const uint32_t slice = places[n] / stride;
+                const uint32_t slice = places[n] / laid.stride;
                 const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
                 late = {1u << rank, ll16::stale_flag(packets[n], epoch),
                         static_cast<int32_t>(slice % num_blocks_)};
@@ -324,12 +328,11 @@ class GridExchange {
     mem::Packet* inbox_ = nullptr;
     uint32_t slot_packets_ = 0;  // of one slot
     uint32_t offset_ = 0;        // of this exchange's slot
-    uint32_t last_offset_ = 0;   // of the slot of the exchange before
-    uint32_t last_stride_ = 0;   // the same of stride_
     uint32_t num_packets_ = 0;   // of a slice
     uint32_t stride_ = 0;        // between slices, in packets
     uint32_t own_slice_ = 0;
     uint32_t first_place_ = 0;
+    Laid last_ = {};  // the exchange before
     SlicePacket first_ = {};
     SlicePacket step_on_ = {};
     uint32_t thread_ = 0;
