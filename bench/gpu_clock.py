@@ -20,7 +20,7 @@ from .gpu_device import Capture, DeviceBuffers, Gpu
 from .harness import Contender
 
 CALLS_IN_GRAPH = 200
-_FEWEST_CALLS = 20
+_FEWEST_CALLS = 4
 # Beyond, a graph has fewer calls, so that it stays short.
 _BYTES_IN_GRAPH = 64 << 20
 _CHECKED_CALLS = 3

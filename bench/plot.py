@@ -8,6 +8,7 @@ draws a recorded run. Of a run on GPUs a second panel has the skewed runs beside
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,7 +211,7 @@ def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
-    step = max(1, round(len(sizes) / 9))
+    step = math.ceil(len(sizes) / 12)
     axes.set_xticks(sizes[::step], [size_text(nbytes) for nbytes in sizes[::step]])
     axes.set_xlabel("message size (bytes)")
     axes.set_ylabel("microseconds per call, slowest rank")
