@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,8 @@ from .report import console, legend, print_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .gpu_side import GpuJob
 
 _LONG_SWEEP = 4
 _CALLS_IN_KERNEL = 5000
@@ -103,8 +105,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
+def main(
+    args: argparse.Namespace,
+    comm: kccl.Communicator,
+    *,
+    job: GpuJob | None = None,
+    command: Sequence[str] | None = None,
+) -> int:
     """Run the benchmark; rank 0 prints.
+
+    Args:
+        args: Of add_arguments().
+        comm: The ranks.
+        job: What benches on GPUs share, where this one is not alone.
+        command: See document().
 
     Returns:
         0, 1 if any result was wrong, 2 if the arguments make no sense. The same on every rank.
@@ -120,9 +134,13 @@ def main(args: argparse.Namespace, comm: kccl.Communicator) -> int:
         return 2
     if comm.rank == 0:
         _print_head(out, args, comm)
-    rows, notes, machine = _measure(args, collective, problems, comm)
+    with ExitStack() as ends:
+        if job is None and _is_on_gpus(args):
+            job = ends.enter_context(closing(_gpu_job(comm)))
+        rows, notes, machine = _measure(args, collective, problems, comm, job)
     if comm.rank == 0:
-        _print_report(out, args, rows, notes, document(rows, comm.world_size, machine))
+        made = document(rows, comm.world_size, machine, command)
+        _print_report(out, args, rows, notes, made)
     return int(any(row["wrong"] for row in rows))
 
 
@@ -238,9 +256,10 @@ def _measure(
     collective: Collective,
     problems: Sequence[Problem],
     comm: kccl.Communicator,
+    job: GpuJob | None,
 ) -> tuple[list[Row], list[str], dict[str, Any]]:
     """All rows, a sentence for each peer that has none, and the machine. Collective."""
-    with closing(_side(args, collective, problems, comm)) as side:
+    with closing(_side(args, collective, problems, comm, job)) as side:
         rows: list[Row] = []
         with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
             for problem in problems:
@@ -272,16 +291,29 @@ def _side(
     collective: Collective,
     problems: Sequence[Problem],
     comm: kccl.Communicator,
+    job: GpuJob | None,
 ) -> Side:
     if args.in_kernel:
         from .in_kernel_side import InKernelSide
 
         return InKernelSide(comm, collective, problems)
-    if comm.backend != "cuda":
+    if not _is_on_gpus(args):
         return HostSide(comm, collective, has_baselines=args.baselines)
     from .gpu_side import GpuSide
 
-    return GpuSide(comm, collective, has_baselines=args.baselines)
+    assert job is not None, "main() has opened one"
+    return GpuSide(job, collective, has_baselines=args.baselines)
+
+
+def _is_on_gpus(args: argparse.Namespace) -> bool:
+    """Whether calls on a GPU's stream are measured."""
+    return args.backend == "cuda" and not args.in_kernel
+
+
+def _gpu_job(comm: kccl.Communicator) -> GpuJob:
+    from .gpu_side import GpuJob
+
+    return GpuJob(comm)
 
 
 @contextmanager

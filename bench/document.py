@@ -18,18 +18,24 @@ from .harness import Row
 Document = dict[str, Any]
 
 
-def document(rows: Sequence[Row], ranks: int, more: Mapping[str, Any]) -> Document:
+def document(
+    rows: Sequence[Row],
+    ranks: int,
+    more: Mapping[str, Any],
+    command: Sequence[str] | None = None,
+) -> Document:
     """The document of these rows, made on this machine by this process.
 
     Args:
         rows: What was measured.
         ranks: Their number.
         more: What is known of the machine besides: its GPUs.
+        command: Arguments of `kccl` that measure it; the process's own when None.
     """
     return {
         "machine": machine(ranks) | dict(more),
         "commit": commit(),
-        "command": shlex.join(["kccl", *sys.argv[1:]]),
+        "command": shlex.join(["kccl", *(sys.argv[1:] if command is None else command)]),
         "rows": list(rows),
     }
 

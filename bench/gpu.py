@@ -3,16 +3,16 @@
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
 Builds the extension in place if need be, runs tests/gpu, those of PyTorch as a part of their own,
-benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, and draws
-the documents. Each part has a budget; what exceeds it is ended, and said with what ran at that
-moment. The output of each step is kept in the folder, NAME.txt; a bench's document is NAME.json,
-one line as in bench/records. Returns 1 when a step failed.
+benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, those of a
+world size in one job, and draws the documents. Each part has a budget; what exceeds it is ended,
+and said with what ran at that moment. The output of each step and bench is kept in the folder,
+NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a step
+failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -23,9 +23,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-
-from .document import load
 
 ROOT = Path(__file__).resolve().parents[1]
 # How the parts, in the order in which they run, share the time when all are asked for, in seconds;
@@ -122,6 +121,10 @@ class Run:
             _print_end(output)
         return self.note(step.name, time.monotonic() - begin, failure)
 
+    def is_over(self) -> bool:
+        """Whether there is no time left for a further step of this part."""
+        return time.monotonic() >= min(self._deadline, self._part_deadline or math.inf)
+
     def note(self, name: str, seconds: float, failure: str | None) -> bool:
         """Adds a result; whether it is a success."""
         self.results.append(Result(name, seconds, failure))
@@ -186,15 +189,33 @@ def execute_process(command: Sequence[str], limit_s: float, output: Path) -> int
             _end(process)
 
 
-def bench_steps(num_gpus: int) -> list[Step]:
+@dataclass(frozen=True)
+class Suite:
+    """The benches of one world size.
+
+    Attributes:
+        world_size: Ranks, a GPU each.
+        benches: Name -> arguments of `kccl bench`, in the order in which they run.
+    """
+
+    world_size: int
+    benches: dict[str, tuple[str, ...]]
+
+    def step(self, name: str, benches: Sequence[str], out: Path) -> Step:
+        """Some of them in one job of bench/suite.py."""
+        launcher = ("-m", "kccl", "run", "-n", str(self.world_size), "--", sys.executable)
+        job = ("-m", "kccl.bench.suite", "--out", str(out.resolve()))
+        calls = (f"{bench}: {' '.join(self.benches[bench])}" for bench in benches)
+        return Step(name, (*launcher, *job, *calls), LIMIT_S)
+
+
+def suites(num_gpus: int) -> list[Suite]:
     """The benches: the most GPUs first, the most important collective first."""
-    steps: list[Step] = []
-    last: list[Step] = []
+    found: list[Suite] = []
     for world_size in (4, 2, 1):
         if world_size > num_gpus:
             continue
-        is_largest = not steps
-        launcher = ("-m", "kccl", "run", "-n", str(world_size), "--", sys.executable)
+        is_largest = not found
         sizes: dict[str, tuple[str, ...]] = {
             "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest else _FEW_SIZES)),
             "barrier": (),
@@ -202,25 +223,19 @@ def bench_steps(num_gpus: int) -> list[Step]:
         }
         if is_largest and world_size > 1:
             sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
-        inside: list[Step] = []
-        found: list[Step] = []
         # One GPU exchanges nothing, so it has no peers; they take seconds to start.
         peers = ("--baselines",) if world_size > 1 else ()
-        for collective, more in sizes.items():
-            bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", *more)
-            command = (*launcher, *bench, *peers, "--json")
-            steps_of_it = last if collective in _OF_CHUNKS else found
-            steps_of_it.append(Step(f"{collective}_{world_size}", command, _STEP_LIMIT_S))
+        outside = {
+            f"{collective}_{world_size}": (collective, *more, *peers)
+            for collective, more in sizes.items()
+        }
+        inside: dict[str, tuple[str, ...]] = {}
         for collective in _in_kernels(world_size, is_largest=is_largest):
-            bench = ("-m", "kccl", "bench", collective, "--backend", "cuda", "--in-kernel")
-            more = ("-b", "16", "-f", "8")
-            if collective == "exchange":
-                more = ("-b", "2K", "-f", "4")
-            name = f"{collective}_in_kernel_{world_size}"
-            inside.append(Step(name, (*launcher, *bench, *more, "--json"), _STEP_LIMIT_S))
-        # Without peers to start, those inside kernels take a fraction of the others' time.
-        steps += [*found[:1], *inside, *found[1:]]
-    return steps + last
+            more = ("-b", "2K", "-f", "4") if collective == "exchange" else ("-b", "16", "-f", "8")
+            inside[f"{collective}_in_kernel_{world_size}"] = (collective, "--in-kernel", *more)
+        first = f"all_reduce_{world_size}"
+        found.append(Suite(world_size, {first: outside[first]} | inside | outside))
+    return found
 
 
 def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
@@ -268,18 +283,34 @@ def _pytest(name: str, *what: str) -> Step:
 
 
 def _bench(run: Run) -> None:
-    count = "from kccl import gpu; print(gpu.num_devices())"
-    if not run.take(Step("gpus", ("-c", count), _STEP_LIMIT_S)):
+    program = "from kccl import gpu; print(gpu.num_devices())"
+    if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
         return
     num_gpus = int((run.out / "gpus.txt").read_text().split()[-1])
     if num_gpus == 0:
         run.note("bench", 0.0, "there is no GPU")
-    for step in bench_steps(num_gpus):
-        # A row that is wrong is in the document too.
-        run.take(step)
-        documents = load(run.out / f"{step.name}.txt") if _has_output(run, step) else []
-        if documents:
-            (run.out / f"{step.name}.json").write_text(json.dumps(documents[-1]) + "\n", "utf-8")
+    for suite in suites(num_gpus):
+        _run_suite(run, suite)
+
+
+def _run_suite(run: Run, suite: Suite) -> None:
+    """Runs all benches of a suite; those behind one that ended its job in a job of their own."""
+    missing = list(suite.benches)
+    for name in missing:
+        (run.out / f"{name}.json").unlink(missing_ok=True)
+    for number in count(1):
+        step = f"benches_{suite.world_size}" + (f"_{number}" if number > 1 else "")
+        # A row that is wrong is in its document too.
+        run.take(suite.step(step, missing, run.out))
+        missing = [name for name in missing if not (run.out / f"{name}.json").exists()]
+        if not missing:
+            return
+        run.note(missing[0], 0.0, f"no document: see {step}.txt")
+        missing = missing[1:]
+        if not missing or run.is_over():
+            break
+    for name in missing:
+        run.note(name, 0.0, "not run")
 
 
 def _plots(run: Run) -> None:
@@ -311,10 +342,6 @@ def _is_built() -> bool:
     made_s = extension.stat().st_mtime
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     return all(path.stat().st_mtime <= made_s for path in sources)
-
-
-def _has_output(run: Run, step: Step) -> bool:
-    return (run.out / f"{step.name}.txt").exists()
 
 
 def _python_path() -> str:

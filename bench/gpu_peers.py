@@ -47,14 +47,14 @@ class TorchPeers:
         self._store = tempfile.TemporaryDirectory() if gpu.comm.rank == 0 else None
         # Memory that NCCL knows as a window, None when it refused; absent until it is asked for.
         self._window: list[Any] = []
-        # (peer, cause) -> sizes.
-        self._missing: dict[tuple[str, str], list[int]] = {}
+        # (peer, cause) -> sizes, None: whatever is asked for.
+        self._missing: dict[tuple[str, str], list[int | None]] = {}
         os.environ.update(NO_MULTICAST)
-        if not self._agree("NCCL and torch_symm_mem", 0, _import_torch):
+        if not self._agree("NCCL and torch_symm_mem", None, _import_torch):
             return
         import torch
 
-        if self._agree("NCCL and torch_symm_mem", 0, lambda: self._start(torch)):
+        if self._agree("NCCL and torch_symm_mem", None, lambda: self._start(torch)):
             self._torch = torch
             number = ".".join(map(str, torch.cuda.nccl.version()))
             self.libraries = {"torch": str(torch.__version__), "nccl": number}
@@ -81,13 +81,17 @@ class TorchPeers:
         return found
 
     def notes(self) -> list[str]:
-        """A sentence for each peer that is missing somewhere, with its cause."""
+        """A sentence for each peer that was missing since this was last asked, or is for good, with
+        its cause.
+        """
+        missing = self._missing
+        self._missing = {key: [None] for key, sizes in missing.items() if None in sizes}
         return [
             f"no {peer} rows"
             + (f" at {', '.join(map(str, sizes))} bytes" if any(sizes) else "")
             # One line: torch's errors bring a stack.
             + f": {(cause.splitlines() or [''])[0]}"
-            for (peer, cause), sizes in self._missing.items()
+            for (peer, cause), sizes in missing.items()
         ]
 
     def close(self) -> None:
@@ -113,7 +117,7 @@ class TorchPeers:
         if problem.nbytes > _WINDOW_BYTES:
             self._note("nccl symmetric_window", "more than its window", problem.nbytes)
             return []
-        if not self._window and not self._agree("nccl symmetric_window", 0, self._register):
+        if not self._window and not self._agree("nccl symmetric_window", None, self._register):
             self._window = [None]
         memory = self._window[0]
         if memory is None:
@@ -206,7 +210,7 @@ class TorchPeers:
 
     # ---- What is missing ---------------------------------------------------------------------
 
-    def _agree(self, peer: str, nbytes: int, act: Callable[[], Any]) -> bool:
+    def _agree(self, peer: str, nbytes: int | None, act: Callable[[], Any]) -> bool:
         """Does it on all ranks; False, and a note, when it fails on any."""
         cause = None
         try:
@@ -220,7 +224,7 @@ class TorchPeers:
             self._note(peer, known, nbytes)
         return known is None
 
-    def _note(self, peer: str, cause: str, nbytes: int) -> None:
+    def _note(self, peer: str, cause: str, nbytes: int | None) -> None:
         self._missing.setdefault((peer, cause), []).append(nbytes)
 
 

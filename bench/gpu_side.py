@@ -1,4 +1,4 @@
-"""A bench on the cuda backend: kccl in graphs and from Python, NCCL and PyTorch beside it."""
+"""Benches on the cuda backend: kccl in graphs and from Python, NCCL and PyTorch beside it."""
 
 from __future__ import annotations
 
@@ -31,40 +31,70 @@ def check_gpus(world_size: int) -> None:
         raise ValueError(f"{world_size} ranks need as many GPUs, there are {count}")
 
 
+class GpuJob:
+    """What the benches of a job share on this rank's GPU. While it is open, that device is current
+    in this thread.
+
+    Attributes:
+        gpu, clock: This rank's.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        """Collective."""
+        self._ends = ExitStack()
+        self.gpu = Gpu(comm)
+        self._ends.enter_context(self.gpu.device.current())
+        module = kccl.compile(SOURCE, NAMES, target="cuda", arch=self.gpu.device.arch)
+        self.clock = GpuClock(self.gpu, module)
+        self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
+        self._elapsed_ns = self.gpu.numbers(np.zeros(1, np.int64))
+        self._peers: TorchPeers | None = None
+
+    def peers(self) -> TorchPeers:
+        """The peers, which take seconds to start when they are first asked for. Collective."""
+        if self._peers is None:
+            self._peers = TorchPeers(self.gpu, self.clock)
+            self._ends.callback(self._peers.close)
+        return self._peers
+
+    def one_way_us(self) -> float:
+        """One way of a word between two GPUs; 0 where there is one. Collective."""
+        if self._ping_pong is None:
+            return 0.0
+        self._ping_pong.enqueue(self._elapsed_ns, stream=self.gpu.stream)
+        self.gpu.wait()
+        (elapsed_ns,) = self.gpu.read(self._elapsed_ns.address, 1, np.int64)
+        return self._ping_pong.one_way_us(int(elapsed_ns))
+
+    def close(self) -> None:
+        """Ends the peers. Collective."""
+        self._ends.close()
+
+
 class GpuSide:
-    """As HostSide, on GPUs. While it is open, this rank's device is current in this thread.
+    """As HostSide, on GPUs.
 
     Attributes:
         machine: What the document says of the machine besides the CPU.
     """
 
-    def __init__(self, comm: Comm, collective: Collective, *, has_baselines: bool) -> None:
-        """Collective."""
-        self._comm = comm
+    def __init__(self, job: GpuJob, collective: Collective, *, has_baselines: bool) -> None:
+        """Collective. The job stays open as long as this is used."""
+        self._job = job
         self._collective = collective
         self._floors = Floors()
-        self._ends = ExitStack()
-        self._gpu = Gpu(comm)
-        self._ends.enter_context(self._gpu.device.current())
-        module = kccl.compile(SOURCE, NAMES, target="cuda", arch=self._gpu.device.arch)
-        self._clock = GpuClock(self._gpu, module)
-        self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
-        self._elapsed_ns = self._gpu.numbers(np.zeros(1, np.int64))
-        self._peers: TorchPeers | None = None
-        if has_baselines:
-            self._peers = TorchPeers(self._gpu, self._clock)
-            self._ends.callback(self._peers.close)
+        self._peers = job.peers() if has_baselines else None
         libraries = self._peers.libraries if self._peers is not None else {}
-        self.machine = describe(self._gpu, libraries)
+        self.machine = describe(job.gpu, libraries)
 
     def contenders(self, problem: Problem) -> list[Contender]:
         """kccl and its peers in both modes; first the floor is probed. Collective."""
-        self._floors.one_ways_us.append(self._one_way_us())
-        gpu, comm = self._gpu, self._comm
+        self._floors.one_ways_us.append(self._job.one_way_us())
+        gpu, clock = self._job.gpu, self._job.clock
         buffers = gpu.buffers(problem)
-        op = self._collective.prepare(comm, buffers, problem, stream=gpu.stream)
+        op = self._collective.prepare(gpu.comm, buffers, problem, stream=gpu.stream)
         names = ("kccl", op.plan.name, "prepared")
-        found = both_modes(self._clock, self._collective, names, buffers, op, gpu.capture)
+        found = both_modes(clock, self._collective, names, buffers, op, gpu.capture)
         if self._peers is not None:
             found += self._peers.contenders(self._collective, problem)
         return found
@@ -78,16 +108,7 @@ class GpuSide:
         return found, self._peers.notes() if self._peers is not None else []
 
     def close(self) -> None:
-        """Ends the peers. Collective."""
-        self._ends.close()
-
-    def _one_way_us(self) -> float:
-        if self._ping_pong is None:
-            return 0.0
-        self._ping_pong.enqueue(self._elapsed_ns, stream=self._gpu.stream)
-        self._gpu.wait()
-        (elapsed_ns,) = self._gpu.read(self._elapsed_ns.address, 1, np.int64)
-        return self._ping_pong.one_way_us(int(elapsed_ns))
+        """See HostSide; the job outlives this."""
 
 
 def describe(gpu: Gpu, libraries: dict[str, str]) -> dict[str, Any]:

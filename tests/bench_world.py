@@ -199,3 +199,9 @@ def row(**changes: Any) -> harness.Row:
     }
     assert tuple(values) == harness.COLUMNS
     return values | changes
+
+
+def gpu_document(*rows: harness.Row) -> dict[str, Any]:
+    """As of a run on two GPUs."""
+    machine = {"cpu_model": "some CPU", "cpus": 2, "gpus": ["NVIDIA H200"] * 2, "ranks": 2}
+    return {"machine": machine, "commit": "abc", "command": "kccl bench", "rows": list(rows)}

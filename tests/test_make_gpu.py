@@ -1,4 +1,4 @@
-"""`make gpu` with steps that are made up, its processes, and the pictures of its documents."""
+"""`make gpu` with steps that are made up, and its processes."""
 
 import json
 import os
@@ -10,27 +10,23 @@ import time
 from pathlib import Path
 
 import pytest
-from bench_world import row
+from bench_world import gpu_document, row
 from ranks import eventually
 
 import kccl
-from kccl.bench import gpu, plot
+from kccl.bench import gpu, suite
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def document(*rows):
-    machine = {"cpu_model": "some CPU", "cpus": 2, "gpus": ["NVIDIA H200"] * 2, "ranks": 2}
-    return {"machine": machine, "commit": "abc", "command": "kccl bench", "rows": list(rows)}
 
 
 class Steps:
     """Takes the place of the processes: notes the commands, writes what they would print."""
 
-    def __init__(self, num_gpus=2, codes=None):
+    def __init__(self, num_gpus=2, codes=None, crashing=()):
         self.num_gpus = num_gpus
         self.codes = codes or {}
-        self.names, self.limits, self.commands = [], [], []
+        self.crashing = crashing
+        self.names, self.limits, self.commands, self.benches = [], [], [], []
 
     def __call__(self, command, limit_s, output):
         assert command[0] == sys.executable
@@ -40,10 +36,28 @@ class Steps:
         text = "# a table\n"
         if output.stem == "gpus":
             text = f"{self.num_gpus}\n"
-        elif "bench" in command:
-            text += json.dumps(document(row())) + "\n"
+        for name in benches_of(command):
+            if name in self.crashing:
+                break
+            self.benches.append(name)
+            (output.parent / f"{name}.json").write_text(json.dumps(gpu_document(row())) + "\n")
         output.write_text(text)
         return self.codes.get(output.stem, 0)
+
+
+def benches_of(command):
+    """Names of the benches of a job of bench/suite.py."""
+    if "kccl.bench.suite" not in command:
+        return []
+    return [suite.parse(bench)[0] for bench in command[command.index("--out") + 2 :]]
+
+
+def arguments(steps, name):
+    """With which `kccl bench` is called for this document."""
+    (found,) = (
+        each for command in steps.commands for each in command if each.startswith(f"{name}: ")
+    )
+    return suite.parse(found)[1]
 
 
 @pytest.fixture(autouse=True)
@@ -69,32 +83,38 @@ def benches(sizes):
         inside = ALL_IN_KERNELS if size == sizes[0] else FEW_IN_KERNELS
         if size == 1:
             inside = WITHIN if size == sizes[0] else []
-        first, *others = (f"{name}_{size}" for name in BENCHES)
-        found += [first, *(f"{name}_in_kernel_{size}" for name in inside), *others]
-    of_chunks = ["all_gather", "reduce_scatter"] if sizes[0] > 1 else []
-    return [*found, *(f"{name}_{sizes[0]}" for name in of_chunks)]
+        first, *others = BENCHES
+        if size == sizes[0] and size > 1:
+            others += ["all_gather", "reduce_scatter"]
+        found.append(f"{first}_{size}")
+        found += [f"{name}_in_kernel_{size}" for name in inside]
+        found += [f"{name}_{size}" for name in others]
+    return found
 
 
 def test_all_parts_on_two_gpus(tmp_path, capsys):
     steps = Steps()
     assert run(tmp_path, steps) == 0
     wanted = benches([2, 1])
-    assert steps.names == ["extension", "tests", "torch", "gpus", *wanted, "plots"]
+    jobs = ["benches_2", "benches_1"]
+    assert steps.names == ["extension", "tests", "torch", "gpus", *jobs, "plots"]
+    assert steps.benches == wanted
     drawn = [Path(path).stem for path in steps.commands[-1][3:]]
     assert drawn == sorted(wanted)
-    assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == document(row())
+    assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == gpu_document(row())
     printed = capsys.readouterr().out
     assert "all steps succeeded" in printed
-    command = steps.commands[steps.names.index("all_reduce_2")]
-    assert command[1:7] == ["-m", "kccl", "run", "-n", "2", "--"]
+    job = steps.commands[steps.names.index("benches_2")]
+    assert job[1:7] == ["-m", "kccl", "run", "-n", "2", "--"]
+    command = arguments(steps, "all_reduce_2")
     assert {"--baselines", "--json", "cuda"} <= set(command)
     assert {"1K", "8K", "1M", "16M", "256M"} <= set(command)
-    inside = steps.commands[steps.names.index("all_reduce_in_kernel_2")]
+    inside = arguments(steps, "all_reduce_in_kernel_2")
     assert {"--in-kernel", "--json", "cuda"} <= set(inside) and "--baselines" not in inside
     assert json.loads((tmp_path / "out/grid_sync_in_kernel_2.json").read_text())["rows"]
-    exchange = steps.commands[steps.names.index("exchange_in_kernel_2")]
+    exchange = arguments(steps, "exchange_in_kernel_2")
     assert exchange[exchange.index("-b") :][:4] == ["-b", "2K", "-f", "4"]
-    alone = steps.commands[steps.names.index("all_reduce_1")]
+    alone = arguments(steps, "all_reduce_1")
     assert "--baselines" not in alone and "16M" not in alone
 
 
@@ -102,8 +122,9 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     ("count", "sizes"), [(1, [1]), (3, [2, 1]), (4, [4, 2, 1]), (8, [4, 2, 1])]
 )
 def test_world_sizes_are_those_there_are_gpus_for(count, sizes):
-    names = [step.name for step in gpu.bench_steps(count)]
-    assert names == benches(sizes)
+    found = gpu.suites(count)
+    assert [suite.world_size for suite in found] == sizes
+    assert [name for suite in found for name in suite.benches] == benches(sizes)
 
 
 @pytest.mark.parametrize("part", gpu.PARTS)
@@ -116,7 +137,7 @@ def test_parts_are_selectable(part, tmp_path):
     wanted = {
         "tests": {"tests"},
         "torch": {"torch"},
-        "bench": {"gpus", "all", "barrier", "broadcast", "exchange", "grid", "reduce"},
+        "bench": {"gpus", "benches"},
         "plots": {"plots"},
     }
     assert kinds == wanted[part]
@@ -130,15 +151,27 @@ def test_a_part_that_is_none_is_refused(parts, tmp_path):
 
 
 def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
-    steps = Steps(codes={"tests": 1, "barrier_2": gpu.TIMED_OUT})
+    steps = Steps(codes={"tests": 1, "benches_2": gpu.TIMED_OUT}, crashing=["broadcast_2"])
     assert run(tmp_path, steps) == 1
     assert steps.names[-1] == "plots"
     printed = capsys.readouterr().out
-    assert "failed: tests, barrier_2" in printed
+    assert "failed: tests, benches_2, broadcast_2" in printed
     assert "exit code 1" in printed
-    assert 'ended after 90 s: the time for one step is over, during \'{"machine"' in printed
-    # Rows of a failed bench are kept: they say what was wrong.
-    assert (tmp_path / "out/barrier_2.json").exists()
+    assert re.search(r"ended after \d+ s: .* is over, during '# a table'", printed)
+    assert "no document: see benches_2.txt" in printed
+    # What was measured before is kept, and what stands behind has a job of its own.
+    again = steps.commands[steps.names.index("benches_2_2")]
+    assert benches_of(again) == ["all_gather_2", "reduce_scatter_2"]
+    assert steps.benches == [name for name in benches([2, 1]) if name != "broadcast_2"]
+
+
+def test_documents_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/barrier_1.json").write_text("{}")
+    steps = Steps(num_gpus=1, crashing=["barrier_1"])
+    assert run(tmp_path, steps, "--parts", "bench") == 1
+    assert not (tmp_path / "out/barrier_1.json").exists()
+    assert "barrier_1" in capsys.readouterr().out.split("failed:")[1]
 
 
 def test_what_the_interpreter_lacks_is_said_and_nothing_runs(tmp_path, monkeypatch, capsys):
@@ -293,77 +326,3 @@ def test_make_gpu_calls_it_with_the_interpreter_given():
     assert done.stdout.split("PYTHONPATH=")[1].split()[1:] == [
         *("some-python", "-m", "kccl.bench.gpu", "--out", "there", "--parts", '"bench"')
     ]
-
-
-# Pictures
-
-
-def rows_of_a_run():
-    rows = []
-    for i, nbytes in enumerate((16, 1024, 65536)):
-        common = {"bytes": nbytes, "dtype": "bfloat16", "floor_us": 0.755}
-        ours = common | {"mode": "graph", "time_us": 2.2 + i, "skewed_us": 2.0 + i}
-        rows.append(row(**ours))
-        rows.append(row(**common | {"time_us": 4.0 + i, "host_us": 3.0}))
-        for library, algorithm in (("nccl", "default"), ("torch_symm_mem", "one_shot")):
-            peer = {
-                "library": library,
-                "algorithm": algorithm,
-                "call": "direct",
-                "time_us": 7.0 + i,
-            }
-            rows.append(row(**ours | peer))
-            rows.append(row(**common | peer))
-    return rows
-
-
-def test_a_run_on_gpus_has_its_peers_in_graphs_and_both_of_kccls_modes():
-    labels = [label for label, *_ in plot.series(rows_of_a_run())]
-    assert labels == [
-        *("kccl, in a graph", "kccl, from Python", "nccl default", "torch_symm_mem one_shot")
-    ]
-    sizes, times = plot.series(rows_of_a_run())[2][2:]
-    assert (sizes, times) == ([16, 1024, 65536], [7.0, 8.0, 9.0])
-
-
-def width(path):
-    return int.from_bytes(path.read_bytes()[16:20], "big")
-
-
-def test_a_document_becomes_a_picture_with_a_panel_for_skewed_runs(tmp_path):
-    recorded = tmp_path / "all_reduce_2.json"
-    pictures = []
-    for name, rows in (
-        ("skewed", rows_of_a_run()),
-        ("plain", [each | {"skewed_us": None} for each in rows_of_a_run()]),
-        ("one_size", [each for each in rows_of_a_run() if each["bytes"] == 16]),
-    ):
-        recorded.write_text("# a table\n" + json.dumps(document(*rows)) + "\n")
-        pictures.append(tmp_path / f"{name}.png")
-        assert plot.main([str(recorded), "--out", str(pictures[-1])]) == 0
-    skewed, plain, one_size = map(width, pictures)
-    assert skewed == 2 * plain == 2 * one_size
-
-
-def test_records_of_other_machines_are_drawn_as_before(tmp_path):
-    picture = tmp_path / "host.png"
-    recorded = ROOT / "bench/records/intel-xeon-2-cores_2.jsonl"
-    assert plot.main([str(recorded), "-o", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_file_without_a_document_is_said(tmp_path, capsys):
-    empty = tmp_path / "empty.json"
-    empty.write_text("no document\n")
-    recorded = tmp_path / "barrier_2.json"
-    recorded.write_text(json.dumps(document(row())) + "\n")
-    assert plot.main([str(empty), str(recorded)]) == 2
-    assert "empty.json holds no document with rows" in capsys.readouterr().err
-    # The others are drawn all the same.
-    assert recorded.with_suffix(".png").exists()
-
-
-def test_one_picture_is_of_one_document(tmp_path):
-    with pytest.raises(SystemExit) as end:
-        plot.main(["a.json", "b.json", "--out", str(tmp_path / "picture.png")])
-    assert end.value.code == 2

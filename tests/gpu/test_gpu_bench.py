@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from ranks import LAUNCHER, environment
+from suites import run_suite
 
 from kccl import plan
 
@@ -28,9 +29,17 @@ def bench(world_size, collective, *options):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "barrier"])
-def test_rows_of_kccl(world_size, collective):
-    rows, _ = bench(world_size, collective, "-b", "16", "-e", "8K", "-f", "512")
+def test_rows_of_kccl(world_size, tmp_path):
+    benches = {
+        "all_reduce": ("all_reduce", "--sizes", "16", "8K", *SHORT[:-1]),
+        "broadcast": ("broadcast", "--sizes", "16", "8K", *SHORT[:-1]),
+        "barrier": ("barrier", *SHORT[:-1]),
+    }
+    for collective, (rows, _) in run_suite(world_size, tmp_path, benches).items():
+        check_rows(rows, collective, world_size)
+
+
+def check_rows(rows, collective, world_size):
     sizes = [0] if collective == "barrier" else [16, 8192]
     assert [(row["bytes"], row["mode"]) for row in rows] == [
         (size, mode) for size in sizes for mode in ("graph", "eager")
@@ -55,14 +64,17 @@ def test_types_operators_and_out_of_place(world_size):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_peers_are_measured_in_the_same_run(world_size):
+def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
+    """And again by the next bench of the job."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    rows, printed = bench(
-        world_size, "all_reduce", "-b", "1K", "-e", "8K", "-f", "8", "--baselines"
-    )
-    found = {(row["library"], row["mode"]) for row in rows if row["time_us"] is not None}
-    assert {("nccl", "graph"), ("nccl", "eager"), ("torch_symm_mem", "graph")} <= found, printed
-    assert all(row["wrong"] == 0 for row in rows), printed
+    with_peers = ("--sizes", "1K", "8K", "--baselines", *SHORT[:-1])
+    benches = {name: (name, *with_peers) for name in ("all_reduce", "broadcast")}
+    documents = run_suite(world_size, tmp_path, benches)
+    for collective, peers in (("all_reduce", {"nccl", "torch_symm_mem"}), ("broadcast", {"nccl"})):
+        rows, printed = documents[collective]
+        found = {(row["library"], row["mode"]) for row in rows if row["time_us"] is not None}
+        assert {(peer, mode) for peer in peers for mode in ("graph", "eager")} <= found, printed
+        assert all(row["wrong"] == 0 for row in rows), printed
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -1,27 +1,35 @@
 """`kccl bench --in-kernel --backend cuda` on GPUs: every launch is right; floors are beside."""
 
-import json
-import subprocess
-import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from ranks import LAUNCHER, environment
+from suites import run_suite
 
+DTYPES = ("bfloat16", "float32")
+OF_CHUNKS = ("all_gather", "reduce_scatter", "broadcast")
 COMPLETE = ("slice", "message", "message")
-SHORT = ("--repeats", "3", "--iterations", "1000", "--json")
+SHORT = ("--in-kernel", "--repeats", "3", "--iterations", "1000")
 
 
-def bench(world_size, collective, *options):
-    command = [*LAUNCHER, "-n", str(world_size), "--", sys.executable, "-m", "kccl.cli", "bench"]
-    done = subprocess.run(
-        [*command, collective, "--backend", "cuda", "--in-kernel", *options, *SHORT],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])["rows"], done.stdout
+@cache
+def benches(world_size):
+    """All that there is for so many ranks, measured in one job: name -> rows and output."""
+    wanted = {"grid_sync": (), "exchange": ("--sizes", "2K", "8K")}
+    if world_size > 1:
+        sizes = ("--sizes", "16", "1K", "64K")
+        wanted |= {f"all_reduce_{dtype}": (*sizes, "-d", dtype) for dtype in DTYPES}
+        wanted |= dict.fromkeys(OF_CHUNKS, ("--sizes", "64", "4K")) | {"barrier": ()}
+    with TemporaryDirectory() as folder:
+        return run_suite(
+            world_size,
+            Path(folder),
+            {
+                name: (name.removesuffix("_bfloat16").removesuffix("_float32"), *more, *SHORT)
+                for name, more in wanted.items()
+            },
+        )
 
 
 def look_at(rows):
@@ -36,9 +44,9 @@ def look_at(rows):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_all_reduce(world_size, dtype):
-    rows, _ = bench(world_size, "all_reduce", "-d", dtype, "-b", "16", "-f", "64")
+    rows, _ = benches(world_size)[f"all_reduce_{dtype}"]
     look_at(rows)
     assert [(row["bytes"], row["complete"], row["blocks"]) for row in rows] == [
         (nbytes, complete, blocks)
@@ -49,16 +57,16 @@ def test_all_reduce(world_size, dtype):
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("collective", OF_CHUNKS)
 def test_others_of_data(world_size, collective):
-    rows, _ = bench(world_size, collective, "-b", "64", "-e", "4K", "-f", "64")
+    rows, _ = benches(world_size)[collective]
     look_at(rows)
     assert [(row["bytes"], row["complete"]) for row in rows] == [(64, "slice"), (4096, "slice")]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_barrier(world_size):
-    rows, _ = bench(world_size, "barrier")
+    rows, _ = benches(world_size)["barrier"]
     look_at(rows)
     assert [(row["order"], row["blocks"]) for row in rows] == [("relaxed", 1), ("acq_rel", 1)]
 
@@ -67,7 +75,7 @@ def test_barrier(world_size):
 def test_grid_sync(world_size):
     from kccl import gpu
 
-    rows, printed = bench(world_size, "grid_sync")
+    rows, printed = benches(world_size)["grid_sync"]
     look_at(rows)
     assert {row["blocks"] for row in rows} == {gpu.device(0).multiprocessors}
     found = [(row["library"], row["order"]) for row in rows]
@@ -81,7 +89,7 @@ def test_grid_sync(world_size):
 def test_exchange(world_size):
     from kccl import gpu
 
-    rows, _ = bench(world_size, "exchange", "-b", "2K", "-f", "4")
+    rows, _ = benches(world_size)["exchange"]
     look_at(rows)
     assert {row["blocks"] for row in rows} == {gpu.device(0).multiprocessors}
     # Within each GPU, and over all where there are several.

@@ -154,7 +154,7 @@ MUTATIONS = (
         "taken_while_forwarded",
         "a peer takes the chunks that the others are forwarding",
         "broadcast pushes",
-        RACE,
+        WRONG | RACE,
         Edit(BROADCAST_PUSH, "take(s - 2, parity)", "take(s - 2, parity ^ 1u)"),
     ),
     bug(
