@@ -35,7 +35,8 @@ def layout(
         raise InvalidArgument(
             f"packet_bytes is {packet_bytes}, staging_bytes {staging_bytes} and exchange_bytes "
             f"{exchange_bytes}, must be multiples of {abi.PACKET_UNIT}, {abi.LINE_BYTES} and "
-            f"{abi.LINE_BYTES}, and staging_bytes at least {abi.LEAST_STAGING_BYTES}"
+            f"{abi.LINE_BYTES}, and staging_bytes between {abi.LEAST_STAGING_BYTES} "
+            f"and 2^31"
         )
     return {name: getattr(regions, name) for name, _ in abi.ffi.typeof("KcclLayout").fields}
 

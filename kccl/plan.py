@@ -174,7 +174,10 @@ SPECS = (
     ),
     KernelSpec("broadcast_pull_simple", "broadcast", "the root stages; every peer pulls", _on_host),
     KernelSpec(
-        "broadcast_push_simple", "broadcast", "the root sends every peer all", _on_gpus_with_peers
+        "broadcast_push_simple",
+        "broadcast",
+        "the root sends each peer a chunk, which it forwards to the others",
+        _on_gpus_with_peers,
     ),
     KernelSpec("barrier_direct", "barrier", "one word to every peer", _always),
 )

@@ -169,6 +169,7 @@ class World:
         channel: int = 0,
         block: int = 0,
         grid: int = 1,
+        unrolls: bool = False,
     ) -> Launch:
         """One of the library's kernels.
 
@@ -182,6 +183,7 @@ class World:
             peer, channel: As KcclCall's.
             block: Threads; 0: as run_threads() takes.
             grid: Blocks.
+            unrolls: Take the form for just so many ranks, as on GPUs, in place of that for any.
         """
         addresses = [_address(array) for array in (input, output)]
         if count is None:
@@ -200,7 +202,7 @@ class World:
             channel=channel,
             share=share_of(kernel, count, dtype, grid),
         )
-        entry = self._machine.kernel(kernel, dtype, op)
+        entry = self._machine.kernel(kernel, dtype, op, self.world_size if unrolls else 0)
         block = block or num_threads(kernel, count, dtype)
         what, keep = launch_of(rank, entry, bytes(ffi.buffer(call)), grid=grid, block=block)
         return Launch(rank, what, (keep, input, output))

@@ -126,13 +126,20 @@ NOTHING = """
 // The first call is too long; the others are of nothing, each on a channel opened for it.
 KCCL_KERNEL void call_nothing(kccl::DeviceComm comm, float* x, uint32_t* statuses) {
     const kccl::Block coop = kccl::block();
-    kccl::Status status[5];
+    kccl::Status status[9];
     status[0] = kccl::all_reduce<float>(coop, comm, x, x, 0);
     status[1] = kccl::all_reduce<float>(coop, comm, x, x, 1000);
     status[2] = kccl::all_reduce<float>(coop, comm, x, x, 0);
     status[3] = kccl::broadcast<float>(coop, comm, x, x, 0, 0);
     status[4] = kccl::all_gather<float>(coop, comm, x, x, 0);
-    for (int i = 0; i < 5; ++i) {
+    {
+        kccl::Channel channel(coop, comm, 0, 0, kccl::Opening::kOneCall);
+        status[5] = kccl::all_reduce_two_shot_push_simple<float, kccl::Sum>(channel, x, x, 0);
+        status[6] = kccl::broadcast_push_simple(channel, nullptr, nullptr, 0, 0);
+        status[7] = kccl::all_gather_push_simple(channel, nullptr, nullptr, 0, 0);
+        status[8] = kccl::reduce_scatter_push_simple<float, kccl::Sum>(channel, x, x, 0, 0);
+    }
+    for (int i = 0; i < 9; ++i) {
         if (leads(coop)) kccl::mem::store_plain(statuses + i, static_cast<uint32_t>(status[i]));
     }
 }
@@ -144,7 +151,7 @@ def test_calls_of_nothing_say_that_the_communicator_has_failed():
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=64)
-        x, statuses = np.zeros(1000, np.float32), np.full(5, 99, np.uint32)
+        x, statuses = np.zeros(1000, np.float32), np.full(9, 99, np.uint32)
         with pytest.raises(kccl.InvalidArgument, match="4000"):
             kernel(comm, device_comm, x, statuses, block=64)
         return statuses

@@ -1,6 +1,7 @@
 """Who may use what: the layers of csrc and kccl as tables, held against the text of the source."""
 
 import re
+from pathlib import Path
 
 import pytest
 from source_tree import (
@@ -53,6 +54,7 @@ INCLUDES = {
     "sentinel.cuh": {"channel.cuh"},
     "staging.cuh": {"channel.cuh"},
 }
+GUIDE = (ROOT / "csrc/README.md").read_text()
 FOR_KERNELS = {"signal.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "staging.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
 # A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
@@ -69,6 +71,17 @@ FOR_HOST = {
     "mem.cuh",
 }
 FOR_HOST |= {"signal.cuh"}
+
+
+def test_the_guide_to_csrc_names_the_same_layers():
+    rows = re.findall(r"^\| `include/kccl/(\w+)\.cuh` \|.*\| ([\w, ]+) \|$", GUIDE, re.MULTILINE)
+    listed = {name: set(above.split(", ")) for name, above in rows}
+    wanted = {
+        file.removesuffix(".cuh"): {Path(above).stem for above in included - MEM}
+        for file, included in INCLUDES.items()
+        if file.endswith(".cuh") and not file.startswith(("mem", "platform"))
+    }
+    assert {name: listed[name] for name in wanted} == wanted
 
 
 def test_csrc_includes_only_what_lies_below():

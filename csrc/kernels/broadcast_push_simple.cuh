@@ -31,7 +31,7 @@ KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uin
                                          const uint8_t* in, uint64_t count, int root) {
     const DeviceComm& comm = channel.comm();
     const int num_peers = comm.world_size - 1;
-    if (count == 0 || num_peers == 0) return kKcclOk;
+    if (count == 0 || num_peers == 0) return channel.none();
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
     const auto staging = static_cast<uint32_t>(comm.layout.staging_bytes);

@@ -17,7 +17,7 @@ namespace kccl {
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint64_t count, uint64_t stride) {
-    if (count == 0) return kKcclOk;
+    if (count == 0) return channel.none();
     const DeviceComm& comm = channel.comm();
     const int world_size = channel.world_size();
     const uint32_t thread = channel.thread();

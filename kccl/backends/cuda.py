@@ -78,7 +78,7 @@ class CudaBackend(Backend):
 
     @classmethod
     def settings(cls, epoch_bits: int) -> Settings:
-        """See Backend: no call pulls, so nothing is staged."""
+        """See Backend. The staging is for what peers push."""
         return Settings(
             blocks_per_channel=_BLOCKS_PER_CHANNEL,
             packet_bytes=_PACKET_BYTES,

@@ -78,17 +78,24 @@ def library_at(address: int) -> Library | None:
 
 
 def library_kernel(
-    kernel: str, *, dtype: str = "float32", op: str = "sum", warp_size: int, csrc: Path = jit.CSRC
+    kernel: str,
+    *,
+    dtype: str = "float32",
+    op: str = "sum",
+    world_size: int = 0,
+    warp_size: int,
+    csrc: Path = jit.CSRC,
 ) -> Entry:
     """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
 
     Args:
         kernel: Name, as in "put".
         dtype, op: For kernels that reduce.
+        world_size: See kernels.expression().
         warp_size: 32 or 64.
         csrc: Root of the device source.
     """
-    expression = kernels.expression(kernel, dtype, op, csrc)
+    expression = kernels.expression(kernel, dtype, op, csrc, world_size)
     path = jit.compile_sim(
         kernels.source(kernel, csrc), [expression], warp_size=warp_size, name=kernel, csrc=csrc
     )

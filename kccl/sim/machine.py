@@ -75,7 +75,7 @@ class Machine:
         """A machine of so many ranks; `csrc` is the root of the library's device source."""
         self.simulation = simulation
         self._csrc = csrc
-        self._kernels: dict[tuple[str, str, str], Entry] = {}
+        self._kernels: dict[tuple[str, str, str, int], Entry] = {}
         self.regions = Regions()
         self._reporter = Reporter(self.regions)
         settings = ffi.new("KcclSimSettings *")
@@ -138,12 +138,17 @@ class Machine:
 
     # ---- Launches ----------------------------------------------------------------------------
 
-    def kernel(self, name: str, dtype: str, op: str) -> Entry:
+    def kernel(self, name: str, dtype: str, op: str, world_size: int = 0) -> Entry:
         """One of the library's kernels, which is compiled at most once in a machine's life."""
-        key = name, dtype, op
+        key = name, dtype, op, world_size
         if key not in self._kernels:
             self._kernels[key] = library_kernel(
-                name, dtype=dtype, op=op, warp_size=self.simulation.warp_size, csrc=self._csrc
+                name,
+                dtype=dtype,
+                op=op,
+                world_size=world_size,
+                warp_size=self.simulation.warp_size,
+                csrc=self._csrc,
             )
         return self._kernels[key]
 

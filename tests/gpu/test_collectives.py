@@ -324,6 +324,54 @@ def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size, p
         assert wrong == [], f"rank {rank}"
 
 
+@pytest.mark.parametrize("shape", [(1, 64), (3, 512)])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_long_messages_take_many_rounds(world_size, shape):
+    """Of several turns of their few threads each; the last one is short and ends between lines."""
+    count = (1 << 20) + 13
+    few = dict(zip(("blocks", "threads"), shape, strict=True))
+    how = {name: few | {"algorithm": f"{name}_push_simple"} for name in ("all_gather", "broadcast")}
+    how["reduce_scatter"] = few | {"algorithm": "reduce_scatter_push_simple"}
+    how["all_reduce"] = few | {"algorithm": "all_reduce_two_shot_push_simple"}
+
+    def main(comm):
+        torch.cuda.set_device(comm.rank)
+        values = torch.arange(count * world_size, dtype=torch.int32, device="cuda")
+        given = [values % (251 + rank) for rank in range(world_size)]
+        total = sum(given)
+        mine = slice(comm.rank * count, (comm.rank + 1) * count)
+
+        def made(call, *arrays, **options):
+            getattr(comm, call).prepare(*arrays, **options, **how[call])()
+
+        for _ in range(2):
+            x, out = given[comm.rank].clone(), torch.zeros_like(total)
+            made("all_reduce", x, out=out)
+            made("all_reduce", x)
+            assert torch.equal(out, total) and torch.equal(x, total)
+
+            x, out = given[comm.rank].clone(), torch.zeros(count, dtype=torch.int32, device="cuda")
+            made("reduce_scatter", x, out=out)
+            made("reduce_scatter", x, out=x[mine])
+            assert torch.equal(out, total[mine]) and torch.equal(x[mine], total[mine])
+
+            whole = torch.zeros_like(total)
+            made("all_gather", out, out=whole)
+            assert torch.equal(whole, total)
+            whole = torch.zeros_like(total)
+            whole[mine] = out
+            made("all_gather", whole[mine], out=whole)
+            assert torch.equal(whole, total)
+
+            for root in range(world_size):
+                x = given[root].clone() if comm.rank == root else torch.zeros_like(total)
+                made("broadcast", x, root)
+                assert torch.equal(x, given[root])
+        comm.check()
+
+    kccl.run_threads(main, world_size, backend="cuda")
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_what_is_allocated_is_of_the_arrays_library(world_size):
     def main(comm):

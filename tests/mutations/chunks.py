@@ -158,15 +158,19 @@ MUTATIONS = (
         Edit(BROADCAST_PUSH, "take(s - 2, parity)", "take(s - 2, parity ^ 1u)"),
     ),
     bug(
-        "vacated_by_a_relaxed_word",
-        "the word that a rank has read its staging does not come after its reads",
-        "broadcast pushes",
+        "read_a_step_too_late",
+        "a rank takes its chunks while the peers lay those of the next round but one",
+        "gather pushes",
+        WRONG | RACE,
+        Edit(GATHER_PUSH, "num_rounds + 1,", "num_rounds + 2,"),
+        Edit(GATHER_PUSH, "s > 1) take(s - 2, parity);", "s > 2) take(s - 3, parity ^ 1u);"),
+    ),
+    bug(
+        "no_meeting_behind_the_input_half",
+        "of two ranks one takes what the root has laid, and nobody hears of it",
+        "broadcast pushes of two",
         RACE,
-        Edit(
-            STAGING,
-            "arrive<mem::Order::kRelease>(kKcclFlagStaged)",
-            "arrive<mem::Order::kRelaxed>(kKcclFlagStaged)",
-        ),
+        Edit(BROADCAST_PUSH, "num_rounds + 1,", "num_rounds + (num_peers > 1),"),
     ),
     bug(
         "steps_that_acquire_nothing",

@@ -316,6 +316,9 @@ PROGRAMS = {
         _push_gathers_by_warps, 3, (GATHER_PUSH,), {"num_channels": 2}
     ),
     "broadcast pushes": Program(_after_packets(_push_broadcast), 3, (BROADCAST_PUSH, LL16), NARROW),
+    "broadcast pushes of two": Program(
+        _after_packets(_push_broadcast), 2, (BROADCAST_PUSH, LL16), NARROW
+    ),
     "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
     "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
     "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),

@@ -71,10 +71,6 @@ KCCL_DEVICE int default_channel(Thread) {
     return platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
 }
 
-// Room for what there is of each rank, where WORLD_SIZE is their number, or 0: whatever it is.
-template <int WORLD_SIZE>
-constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
-
 // What a channel is opened for. kLaunch counts on this: when a kernel begins, the stores of the one
 // before it on its stream, or in its graph, into this rank's own window have been performed. So no
 // programmatic dependent launch.
@@ -179,6 +175,11 @@ class Channel {
         if (is_checked_) return;
         is_checked_ = true;
         if (coop_.any(found_ != kKcclOk)) fail();
+    }
+    // A call of nothing: whether one of something could be made. Called by all threads of the coop.
+    KCCL_DEVICE Status none() {
+        check();
+        return status_;
     }
     // Whether this thread's warp found that it may be used, for what is sent before that.
     KCCL_DEVICE bool is_usable() const {

@@ -12,7 +12,8 @@ static_assert(kKcclLeastStagingBytes == kKcclMaxWorldSize * kKcclLineBytes,
 // Whether a layout can have slots of these sizes.
 constexpr bool fits_layout(uint64_t packet_bytes, uint64_t staging_bytes, uint64_t exchange_bytes) {
     return packet_bytes % kKcclPacketUnit == 0 && staging_bytes % kKcclLineBytes == 0 &&
-           staging_bytes >= kKcclLeastStagingBytes && exchange_bytes % kKcclLineBytes == 0;
+           staging_bytes >= kKcclLeastStagingBytes && staging_bytes <= uint64_t{1} << 31 &&
+           exchange_bytes % kKcclLineBytes == 0;
 }
 
 // num_channels: scratch channels, those of calls times the blocks of each. packet_bytes: payload

@@ -8,6 +8,10 @@ namespace kccl {
 
 constexpr uint32_t kPayloadBytes = 8;
 
+// Room for what there is of each rank, where WORLD_SIZE is their number, or 0: whatever it is.
+template <int WORLD_SIZE>
+constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
+
 template <class T>
 constexpr uint32_t kPayloadElements = kPayloadBytes / sizeof(T);
 

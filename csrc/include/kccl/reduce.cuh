@@ -220,7 +220,7 @@ constexpr uint32_t kLinesAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? 2 : 1;
 template <class T, class Op, int WORLD_SIZE, class RowOf, class OutOf>
 KCCL_DEVICE void reduce_lines(uint32_t index, uint32_t size, uint32_t count, int world_size,
                               RowOf row_of, int num_outs, OutOf out_of) {
-    constexpr int kRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
+    constexpr int kRanks = kMaxRanks<WORLD_SIZE>;
     constexpr uint32_t kPayloads = 2;
     constexpr uint32_t kElements = kPayloads * kPayloadElements<T>;
     constexpr uint32_t kAtOnce = kLinesAtOnce<WORLD_SIZE>;

@@ -11,8 +11,9 @@
 // peer says that it has read what was laid in the step before, so the step after writes over it.
 //
 // The staging holds plain data: only these flags order it. When a kernel begins, peers may still read
-// what the kernel before it laid into their result half; after the first meeting they do not. So step 0
-// writes nothing there. It may write the input half, for whoever reads that meets once more before he
+// what a kernel before it laid into their result half: calls between may have been packets, which order
+// nothing, and an odd number of them brings the same parity back. After the first meeting they do not.
+// So step 0 writes nothing there. It may write the input half, for whoever reads that meets once more before he
 // is done: all peers have heard that it has been read.
 #pragma once
 
