@@ -25,6 +25,7 @@ from .device_arrays import DeviceArray
 from .errors import BackendError
 from .memory import Window
 from .mesh import Mesh
+from .sockets import peer_lost
 
 _IPC_UNIT = 2 << 20
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -328,7 +329,12 @@ class GpuWindow(Window):
             replies = self.mesh.allgather(message, what, timeout)
             everyone = [json.loads(reply) for reply in replies]
             mine.allow([ordinal for _, ordinal in everyone])
-            parts = [_handed[address] for address, _ in everyone]
+            parts = []
+            for rank, (address, _) in enumerate(everyone):
+                # Whoever has given up meanwhile has taken his part back.
+                if address not in _handed:
+                    raise peer_lost(self.mesh.rank, rank, what)
+                parts.append(_handed[address])
             # Until all have been found here, and all may be accessed.
             self.mesh.allgather(b"", what, timeout)
         finally:

@@ -70,7 +70,7 @@ PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_readme_python_block(folder):
-    block, _ = PYTHON_BLOCKS
+    block, _, _ = PYTHON_BLOCKS
     # 1 + 2 = 3 on both ranks, then twice that by op().
     (folder / "block.py").write_text(block + "assert x.tolist() == [6.0] * 4, x\n")
     done = run(["mpirun", "-n", "2", "python", "block.py"], folder)
@@ -78,7 +78,8 @@ def test_readme_python_block(folder):
 
 
 def test_readme_python_block_for_torch(folder):
-    _, block = PYTHON_BLOCKS
+    # The one between them is for GPUs: tests/gpu/test_processes.py.
+    _, _, block = PYTHON_BLOCKS
     program = folder / "block.py"
     program.write_text(block + "assert x.tolist() == [2.0] * 4, x\nassert (y == 4).all()\n")
     done = run([*torchrun(program), program], folder)

@@ -288,6 +288,23 @@ def test_peer_access_that_is_refused_is_an_error(driver):
     driver.refuses = "cuCtxEnablePeerAccess"
     found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
     assert any(isinstance(each, gpu.DriverError) and each.code == 217 for each in found)
+    # The other may find its part gone already.
+    assert all(isinstance(each, kccl.Error) for each in found)
+
+
+def test_a_rank_that_has_taken_its_part_back_is_named(driver, monkeypatch):
+    monkeypatch.setattr(gpu_memory, "_handed", Forgetful())
+    found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
+    assert any(
+        isinstance(each, kccl.PeerLost) and each.peer == 1 - i for i, each in enumerate(found)
+    )
+
+
+class Forgetful(dict):
+    """What is handed over is there for nobody but its owner."""
+
+    def __contains__(self, address):
+        return False
 
 
 # What is said

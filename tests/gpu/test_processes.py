@@ -1,12 +1,15 @@
 """Ranks that are processes: windows by descriptors, CUDA graphs, and ranks that do not come."""
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from ranks import Job, run
 
+README = Path(__file__).parents[2] / "README.md"
 PRELUDE = """
 import torch
 comm = kccl.init(backend="cuda")
@@ -81,6 +84,15 @@ for turn in range(3):
 comm.check()
 say(rank=comm.rank)
 """)  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_readme_python_block_for_gpus(world_size):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if "torch.cuda.graph" in block and "import kccl" in block)
+    # The sum of two ones, twice: at once and by the graph.
+    code, facts, err = run(world_size, f"{block}assert (x == 4).all()\nsay(rank=comm.rank)\n")
+    assert code == 0 and len(facts) == world_size, err
 
 
 @pytest.mark.parametrize("world_size", [2])
