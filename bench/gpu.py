@@ -13,20 +13,16 @@ failed.
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from .gpu_steps import ROOT, Execute, Run, Step, execute_processes, heed_sigterm
+
 # How the parts, in the order in which they run, share the time when all are asked for, in seconds;
 # where they are not, in this proportion. What one leaves is the next one's.
 BUDGETS_S = {"tests": 85.0, "torch": 75.0, "bench": 110.0, "plots": 6.0}
@@ -34,7 +30,6 @@ PARTS = tuple(BUDGETS_S)
 LIMIT_S = 300.0
 # For getting ready.
 _READY_SHARE = 0.08
-TIMED_OUT = 124
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
 _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
@@ -48,96 +43,6 @@ _MANY_SIZES = (*(f"{1 << n}K" for n in range(10)), "1M", "16M", "256M")
 _TESTS_OF_TORCH = "tests/gpu/test_torch.py"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
-_ENDING_S = 5.0
-
-Execute = Callable[[Sequence[str], float, Path], int]
-"""(command, limit in seconds, file for its output) -> exit code; TIMED_OUT past the limit."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command of the run.
-
-    Attributes:
-        name: Of its output's file, and in the summary.
-        command: Arguments of the interpreter.
-        limit_s: How long it may take.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a step: `failure` is None, or says why it counts as failed."""
-
-    name: str
-    seconds: float
-    failure: str | None
-
-
-class Run:
-    """Steps one after the other, within one limit for all."""
-
-    def __init__(
-        self, out: Path, limit_s: float, execute: Execute, parts: Sequence[str] = PARTS
-    ) -> None:
-        self.out = out
-        ready_s = _READY_SHARE * limit_s
-        self._scale = (limit_s - ready_s) / sum(BUDGETS_S[part] for part in parts)
-        self.results: list[Result] = []
-        self._execute = execute
-        self._deadline = time.monotonic() + limit_s
-        self._budget = ""
-        self._part_deadline: float | None = None
-
-    def begin_part(self, part: str) -> None:
-        """From now on steps are of this part, and within its budget and what is left before it."""
-        budget_s = BUDGETS_S[part] * self._scale
-        self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
-        self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
-
-    def take(self, step: Step) -> bool:
-        """Runs a step; whether it succeeded."""
-        begin = time.monotonic()
-        limit_s, reason = min(
-            (self._deadline - begin, "the time for all steps"),
-            ((self._part_deadline or math.inf) - begin, self._budget),
-            (step.limit_s, "the time for one step"),
-        )
-        if limit_s <= 0:
-            return self.note(step.name, 0.0, f"not run: {reason} is over")
-        output = self.out / f"{step.name}.txt"
-        print(f"# {step.name}: {' '.join(step.command)}", flush=True)
-        code = self._execute([sys.executable, *step.command], limit_s, output)
-        failure = None
-        if code == TIMED_OUT:
-            failure = f"ended after {limit_s:.0f} s: {reason} is over, during {_last_line(output)}"
-        elif code != 0:
-            failure = f"exit code {code}"
-        if failure is not None:
-            _print_end(output)
-        return self.note(step.name, time.monotonic() - begin, failure)
-
-    def is_over(self) -> bool:
-        """Whether there is no time left for a further step of this part."""
-        return time.monotonic() >= min(self._deadline, self._part_deadline or math.inf)
-
-    def note(self, name: str, seconds: float, failure: str | None) -> bool:
-        """Adds a result; whether it is a success."""
-        self.results.append(Result(name, seconds, failure))
-        return failure is None
-
-    def summary(self) -> str:
-        """A line a step, and which failed."""
-        lines = [
-            f"{each.name:24} {each.seconds:6.1f} s  {each.failure or 'ok'}" for each in self.results
-        ]
-        failed = [each.name for each in self.results if each.failure is not None]
-        lines.append(f"failed: {', '.join(failed)}" if failed else "all steps succeeded")
-        return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> int:
@@ -145,48 +50,37 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
 
     Args:
         argv: Arguments; the process's own when None.
-        execute: Runs a command; a process when None.
+        execute: Runs commands; as processes when None.
     """
     parser = argparse.ArgumentParser(prog="python3 -m kccl.bench.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
     parser.add_argument("--parts", default=" ".join(PARTS), help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all (300)")
+    parser.add_argument(
+        "--lanes", type=int, default=1, metavar="N", help="runs of pytest side by side (1)"
+    )
     args = parser.parse_args(argv)
     parts = args.parts.split()
     unknown = set(parts) - set(PARTS)
     if unknown or not parts:
         parser.error(f"--parts is {args.parts!r}, must be some of {', '.join(PARTS)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    run = Run(args.out, args.limit, execute or execute_process, parts)
+    scale = args.limit * (1 - _READY_SHARE) / sum(BUDGETS_S[part] for part in parts)
+    budgets_s = {part: BUDGETS_S[part] * scale for part in parts}
+    run = Run(args.out, args.limit, execute or execute_processes, budgets_s)
+    run_by: dict[str, Callable[[Run], None]] = {
+        "tests": partial(_tests, lanes=args.lanes),
+        "torch": _torch,
+        "bench": _bench,
+        "plots": _plots,
+    }
     if _is_ready(run, parts):
         for part in PARTS:
             if part in parts:
                 run.begin_part(part)
-                _RUN_BY[part](run)
+                run_by[part](run)
     print(run.summary(), flush=True)
     return int(any(each.failure is not None for each in run.results))
-
-
-def execute_process(command: Sequence[str], limit_s: float, output: Path) -> int:
-    """See Execute. What outlives the limit is ended with all that it started."""
-    environment = os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
-    with open(output, "wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            # A group to be ended as one, in the session of whoever ends this process.
-            process_group=0,
-        )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return TIMED_OUT
-        finally:
-            _end(process)
 
 
 @dataclass(frozen=True)
@@ -268,8 +162,13 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
     return run.take(Step("extension", ("-c", _ONE_CALL), _STEP_LIMIT_S))
 
 
-def _tests(run: Run) -> None:
-    run.take(_pytest("tests", "tests/gpu", f"--ignore={_TESTS_OF_TORCH}"))
+def _tests(run: Run, *, lanes: int) -> None:
+    what = ("tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
+    if lanes == 1:
+        run.take(_pytest("tests", *what))
+        return
+    numbers = range(1, lanes + 1)
+    run.take(*(_pytest(f"tests_{n}", *what, f"--lane={n}/{lanes}") for n in numbers))
 
 
 def _torch(run: Run) -> None:
@@ -322,8 +221,6 @@ def _plots(run: Run) -> None:
     run.take(Step("plots", ("-m", "kccl.bench.plot", *paths), _STEP_LIMIT_S))
 
 
-_RUN_BY = {"tests": _tests, "torch": _torch, "bench": _bench, "plots": _plots}
-
 # ---- Helpers ---------------------------------------------------------------------------------
 
 
@@ -342,40 +239,6 @@ def _is_built() -> bool:
     made_s = extension.stat().st_mtime
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     return all(path.stat().st_mtime <= made_s for path in sources)
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leaves nothing behind: the launcher ends its ranks; whatever is left is killed."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDING_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _print_end(output: Path, num_lines: int = 15) -> None:
-    """The last lines of a failed step's output."""
-    if output.exists():
-        lines = output.read_text("utf-8", errors="replace").splitlines()
-        print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
-
-
-def _last_line(output: Path) -> str:
-    """What a step printed last: with pytest's -v the test that it was in."""
-    text = output.read_text("utf-8", errors="replace") if output.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return repr(lines[-1][:120]) if lines else "its start: it has printed nothing"
-
-
-def heed_sigterm() -> None:
-    """From now on SIGTERM unwinds this process, so that it ends the step that runs."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 if __name__ == "__main__":

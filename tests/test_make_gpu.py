@@ -14,7 +14,7 @@ from bench_world import gpu_document, row
 from ranks import eventually
 
 import kccl
-from kccl.bench import gpu, suite
+from kccl.bench import gpu, gpu_steps, suite
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,7 +28,11 @@ class Steps:
         self.crashing = crashing
         self.names, self.limits, self.commands, self.benches = [], [], [], []
 
-    def __call__(self, command, limit_s, output):
+    def __call__(self, jobs, limit_s):
+        return [self.take(command, limit_s, output) for command, output in jobs]
+
+    def take(self, command, limit_s, output):
+        command = list(command)
         assert command[0] == sys.executable
         self.names.append(output.stem)
         self.limits.append(limit_s)
@@ -151,7 +155,7 @@ def test_a_part_that_is_none_is_refused(parts, tmp_path):
 
 
 def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
-    steps = Steps(codes={"tests": 1, "benches_2": gpu.TIMED_OUT}, crashing=["broadcast_2"])
+    steps = Steps(codes={"tests": 1, "benches_2": gpu_steps.TIMED_OUT}, crashing=["broadcast_2"])
     assert run(tmp_path, steps) == 1
     assert steps.names[-1] == "plots"
     printed = capsys.readouterr().out
@@ -223,19 +227,40 @@ def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     assert torch[-1] == "tests/gpu/test_torch.py" and (ROOT / torch[-1]).exists()
 
 
+def test_tests_may_run_side_by_side(tmp_path, capsys):
+    steps = Steps(codes={"tests_2": 1})
+    assert run(tmp_path, steps, "--parts", "tests", "--lanes", "2") == 1
+    assert steps.names == ["extension", "tests_1", "tests_2"]
+    assert [command[-1] for command in steps.commands[1:]] == ["--lane=1/2", "--lane=2/2"]
+    assert "failed: tests_2\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_each_test_runs_in_one_lane(lanes):
+    def collected(*options):
+        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/gpu", *options]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    found = [collected(f"--lane={n}/{lanes}") for n in range(1, lanes + 1)]
+    assert sorted(test for lane in found for test in lane) == sorted(collected())
+    assert max(map(len, found)) < 2 * len(collected()) / lanes
+
+
 def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(gpu, "_READY_SHARE", 0)
     monkeypatch.setattr(gpu, "BUDGETS_S", {"tests": 0.0, "torch": 7.0, "bench": 293.0})
-    steps = Steps(codes={"torch": gpu.TIMED_OUT})
+    steps = Steps(codes={"torch": gpu_steps.TIMED_OUT})
     said = "tests/gpu/test_torch.py::test_one PASSED\ntests/gpu/test_torch.py::test_compile[2]"
 
-    def execute(command, limit_s, output):
-        code = steps(command, limit_s, output)
-        if output.stem == "torch":
-            output.write_text(said)
-        return code
+    def execute(jobs, limit_s):
+        codes = steps(jobs, limit_s)
+        for _, output in jobs:
+            if output.stem == "torch":
+                output.write_text(said)
+        return codes
 
     assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
     assert steps.names[:3] == ["extension", "torch", "gpus"] and 0 < steps.limits[1] <= 7
@@ -269,7 +294,10 @@ def test_a_step_that_outlives_its_limit_is_ended_with_all_that_it_started(tmp_pa
         "time.sleep(60)\n"
     )
     began = time.monotonic()
-    assert gpu.execute_process([sys.executable, "-c", program], 6, output) == gpu.TIMED_OUT
+    quick = [sys.executable, "-c", "raise SystemExit(4)"], tmp_path / "quick.txt"
+    jobs = [([sys.executable, "-c", program], output), quick]
+    # The one beside it has its own end.
+    assert gpu_steps.execute_processes(jobs, 6) == [gpu_steps.TIMED_OUT, 4]
     assert time.monotonic() - began < 20
     pid = int(output.read_text())
     # A killed orphan stays in the table until its new parent has looked.
@@ -283,9 +311,10 @@ def test_a_driver_that_is_ended_ends_its_step(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from kccl.bench import gpu\n"
-        "gpu.heed_sigterm()\n"
-        f"gpu.execute_process([sys.executable, '-c', {step!r}], 60, Path({str(output)!r}))\n"
+        "from kccl.bench import gpu_steps\n"
+        "gpu_steps.heed_sigterm()\n"
+        f"job = [sys.executable, '-c', {step!r}], Path({str(output)!r})\n"
+        "gpu_steps.execute_processes([job], 60)\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", program])
     try:
@@ -302,7 +331,7 @@ def test_a_steps_output_and_exit_code_are_kept(tmp_path):
     program = (
         "import kccl, os, sys; print(kccl.__file__); print('oh', file=sys.stderr); os._exit(3)"
     )
-    assert gpu.execute_process([sys.executable, "-c", program], 30, output) == 3
+    assert gpu_steps.execute_processes([([sys.executable, "-c", program], output)], 30) == [3]
     assert output.read_text().splitlines() == [kccl.__file__, "oh"]
 
 

@@ -29,14 +29,42 @@ def num_gpus():
         return 0, str(error)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--lane", metavar="I/N", help="of N runs side by side the I-th")
+
+
+def in_lane(items, lane):
+    """The tests of a lane. Those of a file and world size stay together: they share slow work."""
+    number, lanes = map(int, lane.split("/"))
+    groups = {}
+    for item in items:
+        groups.setdefault((item.path, world_size_of(item)), []).append(item)
+    lengths = [0] * lanes
+    mine = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        shortest = lengths.index(min(lengths))
+        lengths[shortest] += len(group)
+        mine += group if shortest == number - 1 else []
+    return [item for item in items if item in mine]
+
+
+def world_size_of(item):
+    if "world_size" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+        return item.callspec.params.get("world_size", 1)
+    return 1
+
+
+def pytest_collection_modifyitems(config, items):
+    lane = config.getoption("lane", None)
+    if lane:
+        mine = in_lane(items, lane)
+        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+        items[:] = mine
     count, reason = num_gpus()
     for item in items:
         if HERE not in item.path.parents:
             continue
-        wanted = 1
-        if "world_size" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
-            wanted = item.callspec.params.get("world_size", 1)
+        wanted = world_size_of(item)
         if count < wanted:
             why = reason if count == 0 else f"needs {wanted} GPUs, there are {count}"
             item.add_marker(pytest.mark.skip(reason=why))

@@ -1,0 +1,187 @@
+"""The steps of `make gpu`: commands side by side or one after the other, each within limits."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMED_OUT = 124
+_ENDING_S = 5.0
+
+Execute = Callable[[Sequence[tuple[Sequence[str], Path]], float], list[int]]
+"""((command, file for its output) of each, limit in seconds) -> exit codes; TIMED_OUT past the
+limit. They run side by side.
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the run.
+
+    Attributes:
+        name: Of its output's file, and in the summary.
+        command: Arguments of the interpreter.
+        limit_s: How long it may take.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a step: `failure` is None, or says why it counts as failed."""
+
+    name: str
+    seconds: float
+    failure: str | None
+
+
+class Run:
+    """Steps one after the other, within one limit for all."""
+
+    def __init__(
+        self, out: Path, limit_s: float, execute: Execute, budgets_s: Mapping[str, float]
+    ) -> None:
+        """Begins.
+
+        Args:
+            out: The folder for what is written.
+            limit_s: For all.
+            execute: Runs commands.
+            budgets_s: Of the parts, in seconds.
+        """
+        self.out = out
+        self.results: list[Result] = []
+        self._budgets_s = budgets_s
+        self._execute = execute
+        self._deadline = time.monotonic() + limit_s
+        self._budget = ""
+        self._part_deadline: float | None = None
+
+    def begin_part(self, part: str) -> None:
+        """From now on steps are of this part, and within its budget and what is left before it."""
+        budget_s = self._budgets_s[part]
+        self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
+        self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
+
+    def take(self, *steps: Step) -> bool:
+        """Runs steps side by side; whether all succeeded."""
+        begin = time.monotonic()
+        limit_s, reason = min(
+            (self._deadline - begin, "the time for all steps"),
+            ((self._part_deadline or math.inf) - begin, self._budget),
+            (min(step.limit_s for step in steps), "the time for one step"),
+        )
+        if limit_s <= 0:
+            over = [self.note(step.name, 0.0, f"not run: {reason} is over") for step in steps]
+            return all(over)
+        outputs = [self.out / f"{step.name}.txt" for step in steps]
+        for step in steps:
+            print(f"# {step.name}: {' '.join(step.command)}", flush=True)
+        commands = [(sys.executable, *step.command) for step in steps]
+        codes = self._execute(list(zip(commands, outputs, strict=True)), limit_s)
+        ended = f"ended after {limit_s:.0f} s: {reason} is over, during "
+        for step, output, code in zip(steps, outputs, codes, strict=True):
+            failure = None
+            if code == TIMED_OUT:
+                failure = ended + _last_line(output)
+            elif code != 0:
+                failure = f"exit code {code}"
+            if failure is not None:
+                _print_end(output)
+            self.note(step.name, time.monotonic() - begin, failure)
+        return not any(codes)
+
+    def is_over(self) -> bool:
+        """Whether there is no time left for a further step of this part."""
+        return time.monotonic() >= min(self._deadline, self._part_deadline or math.inf)
+
+    def note(self, name: str, seconds: float, failure: str | None) -> bool:
+        """Adds a result; whether it is a success."""
+        self.results.append(Result(name, seconds, failure))
+        return failure is None
+
+    def summary(self) -> str:
+        """A line a step, and which failed."""
+        lines = [
+            f"{each.name:24} {each.seconds:6.1f} s  {each.failure or 'ok'}" for each in self.results
+        ]
+        failed = [each.name for each in self.results if each.failure is not None]
+        lines.append(f"failed: {', '.join(failed)}" if failed else "all steps succeeded")
+        return "\n".join(lines)
+
+
+def execute_processes(jobs: Sequence[tuple[Sequence[str], Path]], limit_s: float) -> list[int]:
+    """See Execute. What outlives the limit is ended with all that it started."""
+    environment = os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+    deadline = time.monotonic() + limit_s
+    processes: list[subprocess.Popen[bytes]] = []
+    codes = []
+    try:
+        for command, output in jobs:
+            with open(output, "wb") as file:
+                process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    # A group to be ended as one, in the session of whoever ends this process.
+                    process_group=0,
+                )
+            processes.append(process)
+        for process in processes:
+            try:
+                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                codes.append(TIMED_OUT)
+    finally:
+        for process in processes:
+            _end(process)
+    return codes
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leaves nothing behind: the launcher ends its ranks; whatever is left is killed."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDING_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _print_end(output: Path, num_lines: int = 15) -> None:
+    """The last lines of a failed step's output."""
+    if output.exists():
+        lines = output.read_text("utf-8", errors="replace").splitlines()
+        print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
+
+
+def _last_line(output: Path) -> str:
+    """What a step printed last: with pytest's -v the test that it was in."""
+    text = output.read_text("utf-8", errors="replace") if output.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return repr(lines[-1][:120]) if lines else "its start: it has printed nothing"
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM unwinds this process, so that it ends the step that runs."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
