@@ -54,19 +54,20 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
                               take);
     } else {
         channel.coop().sync();
+        const bool leads = channel.thread() == 0;
+        // Before what a channel's opening has asked for is looked at: both take half a microsecond.
+        if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
-        if (channel.thread() == 0) {
-            mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
-            ll16::push(channel, 0, 0);
-        }
+        if (leads) ll16::push(channel, 0, 0);
         return channel.leave(!acquire_each(channel));
     }
 }
 
 namespace kernels {
 
+template <int WORLD_SIZE>
 KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
-    Channel<Block> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call);
     kccl::barrier_direct(channel);
 }
 

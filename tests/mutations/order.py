@@ -12,7 +12,11 @@ MUTATIONS = (
         "a barrier's packets follow no fence",
         "barriers",
         RACE,
-        Edit(BARRIER, "            mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n", ""),
+        Edit(
+            BARRIER,
+            "        if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n",
+            "",
+        ),
     ),
     bug(
         "barrier_unsynced",
