@@ -75,7 +75,7 @@ def test_a_message_too_long_is_refused_on_all_ranks(program):
     for rank, sentence in enumerate(told(program, "long")):
         assert sentence == (
             "all_reduce_one_shot_ll16 on channel 0: "
-            f"1200 bytes on rank {rank}, must be at most 1008"
+            f"1200 bytes on rank {rank}, must be at most 1024"
         )
 
 
