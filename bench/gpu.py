@@ -110,15 +110,16 @@ def suites(num_gpus: int) -> list[Suite]:
         if world_size > num_gpus:
             continue
         is_largest = not found
+        # One GPU exchanges nothing, so it has neither links to fill nor peers to start.
+        has_peers = world_size > 1
         sizes: dict[str, tuple[str, ...]] = {
-            "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest else _FEW_SIZES)),
+            "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest and has_peers else _FEW_SIZES)),
             "barrier": (),
             "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
         }
-        if is_largest and world_size > 1:
+        if is_largest and has_peers:
             sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
-        # One GPU exchanges nothing, so it has no peers; they take seconds to start.
-        peers = ("--baselines",) if world_size > 1 else ()
+        peers = ("--baselines",) if has_peers else ()
         outside = {
             f"{collective}_{world_size}": (collective, *more, *peers)
             for collective, more in sizes.items()

@@ -129,6 +129,10 @@ def test_world_sizes_are_those_there_are_gpus_for(count, sizes):
     found = gpu.suites(count)
     assert [suite.world_size for suite in found] == sizes
     assert [name for suite in found for name in suite.benches] == benches(sizes)
+    # Long messages where there are links, on the most GPUs only.
+    assert ["256M" in suite.benches[f"all_reduce_{suite.world_size}"] for suite in found] == [
+        size == sizes[0] > 1 for size in sizes
+    ]
 
 
 @pytest.mark.parametrize("part", gpu.PARTS)
