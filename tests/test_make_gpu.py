@@ -242,8 +242,10 @@ def test_tests_may_run_side_by_side(tmp_path, capsys):
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_each_test_runs_in_one_lane(lanes):
     def collected(*options):
-        command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/gpu", *options]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        # -P: the installed kccl, not the tree's, which may lack the extension.
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "--collect-only", "tests/gpu"]
+        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         return [line for line in done.stdout.splitlines() if "::" in line]
 
     found = [collected(f"--lane={n}/{lanes}") for n in range(1, lanes + 1)]

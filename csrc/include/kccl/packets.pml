@@ -292,6 +292,13 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* barrier_direct.cuh barrier_direct(): return ll16::await_all(channel, i, nothing); */
            /* barrier_direct.cuh barrier_direct():
             *     return ll16::exchange(channel, kKcclBarrierDirect, Exchange::kPairwise, 1, */
+           /* barrier_direct.cuh barrier_direct(): channel.coop().sync(); */
+           /* barrier_direct.cuh barrier_direct():
+            *     if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
+           if
+           :: kind == BARRIER -> sync(); d_step { release(); w = 0 }
+           :: else
+           fi;
            /* exchange.cuh exchange(): const Status entered = channel.next(kernel, kind); */
            /* exchange.cuh exchange(): channel.next_plain(kernel); */
            /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
@@ -327,11 +334,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
            /* Of all threads' packets, as everywhere; the first's order what all have done. */
-           /* barrier_direct.cuh barrier_direct(): channel.coop().sync(); */
-           /* barrier_direct.cuh barrier_direct():
-            *     mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
-            *     ll16::push(channel, 0, 0); */
-           :: kind == BARRIER -> sync(); d_step { release(); w = 0 }; push()
+           /* barrier_direct.cuh barrier_direct(): if (leads) ll16::push(channel, 0, 0); */
+           :: kind == BARRIER -> push()
            :: else
            fi
        }
