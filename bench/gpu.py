@@ -1,4 +1,4 @@
-"""`make gpu`: what only a GPU host can show, in five minutes. Offline, with the interpreter given.
+"""`make gpu`: what only a GPU host can show, in five minutes at most, offline.
 
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 

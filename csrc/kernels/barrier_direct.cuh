@@ -55,7 +55,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     } else {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
-        // Before what a channel's opening has asked for is looked at: both take half a microsecond.
+        // Before what a channel's opening has asked for is looked at: it arrives meanwhile.
         if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);

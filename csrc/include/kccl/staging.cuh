@@ -69,7 +69,7 @@ struct Row {
 };
 
 // Copies num_rows rows that do not overlap: thread `index` of `size` its share. A thread's loads of
-// several rows are on their way at once: waited for row by row, they are half of a short step.
+// several rows are on their way at once: row by row, a step would wait as often as it has rows.
 // row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
 template <int WORLD_SIZE, class RowOf>
 KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
