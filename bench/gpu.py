@@ -2,8 +2,9 @@
 
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
-Builds the extension in place if need be, runs tests/gpu, those of PyTorch as a part of their own,
-benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, those of a
+Builds the extension in place if need be. Runs tests/gpu, those of PyTorch as a part of their own;
+with pytest-xdist those of one and two ranks side by side, as many as there are pairs of GPUs.
+Benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, those of a
 world size in one job, and draws the documents. Each part has a budget; what exceeds it is ended,
 and said with what ran at that moment. The output of each step and bench is kept in the folder,
 NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a step
@@ -16,7 +17,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -35,6 +35,8 @@ _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
 _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
 # Without these tests are skipped and peers are missing, which both say.
 _HELPFUL = ("torch", "cupy")
+# pytest-xdist: runs tests side by side.
+_SIDE_BY_SIDE = "xdist"
 _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 _OF_CHUNKS = ("all_gather", "reduce_scatter")
@@ -56,9 +58,6 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
     parser.add_argument("--parts", default=" ".join(PARTS), help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all (300)")
-    parser.add_argument(
-        "--lanes", type=int, default=1, metavar="N", help="runs of pytest side by side (1)"
-    )
     args = parser.parse_args(argv)
     parts = args.parts.split()
     unknown = set(parts) - set(PARTS)
@@ -68,17 +67,18 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     scale = args.limit * (1 - _READY_SHARE) / sum(BUDGETS_S[part] for part in parts)
     budgets_s = {part: BUDGETS_S[part] * scale for part in parts}
     run = Run(args.out, args.limit, execute or execute_processes, budgets_s)
-    run_by: dict[str, Callable[[Run], None]] = {
-        "tests": partial(_tests, lanes=args.lanes),
+    run_by: dict[str, Callable[[Run, int], None]] = {
+        "tests": _tests,
         "torch": _torch,
         "bench": _bench,
         "plots": _plots,
     }
     if _is_ready(run, parts):
+        num_gpus = 0 if parts == ["plots"] else _num_gpus(run)
         for part in PARTS:
-            if part in parts:
+            if part in parts and (num_gpus or part == "plots"):
                 run.begin_part(part)
-                run_by[part](run)
+                run_by[part](run, num_gpus)
     print(run.summary(), flush=True)
     return int(any(each.failure is not None for each in run.results))
 
@@ -163,32 +163,39 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
     return run.take(Step("extension", ("-c", _ONE_CALL), _STEP_LIMIT_S))
 
 
-def _tests(run: Run, *, lanes: int) -> None:
-    what = ("tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
-    if lanes == 1:
-        run.take(_pytest("tests", *what))
-        return
-    numbers = range(1, lanes + 1)
-    run.take(*(_pytest(f"tests_{n}", *what, f"--lane={n}/{lanes}") for n in numbers))
-
-
-def _torch(run: Run) -> None:
-    run.take(_pytest("torch", _TESTS_OF_TORCH))
-
-
-def _pytest(name: str, *what: str) -> Step:
-    # Each test is named before it runs: what is ended says in which it was.
-    options = ("-v", "--durations=10", "-p", "no:cacheprovider")
-    return Step(name, ("-m", "pytest", *options, *what), LIMIT_S)
-
-
-def _bench(run: Run) -> None:
+def _num_gpus(run: Run) -> int:
+    """How many there are; that there is none is a failure."""
     program = "from kccl import gpu; print(gpu.num_devices())"
     if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
+        return 0
+    count = int((run.out / "gpus.txt").read_text().split()[-1])
+    if count == 0:
+        run.note("gpus", 0.0, "there is no GPU")
+    return count
+
+
+def _tests(run: Run, num_gpus: int) -> None:
+    _pytest(run, "tests", num_gpus, "tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
+
+
+def _torch(run: Run, num_gpus: int) -> None:
+    _pytest(run, "torch", num_gpus, _TESTS_OF_TORCH)
+
+
+def _pytest(run: Run, name: str, num_gpus: int, *what: str) -> None:
+    """Those of one and two ranks side by side, a pair of GPUs each, then those of all GPUs."""
+    # Each test is named before it runs: what is ended says in which it was.
+    command = ("-m", "pytest", "-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider", *what)
+    num_pairs = num_gpus // 2
+    if num_pairs < 2 or not _is_there(_SIDE_BY_SIDE):
+        run.take(Step(name, command, LIMIT_S))
         return
-    num_gpus = int((run.out / "gpus.txt").read_text().split()[-1])
-    if num_gpus == 0:
-        run.note("bench", 0.0, "there is no GPU")
+    in_pairs = ("-n", str(num_pairs), "--dist", "loadgroup", "--world-sizes", "1,2")
+    run.take(Step(f"{name}_of_pairs", (*command, *in_pairs), LIMIT_S))
+    run.take(Step(f"{name}_of_four", (*command, "--world-sizes", "4"), LIMIT_S))
+
+
+def _bench(run: Run, num_gpus: int) -> None:
     for suite in suites(num_gpus):
         _run_suite(run, suite)
 
@@ -213,7 +220,7 @@ def _run_suite(run: Run, suite: Suite) -> None:
         run.note(name, 0.0, "not run")
 
 
-def _plots(run: Run) -> None:
+def _plots(run: Run, _: int) -> None:
     documents = sorted(run.out.glob("*.json"))
     if not documents:
         run.note("plots", 0.0, f"{run.out} has no document: run the part bench")

@@ -1,4 +1,4 @@
-"""The steps of `make gpu`: commands side by side or one after the other, each within limits."""
+"""The steps of `make gpu`: commands one after the other, each within limits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMED_OUT = 124
 _ENDING_S = 5.0
 
-Execute = Callable[[Sequence[tuple[Sequence[str], Path]], float], list[int]]
-"""((command, file for its output) of each, limit in seconds) -> exit codes; TIMED_OUT past the
-limit. They run side by side.
-"""
+Execute = Callable[[Sequence[str], float, Path], int]
+"""(command, limit in seconds, file for its output) -> exit code; TIMED_OUT past the limit."""
 
 
 @dataclass(frozen=True)
@@ -75,33 +73,27 @@ class Run:
         self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
         self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
 
-    def take(self, *steps: Step) -> bool:
-        """Runs steps side by side; whether all succeeded."""
+    def take(self, step: Step) -> bool:
+        """Runs a step; whether it succeeded."""
         begin = time.monotonic()
         limit_s, reason = min(
             (self._deadline - begin, "the time for all steps"),
             ((self._part_deadline or math.inf) - begin, self._budget),
-            (min(step.limit_s for step in steps), "the time for one step"),
+            (step.limit_s, "the time for one step"),
         )
         if limit_s <= 0:
-            over = [self.note(step.name, 0.0, f"not run: {reason} is over") for step in steps]
-            return all(over)
-        outputs = [self.out / f"{step.name}.txt" for step in steps]
-        for step in steps:
-            print(f"# {step.name}: {' '.join(step.command)}", flush=True)
-        commands = [(sys.executable, *step.command) for step in steps]
-        codes = self._execute(list(zip(commands, outputs, strict=True)), limit_s)
-        ended = f"ended after {limit_s:.0f} s: {reason} is over, during "
-        for step, output, code in zip(steps, outputs, codes, strict=True):
-            failure = None
-            if code == TIMED_OUT:
-                failure = ended + _last_line(output)
-            elif code != 0:
-                failure = f"exit code {code}"
-            if failure is not None:
-                _print_end(output)
-            self.note(step.name, time.monotonic() - begin, failure)
-        return not any(codes)
+            return self.note(step.name, 0.0, f"not run: {reason} is over")
+        output = self.out / f"{step.name}.txt"
+        print(f"# {step.name}: {' '.join(step.command)}", flush=True)
+        code = self._execute((sys.executable, *step.command), limit_s, output)
+        failure = None
+        if code == TIMED_OUT:
+            failure = f"ended after {limit_s:.0f} s: {reason} is over, during {_last_line(output)}"
+        elif code != 0:
+            failure = f"exit code {code}"
+        if failure is not None:
+            _print_end(output)
+        return self.note(step.name, time.monotonic() - begin, failure)
 
     def is_over(self) -> bool:
         """Whether there is no time left for a further step of this part."""
@@ -122,35 +114,25 @@ class Run:
         return "\n".join(lines)
 
 
-def execute_processes(jobs: Sequence[tuple[Sequence[str], Path]], limit_s: float) -> list[int]:
+def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> int:
     """See Execute. What outlives the limit is ended with all that it started."""
-    environment = os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
-    deadline = time.monotonic() + limit_s
-    processes: list[subprocess.Popen[bytes]] = []
-    codes = []
+    with open(output, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            # A group to be ended as one, in the session of whoever ends this process.
+            process_group=0,
+        )
     try:
-        for command, output in jobs:
-            with open(output, "wb") as file:
-                process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    # A group to be ended as one, in the session of whoever ends this process.
-                    process_group=0,
-                )
-            processes.append(process)
-        for process in processes:
-            try:
-                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
-            except subprocess.TimeoutExpired:
-                codes.append(TIMED_OUT)
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT
     finally:
-        for process in processes:
-            _end(process)
-    return codes
+        _end(process)
 
 
 def _python_path() -> str:

@@ -71,8 +71,7 @@ class Job:
     def end(self, timeout=60):
         """Exit code, the facts that ranks said, by rank, and stderr."""
         out, err = self.process.communicate(timeout=timeout)
-        facts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        return self.process.returncode, {fact["rank"]: fact for fact in facts}, err
+        return self.process.returncode, {fact["rank"]: fact for fact in facts(out)}, err
 
     def wait_for(self, num_lines):
         """The next lines of standard output."""
@@ -104,6 +103,11 @@ def run(world_size, program, *options, timeout=60, **variables):
     """Exit code, facts by rank, stderr."""
     with Job(world_size, program, *options, **variables) as job:
         return job.end(timeout)
+
+
+def facts(out):
+    """What ranks said in a standard output."""
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 def traces():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,7 @@ class Steps:
         self.crashing = crashing
         self.names, self.limits, self.commands, self.benches = [], [], [], []
 
-    def __call__(self, jobs, limit_s):
-        return [self.take(command, limit_s, output) for command, output in jobs]
-
-    def take(self, command, limit_s, output):
+    def __call__(self, command, limit_s, output):
         command = list(command)
         assert command[0] == sys.executable
         self.names.append(output.stem)
@@ -101,7 +99,7 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert run(tmp_path, steps) == 0
     wanted = benches([2, 1])
     jobs = ["benches_2", "benches_1"]
-    assert steps.names == ["extension", "tests", "torch", "gpus", *jobs, "plots"]
+    assert steps.names == ["extension", "gpus", "tests", "torch", *jobs, "plots"]
     assert steps.benches == wanted
     drawn = [Path(path).stem for path in steps.commands[-1][3:]]
     assert drawn == sorted(wanted)
@@ -142,13 +140,8 @@ def test_parts_are_selectable(part, tmp_path):
     steps = Steps()
     assert run(tmp_path, steps, "--parts", part) == 0
     kinds = {re.sub(r"_.*|\d", "", name) for name in steps.names} - {"extension"}
-    wanted = {
-        "tests": {"tests"},
-        "torch": {"torch"},
-        "bench": {"gpus", "benches"},
-        "plots": {"plots"},
-    }
-    assert kinds == wanted[part]
+    wanted = {"bench": {"gpus", "benches"}, "plots": {"plots"}}
+    assert kinds == wanted.get(part, {"gpus", part})
 
 
 @pytest.mark.parametrize("parts", ["", "tests benches"])
@@ -200,9 +193,12 @@ def test_the_extension_is_built_when_it_is_not_there(tmp_path, monkeypatch):
     assert steps.commands[0][1:] == ["setup.py", "build_ext", "--inplace"]
 
 
-def test_no_gpu_and_no_documents_are_failures(tmp_path, capsys):
-    assert run(tmp_path, Steps(num_gpus=0), "--parts", "bench plots") == 1
-    assert "failed: bench, plots" in capsys.readouterr().out
+@pytest.mark.parametrize("part", ["tests", "torch", "bench"])
+def test_no_gpu_and_no_documents_are_failures(part, tmp_path, capsys):
+    steps = Steps(num_gpus=0)
+    assert run(tmp_path, steps, "--parts", f"{part} plots") == 1
+    assert steps.names == ["extension", "gpus"]
+    assert "failed: gpus, plots" in capsys.readouterr().out
 
 
 def test_no_step_begins_when_the_time_is_over(tmp_path, capsys):
@@ -226,31 +222,62 @@ def test_parts_and_getting_ready_fit_into_the_time_for_all():
 def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     steps = Steps()
     assert run(tmp_path, steps, "--parts", "tests torch") == 0
-    _, tests, torch = steps.commands
+    _, _, tests, torch = steps.commands
     assert tests[-2:] == ["tests/gpu", "--ignore=tests/gpu/test_torch.py"]
     assert torch[-1] == "tests/gpu/test_torch.py" and (ROOT / torch[-1]).exists()
 
 
-def test_tests_may_run_side_by_side(tmp_path, capsys):
-    steps = Steps(codes={"tests_2": 1})
-    assert run(tmp_path, steps, "--parts", "tests", "--lanes", "2") == 1
-    assert steps.names == ["extension", "tests_1", "tests_2"]
-    assert [command[-1] for command in steps.commands[1:]] == ["--lane=1/2", "--lane=2/2"]
-    assert "failed: tests_2\n" in capsys.readouterr().out
+@pytest.mark.parametrize(("num_gpus", "workers"), [(4, "2"), (8, "4")])
+def test_tests_run_side_by_side_on_pairs_of_gpus(num_gpus, workers, tmp_path):
+    steps = Steps(num_gpus)
+    assert run(tmp_path, steps, "--parts", "tests torch") == 0
+    names = [f"{part}_of_{which}" for part in ("tests", "torch") for which in ("pairs", "four")]
+    assert steps.names == ["extension", "gpus", *names]
+    for pairs, four in (steps.commands[2:4], steps.commands[4:6]):
+        assert pairs[-6:] == ["-n", workers, "--dist", "loadgroup", "--world-sizes", "1,2"]
+        assert four == [*pairs[:-6], "--world-sizes", "4"]
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_each_test_runs_in_one_lane(lanes):
+def test_without_xdist_the_tests_run_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_is_there", lambda name: name != "xdist")
+    steps = Steps(num_gpus=4)
+    assert run(tmp_path, steps, "--parts", "tests") == 0
+    assert steps.names == ["extension", "gpus", "tests"]
+
+
+def run_pytest(*options):
+    """What it prints."""
+    # -P: the installed kccl, not the tree's, which may lack the extension.
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_test_on_gpus_is_of_one_of_the_world_sizes():
     def collected(*options):
-        # -P: the installed kccl, not the tree's, which may lack the extension.
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "--collect-only", "tests/gpu"]
-        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [line for line in done.stdout.splitlines() if "::" in line]
+        printed = run_pytest("tests/gpu", "--collect-only", *options)
+        return [line for line in printed.splitlines() if "::" in line]
 
-    found = [collected(f"--lane={n}/{lanes}") for n in range(1, lanes + 1)]
-    assert sorted(test for lane in found for test in lane) == sorted(collected())
-    assert max(map(len, found)) < 2 * len(collected()) / lanes
+    parts = [collected("--world-sizes", sizes) for sizes in ("1,2", "4")]
+    assert all(parts) and sorted(chain(*parts)) == sorted(collected())
+
+
+def test_a_worker_of_xdist_has_gpus_of_its_own(tmp_path, monkeypatch):
+    """By the conftest.py of tests/gpu and a machine that is made up."""
+    conftest = (ROOT / "tests/gpu/conftest.py").read_text()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
+    (tmp_path / "conftest.py").write_text(f"{conftest}\ngpu.num_devices = lambda: 5\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('world_size', [1, 2, 4] * 3)\n"
+        "def test(world_size):\n"
+        "    number = int(os.environ['PYTEST_XDIST_WORKER'].removeprefix('gw'))\n"
+        "    assert os.environ['CUDA_VISIBLE_DEVICES'] == ['3,5', '7,11'][number]\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,11,13")
+    side_by_side = ("-n", "2", "--dist", "loadgroup", "--world-sizes", "1,2")
+    assert "6 passed" in run_pytest(str(tmp_path), f"--rootdir={tmp_path}", *side_by_side)
 
 
 def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
@@ -261,15 +288,14 @@ def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
     steps = Steps(codes={"torch": gpu_steps.TIMED_OUT})
     said = "tests/gpu/test_torch.py::test_one PASSED\ntests/gpu/test_torch.py::test_compile[2]"
 
-    def execute(jobs, limit_s):
-        codes = steps(jobs, limit_s)
-        for _, output in jobs:
-            if output.stem == "torch":
-                output.write_text(said)
-        return codes
+    def execute(command, limit_s, output):
+        code = steps(command, limit_s, output)
+        if output.stem == "torch":
+            output.write_text(said)
+        return code
 
     assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
-    assert steps.names[:3] == ["extension", "torch", "gpus"] and 0 < steps.limits[1] <= 7
+    assert steps.names[:3] == ["extension", "gpus", "torch"] and 0 < steps.limits[2] <= 7
     printed = capsys.readouterr().out
     assert "not run: the time of the part tests, 0 s and what was left, is over" in printed
     assert (
@@ -300,10 +326,8 @@ def test_a_step_that_outlives_its_limit_is_ended_with_all_that_it_started(tmp_pa
         "time.sleep(60)\n"
     )
     began = time.monotonic()
-    quick = [sys.executable, "-c", "raise SystemExit(4)"], tmp_path / "quick.txt"
-    jobs = [([sys.executable, "-c", program], output), quick]
-    # The one beside it has its own end.
-    assert gpu_steps.execute_processes(jobs, 6) == [gpu_steps.TIMED_OUT, 4]
+    command = [sys.executable, "-c", program]
+    assert gpu_steps.execute_processes(command, 6, output) == gpu_steps.TIMED_OUT
     assert time.monotonic() - began < 20
     pid = int(output.read_text())
     # A killed orphan stays in the table until its new parent has looked.
@@ -319,8 +343,8 @@ def test_a_driver_that_is_ended_ends_its_step(tmp_path):
         "from pathlib import Path\n"
         "from kccl.bench import gpu_steps\n"
         "gpu_steps.heed_sigterm()\n"
-        f"job = [sys.executable, '-c', {step!r}], Path({str(output)!r})\n"
-        "gpu_steps.execute_processes([job], 60)\n"
+        f"step = [sys.executable, '-c', {step!r}]\n"
+        f"gpu_steps.execute_processes(step, 60, Path({str(output)!r}))\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", program])
     try:
@@ -337,7 +361,7 @@ def test_a_steps_output_and_exit_code_are_kept(tmp_path):
     program = (
         "import kccl, os, sys; print(kccl.__file__); print('oh', file=sys.stderr); os._exit(3)"
     )
-    assert gpu_steps.execute_processes([([sys.executable, "-c", program], output)], 30) == [3]
+    assert gpu_steps.execute_processes([sys.executable, "-c", program], 30, output) == 3
     assert output.read_text().splitlines() == [kccl.__file__, "oh"]
 
 

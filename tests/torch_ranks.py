@@ -1,7 +1,7 @@
 """Programs over PyTorch run as ranks, for the tests of kccl.interop.torch."""
 
 import pytest
-from ranks import run
+import ranks
 
 import kccl
 
@@ -36,12 +36,13 @@ def error_of(call):
 """
 
 
-def starter(folder, device):
+def starter(folder, device, run=ranks.run):
     """ranks(world_size, program): every rank runs it and says something; the facts by rank.
 
     Args:
         folder: For the file by which the ranks meet.
         device: "cpu" or "cuda", where `filled` makes its tensors.
+        run: Starts them, as ranks.run does.
     """
 
     def start(world_size, program, **variables):

@@ -2,9 +2,12 @@
 
     python3 -m pytest tests/gpu
 
-needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks.
+needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks. By pytest-xdist
+they run side by side, `-n 2 --dist loadgroup`, with GPUs of their own: two jobs that share two GPUs
+can wait for each other, when on either GPU it is the other one's kernel that runs.
 """
 
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +22,9 @@ from kccl.errors import BackendError
 # oracle.py and ranks.py.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 HERE = Path(__file__).parent
+# Files whose tests of a world size share slow work.
+SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_publish", "test_modules")
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def num_gpus():
@@ -30,22 +36,30 @@ def num_gpus():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--lane", metavar="I/N", help="of N runs side by side the I-th")
+    parser.addoption(
+        "--world-sizes",
+        metavar="N,...",
+        help="only tests with so many ranks; of one rank are those without a world size",
+    )
 
 
-def in_lane(items, lane):
-    """The tests of a lane. Those of a file and world size stay together: they share slow work."""
-    number, lanes = map(int, lane.split("/"))
-    groups = {}
-    for item in items:
-        groups.setdefault((item.path, world_size_of(item)), []).append(item)
-    lengths = [0] * lanes
-    mine = []
-    for group in sorted(groups.values(), key=len, reverse=True):
-        shortest = lengths.index(min(lengths))
-        lengths[shortest] += len(group)
-        mine += group if shortest == number - 1 else []
-    return [item for item in items if item in mine]
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Gives a worker of pytest-xdist its GPUs."""
+    count, _ = num_gpus()
+    visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
+    workers = node.workerinput["workercount"]
+    number = int(node.workerinput["workerid"].removeprefix("gw"))
+    each = count // workers
+    if count and not each:
+        raise pytest.UsageError(f"-n {workers}, and there are {count} GPUs")
+    node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
+
+
+def pytest_configure(config):
+    worker = getattr(config, "workerinput", None)
+    if worker and worker["gpus"]:
+        os.environ[GPUS] = worker["gpus"]
 
 
 def world_size_of(item):
@@ -54,26 +68,46 @@ def world_size_of(item):
     return 1
 
 
+def select(config, items):
+    """Takes out what --world-sizes does not name."""
+    wanted = config.getoption("world_sizes", None)
+    if not wanted:
+        return
+    sizes = set(map(int, wanted.split(",")))
+    config.hook.pytest_deselected(
+        items=[item for item in items if world_size_of(item) not in sizes]
+    )
+    items[:] = [item for item in items if world_size_of(item) in sizes]
+
+
+# First, because pytest-xdist reads the marks of groups in its own.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    lane = config.getoption("lane", None)
-    if lane:
-        mine = in_lane(items, lane)
-        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
-        items[:] = mine
+    select(config, items)
     count, reason = num_gpus()
     for item in items:
         if HERE not in item.path.parents:
             continue
         wanted = world_size_of(item)
+        if item.path.stem in SHARING:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}_{wanted}"))
         if count < wanted:
             why = reason if count == 0 else f"needs {wanted} GPUs, there are {count}"
             item.add_marker(pytest.mark.skip(reason=why))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_preloaded(request):
+    if num_gpus()[0] and not request.config.getoption("collectonly"):
+        import preloaded
+
+        preloaded.begin()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     """A failure is told at once too: `make gpu` may end the run before its summary."""
-    if report.failed:
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)
 
 

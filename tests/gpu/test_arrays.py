@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from ranks import run
+from preloaded import run
 
 import kccl
 from kccl import gpu

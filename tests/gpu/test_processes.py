@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import Job, run
+from preloaded import run
+from ranks import Job
 
 README = Path(__file__).parents[2] / "README.md"
 PRELUDE = """
@@ -20,8 +21,8 @@ def filled(count=4000, dtype=torch.float32):
 """
 
 
-def ranks(world_size, program, *options, **variables):
-    code, facts, err = run(world_size, PRELUDE + program, *options, **variables)
+def ranks(world_size, program, **variables):
+    code, facts, err = run(world_size, PRELUDE + program, **variables)
     assert code == 0, err
     assert len(facts) == world_size, err
     return facts

@@ -3,6 +3,7 @@
 What torch.distributed says and refuses on any device is in tests/test_interop_torch.py.
 """
 
+import preloaded
 import pytest
 from torch_ranks import needs_all_gather, starter
 
@@ -11,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 @pytest.fixture
 def ranks(tmp_path):
-    return starter(tmp_path, "cuda")
+    return starter(tmp_path, "cuda", preloaded.run)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
