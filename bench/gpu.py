@@ -39,6 +39,8 @@ _HELPFUL = ("torch", "cupy")
 _SIDE_BY_SIDE = "xdist"
 _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
+# The most GPUs first.
+_WORLD_SIZES = (4, 2, 1)
 _OF_CHUNKS = ("all_gather", "reduce_scatter")
 _FEW_SIZES = ("1K", "8K", "64K", "512K")
 _MANY_SIZES = (*(f"{1 << n}K" for n in range(10)), "1M", "16M", "256M")
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     }
     if _is_ready(run, parts):
         num_gpus = 0 if parts == ["plots"] else _num_gpus(run)
+        _warm(run, num_gpus)
         for part in PARTS:
             if part in parts and (num_gpus or part == "plots"):
                 run.begin_part(part)
@@ -104,9 +107,9 @@ class Suite:
 
 
 def suites(num_gpus: int) -> list[Suite]:
-    """The benches: the most GPUs first, the most important collective first."""
+    """The benches, the most important collective first."""
     found: list[Suite] = []
-    for world_size in (4, 2, 1):
+    for world_size in _WORLD_SIZES:
         if world_size > num_gpus:
             continue
         is_largest = not found
@@ -174,6 +177,14 @@ def _num_gpus(run: Run) -> int:
     return count
 
 
+def _warm(run: Run, num_gpus: int) -> None:
+    """Compiles on all cores what would else be waited for one by one."""
+    sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
+    if sizes:
+        run.take(Step("kernels", ("-m", "kccl", "warm", "-n", *sizes), _STEP_LIMIT_S))
+        run.take(Step("modules", ("-m", "kccl.bench.gpu_warm", "-n", *sizes), _STEP_LIMIT_S))
+
+
 def _tests(run: Run, num_gpus: int) -> None:
     _pytest(run, "tests", num_gpus, "tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
 
@@ -185,7 +196,16 @@ def _torch(run: Run, num_gpus: int) -> None:
 def _pytest(run: Run, name: str, num_gpus: int, *what: str) -> None:
     """Those of one and two ranks side by side, a pair of GPUs each, then those of all GPUs."""
     # Each test is named before it runs: what is ended says in which it was.
-    command = ("-m", "pytest", "-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider", *what)
+    command = (
+        "-m",
+        "pytest",
+        "-v",
+        "--durations=0",
+        "--durations-min=2",
+        "-p",
+        "no:cacheprovider",
+        *what,
+    )
     num_pairs = num_gpus // 2
     if num_pairs < 2 or not _is_there(_SIDE_BY_SIDE):
         run.take(Step(name, command, LIMIT_S))

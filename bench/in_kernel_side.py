@@ -106,10 +106,9 @@ class InKernelSide:
         place, first = self._place, problems[0]
         self._is_exchange = self._collective.name == "exchange"
         self._forms = forms(self._collective.name, first.world_size)
-        names = [name for form in self._forms for name in form.names(first.dtype, first.world_size)]
-        exchanges = self._is_exchange or any(form.algorithm == OF_SUMS for form in self._forms)
-        source = EXCHANGE_KERNELS if exchanges else KERNELS
-        self._module = place.compile(source, [*names, DELAYS_ALONE])
+        source, names = kernels_of(self._collective.name, first.dtype, first.world_size)
+        exchanges = source == EXCHANGE_KERNELS
+        self._module = place.compile(source, names)
         self._of_peers = self._compile_peers()
         shapes = [self._shape(problem) for problem in problems]
         itemsize = 1 if first.np_dtype is None else first.np_dtype.itemsize
@@ -204,12 +203,11 @@ class InKernelSide:
             return None
         comm, module, why = self._place.comm, None, "the simulator has none"
         if comm.backend == "cuda":
-            folders = cooperative_groups()
+            source, names, folders = kernels_of_peers(comm.world_size)
             why = "" if folders else "cooperative_groups.h and nv/target are in no known folder"
             if folders:
                 try:
-                    names = _PEER.names(None, comm.world_size)
-                    module = self._place.compile(_PEERS_KERNELS, names, folders)
+                    module = self._place.compile(source, names, folders)
                 except kccl.CompileError as error:
                     log = str(error)
                     why = (log.partition("error:")[2] or log).strip().partition("\n")[0]
@@ -218,6 +216,19 @@ class InKernelSide:
             self._remarks.append(f"no row of cooperative groups: {missing[0]}")
             return None
         return module
+
+
+def kernels_of(collective: str, dtype: str | None, world_size: int) -> tuple[Path, list[str]]:
+    """The source and the kernels that a collective's forms are made of."""
+    found = forms(collective, world_size)
+    names = [name for form in found for name in form.names(dtype, world_size)]
+    exchanges = any(form.algorithm == OF_SUMS for form in found)
+    return EXCHANGE_KERNELS if exchanges else KERNELS, [*names, DELAYS_ALONE]
+
+
+def kernels_of_peers(world_size: int) -> tuple[Path, list[str], list[Path]]:
+    """The same of grid_sync's peer, and the folders of its headers, none where they are missing."""
+    return _PEERS_KERNELS, _PEER.names(None, world_size), cooperative_groups()
 
 
 def cooperative_groups() -> list[Path]:

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def _run(args: argparse.Namespace) -> int:
     return launch.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
 
 
-# ---- plan, doctor, include-dir, cmake-dir ----------------------------------------------------
+# ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -266,6 +267,31 @@ def _doctor(args: argparse.Namespace) -> int:
     return doctor.main(as_json=args.json)
 
 
+def _warm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
+    )
+    parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
+    parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
+    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
+
+
+def _warm(args: argparse.Namespace) -> int:
+    from . import abi, dtypes, jit, plan, warm
+
+    for count in args.n:
+        if not 1 <= count <= abi.MAX_WORLD_SIZE:
+            raise errors.InvalidArgument(f"-n is {count}, must be 1 to {abi.MAX_WORLD_SIZE}")
+    for op in args.op or ():
+        if op not in plan.OPS:
+            raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(plan.OPS)}")
+    types = [dtypes.of(name).name for name in args.d or warm.ELEMENT_TYPES]
+    began = time.monotonic()
+    entries = warm.warm(warm.instances(args.n, types, args.op or plan.OPS), args.arch)
+    print(f"{len(entries)} kernels in {jit.cache_folder()} ({time.monotonic() - began:.1f} s)")
+    return 0
+
+
 def _include_dir(args: argparse.Namespace) -> int:
     print(include_dir())
     return 0
@@ -282,6 +308,7 @@ _COMMANDS = {
     "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),
+    "warm": Command("compile the kernels for GPUs ahead of time", _warm_arguments, _warm),
     "include-dir": Command("the folder for -I", lambda parser: None, _include_dir),
     "cmake-dir": Command("the folder for CMake's kccl_DIR", lambda parser: None, _cmake_dir),
 }

@@ -182,7 +182,7 @@ LAYERS = (
     {"interop.torch_group"},
     {"interop.torch"},
     # What a person starts. These print, and may use everything.
-    {"launch", "bench"},
+    {"launch", "bench", "warm"},
     {"checks"},
     {"doctor"},
     {"cli"},

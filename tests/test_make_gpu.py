@@ -72,6 +72,7 @@ def run(tmp_path, steps, *options):
     return gpu.main(["--out", str(tmp_path / "out"), *options], steps)
 
 
+READY = ["extension", "gpus", "kernels", "modules"]
 BENCHES = ["all_reduce", "barrier", "broadcast"]
 FEW_IN_KERNELS = ["all_reduce", "barrier"]
 WITHIN = ["grid_sync", "exchange"]
@@ -99,7 +100,7 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert run(tmp_path, steps) == 0
     wanted = benches([2, 1])
     jobs = ["benches_2", "benches_1"]
-    assert steps.names == ["extension", "gpus", "tests", "torch", *jobs, "plots"]
+    assert steps.names == [*READY, "tests", "torch", *jobs, "plots"]
     assert steps.benches == wanted
     drawn = [Path(path).stem for path in steps.commands[-1][3:]]
     assert drawn == sorted(wanted)
@@ -139,9 +140,9 @@ def test_parts_are_selectable(part, tmp_path):
     (tmp_path / "out/all_reduce_2.json").write_text("{}")
     steps = Steps()
     assert run(tmp_path, steps, "--parts", part) == 0
-    kinds = {re.sub(r"_.*|\d", "", name) for name in steps.names} - {"extension"}
-    wanted = {"bench": {"gpus", "benches"}, "plots": {"plots"}}
-    assert kinds == wanted.get(part, {"gpus", part})
+    kinds = {re.sub(r"_.*|\d", "", name) for name in steps.names}
+    wanted = {"bench": {*READY, "benches"}, "plots": {"extension", "plots"}}
+    assert kinds == wanted.get(part, {*READY, part})
 
 
 @pytest.mark.parametrize("parts", ["", "tests benches"])
@@ -222,7 +223,7 @@ def test_parts_and_getting_ready_fit_into_the_time_for_all():
 def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     steps = Steps()
     assert run(tmp_path, steps, "--parts", "tests torch") == 0
-    _, _, tests, torch = steps.commands
+    *_, tests, torch = steps.commands
     assert tests[-2:] == ["tests/gpu", "--ignore=tests/gpu/test_torch.py"]
     assert torch[-1] == "tests/gpu/test_torch.py" and (ROOT / torch[-1]).exists()
 
@@ -232,8 +233,8 @@ def test_tests_run_side_by_side_on_pairs_of_gpus(num_gpus, workers, tmp_path):
     steps = Steps(num_gpus)
     assert run(tmp_path, steps, "--parts", "tests torch") == 0
     names = [f"{part}_of_{which}" for part in ("tests", "torch") for which in ("pairs", "four")]
-    assert steps.names == ["extension", "gpus", *names]
-    for pairs, four in (steps.commands[2:4], steps.commands[4:6]):
+    assert steps.names == [*READY, *names]
+    for pairs, four in (steps.commands[-4:-2], steps.commands[-2:]):
         assert pairs[-6:] == ["-n", workers, "--dist", "loadgroup", "--world-sizes", "1,2"]
         assert four == [*pairs[:-6], "--world-sizes", "4"]
 
@@ -242,7 +243,7 @@ def test_without_xdist_the_tests_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "_is_there", lambda name: name != "xdist")
     steps = Steps(num_gpus=4)
     assert run(tmp_path, steps, "--parts", "tests") == 0
-    assert steps.names == ["extension", "gpus", "tests"]
+    assert steps.names == [*READY, "tests"]
 
 
 def run_pytest(*options):
@@ -295,7 +296,7 @@ def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
         return code
 
     assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
-    assert steps.names[:3] == ["extension", "gpus", "torch"] and 0 < steps.limits[2] <= 7
+    assert steps.names[:5] == [*READY, "torch"] and 0 < steps.limits[4] <= 7
     printed = capsys.readouterr().out
     assert "not run: the time of the part tests, 0 s and what was left, is over" in printed
     assert (

@@ -9,21 +9,19 @@ can wait for each other, when on either GPU it is the other one's kernel that ru
 
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from kccl import gpu
-from kccl.cuda_library import compile_kernel
 from kccl.errors import BackendError
 
 # oracle.py and ranks.py.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 HERE = Path(__file__).parent
 # Files whose tests of a world size share slow work.
-SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_publish", "test_modules")
+SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
+SHARING += ("test_modules",)
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -109,14 +107,3 @@ def pytest_runtest_logreport(report):
     """A failure is told at once too: `make gpu` may end the run before its summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)
-
-
-@pytest.fixture(scope="session")
-def compiled():
-    """Makes the cache warm, by as many processes as there are cores: compiled(requests)."""
-
-    def compile_all(requests):
-        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-            list(pool.map(compile_kernel, *zip(*requests, strict=True)))
-
-    return compile_all

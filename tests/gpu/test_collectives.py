@@ -5,7 +5,7 @@ import oracle
 import pytest
 
 import kccl
-from kccl import gpu
+from kccl import gpu, warm
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
@@ -32,10 +32,10 @@ def cases():
 
 
 @pytest.fixture(scope="module")
-def warm(compiled):
-    arch = gpu.device(0).arch
+def kernels_are_warm():
+    """One by one they would take minutes."""
     sizes = [size for size in WORLD_SIZES if size <= gpu.num_devices()]
-    compiled([(name, dtype, op, size, arch) for dtype, op, name in cases() for size in sizes])
+    warm.warm(warm.instances(sizes))
 
 
 def random_input(dtype, count, rank):
@@ -63,7 +63,7 @@ def bits_of(tensor):
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_all_reduce_gives_the_bits_of_the_host(world_size, warm):
+def test_all_reduce_gives_the_bits_of_the_host(world_size, kernels_are_warm):
     inputs = {
         (dtype, count, rank): random_input(dtype, count, rank)
         for dtype in oracle.DTYPES
@@ -281,7 +281,9 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
 
 
 @pytest.mark.parametrize(("world_size", "protocol"), PROTOCOLS)
-def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(world_size, protocol):
+def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(
+    world_size, protocol, kernels_are_warm
+):
     """In place and not, and with chunks that begin between words."""
     scatter, gather = f"reduce_scatter_{protocol}", f"all_gather_{protocol}"
     inputs = {

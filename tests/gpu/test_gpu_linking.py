@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,12 @@ def tool(name):
     return path
 
 
+# `programs`, so that compilers work while the examples run.
 @pytest.mark.parametrize(
     "example",
     ["07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv", "10_monokernel_step"],
 )
-def test_kernels_by_kccl_compile(world_size, example):
+def test_kernels_by_kccl_compile(world_size, example, programs):
     pytest.importorskip("cupy")
     assert "2 ranks on cuda" in run(sys.executable, EXAMPLES / f"{example}.py", "cuda")
 
@@ -66,7 +68,6 @@ def test_a_pytorch_extension(world_size, tmp_path):
     assert out.count("1000 elements are 1.5") == world_size
 
 
-@pytest.fixture
 def mpi_flags():
     """What Open MPI's or MPICH's compiler adds."""
     for option in ("--showme", "-show"):
@@ -94,34 +95,50 @@ def mpirun(program):
     return run("mpirun", *as_root, "-n", str(WORLD_SIZE), program)
 
 
-def test_cmake_builds_a_program_without_python(world_size, tmp_path):
+def build_by_cmake(folder):
     flags = [f"-Dkccl_DIR={kccl.cmake_dir()}", f"-DCMAKE_CUDA_COMPILER={tool('nvcc')}"]
     flags += [f"-DMPI_CXX_COMPILER={tool('mpicxx')}", f"-DCUDA_cuda_driver_LIBRARY={libcuda()}"]
-    run(tool("cmake"), "-S", EXAMPLES / "cpp", "-B", tmp_path, *flags)
-    run(tool("cmake"), "--build", tmp_path)
-    assert mpirun(tmp_path / "all_reduce_mpi").startswith("2 ranks, 4 blocks, 1000 rounds: right")
+    run(tool("cmake"), "-S", EXAMPLES / "cpp", "-B", folder, *flags)
+    run(tool("cmake"), "--build", folder)
+    return folder / "all_reduce_mpi"
 
 
-def build(source, program, mpi_flags):
+def build(source, folder):
     """By nvcc, without CMake."""
+    flags = mpi_flags()
     # nvcc takes no -Wl and no -pthread itself.
-    host = [flag for flag in mpi_flags if flag.startswith(("-I", "-L", "-l"))]
+    host = [flag for flag in flags if flag.startswith(("-I", "-L", "-l"))]
     rpaths = [f"-Xlinker=-rpath,{flag[2:]}" for flag in host if flag.startswith("-L")]
     compile_it = [tool("nvcc"), "-std=c++20", "-arch=native", f"-I{kccl.include_dir()}", source]
-    run(*compile_it, *host, *rpaths, libcuda(), "-o", program)
+    run(*compile_it, *host, *rpaths, libcuda(), "-o", folder / source.stem)
+    return folder / source.stem
 
 
-def test_nvcc_builds_it_with_the_include_dir(world_size, tmp_path, mpi_flags):
-    program = tmp_path / "all_reduce_mpi"
-    build(EXAMPLES / "cpp" / "all_reduce_mpi.cu", program, mpi_flags)
-    assert mpirun(program).startswith("2 ranks, 4 blocks, 1000 rounds: right")
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Futures of what is built, all at the same time: compilers take most of these tests' time."""
+    with ThreadPoolExecutor() as pool:
+        yield {
+            name: pool.submit(call, *arguments, tmp_path_factory.mktemp(name))
+            for name, (call, *arguments) in {
+                "cmake": (build_by_cmake,),
+                "nvcc": (build, EXAMPLES / "cpp" / "all_reduce_mpi.cu"),
+                "late": (build, ROOT / "tests" / "linking" / "late_on_gpus.cu"),
+            }.items()
+        }
 
 
-def test_a_program_without_python_hears_why_a_call_failed(world_size, tmp_path, mpi_flags):
-    program = tmp_path / "late_on_gpus"
-    build(ROOT / "tests" / "linking" / "late_on_gpus.cu", program, mpi_flags)
+@pytest.mark.parametrize("how", ["cmake", "nvcc"])
+def test_a_program_without_python(world_size, how, programs):
+    """By CMake's find_package(kccl), and by nvcc with the include folder alone."""
+    said = mpirun(programs[how].result())
+    assert said.startswith("2 ranks, 4 blocks, 1000 rounds: right")
+
+
+def test_a_program_without_python_hears_why_a_call_failed(world_size, programs):
+    said = mpirun(programs["late"].result())
     late, thrown, *others = sorted(
-        line for line in mpirun(program).splitlines() if line.startswith("rank 0: ")
+        line for line in said.splitlines() if line.startswith("rank 0: ")
     )
     assert others == []
     # Seen is the last call of this one's parity.

@@ -1,0 +1,71 @@
+"""Compiles what `kccl bench --backend cuda` compiles for itself, ahead of time and on all cores.
+
+    python3 -m kccl.bench.gpu_warm -n 1 2 4
+
+The library's own kernels are `kccl warm`'s. Each module takes seconds, and a bench waits for its
+own. What does not compile is left to the bench, which says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import kccl
+
+from .gpu_kernels import NAMES, SOURCE
+from .in_kernel import FORMS
+from .in_kernel_side import kernels_of, kernels_of_peers
+
+DTYPES = ("bfloat16", "float32")
+_OF_DATA = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+Module = tuple[Any, Sequence[str], Sequence[Path]]
+"""Source, names of its kernels, folders of headers besides."""
+
+
+def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Iterator[Module]:
+    """Those of the benches, outside and inside kernels.
+
+    Args:
+        world_sizes: Numbers of ranks.
+        dtypes: Element types.
+    """
+    yield SOURCE, NAMES, ()
+    for world_size in world_sizes:
+        yield kernels_of_peers(world_size)
+        for collective in FORMS:
+            for dtype in dtypes if collective in _OF_DATA else (None,):
+                yield (*kernels_of(collective, dtype, world_size), ())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile them."""
+    parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu_warm", description=__doc__)
+    parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="ranks")
+    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
+    args = parser.parse_args(argv)
+    arch = args.arch or kccl.gpu.device(0).arch
+    found = list(modules(args.n))
+    num_cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(min(num_cores, len(found)), get_context("spawn")) as pool:
+        compiled = list(pool.map(_compile, *zip(*found, strict=True), [arch] * len(found)))
+    print(f"{sum(compiled)} of {len(compiled)} modules")
+    return 0
+
+
+def _compile(source: Any, names: Sequence[str], folders: Sequence[Path], arch: str) -> bool:
+    with suppress(kccl.CompileError):
+        kccl.compile(source, names, target="cuda", arch=arch, include_dirs=folders)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

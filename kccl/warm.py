@@ -1,0 +1,77 @@
+"""The library's kernels for GPUs compiled ahead of time, so that no program's first call does it.
+
+A kernel takes a second to compile, and a communicator needs one for each algorithm, element type
+and operator that it uses. Nothing here needs a GPU where its architecture is given.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from . import dtypes, gpu, jit, kernels
+from .cuda_library import compile_kernel
+from .plan import OPS, SPECS, Request
+
+ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
+_ONE_SIDED = ("put", "get", "signal", "wait")
+
+Instance = tuple[str, str, str, int]
+"""Kernel, element type, operator, world size, as compile_kernel() takes them."""
+
+
+def instances(
+    world_sizes: Sequence[int],
+    element_types: Sequence[str] = ELEMENT_TYPES,
+    ops: Sequence[str] = OPS,
+) -> list[Instance]:
+    """What calls on GPUs can need, each once.
+
+    Args:
+        world_sizes: Of the communicators.
+        element_types: Of the arrays.
+        ops: Operators; an average of integers there is not.
+    """
+    known: dict[str, Instance] = {}
+    for instance in _combinations(world_sizes, element_types, ops):
+        kernel, element_type, op, world_size = instance
+        name = kernels.expression(kernel, element_type, op, jit.CSRC, world_size)
+        known.setdefault(name, instance)
+    return list(known.values())
+
+
+def _combinations(
+    world_sizes: Sequence[int], element_types: Sequence[str], ops: Sequence[str]
+) -> Iterator[Instance]:
+    for world_size in world_sizes:
+        for element_type in element_types:
+            dtype = dtypes.of(element_type)
+            allowed = [op for op in ops if dtype.is_float or op != "avg"]
+            for spec in SPECS:
+                request = Request(spec.collective, 0, world_size, "cuda", dtype)
+                if spec.why_not(request) is None:
+                    yield from ((spec.name, dtype.name, op, world_size) for op in allowed)
+            yield from ((name, dtype.name, "sum", world_size) for name in _ONE_SIDED)
+
+
+def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
+    """Sees to it that kernels are in the cache, by as many processes as there are cores.
+
+    Args:
+        wanted: As from instances(); one or more.
+        arch: As in "sm_90a"; "" for that of the first GPU here.
+
+    Returns:
+        Their entries in the cache, in order.
+
+    Raises:
+        InvalidArgument: NVRTC does not know the architecture.
+        BackendError: NVRTC is not there, or no GPU where `arch` is "".
+    """
+    arch = arch or gpu.device(0).arch
+    num_cores = len(os.sched_getaffinity(0))
+    calls = zip(*((*each, arch) for each in wanted), strict=True)
+    # Not forked: the process may have threads.
+    with ProcessPoolExecutor(min(num_cores, len(wanted)), get_context("spawn")) as pool:
+        return list(pool.map(compile_kernel, *calls))
