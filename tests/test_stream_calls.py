@@ -1,6 +1,7 @@
 """Prepared calls on a stream, with functions of C in place of the driver's: no GPU is needed."""
 
 import ctypes
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,8 @@ _Launch = ctypes.CFUNCTYPE(
     *(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 7, ctypes.c_uint64),
     *(ctypes.c_void_p, ctypes.c_void_p),
 )
+_LaunchGraph = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+_IsCapturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_int))
 _Push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _Pop = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -27,20 +30,40 @@ class Driver:
 
     def __init__(self):
         self.streams = []
+        self.graphs = []
+        self.capturing = {}
+        self.meanwhile = lambda: None
         self.events = {}
         self.recorded = set()
         self.error = 0
         self.contexts = 0
-        self._functions = _Launch(self._launch), _Push(self._push), _Pop(self._pop)
+        self._functions = {
+            "launch": _Launch(self._launch),
+            "launch_graph": _LaunchGraph(self._launch_graph),
+            "is_capturing": _IsCapturing(self._is_capturing),
+            "push_context": _Push(self._push),
+            "pop_context": _Pop(self._pop),
+        }
         self.queue = ffi.new("KcclGpuQueue *")
-        addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in self._functions]
-        self.queue.launch, self.queue.push_context, self.queue.pop_context = addresses
+        for name, function in self._functions.items():
+            setattr(self.queue, name, ctypes.cast(function, ctypes.c_void_p).value)
         self.mailbox = self.queue.mailbox = ffi.new("KcclMailbox *")
 
     def _launch(self, *arguments):
-        assert self.contexts == 1
+        assert self.contexts >= 1
         self.streams.append(arguments[8])
         return self.error
+
+    def _launch_graph(self, graph, stream):
+        assert self.contexts >= 1
+        self.graphs.append((graph, stream))
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return self.error
+
+    def _is_capturing(self, stream, status):
+        status[0], error = self.capturing.get(stream, (0, 0))
+        return error
 
     def _push(self, _):
         self.contexts += 1
@@ -80,10 +103,15 @@ class World:
         self.now = 7
         self._backend = SimpleNamespace(
             place=lambda handle, stream: CudaBackend.place(None, handle, stream),
+            record=self.record,
             stream=lambda given, view: self.now if given is None else given,
             intervals_us=gpu.intervals_us,
         )
         self.checks = False
+        self.graph = 0
+
+    def record(self, handle):
+        ffi.cast("KcclGpuOp *", handle).graph = self.graph
 
     def handle(self):
         call = ffi.new("KcclGpuOp *")
@@ -130,6 +158,59 @@ def test_else_each_run_follows_the_current_stream(world):
     world.now = 0
     op()
     assert world.driver.streams == [7, 0]
+
+
+def test_what_is_recorded_goes_out_as_its_graph(world):
+    world.graph = 77
+    op = world.prepared(lambda: world.now)
+    assert [op(), op()] == ["the result"] * 2
+    world.now = 9
+    op()
+    assert world.driver.graphs == [(77, 7), (77, 7), (77, 9)]
+    assert world.driver.streams == [] and world.driver.contexts == 0
+
+
+@pytest.mark.parametrize("said", [(1, 0), (0, 906)], ids=["captured", "unknown"])
+def test_a_stream_that_is_captured_takes_the_kernel(world, said):
+    """As does one that does not say whether it is: another is captured, and its mode forbids."""
+    world.graph = 77
+    op = world.prepared(5)
+    op()
+    world.driver.capturing[5] = said
+    op()
+    del world.driver.capturing[5]
+    op()
+    assert world.driver.graphs == [(77, 5)] * 2 and world.driver.streams == [5]
+
+
+def test_a_graph_is_launched_by_one_thread_at_a_time(world):
+    world.graph = 77
+    op = world.prepared(5)
+
+    def meanwhile():
+        other = threading.Thread(target=op)
+        other.start()
+        other.join()
+
+    world.driver.meanwhile = meanwhile
+    op()
+    op()
+    assert world.driver.graphs == [(77, 5)] * 2 and world.driver.streams == [5]
+
+
+@pytest.mark.parametrize("graph", [0, 77])
+def test_a_launch_that_is_refused_says_what_was_launched(world, graph):
+    world.graph = graph
+    op = world.prepared(5)
+    world.driver.error = 719
+    with pytest.raises(kccl.BackendError, match="error 719"):
+        op()
+    assert bool(world.driver.queue.is_graph) == bool(graph)
+    # And what one thread has taken it has given back.
+    world.state.status = lib.kKcclOk
+    world.driver.error = 0
+    assert op() == "the result"
+    assert len(world.driver.graphs) == (2 if graph else 0)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ wrong there is raised by the next call, or by comm.check().
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -224,7 +225,21 @@ class CudaBackend(Backend):
         )
         gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
         # A KcclHostOp that keeps the KcclGpuOp around it.
-        return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
+        forget = functools.partial(_forget_graph, gpu_op, self.device, self._pid)
+        return ffi.gc(ffi.addressof(gpu_op, "op"), forget)
+
+    def record(self, handle: Any) -> None:
+        """See Backend; into a graph of one kernel."""
+        gpu_op = ffi.cast("KcclGpuOp *", handle)
+        call = ffi.new("KcclCall *", gpu_op.op.call)
+        call.comm.state = gpu_op.queue.state
+        with self.device.current():
+            gpu_op.graph = gpu.graph_of(
+                gpu_op.function,
+                bytes(ffi.buffer(call)),
+                grid=gpu_op.num_blocks,
+                block=gpu_op.threads_per_block,
+            )
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
         """See Backend."""
@@ -287,7 +302,8 @@ class CudaBackend(Backend):
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
         note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
-        return gpu.DriverError(gpu.error_text("cuLaunchKernel", error, note), error)
+        name = "cuGraphLaunch" if self.state.queue.is_graph else "cuLaunchKernel"
+        return gpu.DriverError(gpu.error_text(name, error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 
@@ -329,6 +345,14 @@ class CudaBackend(Backend):
         gpu.synchronize(self.device)
         self._clear_scratches()
         self.state.clear()
+
+
+def _forget_graph(gpu_op: Any, device: gpu.Device, pid: int, _: Any) -> None:
+    """Gives back what record() made for a call. A fork has no GPU to give it back to."""
+    if gpu_op.graph and os.getpid() == pid:
+        # After an error of the device nothing can be given back.
+        with contextlib.suppress(BackendError), device.current():
+            gpu.destroy_graph(gpu_op.graph)
 
 
 def launch_shape(

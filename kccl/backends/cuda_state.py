@@ -41,6 +41,8 @@ class DeviceState:
         self.host.idle_context = int(ffi.cast("uintptr_t", context))
         self.queue = ffi.new("KcclGpuQueue *")
         self.queue.launch = gpu.function_address("cuLaunchKernel")
+        self.queue.launch_graph = gpu.function_address("cuGraphLaunch")
+        self.queue.is_capturing = gpu.function_address("cuStreamIsCapturing")
         self.queue.push_context = gpu.function_address("cuCtxPushCurrent")
         self.queue.pop_context = gpu.function_address("cuCtxPopCurrent")
         self.queue.context = device.context
