@@ -105,7 +105,7 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             comm._backend.place(handle, stream)
-        comm._backend.record(handle)
+        self._recorded = comm._backend.record(handle)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -372,31 +372,3 @@ def launch(
         call("cuLaunchCooperativeKernel", handle, *shape, stream, where, note=note)
     else:
         call("cuLaunchKernel", handle, *shape, stream, where, 0, note=note)
-
-
-def graph_of(handle: int, argument: bytes, *, grid: int, block: int) -> int:
-    """A graph of one kernel with one argument, to be launched again and again on any stream.
-
-    A launch of it takes half the time of cuLaunchKernel. It may not be captured, and no two threads
-    may launch it at the same time.
-    """
-    value = ctypes.create_string_buffer(argument, len(argument))
-    addresses = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-    node = constant("CUDA_KERNEL_NODE_PARAMS")()
-    node.func = handle
-    node.gridDimX, node.gridDimY, node.gridDimZ = grid, 1, 1
-    node.blockDimX, node.blockDimY, node.blockDimZ = block, 1, 1
-    node.kernelParams = ctypes.addressof(addresses)
-    with uncaptured():
-        graph = call("cuGraphCreate", 0)
-        try:
-            call("cuGraphAddKernelNode", graph, None, 0, node)
-            return int(call("cuGraphInstantiate", graph, 0))
-        finally:
-            attempt("cuGraphDestroy", graph)
-
-
-def destroy_graph(graph: int) -> None:
-    """Gives back what graph_of() made; a launch that runs still ends first, by itself."""
-    with uncaptured():
-        attempt("cuGraphExecDestroy", graph)

@@ -9,20 +9,14 @@ There are three ways, of which gpu_sharing.py chooses one:
     peer  threads of one process reach plain memory by peer access between their devices.
 """
 
-import contextlib
 import ctypes
 import json
 import os
-import queue
-import threading
-import weakref
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from . import dtypes, gpu
+from . import dtypes, gpu, gpu_release
 from .device_arrays import DeviceArray
-from .errors import BackendError
 from .memory import Window
 from .mesh import Mesh
 from .sockets import peer_lost
@@ -31,8 +25,6 @@ _IPC_UNIT = 2 << 20
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _PINNED_FLAGS = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
-
-_Undo = tuple[tuple[str, tuple[Any, ...]], ...]
 
 
 class Memory:
@@ -56,7 +48,7 @@ class Memory:
                 self.address = int(_allocate("cuMemAlloc", nbytes, note=f"of {nbytes} bytes"))
                 gpu.fill(self.address, 0, nbytes, stream)
         name = "cuMemFreeHost" if on_host else "cuMemFree"
-        _at_end(self, where, ((name, (self.address,)),))
+        gpu_release.at_end(self, where, ((name, (self.address,)),))
 
 
 class Shareable:
@@ -100,9 +92,9 @@ class Shareable:
                 undo.insert(0, ("cuMemUnmap", (self.address, self.nbytes)))
                 self.allow([where.ordinal])
         except BaseException:
-            _undo(where, tuple(undo), os.getpid())
+            gpu_release.undo(where, tuple(undo), os.getpid())
             raise
-        _at_end(self, where, tuple(undo))
+        gpu_release.at_end(self, where, tuple(undo))
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
@@ -137,7 +129,7 @@ class Plain:
             self.address = int(_allocate("cuMemAlloc", self.nbytes, note=note))
         # Freeing it while a peer has it open is undefined, and nobody says when all have closed it.
         if not is_exported:
-            _at_end(self, where, (("cuMemFree", (self.address,)),))
+            gpu_release.at_end(self, where, (("cuMemFree", (self.address,)),))
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
@@ -173,7 +165,7 @@ class Opened:
         with where.current():
             opened = gpu.call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS, note=note)
         self.address = int(opened)
-        _at_end(self, where, (("cuIpcCloseMemHandle", (self.address,)),))
+        gpu_release.at_end(self, where, (("cuIpcCloseMemHandle", (self.address,)),))
 
 
 def _fd_kind() -> Any:
@@ -187,35 +179,6 @@ def _location(ordinal: int) -> Any:
     return location
 
 
-# What nobody owns any more: (device, calls, process).
-_dropped: queue.SimpleQueue[tuple[gpu.Device, _Undo, int] | threading.Event] = queue.SimpleQueue()
-_DRAIN_S = 10.0
-
-
-def _at_end(owner: object, where: gpu.Device, calls: _Undo) -> None:
-    """Makes the calls when `owner` is collected; the end of the process needs none."""
-    _start_releasing(os.getpid())
-    weakref.finalize(owner, _dropped.put, (where, calls, os.getpid())).atexit = False
-
-
-# Why in a thread: what was launched may still use the memory, so its device is waited for, and any
-# thread may be the one that collects: also the one that a kernel of another rank is waiting for.
-@cache
-def _start_releasing(_pid: int) -> None:
-    threading.Thread(target=_release, name="kccl-release", daemon=True).start()
-
-
-def _release() -> None:
-    while True:
-        item = _dropped.get()
-        if isinstance(item, threading.Event):
-            item.set()
-            continue
-        # Nobody hears of an error here.
-        with contextlib.suppress(BackendError):
-            _undo(*item)
-
-
 def _allocate(name: str, *args: Any, note: str) -> Any:
     """gpu.call(); where there is too little memory, once more when what was dropped is released."""
     try:
@@ -224,30 +187,8 @@ def _allocate(name: str, *args: Any, note: str) -> Any:
         if error.code != gpu.OUT_OF_MEMORY:
             raise
         # A kernel that never ends keeps its memory; then the second attempt says so.
-        _drain()
+        gpu_release.drain()
         return gpu.call(name, *args, note=note)
-
-
-def _drain() -> None:
-    """See gpu.drain()."""
-    _start_releasing(os.getpid())
-    is_drained = threading.Event()
-    _dropped.put(is_drained)
-    is_drained.wait(_DRAIN_S)
-
-
-gpu.drains.append(_drain)
-
-
-def _undo(where: gpu.Device, calls: _Undo, pid: int) -> None:
-    # A forked child has no context.
-    if os.getpid() != pid:
-        return
-    gpu.attempt("cuCtxPushCurrent", where.context)
-    gpu.attempt("cuCtxSynchronize")
-    for name, args in calls:
-        gpu.attempt(name, *args)
-    gpu.attempt("cuCtxPopCurrent")
 
 
 # ---- Windows ---------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
 
+import ctypes
 import gc
+import operator
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +11,17 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl import cuda_library, device_arrays, dlpack, gpu, gpu_memory, jit_cuda, kernels
+from kccl import (
+    cuda_library,
+    device_arrays,
+    dlpack,
+    gpu,
+    gpu_graph,
+    gpu_memory,
+    gpu_release,
+    jit_cuda,
+    kernels,
+)
 from kccl.backends.cuda import launch_shape as shape
 from kccl.jit import CSRC
 from kccl.plan import SPECS, Request, choose, tuning_for
@@ -239,7 +251,7 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
 
     monkeypatch.setattr(gpu, "attempt", attempt)
     owner = gpu_memory.Memory.__new__(gpu_memory.Memory)
-    gpu_memory._at_end(owner, SimpleNamespace(context=7), (("cuMemFree", (0x1000,)),))
+    gpu_release.at_end(owner, SimpleNamespace(context=7), (("cuMemFree", (0x1000,)),))
     del owner
     gc.collect()
     assert ("cuMemFree", 0x1000) not in made
@@ -248,6 +260,44 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
     pushed, synchronised, *rest = made
     assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
     assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
+
+
+def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    made = []
+    is_over = threading.Event()
+
+    def attempt(name, *args):
+        made.append(name)
+        if name == "cuCtxPopCurrent":
+            is_over.set()
+        return 0
+
+    def call(name, *args, **note):
+        made.append(name)
+        if name == "cuGraphAddKernelNode":
+            (node,) = (each for each in args if hasattr(each, "kernelParams"))
+            assert (int(node.func), node.gridDimX, node.blockDimX) == (0x77, 8, 128)
+            address = ctypes.c_uint64.from_address(node.kernelParams).value
+            assert ctypes.string_at(address, 5) == b"hello"
+        return 9 if name in ("cuGraphCreate", "cuGraphInstantiate") else None
+
+    monkeypatch.setattr(gpu, "attempt", attempt)
+    monkeypatch.setattr(gpu, "call", call)
+    monkeypatch.setattr(gpu, "constant", lambda name: operator.attrgetter(name)(driver))
+    where = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
+    graph = gpu_graph.KernelGraph(where, 0x77, b"hello", grid=8, block=128)
+    assert graph.handle == 9 and made[-2:] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuCtxPopCurrent",
+    ]
+    made.clear()
+    is_over.clear()
+    del graph
+    gc.collect()
+    assert is_over.wait(20)
+    relax = "cuThreadExchangeStreamCaptureMode"
+    assert made == ["cuCtxPushCurrent", relax, "cuGraphExecDestroy", relax, "cuCtxPopCurrent"]
 
 
 def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():

@@ -11,7 +11,7 @@ import pytest
 from ranks import eventually
 
 import kccl
-from kccl import checks_cuda, env, failure, gpu, gpu_memory, gpu_sharing
+from kccl import checks_cuda, env, failure, gpu, gpu_memory, gpu_release, gpu_sharing
 from kccl.abi import ffi, lib
 
 FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
@@ -28,7 +28,7 @@ class Driver:
         self.calls = []
         self._next = UNIT
         self._lock = threading.Lock()
-        gpu_memory._start_releasing(os.getpid())
+        gpu_release._start_releasing(os.getpid())
         self.devices = [
             SimpleNamespace(ordinal=i, name="H200", uuid=f"uuid{i}", context=100 + i, arch="sm_90a")
             for i in range(2)
@@ -107,8 +107,8 @@ def driver(monkeypatch):
     yield driver
     # What is dropped must find this driver, not the machine's.
     gc.collect()
-    last = (SimpleNamespace(context=-1), (("the last", ()),), os.getpid())
-    gpu_memory._dropped.put(last)
+    last = (SimpleNamespace(context=-1), (("the last", ()),), os.getpid(), True)
+    gpu_release._dropped.put(last)
     assert eventually(lambda: driver.calls[-2:] == [("the last",), ("cuCtxPopCurrent",)])
 
 

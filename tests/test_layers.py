@@ -156,7 +156,7 @@ LAYERS = (
     # setup.py runs `compilers` before there is a package.
     {"errors", "_core", "compilers"},
     {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
-    {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit"},
+    {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit", "gpu_release"},
     {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
     {
         "backends.common",
@@ -164,6 +164,7 @@ LAYERS = (
         "collectives.reduction",
         "sim.symbols",
         "cuda_library",
+        "gpu_graph",
         "gpu_memory",
     },
     {"backends.host", "one_sided", "module", "sim.report", "backends.cuda_state", "gpu_sharing"},

@@ -112,6 +112,7 @@ class World:
 
     def record(self, handle):
         ffi.cast("KcclGpuOp *", handle).graph = self.graph
+        return self.graph
 
     def handle(self):
         call = ffi.new("KcclGpuOp *")

@@ -40,13 +40,8 @@ class Settings:
 
     def layout(self, world_size: int) -> dict[str, int]:
         """The fields of KcclLayout."""
-        return layout(
-            world_size,
-            self.scratch_channels,
-            self.packet_bytes,
-            self.staging_bytes,
-            self.exchange_bytes,
-        )
+        sizes = self.packet_bytes, self.staging_bytes, self.exchange_bytes
+        return layout(world_size, self.scratch_channels, *sizes)
 
 
 # Kernels whose calls count elements; those of the others that move data count bytes.
@@ -298,8 +293,8 @@ class Backend:
     def place(self, handle: Any, stream: int) -> None:
         """Says on which stream the next run of a call goes."""
 
-    def record(self, handle: Any) -> None:
-        """Sees to it that a call which will be made many times takes the host less time."""
+    def record(self, handle: Any) -> Any:
+        """Lets a call that is made many times take the host less time; keep what it returns."""
 
     def op(
         self,

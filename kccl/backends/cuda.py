@@ -5,7 +5,6 @@ wrong there is raised by the next call, or by comm.check().
 """
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from ..arrays import ArrayView
 from ..cuda_library import library_kernel
 from ..device_arrays import DeviceView
 from ..errors import BackendError, Error, InvalidArgument
+from ..gpu_graph import KernelGraph
 from ..gpu_memory import GpuWindow, Memory
 from ..memory import Window
 from ..mesh import Mesh
@@ -225,21 +225,22 @@ class CudaBackend(Backend):
         )
         gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
         # A KcclHostOp that keeps the KcclGpuOp around it.
-        forget = functools.partial(_forget_graph, gpu_op, self.device, self._pid)
-        return ffi.gc(ffi.addressof(gpu_op, "op"), forget)
+        return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
-    def record(self, handle: Any) -> None:
-        """See Backend; into a graph of one kernel."""
+    def record(self, handle: Any) -> KernelGraph:
+        """See Backend."""
         gpu_op = ffi.cast("KcclGpuOp *", handle)
         call = ffi.new("KcclCall *", gpu_op.op.call)
         call.comm.state = gpu_op.queue.state
-        with self.device.current():
-            gpu_op.graph = gpu.graph_of(
-                gpu_op.function,
-                bytes(ffi.buffer(call)),
-                grid=gpu_op.num_blocks,
-                block=gpu_op.threads_per_block,
-            )
+        graph = KernelGraph(
+            self.device,
+            gpu_op.function,
+            bytes(ffi.buffer(call)),
+            grid=gpu_op.num_blocks,
+            block=gpu_op.threads_per_block,
+        )
+        gpu_op.graph = graph.handle
+        return graph
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
         """See Backend."""
@@ -345,14 +346,6 @@ class CudaBackend(Backend):
         gpu.synchronize(self.device)
         self._clear_scratches()
         self.state.clear()
-
-
-def _forget_graph(gpu_op: Any, device: gpu.Device, pid: int, _: Any) -> None:
-    """Gives back what record() made for a call. A fork has no GPU to give it back to."""
-    if gpu_op.graph and os.getpid() == pid:
-        # After an error of the device nothing can be given back.
-        with contextlib.suppress(BackendError), device.current():
-            gpu.destroy_graph(gpu_op.graph)
 
 
 def launch_shape(
