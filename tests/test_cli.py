@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from ranks import environment
 
+from kccl import abi, plan, warm
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
 
@@ -79,6 +81,35 @@ def test_plan():
     assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
 
 
+def test_warm(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wanted = ("-n", "2", "-d", "bfloat16", "--op", "sum", "--arch", "sm_90a")
+    for _ in range(2):
+        done = kccl("warm", *wanted, KCCL_CACHE=str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"15 kernels in {tmp_path} (")
+        assert len(list(tmp_path.glob("*/*.cubin"))) == 15
+    # What a call then looks for is there.
+    (found,) = warm.warm([("all_reduce_one_shot_ll16", "bfloat16", "sum", 2)], "sm_90a")
+    done = kccl("warm", "-n", "2", "--arch", "sm_1", KCCL_CACHE=str(tmp_path))
+    assert done.returncode == 2 and done.stderr.startswith("kccl: arch is 'sm_1', must ")
+    assert (tmp_path / found.parent.name / found.name).exists()
+
+
+def test_warm_knows_what_gpus_take():
+    alone, four = warm.instances([1]), warm.instances([4])
+    names = {name for name, *_ in four}
+    assert {"put", "get", "signal", "wait", "barrier_direct"} < names
+    assert {spec.name for spec in plan.SPECS} - names == {
+        name for name in abi.KERNELS if name.endswith(("_pull_simple", "_cma_simple"))
+    }
+    assert not any("two_shot" in name or "push" in name for name, *_ in alone)
+    assert ("all_reduce_one_shot_ll16", "int32", "avg", 4) not in four
+    # What moves bytes has one form for all types.
+    assert len([each for each in four if each[0] == "all_gather_direct_ll16"]) == 1
+    assert len(warm.instances([1, 4, 4])) < len(alone) + len(four)
+
+
 def test_bench_alone():
     done = kccl("bench", "all_reduce", "-b", "8", "-e", "16", "--json")
     assert done.returncode == 0, done.stderr
@@ -123,6 +154,9 @@ def test_version_and_folders():
         ("plan", "all_reduce", "--bytes", "x"),
         ("plan", "all_reduce", "--dtype", "float7"),
         ("plan", "all_reduce", "-n", "9"),
+        ("warm", "-n", "9"),
+        ("warm", "-n", "2", "--op", "median"),
+        ("warm", "-n", "2", "-d", "int7"),
         ("run", "--", "true"),
         ("run", "-n", "2"),
         ("run", "-n", "0", "--", "true"),
