@@ -49,6 +49,14 @@ def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Prob
     return {"one_shot": (one_shot, out), "two_shot": (two_shot, x)}
 
 
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call | None:
+    if problem.op == "avg":
+        return None
+    name = f"{library.type_of(problem.dtype)}_{problem.op}_reduce"
+    call: Call = library.on_stream(name, x, x, problem.count, stream)
+    return call
+
+
 COLLECTIVE = Collective(
     name="all_reduce",
     order="relaxed",
@@ -67,4 +75,5 @@ COLLECTIVE = Collective(
     mpi_algorithm=("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "recursive_doubling"),
     nccl=_nccl,
     symm_mem=_symm_mem,
+    nvshmem=_nvshmem,
 )

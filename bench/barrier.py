@@ -47,6 +47,11 @@ def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Prob
     return {"barrier": (partial(handle.barrier, channel=0), x)}
 
 
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call | None:
+    call: Call = library.on_stream("barrier", stream)
+    return call
+
+
 COLLECTIVE = Collective(
     name="barrier",
     order="acq_rel",
@@ -61,4 +66,5 @@ COLLECTIVE = Collective(
     direct=_direct,
     mpi=_mpi,
     symm_mem=_symm_mem,
+    nvshmem=_nvshmem,
 )

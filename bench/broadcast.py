@@ -34,6 +34,11 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(dist.broadcast, buffers.x, src=problem.root)
 
 
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call | None:
+    call: Call = library.on_stream("broadcastmem", x, x, problem.nbytes, problem.root or 0, stream)
+    return call
+
+
 COLLECTIVE = Collective(
     name="broadcast",
     order="relaxed",
@@ -49,4 +54,5 @@ COLLECTIVE = Collective(
     direct=_direct,
     mpi=_mpi,
     nccl=_nccl,
+    nvshmem=_nvshmem,
 )

@@ -1,14 +1,11 @@
 """The peers on GPUs, in the same processes and on the same stream: NCCL and PyTorch's symmetric
 memory. The only file of the benchmarks that imports torch.
-
-Nothing is left out silently: what cannot be measured comes back as a sentence with its cause.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from .collective import Call, Collective, Problem
 from .gpu_clock import GpuClock, both_modes
 from .gpu_device import DeviceBuffers, Gpu
 from .harness import Contender
+from .peer_notes import PeerNotes
 
 # NVLink multicast is another machine's feature, and not compared with.
 NO_MULTICAST = {
@@ -47,14 +45,13 @@ class TorchPeers:
         self._store = tempfile.TemporaryDirectory() if gpu.comm.rank == 0 else None
         # Memory that NCCL knows as a window, None when it refused; absent until it is asked for.
         self._window: list[Any] = []
-        # (peer, cause) -> sizes, None: whatever is asked for.
-        self._missing: dict[tuple[str, str], list[int | None]] = {}
+        self._missing = PeerNotes(gpu.comm)
         os.environ.update(NO_MULTICAST)
-        if not self._agree("NCCL and torch_symm_mem", None, _import_torch):
+        if not self._missing.agree("NCCL and torch_symm_mem", None, _import_torch):
             return
         import torch
 
-        if self._agree("NCCL and torch_symm_mem", None, lambda: self._start(torch)):
+        if self._missing.agree("NCCL and torch_symm_mem", None, lambda: self._start(torch)):
             self._torch = torch
             number = ".".join(map(str, torch.cuda.nccl.version()))
             self.libraries = {"torch": str(torch.__version__), "nccl": number}
@@ -64,7 +61,7 @@ class TorchPeers:
         if self._torch is None:
             return []
         if problem.in_place is False:
-            self._note("NCCL and torch_symm_mem", "measured in place only", problem.nbytes)
+            self._missing.add("NCCL and torch_symm_mem", "measured in place only", problem.nbytes)
             return []
         peers: list[Peer] = []
         for make in (self._nccl, self._nccl_window, self._symm_mem):
@@ -73,7 +70,7 @@ class TorchPeers:
         for library, algorithm, buffers, call in peers:
             name = f"{library} {algorithm}"
             # The first call connects, which no capture may see; it also shows what is refused.
-            if not self._agree(name, problem.nbytes, call):
+            if not self._missing.agree(name, problem.nbytes, call):
                 continue
             self._gpu.wait()
             names = (library, algorithm, "direct")
@@ -81,18 +78,8 @@ class TorchPeers:
         return found
 
     def notes(self) -> list[str]:
-        """A sentence for each peer that was missing since this was last asked, or is for good, with
-        its cause.
-        """
-        missing = self._missing
-        self._missing = {key: [None] for key, sizes in missing.items() if None in sizes}
-        return [
-            f"no {peer} rows"
-            + (f" at {', '.join(map(str, sizes))} bytes" if any(sizes) else "")
-            # One line: torch's errors bring a stack.
-            + f": {(cause.splitlines() or [''])[0]}"
-            for (peer, cause), sizes in missing.items()
-        ]
+        """See PeerNotes.take()."""
+        return self._missing.take()
 
     def close(self) -> None:
         """Ends torch.distributed. Collective."""
@@ -106,7 +93,7 @@ class TorchPeers:
 
     def _nccl(self, collective: Collective, problem: Problem) -> list[Peer]:
         if collective.nccl is None:
-            self._note("NCCL", f"it has no {collective.name}", problem.nbytes)
+            self._missing.add("NCCL", f"it has no {collective.name}", problem.nbytes)
             return []
         x = self._tensor(problem)
         return [self._of_nccl("default", x, collective, problem)]
@@ -115,9 +102,11 @@ class TorchPeers:
         if collective.nccl is None or problem.world_size == 1:
             return []
         if problem.nbytes > _WINDOW_BYTES:
-            self._note("nccl symmetric_window", "more than its window", problem.nbytes)
+            self._missing.add("nccl symmetric_window", "more than its window", problem.nbytes)
             return []
-        if not self._window and not self._agree("nccl symmetric_window", None, self._register):
+        if not self._window and not self._missing.agree(
+            "nccl symmetric_window", None, self._register
+        ):
             self._window = [None]
         memory = self._window[0]
         if memory is None:
@@ -146,7 +135,7 @@ class TorchPeers:
             x = symmetric.empty(max(problem.count, 1), dtype=dtype, device="cuda")
             made.extend((x, symmetric.rendezvous(x, torch.distributed.group.WORLD)))
 
-        if not self._agree("torch_symm_mem", problem.nbytes, allocate):
+        if not self._missing.agree("torch_symm_mem", problem.nbytes, allocate):
             return []
         x, handle = made
         group = torch.distributed.group.WORLD.group_name
@@ -207,25 +196,6 @@ class TorchPeers:
 
     def _buffers(self, x: Any, out: Any, problem: Problem) -> DeviceBuffers:
         return self._gpu.wrap(x, out, x.data_ptr(), out.data_ptr(), problem)
-
-    # ---- What is missing ---------------------------------------------------------------------
-
-    def _agree(self, peer: str, nbytes: int | None, act: Callable[[], Any]) -> bool:
-        """Does it on all ranks; False, and a note, when it fails on any."""
-        cause = None
-        try:
-            act()
-        # Whatever a foreign library raises is a reason why it is not measured.
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-        causes = self._gpu.comm.gather_objects(cause)
-        known = next((each for each in causes if each is not None), None)
-        if known is not None:
-            self._note(peer, known, nbytes)
-        return known is None
-
-    def _note(self, peer: str, cause: str, nbytes: int | None) -> None:
-        self._missing.setdefault((peer, cause), []).append(nbytes)
 
 
 def _import_torch() -> None:

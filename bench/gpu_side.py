@@ -1,7 +1,8 @@
-"""Benches on the cuda backend: kccl in graphs and from Python, NCCL and PyTorch beside it."""
+"""Benches on the cuda backend: kccl in graphs and from Python, its peers beside it."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +19,7 @@ from .gpu_kernels import NAMES, SOURCE, PingPong
 from .gpu_peers import TorchPeers
 from .harness import Contender, Row
 from .host_side import Floors
+from .nvshmem_peer import NvshmemPeer
 
 
 def check_gpus(world_size: int) -> None:
@@ -48,13 +50,14 @@ class GpuJob:
         self.clock = GpuClock(self.gpu, module)
         self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
         self._elapsed_ns = self.gpu.numbers(np.zeros(1, np.int64))
-        self._peers: TorchPeers | None = None
+        self._peers: list[TorchPeers | NvshmemPeer] = []
 
-    def peers(self) -> TorchPeers:
+    def peers(self) -> Sequence[TorchPeers | NvshmemPeer]:
         """The peers, which take seconds to start when they are first asked for. Collective."""
-        if self._peers is None:
-            self._peers = TorchPeers(self.gpu, self.clock)
-            self._ends.callback(self._peers.close)
+        if not self._peers:
+            for kind in (TorchPeers, NvshmemPeer):
+                self._peers.append(kind(self.gpu, self.clock))
+                self._ends.callback(self._peers[-1].close)
         return self._peers
 
     def one_way_us(self) -> float:
@@ -83,9 +86,9 @@ class GpuSide:
         self._job = job
         self._collective = collective
         self._floors = Floors()
-        self._peers = job.peers() if has_baselines else None
-        libraries = self._peers.libraries if self._peers is not None else {}
-        self.machine = describe(job.gpu, libraries)
+        self._peers = job.peers() if has_baselines else ()
+        libraries = [each.libraries for each in self._peers]
+        self.machine = describe(job.gpu, dict(ChainMap(*libraries)))
 
     def contenders(self, problem: Problem) -> list[Contender]:
         """kccl and its peers in both modes; first the floor is probed. Collective."""
@@ -95,8 +98,8 @@ class GpuSide:
         op = self._collective.prepare(gpu.comm, buffers, problem, stream=gpu.stream)
         names = ("kccl", op.plan.name, "prepared")
         found = both_modes(clock, self._collective, names, buffers, op, gpu.capture)
-        if self._peers is not None:
-            found += self._peers.contenders(self._collective, problem)
+        for peer in self._peers:
+            found += peer.contenders(self._collective, problem)
         return found
 
     def finish(
@@ -105,7 +108,7 @@ class GpuSide:
         """As HostSide.finish(); no peer needs a job of its own."""
         found = list(rows)
         self._floors.add(found)
-        return found, self._peers.notes() if self._peers is not None else []
+        return found, [note for peer in self._peers for note in peer.notes()]
 
     def close(self) -> None:
         """See HostSide; the job outlives this."""

@@ -36,6 +36,7 @@ _COLOURS = {
     ("nccl", "symmetric_window"): "#a3b86c",
     ("torch_symm_mem", "one_shot"): "#c8553d",
     ("torch_symm_mem", "two_shot"): "#e39b5a",
+    ("nvshmem", "on_stream"): "#7a5195",
     ("mpich", "default"): "#c8553d",
     ("mpich", "recursive_doubling"): "#e39b5a",
     ("openmpi", "default"): "#6b8f3c",

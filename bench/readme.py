@@ -26,10 +26,13 @@ _HEAD = (
 )
 
 
-_HEAD_ON_GPUS = (
-    "| bytes | KCCL | skewed | NCCL | NCCL, window | PyTorch | best peer / KCCL | floor |\n"
-    "|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-)
+# Column -> library and algorithm; None: the best of all its algorithms.
+_PEERS_ON_GPUS = {
+    "NCCL": ("nccl", "default"),
+    "NCCL, window": ("nccl", "symmetric_window"),
+    "PyTorch": ("torch_symm_mem", None),
+    "NVSHMEM": ("nvshmem", None),
+}
 
 
 _IN_KERNEL = "in_kernel"
@@ -50,24 +53,25 @@ def table(document: Document, collective: str) -> str:
 
 
 def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
-    """Microseconds of a call in a CUDA graph by size, and its peers."""
-    lines = []
-    for nbytes in sorted({row["bytes"] for row in rows}):
-        here = [
+    """Microseconds of a call in a CUDA graph by size, and of the peers that were there."""
+    rows = [row for row in rows if row["mode"] == "graph" and row["time_us"] is not None]
+    by_peer = {
+        column: [
             row
             for row in rows
-            if row["bytes"] == nbytes and row["mode"] == "graph" and row["time_us"] is not None
+            if row["library"] == library and algorithm in (row["algorithm"], None)
         ]
-        ours = next(row for row in here if row["library"] == "kccl")
+        for column, (library, algorithm) in _PEERS_ON_GPUS.items()
+    }
+    by_peer = {column: found for column, found in by_peer.items() if found}
+    columns = ["bytes", "KCCL", "skewed", *by_peer, "best peer / KCCL", "floor"]
+    lines = [f"| {' | '.join(columns)} |\n", f"|{'---:|' * len(columns)}\n"]
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        ours = next(row for row in rows if (row["bytes"], row["library"]) == (nbytes, "kccl"))
         peers = [
-            min(times, default=None)
-            for times in (
-                [row["time_us"] for row in here if (row["library"], row["algorithm"]) == peer]
-                for peer in (("nccl", "default"), ("nccl", "symmetric_window"))
-            )
+            min((row["time_us"] for row in found if row["bytes"] == nbytes), default=None)
+            for found in by_peer.values()
         ]
-        torch = [row["time_us"] for row in here if row["library"] == "torch_symm_mem"]
-        peers.append(min(torch, default=None))
         best = min((us for us in peers if us is not None), default=None)
         cells = [f"{nbytes:,}", *map(_text, (ours["time_us"], ours["skewed_us"], *peers))]
         cells.append(f"{best / ours['time_us']:.1f}" if best else "")
@@ -79,7 +83,7 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
         f"\nMicroseconds a call in a CUDA graph, medians of the slowest of {gpus}; "
         f"commit {document['commit']}.\n"
     )
-    return _HEAD_ON_GPUS + "".join(lines) + source
+    return "".join(lines) + source
 
 
 def in_kernels(documents: Sequence[Document]) -> str:

@@ -15,7 +15,15 @@ from device_compilers import find_nvrtc
 from gpu_bench_world import NODE_US, Call, FakeBuffers, FakeGpu, FakeModule
 
 import kccl
-from kccl.bench import collective, gpu_clock, gpu_kernels, gpu_peers, harness, report
+from kccl.bench import (
+    collective,
+    gpu_clock,
+    gpu_kernels,
+    gpu_peers,
+    harness,
+    peer_notes,
+    report,
+)
 
 # The schedule of a skewed run
 
@@ -273,19 +281,18 @@ def test_peers_that_cannot_be_measured_are_named_once_with_their_cause(monkeypat
         assert os.environ[name] == value
 
 
-def test_a_peer_that_fails_on_one_rank_is_left_out_on_all(monkeypatch):
+def test_a_peer_that_fails_on_one_rank_is_left_out_on_all():
     def only_on_rank_1(rank):
         if rank == 1:
             raise RuntimeError("not aligned\nC++ stack")
 
     def main(comm):
-        peers = gpu_peers.TorchPeers(SimpleNamespace(comm=comm), None)
+        notes = peer_notes.PeerNotes(comm)
         agreed = [
-            peers._agree("two_shot", size, partial(only_on_rank_1, comm.rank)) for size in (8, 16)
+            notes.agree("two_shot", size, partial(only_on_rank_1, comm.rank)) for size in (8, 16)
         ]
-        return agreed, peers.notes()[-1]
+        return agreed, notes.take()[-1]
 
-    monkeypatch.setattr(gpu_peers, "_import_torch", lambda: 1 / 0)
     for agreed, note in FakeWorld(2).run(main):
         assert agreed == [False, False]
         assert note == "no two_shot rows at 8, 16 bytes: RuntimeError: not aligned"

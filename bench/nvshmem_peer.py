@@ -1,0 +1,194 @@
+"""NVSHMEM beside kccl: its collectives on a stream, by the library in NVIDIA's wheel, with which
+PyTorch comes. Over NVLink within one machine, without multicast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .collective import Call, Collective, Problem
+from .gpu_clock import GpuClock, both_modes
+from .gpu_device import Gpu
+from .harness import Contender
+from .peer_notes import PeerNotes
+
+_TYPES = {
+    **{"float32": "float", "float64": "double", "float16": "half"},
+    **{"bfloat16": "bfloat16", "int32": "int32", "int64": "int64"},
+}
+_VARIABLES = {
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "NVSHMEM_REMOTE_TRANSPORT": "none",
+    # The ranks meet over a socket of this machine.
+    "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo",
+}
+_HEAP_BYTES = 256 << 20
+_UNIQUEID_BYTES, _ATTRIBUTES_BYTES = 128, 144
+_VERSION_1 = 1 << 16
+_WITH_UNIQUEID = 1 << 3
+_WHEELS = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
+
+
+class Library:
+    """libnvshmem_host by name of function; calls on a stream return 0, or are errors."""
+
+    TEAM_WORLD = 0
+
+    @staticmethod
+    def type_of(dtype: str | None) -> str:
+        """What its functions' names call an element type."""
+        return _TYPES[str(dtype)]
+
+    def __init__(self) -> None:
+        """Loads it.
+
+        Raises:
+            FileNotFoundError: It is not installed.
+        """
+        spec = find_spec("nvidia")
+        folders = (spec.submodule_search_locations or ()) if spec is not None else ()
+        found = [
+            path for at in folders for path in Path(at).glob("nvshmem/lib/libnvshmem_host.so.*")
+        ]
+        if not found:
+            raise FileNotFoundError("no nvidia/nvshmem/lib/libnvshmem_host.so: not installed")
+        self._library = ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
+
+    def function(self, name: str, argtypes: Sequence[Any], restype: Any = ctypes.c_int) -> Any:
+        """One function."""
+        found = getattr(self._library, name)
+        found.argtypes, found.restype = argtypes, restype
+        return found
+
+    def on_stream(self, name: str, *arguments: int) -> Call:
+        """nvshmemx_<name>_on_stream on the team of all ranks, as a call.
+
+        Args:
+            name: As in "bfloat16_sum_reduce".
+            *arguments: Addresses, counts, a root; the stream last.
+        """
+        kinds = [ctypes.c_int, *[ctypes.c_uint64] * len(arguments)]
+        return partial(
+            _checked,
+            self.function(f"nvshmemx_{name}_on_stream", kinds),
+            self.TEAM_WORLD,
+            *arguments,
+        )
+
+
+def _checked(function: Any, *arguments: int) -> None:
+    code = function(*arguments)
+    if code != 0:
+        raise RuntimeError(f"{function.__name__} returned {code}")
+
+
+class NvshmemPeer:
+    """NVSHMEM's calls as contenders.
+
+    Attributes:
+        libraries: Name -> version, once it runs.
+    """
+
+    def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
+        """Starts it beside kccl. Collective; never raises for what is missing."""
+        self.libraries: dict[str, str] = {}
+        self._gpu = gpu
+        self._clock = clock
+        self._missing = PeerNotes(gpu.comm)
+        self._library: Library | None = None
+        self._heap = 0
+        if gpu.comm.world_size == 1:
+            return
+        os.environ.update(_VARIABLES)
+        made: list[Library] = []
+        if self._missing.agree("nvshmem", None, lambda: made.append(Library())):
+            self._start(made[0])
+
+    def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
+        """Its call in both modes, where it has one that works in place. Collective."""
+        library, gpu = self._library, self._gpu
+        if library is None:
+            return []
+        call = None
+        if collective.nvshmem is not None and problem.in_place is not False:
+            call = collective.nvshmem(library, self._heap, problem, gpu.stream)
+        if call is None:
+            self._missing.add("nvshmem", "it has no such call in place", problem.nbytes)
+            return []
+        if problem.nbytes > _HEAP_BYTES:
+            self._missing.add("nvshmem", "more than its memory here", problem.nbytes)
+            return []
+        # The first call loads its kernels, which no capture may see.
+        if not self._missing.agree("nvshmem", problem.nbytes, call):
+            return []
+        gpu.wait()
+        buffers = gpu.wrap(self, self, self._heap, self._heap, problem)
+        names = ("nvshmem", "on_stream", "direct")
+        return both_modes(self._clock, collective, names, buffers, call, gpu.capture)
+
+    def notes(self) -> list[str]:
+        """See PeerNotes.take()."""
+        return self._missing.take()
+
+    def close(self) -> None:
+        """Ends it. Collective."""
+        if self._library is not None:
+            self._gpu.wait()
+            free = self._library.function("nvshmem_free", [ctypes.c_void_p], None)
+            free(self._heap)
+            self._library.function("nvshmemx_hostlib_finalize", [], None)()
+            self._library = None
+
+    def _start(self, library: Library) -> None:
+        comm = self._gpu.comm
+        uniqueid = ctypes.create_string_buffer(_UNIQUEID_BYTES)
+        attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
+        ctypes.c_int.from_buffer(uniqueid).value = _VERSION_1 + _UNIQUEID_BYTES
+        ctypes.c_int.from_buffer(attributes).value = _VERSION_1 + _ATTRIBUTES_BYTES
+
+        def name_it() -> None:
+            if comm.rank == 0:
+                get = library.function("nvshmemx_get_uniqueid", [ctypes.c_void_p])
+                _checked(get, ctypes.addressof(uniqueid))
+
+        if not self._missing.agree("nvshmem", None, name_it):
+            return
+        told = comm.gather_objects(uniqueid.raw.hex() if comm.rank == 0 else None)[0]
+        uniqueid.raw = bytes.fromhex(told)
+
+        def begin() -> None:
+            kinds = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+            fill = library.function("nvshmemx_set_attr_uniqueid_args", kinds)
+            addresses = ctypes.addressof(uniqueid), ctypes.addressof(attributes)
+            _checked(fill, comm.rank, comm.world_size, *addresses)
+            init = library.function("nvshmemx_hostlib_init_attr", [ctypes.c_uint, ctypes.c_void_p])
+            _checked(init, _WITH_UNIQUEID, ctypes.addressof(attributes))
+
+        if not self._missing.agree("nvshmem", None, begin):
+            return
+        allocate = library.function("nvshmem_malloc", [ctypes.c_size_t], ctypes.c_void_p)
+        self._heap = allocate(_HEAP_BYTES) or 0
+        if not self._missing.agree("nvshmem", None, self._check_heap):
+            return
+        self._library = library
+        self.libraries = {"nvshmem": _version()}
+
+    def _check_heap(self) -> None:
+        if not self._heap:
+            raise MemoryError(f"nvshmem_malloc refused {_HEAP_BYTES} bytes")
+
+
+def _version() -> str:
+    for wheel in _WHEELS:
+        try:
+            return version(wheel)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
