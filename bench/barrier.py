@@ -47,7 +47,7 @@ def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Prob
     return {"barrier": (partial(handle.barrier, channel=0), x)}
 
 
-def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call | None:
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
     call: Call = library.on_stream("barrier", stream)
     return call
 

@@ -34,7 +34,7 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(dist.broadcast, buffers.x, src=problem.root)
 
 
-def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call | None:
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
     call: Call = library.on_stream("broadcastmem", x, x, problem.nbytes, problem.root or 0, stream)
     return call
 

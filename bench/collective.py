@@ -132,8 +132,7 @@ class Collective:
         symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like it, the group's name,
             problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
             that has its result. x is the symmetric tensor. None where there are none.
-        nvshmem: (its library, address of its memory, problem, stream) -> the call in place, or None
-            where it has none for the problem.
+        nvshmem: (its library, address of its memory, problem, stream) -> the call in place.
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
         has_chunks: The message is one chunk of equal length for each rank.
@@ -156,7 +155,7 @@ class Collective:
     mpi_algorithm: tuple[str, str] | None = None
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
-    nvshmem: Callable[[Any, int, Problem, int], Call | None] | None = None
+    nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
     has_chunks: bool = False
     dtype: str | None = None
     end: int | None = None

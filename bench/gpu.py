@@ -29,7 +29,7 @@ BUDGETS_S = {"tests": 85.0, "torch": 75.0, "bench": 110.0, "plots": 6.0}
 PARTS = tuple(BUDGETS_S)
 LIMIT_S = 300.0
 # For getting ready.
-_READY_SHARE = 0.08
+_READY_SHARE = 0.1
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
 _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
@@ -47,6 +47,7 @@ _MANY_SIZES = (*(f"{1 << n}K" for n in range(10)), "1M", "16M", "256M")
 _TESTS_OF_TORCH = "tests/gpu/test_torch.py"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
+_WARM_LIMIT_S = 15.0
 
 
 def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> int:
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     }
     if _is_ready(run, parts):
         num_gpus = 0 if parts == ["plots"] else _num_gpus(run)
-        _warm(run, num_gpus)
+        _warm(run, parts, num_gpus)
         for part in PARTS:
             if part in parts and (num_gpus or part == "plots"):
                 run.begin_part(part)
@@ -177,12 +178,18 @@ def _num_gpus(run: Run) -> int:
     return count
 
 
-def _warm(run: Run, num_gpus: int) -> None:
+def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
     """Compiles on all cores what would else be waited for one by one."""
     sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
-    if sizes:
-        run.take(Step("kernels", ("-m", "kccl", "warm", "-n", *sizes), _STEP_LIMIT_S))
-        run.take(Step("modules", ("-m", "kccl.bench.gpu_warm", "-n", *sizes), _STEP_LIMIT_S))
+    if not sizes:
+        return
+    # Benches add bfloat16.
+    few = () if {"tests", "torch"} & set(parts) else ("-d", "bfloat16", "--op", "sum")
+    kernels = ("-m", "kccl", "warm", "-n", *sizes, *few)
+    run.take(Step("kernels", kernels, _WARM_LIMIT_S, is_needed=False))
+    if {"tests", "bench"} & set(parts):
+        of_benches = ("-m", "kccl.bench.gpu_warm", "-n", *sizes)
+        run.take(Step("kernels_of_benches", of_benches, _WARM_LIMIT_S, is_needed=False))
 
 
 def _tests(run: Run, num_gpus: int) -> None:

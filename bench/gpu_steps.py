@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMED_OUT = 124
+_TEST = re.compile(r"\S+\.py::\S+")
 _ENDING_S = 5.0
 
 Execute = Callable[[Sequence[str], float, Path], int]
@@ -29,11 +31,13 @@ class Step:
         name: Of its output's file, and in the summary.
         command: Arguments of the interpreter.
         limit_s: How long it may take.
+        is_needed: The run has failed when it fails.
     """
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    is_needed: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,14 @@ class Run:
         code = self._execute((sys.executable, *step.command), limit_s, output)
         failure = None
         if code == TIMED_OUT:
-            failure = f"ended after {limit_s:.0f} s: {reason} is over, during {_last_line(output)}"
+            failure = f"ended after {limit_s:.0f} s: {reason} is over, during {_last_words(output)}"
         elif code != 0:
             failure = f"exit code {code}"
         if failure is not None:
             _print_end(output)
+            if not step.is_needed:
+                print(f"# {step.name}: {failure}; the others do without", flush=True)
+                failure = None
         return self.note(step.name, time.monotonic() - begin, failure)
 
     def is_over(self) -> bool:
@@ -120,7 +127,7 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+            env=os.environ | _variables(output.parent),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -135,8 +142,11 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
         _end(process)
 
 
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def _variables(out: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    # What one step compiles serves the next; tests have a cache of their own unless told of one.
+    cache = os.environ.get("KCCL_CACHE") or str(out.resolve() / "cache")
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "KCCL_CACHE": cache}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -157,10 +167,16 @@ def _print_end(output: Path, num_lines: int = 15) -> None:
         print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
 
 
-def _last_line(output: Path) -> str:
-    """What a step printed last: with pytest's -v the test that it was in."""
+def _last_words(output: Path) -> str:
+    """What a step was at: of pytest -v the tests without a result, else its last line."""
     text = output.read_text("utf-8", errors="replace") if output.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # pytest-xdist names a test on a line of its own, and again behind its result.
+    begun = dict.fromkeys(line for line in lines if _TEST.fullmatch(line))
+    ended = {line.split()[-1] for line in lines if line.startswith("[gw")}
+    running = [name for name in begun if name not in ended]
+    if running:
+        return ", ".join(map(repr, running))
     return repr(lines[-1][:120]) if lines else "its start: it has printed nothing"
 
 

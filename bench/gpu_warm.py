@@ -24,7 +24,6 @@ from .in_kernel import FORMS
 from .in_kernel_side import kernels_of, kernels_of_peers
 
 DTYPES = ("bfloat16", "float32")
-_OF_DATA = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 Module = tuple[Any, Sequence[str], Sequence[Path]]
 """Source, names of its kernels, folders of headers besides."""
@@ -41,8 +40,13 @@ def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Itera
     for world_size in world_sizes:
         yield kernels_of_peers(world_size)
         for collective in FORMS:
-            for dtype in dtypes if collective in _OF_DATA else (None,):
+            for dtype in dtypes if takes_type(collective) else (None,):
                 yield (*kernels_of(collective, dtype, world_size), ())
+
+
+def takes_type(collective: str) -> bool:
+    """Whether its kernels are made for an element type."""
+    return any("{type}" in form.kernel for form in FORMS[collective])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -116,22 +116,34 @@ class NvshmemPeer:
         library, gpu = self._library, self._gpu
         if library is None:
             return []
-        call = None
-        if collective.nvshmem is not None and problem.in_place is not False:
-            call = collective.nvshmem(library, self._heap, problem, gpu.stream)
-        if call is None:
-            self._missing.add("nvshmem", "it has no such call in place", problem.nbytes)
+        why_not = self._why_not(collective, problem)
+        if why_not:
+            self._missing.add("nvshmem", why_not, problem.nbytes)
             return []
-        if problem.nbytes > _HEAP_BYTES:
-            self._missing.add("nvshmem", "more than its memory here", problem.nbytes)
-            return []
-        # The first call loads its kernels, which no capture may see.
-        if not self._missing.agree("nvshmem", problem.nbytes, call):
+        calls: list[Call] = []
+
+        def first() -> None:
+            assert collective.nvshmem is not None
+            calls.append(collective.nvshmem(library, self._heap, problem, gpu.stream))
+            # It loads its kernels, which no capture may see.
+            calls[0]()
+
+        if not self._missing.agree("nvshmem", problem.nbytes, first):
             return []
         gpu.wait()
         buffers = gpu.wrap(self, self, self._heap, self._heap, problem)
         names = ("nvshmem", "on_stream", "direct")
-        return both_modes(self._clock, collective, names, buffers, call, gpu.capture)
+        return both_modes(self._clock, collective, names, buffers, calls[0], gpu.capture)
+
+    @staticmethod
+    def _why_not(collective: Collective, problem: Problem) -> str:
+        if collective.nvshmem is None:
+            return f"its {collective.name} is not measured"
+        if problem.in_place is False:
+            return "measured in place only"
+        if problem.op == "avg":
+            return "it has no average"
+        return "more than its memory here" if problem.nbytes > _HEAP_BYTES else ""
 
     def notes(self) -> list[str]:
         """See PeerNotes.take()."""
@@ -141,8 +153,7 @@ class NvshmemPeer:
         """Ends it. Collective."""
         if self._library is not None:
             self._gpu.wait()
-            free = self._library.function("nvshmem_free", [ctypes.c_void_p], None)
-            free(self._heap)
+            self._library.function("nvshmem_free", [ctypes.c_void_p], None)(self._heap)
             self._library.function("nvshmemx_hostlib_finalize", [], None)()
             self._library = None
 
@@ -163,11 +174,17 @@ class NvshmemPeer:
         told = comm.gather_objects(uniqueid.raw.hex() if comm.rank == 0 else None)[0]
         uniqueid.raw = bytes.fromhex(told)
 
-        def begin() -> None:
+        def fill() -> None:
             kinds = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-            fill = library.function("nvshmemx_set_attr_uniqueid_args", kinds)
+            function = library.function("nvshmemx_set_attr_uniqueid_args", kinds)
             addresses = ctypes.addressof(uniqueid), ctypes.addressof(attributes)
-            _checked(fill, comm.rank, comm.world_size, *addresses)
+            _checked(function, comm.rank, comm.world_size, *addresses)
+
+        # Its start waits for all ranks and knows no limit: whoever cannot begin says so before.
+        if not self._missing.agree("nvshmem", None, fill):
+            return
+
+        def begin() -> None:
             init = library.function("nvshmemx_hostlib_init_attr", [ctypes.c_uint, ctypes.c_void_p])
             _checked(init, _WITH_UNIQUEID, ctypes.addressof(attributes))
 

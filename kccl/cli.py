@@ -274,10 +274,14 @@ def _warm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
     parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
     parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
+    parser.epilog = (
+        "They are found by programs with the same KCCL_CACHE, the same KCCL in the same folder, "
+        "and the same NVRTC."
+    )
 
 
 def _warm(args: argparse.Namespace) -> int:
-    from . import abi, dtypes, jit, plan, warm
+    from . import abi, dtypes, gpu, jit, plan, warm
 
     for count in args.n:
         if not 1 <= count <= abi.MAX_WORLD_SIZE:
@@ -286,9 +290,15 @@ def _warm(args: argparse.Namespace) -> int:
         if op not in plan.OPS:
             raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(plan.OPS)}")
     types = [dtypes.of(name).name for name in args.d or warm.ELEMENT_TYPES]
+    wanted = warm.instances(args.n, types, args.op or plan.OPS)
+    try:
+        arch = args.arch or gpu.device(0).arch
+    except errors.BackendError as error:
+        raise errors.BackendError(f"{error}; or name the architecture: --arch sm_90a") from error
+    print(f"{len(wanted)} kernels for {arch} in {jit.cache_folder()}", flush=True)
     began = time.monotonic()
-    entries = warm.warm(warm.instances(args.n, types, args.op or plan.OPS), args.arch)
-    print(f"{len(entries)} kernels in {jit.cache_folder()} ({time.monotonic() - began:.1f} s)")
+    warm.warm(wanted, arch)
+    print(f"{time.monotonic() - began:.1f} s")
     return 0
 
 

@@ -36,6 +36,10 @@ class DriverError(BackendError):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it comes out of a process that compiles.
+        return type(self), (str(self), self.code)
+
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:
@@ -173,15 +177,19 @@ def device(ordinal: int) -> Device:
             f"device {ordinal} is a {name} of compute capability {version[0]}.{version[1]}, must "
             f'be at least {_OLDEST[0]}.{_OLDEST[1]}; use backend="host"'
         )
-    arch = f"sm_{version[0]}{version[1]}{'a' if version >= _FIRST_SPECIFIC else ''}"
     return Device(
         ordinal,
         name,
         uuid(ordinal),
-        arch,
+        arch_of(*version),
         attribute(ordinal, "MULTIPROCESSOR_COUNT"),
         int(call("cuDevicePrimaryCtxRetain", handle, note=f"on device {ordinal}")),
     )
+
+
+def arch_of(major: int, minor: int) -> str:
+    """What a GPU of this compute capability compiles for: all that it alone can, where there is."""
+    return f"sm_{major}{minor}{'a' if (major, minor) >= _FIRST_SPECIFIC else ''}"
 
 
 def uuid(ordinal: int) -> str:

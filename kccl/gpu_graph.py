@@ -1,4 +1,4 @@
-"""Graphs of one kernel: a launch takes the driver half as long as that of the kernel itself."""
+"""Graphs of one kernel, whose launch takes the driver less time than that of the kernel itself."""
 
 import ctypes
 
@@ -8,8 +8,8 @@ from . import gpu, gpu_release
 class KernelGraph:
     """A kernel with its argument, to be launched again and again on any stream.
 
-    It may not be captured, and one thread at a time may launch it. What runs when it is dropped
-    ends by itself.
+    It may not be captured. One thread at a time may launch it, and a launch waits for the one
+    before, also on another stream. What runs when it is dropped ends by itself.
 
     Attributes:
         handle: Its CUgraphExec.

@@ -44,13 +44,15 @@ def undo(where: gpu.Device, calls: Calls, pid: int, waits: bool = True) -> None:
     if os.getpid() != pid:
         return
     gpu.attempt("cuCtxPushCurrent", where.context)
-    if waits:
-        gpu.attempt("cuCtxSynchronize")
-    # What need not wait need not end a capture either.
-    with contextlib.nullcontext() if waits else gpu.uncaptured():
-        for name, args in calls:
-            gpu.attempt(name, *args)
-    gpu.attempt("cuCtxPopCurrent")
+    try:
+        if waits:
+            gpu.attempt("cuCtxSynchronize")
+        # What need not wait need not end a capture either.
+        with contextlib.nullcontext() if waits else gpu.uncaptured():
+            for name, args in calls:
+                gpu.attempt(name, *args)
+    finally:
+        gpu.attempt("cuCtxPopCurrent")
 
 
 def drain() -> None:

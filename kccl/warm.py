@@ -1,10 +1,12 @@
 """The library's kernels for GPUs compiled ahead of time, so that no program's first call does it.
 
 A kernel takes a second to compile, and a communicator needs one for each algorithm, element type
-and operator that it uses. Nothing here needs a GPU where its architecture is given.
+and operator that it uses. Nothing here needs a GPU where its architecture is given. Programs find
+what is compiled if they have the same KCCL_CACHE, the same KCCL in the same folder, the same NVRTC.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from . import dtypes, gpu, jit, kernels
 from .cuda_library import compile_kernel
+from .errors import InvalidArgument
 from .plan import OPS, SPECS, Request
 
 ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
@@ -51,8 +54,15 @@ def _combinations(
             for spec in SPECS:
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
-                    yield from ((spec.name, dtype.name, op, world_size) for op in allowed)
-            yield from ((name, dtype.name, "sum", world_size) for name in _ONE_SIDED)
+                    # A kernel that does not reduce is the same for all.
+                    takes_op = "class Op" in kernels.parameters(_file(spec.name))
+                    for op in allowed if takes_op else OPS[:1]:
+                        yield spec.name, dtype.name, op, world_size
+            yield from ((name, dtype.name, OPS[0], world_size) for name in _ONE_SIDED)
+
+
+def _file(kernel: str) -> Path:
+    return jit.CSRC / "kernels" / f"{kernel}.cuh"
 
 
 def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
@@ -60,16 +70,20 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
 
     Args:
         wanted: As from instances(); one or more.
-        arch: As in "sm_90a"; "" for that of the first GPU here.
+        arch: As in "sm_90a", what GPUs of its kind compile for; "" for that of the first GPU here.
 
     Returns:
         Their entries in the cache, in order.
 
     Raises:
-        InvalidArgument: NVRTC does not know the architecture.
-        BackendError: NVRTC is not there, or no GPU where `arch` is "".
+        InvalidArgument: NVRTC does not know the architecture, or no GPU looks for its kernels.
+        BackendError: NVRTC is not there.
     """
     arch = arch or gpu.device(0).arch
+    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
+    theirs = gpu.arch_of(int(match[1]), int(match[2])) if match is not None else arch
+    if arch != theirs:
+        raise InvalidArgument(f"arch is {arch!r}, must be {theirs!r}: what its GPUs compile for")
     num_cores = len(os.sched_getaffinity(0))
     calls = zip(*((*each, arch) for each in wanted), strict=True)
     # Not forked: the process may have threads.

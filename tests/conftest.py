@@ -12,18 +12,47 @@ import pytest
 WORKERS = Path(__file__).parent / "workers"
 
 
+GPUS = "CUDA_VISIBLE_DEVICES"
 _cache = ""
 
 
-def pytest_configure():
-    """Kernels that a session compiles are its own, and one test's serve the next."""
+def pytest_configure(config):
+    """Kernels that a session compiles are its own, unless KCCL_CACHE says whose: `make gpu` has
+    compiled them, and workers of pytest-xdist share those of the session.
+    """
     global _cache
-    _cache = tempfile.mkdtemp(prefix="kccl-tests-")
-    os.environ["KCCL_CACHE"] = _cache
+    if "KCCL_CACHE" not in os.environ:
+        _cache = os.environ["KCCL_CACHE"] = tempfile.mkdtemp(prefix="kccl-tests-")
+    gpus = getattr(config, "workerinput", {}).get("gpus")
+    if gpus:
+        os.environ[GPUS] = gpus
 
 
 def pytest_unconfigure():
-    shutil.rmtree(_cache, ignore_errors=True)
+    if _cache:
+        shutil.rmtree(_cache, ignore_errors=True)
+        del os.environ["KCCL_CACHE"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Gives a worker of pytest-xdist GPUs of its own: on shared ones a kernel was seen to wait for
+    its peer until its time-out, while kernels of another worker held the peer's GPU.
+    """
+    from kccl import gpu
+    from kccl.errors import BackendError
+
+    try:
+        count = gpu.num_devices()
+    except BackendError:
+        return
+    workers = node.workerinput["workercount"]
+    number = int(node.workerinput["workerid"].removeprefix("gw"))
+    each = count // workers
+    if count and not each:
+        raise pytest.UsageError(f"-n {workers}, and there are {count} GPUs, one a worker at least")
+    visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
+    node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from multiprocessing import forkserver
@@ -96,10 +97,14 @@ def _be_rank(program, environment, output):
         exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
     except SystemExit as ended:
         code = ended.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
         code = 1
     # As where an interpreter ends, which a forked process does not.
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

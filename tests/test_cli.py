@@ -1,6 +1,7 @@
 """The command `kccl`."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 from ranks import environment
 
-from kccl import abi, plan, warm
+from kccl import abi, gpu, plan, warm
+from kccl import errors as kccl_errors
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
@@ -87,13 +89,22 @@ def test_warm(tmp_path):
     for _ in range(2):
         done = kccl("warm", *wanted, KCCL_CACHE=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"15 kernels in {tmp_path} (")
+        assert done.stdout.startswith(f"15 kernels for sm_90a in {tmp_path}\n")
         assert len(list(tmp_path.glob("*/*.cubin"))) == 15
     # What a call then looks for is there.
     (found,) = warm.warm([("all_reduce_one_shot_ll16", "bfloat16", "sum", 2)], "sm_90a")
-    done = kccl("warm", "-n", "2", "--arch", "sm_1", KCCL_CACHE=str(tmp_path))
-    assert done.returncode == 2 and done.stderr.startswith("kccl: arch is 'sm_1', must ")
     assert (tmp_path / found.parent.name / found.name).exists()
+    for arch, must in (("sm_33", "must with NVRTC "), ("sm_90", "must be 'sm_90a': ")):
+        done = kccl("warm", "-n", "2", "-d", "int32", "--op", "sum", "--arch", arch)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"kccl: arch is {arch!r}, {must}")
+
+
+def test_errors_of_the_driver_come_out_of_other_processes():
+    error = pickle.loads(pickle.dumps(gpu.DriverError("cuGraphLaunch failed", 719)))
+    assert (type(error), str(error), error.code) == (gpu.DriverError, "cuGraphLaunch failed", 719)
+    error = pickle.loads(pickle.dumps(kccl_errors.CompileError("no", log="line 3")))
+    assert (str(error), error.log) == ("no", "line 3")
 
 
 def test_warm_knows_what_gpus_take():
@@ -107,6 +118,8 @@ def test_warm_knows_what_gpus_take():
     assert ("all_reduce_one_shot_ll16", "int32", "avg", 4) not in four
     # What moves bytes has one form for all types.
     assert len([each for each in four if each[0] == "all_gather_direct_ll16"]) == 1
+    without_op = {name for name, *_ in warm.instances([4], ["int32"], ["avg"])}
+    assert without_op == {name for name in names if "reduce" not in name}
     assert len(warm.instances([1, 4, 4])) < len(alone) + len(four)
 
 

@@ -1,8 +1,10 @@
 """The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
 
+import contextlib
 import ctypes
 import gc
 import operator
+import os
 import threading
 from types import SimpleNamespace
 
@@ -298,6 +300,23 @@ def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(m
     assert is_over.wait(20)
     relax = "cuThreadExchangeStreamCaptureMode"
     assert made == ["cuCtxPushCurrent", relax, "cuGraphExecDestroy", relax, "cuCtxPopCurrent"]
+
+
+def test_what_cannot_be_given_back_leaves_no_context_behind(monkeypatch):
+    made = []
+    monkeypatch.setattr(gpu, "attempt", lambda name, *args: made.append(name) or 0)
+
+    @contextlib.contextmanager
+    def uncaptured():
+        raise gpu.DriverError("cuThreadExchangeStreamCaptureMode failed", 719)
+        yield
+
+    monkeypatch.setattr(gpu, "uncaptured", uncaptured)
+    with pytest.raises(gpu.DriverError):
+        gpu_release.undo(
+            SimpleNamespace(context=7), (("cuGraphExecDestroy", (9,)),), os.getpid(), False
+        )
+    assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
 
 
 def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():

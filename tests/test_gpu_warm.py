@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kccl import jit
 from kccl.bench import gpu_kernels, gpu_warm, in_kernel, in_kernel_side
+from kccl.bench.collective import load
 
 ARCH = "sm_90a"
 
@@ -15,7 +17,16 @@ def test_it_is_what_the_benches_compile():
     assert (gpu_kernels.SOURCE, *gpu_kernels.NAMES) in found
     for world_size in (1, 4):
         for collective in in_kernel.FORMS:
-            dtype = None if collective in ("barrier", "grid_sync", "exchange") else "bfloat16"
+            (given, *_) = load(collective).problems(
+                [64],
+                dtype="bfloat16",
+                np_dtype=np.dtype(np.uint16),
+                op="sum",
+                root=0,
+                in_place=True,
+                world_size=world_size,
+            )
+            dtype = given.dtype if gpu_warm.takes_type(collective) else None
             source, names = in_kernel_side.kernels_of(collective, dtype, world_size)
             assert len(names) > 1 and (str(source), *names) in found
         peers, names, _ = in_kernel_side.kernels_of_peers(world_size)

@@ -89,7 +89,14 @@ def test_its_calls_are_in_place_on_its_own_memory(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["nvshmemx_hostlib_init_attr", "nvshmemx_get_uniqueid"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvshmemx_get_uniqueid",
+        "nvshmemx_set_attr_uniqueid_args",
+        "nvshmemx_hostlib_init_attr",
+    ],
+)
 def test_a_start_that_fails_is_told_and_leaves_no_rows(name, monkeypatch):
     def act(peer):
         found = peer.contenders(collective.load("all_reduce"), problem(n=2))
@@ -108,13 +115,16 @@ def test_what_it_has_not_is_told_by_size(monkeypatch):
     def act(peer):
         all_reduce = collective.load("all_reduce")
         found = [peer.contenders(all_reduce, each) for each in (averaged, apart, long)]
+        found.append(peer.contenders(collective.load("all_gather"), problem(n=2)))
         return found, peer.notes()
 
     ((found, notes), _), _ = peers(2, monkeypatch, act)
-    assert found == [[], [], []]
+    assert found == [[], [], [], []]
     assert notes == [
-        f"no nvshmem rows at {averaged.nbytes}, {apart.nbytes} bytes: it has no such call in place",
+        f"no nvshmem rows at {averaged.nbytes} bytes: it has no average",
+        f"no nvshmem rows at {apart.nbytes} bytes: measured in place only",
         f"no nvshmem rows at {1 << 30} bytes: more than its memory here",
+        f"no nvshmem rows at {averaged.nbytes} bytes: its all_gather is not measured",
     ]
 
 

@@ -1,7 +1,6 @@
 """Prepared calls on a stream, with functions of C in place of the driver's: no GPU is needed."""
 
 import ctypes
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import kccl
 from kccl import abi, gpu
 from kccl.abi import ffi, lib
+from kccl.backends import cuda
 from kccl.backends.cuda import CudaBackend
 from kccl.calls import OnStream
 from kccl.collectives.barrier import BarrierOnStream
@@ -50,18 +50,18 @@ class Driver:
         self.mailbox = self.queue.mailbox = ffi.new("KcclMailbox *")
 
     def _launch(self, *arguments):
-        assert self.contexts >= 1
+        assert self.contexts == 1
         self.streams.append(arguments[8])
         return self.error
 
     def _launch_graph(self, graph, stream):
-        assert self.contexts >= 1
+        assert self.contexts == 1
         self.graphs.append((graph, stream))
-        meanwhile, self.meanwhile = self.meanwhile, lambda: None
-        meanwhile()
         return self.error
 
     def _is_capturing(self, stream, status):
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
         status[0], error = self.capturing.get(stream, (0, 0))
         return error
 
@@ -184,19 +184,37 @@ def test_a_stream_that_is_captured_takes_the_kernel(world, said):
     assert world.driver.graphs == [(77, 5)] * 2 and world.driver.streams == [5]
 
 
-def test_a_graph_is_launched_by_one_thread_at_a_time(world):
+def test_what_is_launched_goes_where_was_asked_whether_it_may(world):
+    """Though another run says meanwhile that the next one goes elsewhere."""
     world.graph = 77
     op = world.prepared(5)
-
-    def meanwhile():
-        other = threading.Thread(target=op)
-        other.start()
-        other.join()
-
-    world.driver.meanwhile = meanwhile
+    world.driver.meanwhile = lambda: world._backend.place(op._handle, 9)
     op()
     op()
-    assert world.driver.graphs == [(77, 5)] * 2 and world.driver.streams == [5]
+    assert world.driver.graphs == [(77, 5), (77, 9)] and world.driver.streams == []
+
+
+def test_what_is_recorded_is_what_the_kernel_would_be_given(world, monkeypatch):
+    made = []
+
+    class Graph:
+        def __init__(self, *arguments, **shape):
+            made.append((arguments, shape))
+            self.handle = 78
+
+    monkeypatch.setattr(cuda, "KernelGraph", Graph)
+    handle = world.handle()
+    call = ffi.cast("KcclGpuOp *", handle)
+    call.function, call.num_blocks, call.threads_per_block = 55, 8, 128
+    world.driver.queue.state = 0xABC000
+    graph = CudaBackend.record(SimpleNamespace(device="the device"), handle)
+    assert call.graph == graph.handle == 78
+    (((device, function, argument), shape),) = made
+    assert (device, function, shape) == ("the device", 55, {"grid": 8, "block": 128})
+    given = ffi.from_buffer("KcclCall *", bytearray(argument))
+    assert given.comm.state == 0xABC000 and given.kernel == call.op.call.kernel
+    # The host's own is left as it was.
+    assert call.op.call.comm.state == int(ffi.cast("uintptr_t", world.state))
 
 
 @pytest.mark.parametrize("graph", [0, 77])
@@ -207,7 +225,6 @@ def test_a_launch_that_is_refused_says_what_was_launched(world, graph):
     with pytest.raises(kccl.BackendError, match="error 719"):
         op()
     assert bool(world.driver.queue.is_graph) == bool(graph)
-    # And what one thread has taken it has given back.
     world.state.status = lib.kKcclOk
     world.driver.error = 0
     assert op() == "the result"

@@ -16,45 +16,36 @@ using PopContext = int (*)(uint64_t* context);
 
 using kccl::mem::Order, kccl::mem::Scope;
 
-// Whether the call goes out as its graph, which takes the driver half as long as a kernel. A stream
-// that is being captured takes the kernel, into the graph that is made of it; one that does not say
-// whether it is (an error) too, so that what the driver says of it is said of a kernel.
-bool takes_graph(const KcclGpuOp& op) {
-    if (op.graph == 0) return false;
+// Whether a stream takes graphs. One that is being captured takes kernels, into the graph that is made
+// of it; one that does not say whether it is (an error) too, so that what the driver says of it is said
+// of a kernel.
+bool takes_graphs(const KcclGpuQueue& queue, uint64_t stream) {
     int status = 0;
-    return reinterpret_cast<IsCapturing>(op.queue->is_capturing)(op.stream, &status) == 0 &&
-           status == 0;
+    return reinterpret_cast<IsCapturing>(queue.is_capturing)(stream, &status) == 0 && status == 0;
 }
 
-int launch_kernel(const KcclGpuOp& op) {
-    KcclCall call = op.op.call;
-    call.comm.state = op.queue->state;
+int launch_kernel(const KcclGpuOp& op, uint64_t stream) {
+    KcclCall call;
+    kccl_gpu_argument(&op, &call);
     void* arguments[] = {&call};
     return reinterpret_cast<Launch>(op.queue->launch)(op.function, op.num_blocks, 1, 1,
-                                                      op.threads_per_block, 1, 1, 0, op.stream,
+                                                      op.threads_per_block, 1, 1, 0, stream,
                                                       arguments, nullptr);
 }
 
 // 0, or the driver's error, which the queue notes too.
-int launch(KcclGpuOp& op) {
+int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
+    const uint64_t stream = op.stream;
     uint64_t before;
+    bool is_graph = false;
     int error = reinterpret_cast<PushContext>(queue.push_context)(queue.context);
-    if (error != 0) {
-        queue.error = error;
-        queue.is_graph = 0;
-        return error;
+    if (error == 0) {
+        is_graph = op.graph != 0 && takes_graphs(queue, stream);
+        error = is_graph ? reinterpret_cast<LaunchGraph>(queue.launch_graph)(op.graph, stream)
+                         : launch_kernel(op, stream);
+        reinterpret_cast<PopContext>(queue.pop_context)(&before);
     }
-    // A second thread at the same time launches the kernel.
-    const bool is_graph = takes_graph(op) && kccl::mem::claim(&op.is_taken, 1u);
-    if (is_graph) {
-        kccl::mem::fence<Order::kAcqRel, Scope::kSystem>();
-        error = reinterpret_cast<LaunchGraph>(queue.launch_graph)(op.graph, op.stream);
-        kccl::mem::store<Order::kRelease, Scope::kSystem>(&op.is_taken, 0u);
-    } else {
-        error = launch_kernel(op);
-    }
-    reinterpret_cast<PopContext>(queue.pop_context)(&before);
     if (error != 0) {
         queue.error = error;
         queue.is_graph = is_graph;
@@ -75,9 +66,14 @@ uint32_t kccl_gpu_hear(const KcclGpuQueue* queue, KcclState* state) {
     return told;
 }
 
+void kccl_gpu_argument(const KcclGpuOp* op, KcclCall* filled) {
+    *filled = op->op.call;
+    filled->comm.state = op->queue->state;
+}
+
 void kccl_gpu_run_op(const KcclCall* call) {
-    auto* bytes = reinterpret_cast<uint8_t*>(const_cast<KcclCall*>(call));
-    auto* op = reinterpret_cast<KcclGpuOp*>(bytes - offsetof(KcclGpuOp, op.call));
+    const auto* op = reinterpret_cast<const KcclGpuOp*>(reinterpret_cast<const uint8_t*>(call) -
+                                                        offsetof(KcclGpuOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
     if (kccl_gpu_hear(op->queue, state) != kKcclOk) return;
     if (launch(*op) != 0) state->status = kKcclAborted;

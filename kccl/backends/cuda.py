@@ -230,8 +230,8 @@ class CudaBackend(Backend):
     def record(self, handle: Any) -> KernelGraph:
         """See Backend."""
         gpu_op = ffi.cast("KcclGpuOp *", handle)
-        call = ffi.new("KcclCall *", gpu_op.op.call)
-        call.comm.state = gpu_op.queue.state
+        call = ffi.new("KcclCall *")
+        lib.kccl_gpu_argument(gpu_op, call)
         graph = KernelGraph(
             self.device,
             gpu_op.function,

@@ -3,8 +3,7 @@
     python3 -m pytest tests/gpu
 
 needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks. By pytest-xdist
-they run side by side, `-n 2 --dist loadgroup`, with GPUs of their own: two jobs that share two GPUs
-can wait for each other, when on either GPU it is the other one's kernel that runs.
+they run side by side, `-n 2 --dist loadgroup`, each worker on GPUs of its own (tests/conftest.py).
 """
 
 import os
@@ -22,7 +21,6 @@ HERE = Path(__file__).parent
 # Files whose tests of a world size share slow work.
 SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
 SHARING += ("test_modules",)
-GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def num_gpus():
@@ -39,25 +37,6 @@ def pytest_addoption(parser):
         metavar="N,...",
         help="only tests with so many ranks; of one rank are those without a world size",
     )
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    """Gives a worker of pytest-xdist its GPUs."""
-    count, _ = num_gpus()
-    visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
-    workers = node.workerinput["workercount"]
-    number = int(node.workerinput["workerid"].removeprefix("gw"))
-    each = count // workers
-    if count and not each:
-        raise pytest.UsageError(f"-n {workers}, and there are {count} GPUs")
-    node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
-
-
-def pytest_configure(config):
-    worker = getattr(config, "workerinput", None)
-    if worker and worker["gpus"]:
-        os.environ[GPUS] = worker["gpus"]
 
 
 def world_size_of(item):

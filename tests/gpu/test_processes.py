@@ -88,6 +88,39 @@ say(rank=comm.rank)
 
 
 @pytest.mark.parametrize("world_size", [2])
+def test_a_prepared_call_is_launched_as_a_graph_and_captured_as_a_kernel(world_size):
+    ranks(world_size, """
+x = filled()
+op = comm.all_reduce.prepare(x)
+assert kccl.abi.ffi.cast("KcclGpuOp *", op._handle).graph != 0
+op()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    op()
+    op()
+assert (x == total).all()
+graph.replay()
+op()
+graph.replay()
+assert (x == total * comm.world_size**5).all(), x
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    op()
+side.synchronize()
+assert (x == total * comm.world_size**6).all(), x
+# The graphs of calls that are dropped go while others are captured.
+for _ in range(20):
+    comm.all_reduce.prepare(x, op="max")()
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    op()
+comm.check()
+say(rank=comm.rank)
+""")  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2])
 def test_readme_python_block_for_gpus(world_size):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (block,) = (block for block in blocks if "torch.cuda.graph" in block and "import kccl" in block)
