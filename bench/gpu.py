@@ -2,13 +2,14 @@
 
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
-Builds the extension in place if need be. Runs tests/gpu, those of PyTorch as a part of their own;
-with pytest-xdist those of one and two ranks side by side, as many as there are pairs of GPUs.
-Benches kccl beside its peers and inside kernels on 4, 2 and 1 GPUs as far as there are, those of a
-world size in one job, and draws the documents. Each part has a budget; what exceeds it is ended,
-and said with what ran at that moment. The output of each step and bench is kept in the folder,
-NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a step
-failed.
+Builds the extension in place if need be, and compiles kernels on all cores. Runs tests/gpu, those
+of PyTorch as a part of their own; with pytest-xdist those of one and two ranks side by side, as
+many as there are pairs of GPUs. Benches kccl beside its peers and inside kernels, those of a world
+size in one job, and draws the documents. Where tests and benches share the time, both are of the
+largest world size that there are GPUs for, and tests also of what has no larger one; else benches
+are of 4, 2 and 1 GPUs, and tests of all. Each part has a budget; what exceeds it is ended, and said
+with what ran at that moment. The output of each step and bench is kept in the folder, NAME.txt; a
+bench's document is NAME.json, one line as in bench/records. Returns 1 when a step failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -25,7 +27,7 @@ from .gpu_steps import ROOT, Execute, Run, Step, execute_processes, heed_sigterm
 
 # How the parts, in the order in which they run, share the time when all are asked for, in seconds;
 # where they are not, in this proportion. What one leaves is the next one's.
-BUDGETS_S = {"tests": 85.0, "torch": 75.0, "bench": 110.0, "plots": 6.0}
+BUDGETS_S = {"tests": 105.0, "torch": 45.0, "bench": 115.0, "plots": 6.0}
 PARTS = tuple(BUDGETS_S)
 LIMIT_S = 300.0
 # For getting ready.
@@ -70,10 +72,11 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
     scale = args.limit * (1 - _READY_SHARE) / sum(BUDGETS_S[part] for part in parts)
     budgets_s = {part: BUDGETS_S[part] * scale for part in parts}
     run = Run(args.out, args.limit, execute or execute_processes, budgets_s)
+    is_short = "bench" in parts and bool({"tests", "torch"} & set(parts))
     run_by: dict[str, Callable[[Run, int], None]] = {
-        "tests": _tests,
-        "torch": _torch,
-        "bench": _bench,
+        "tests": partial(_tests, is_short=is_short),
+        "torch": partial(_torch, is_short=is_short),
+        "bench": partial(_bench, is_short=is_short),
         "plots": _plots,
     }
     if _is_ready(run, parts):
@@ -192,27 +195,20 @@ def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
         run.take(Step("kernels_of_benches", of_benches, _WARM_LIMIT_S, is_needed=False))
 
 
-def _tests(run: Run, num_gpus: int) -> None:
-    _pytest(run, "tests", num_gpus, "tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
+def _tests(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    _pytest(run, "tests", num_gpus, is_short, "tests/gpu", f"--ignore={_TESTS_OF_TORCH}")
 
 
-def _torch(run: Run, num_gpus: int) -> None:
-    _pytest(run, "torch", num_gpus, _TESTS_OF_TORCH)
+def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    _pytest(run, "torch", num_gpus, is_short, _TESTS_OF_TORCH)
 
 
-def _pytest(run: Run, name: str, num_gpus: int, *what: str) -> None:
-    """Those of one and two ranks side by side, a pair of GPUs each, then those of all GPUs."""
+def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> None:
+    """Those of one and two ranks side by side, a pair of GPUs each, then those of four."""
     # Each test is named before it runs: what is ended says in which it was.
-    command = (
-        "-m",
-        "pytest",
-        "-v",
-        "--durations=0",
-        "--durations-min=2",
-        "-p",
-        "no:cacheprovider",
-        *what,
-    )
+    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    most = ("--most-of", str(num_gpus)) if is_short else ()
+    command = ("-m", "pytest", *options, *what, *most)
     num_pairs = num_gpus // 2
     if num_pairs < 2 or not _is_there(_SIDE_BY_SIDE):
         run.take(Step(name, command, LIMIT_S))
@@ -222,8 +218,9 @@ def _pytest(run: Run, name: str, num_gpus: int, *what: str) -> None:
     run.take(Step(f"{name}_of_four", (*command, "--world-sizes", "4"), LIMIT_S))
 
 
-def _bench(run: Run, num_gpus: int) -> None:
-    for suite in suites(num_gpus):
+def _bench(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    found = suites(num_gpus)
+    for suite in found[:1] if is_short else found:
         _run_suite(run, suite)
 
 

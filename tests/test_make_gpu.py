@@ -91,13 +91,15 @@ def benches(sizes):
 def test_all_parts_on_two_gpus(tmp_path, capsys):
     steps = Steps()
     assert run(tmp_path, steps) == 0
-    wanted = benches([2, 1])
-    jobs = ["benches_2", "benches_1"]
-    assert steps.names == [*READY, "tests", "torch", *jobs, "plots"]
+    wanted = benches([2])
+    assert steps.names == [*READY, "tests", "torch", "benches_2", "plots"]
+    # Time is short: of what differs in the number of ranks, what takes most GPUs.
+    for name in ("tests", "torch"):
+        assert steps.commands[steps.names.index(name)][-2:] == ["--most-of", "2"]
     assert steps.benches == wanted
     drawn = [Path(path).stem for path in steps.commands[-1][3:]]
     assert drawn == sorted(wanted)
-    assert json.loads((tmp_path / "out/barrier_1.json").read_text()) == gpu_document(row())
+    assert json.loads((tmp_path / "out/barrier_2.json").read_text()) == gpu_document(row())
     printed = capsys.readouterr().out
     assert "all steps succeeded" in printed
     job = steps.commands[steps.names.index("benches_2")]
@@ -110,6 +112,13 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert json.loads((tmp_path / "out/grid_sync_in_kernel_2.json").read_text())["rows"]
     exchange = arguments(steps, "exchange_in_kernel_2")
     assert exchange[exchange.index("-b") :][:4] == ["-b", "2K", "-f", "4"]
+
+
+def test_benches_alone_are_of_all_world_sizes(tmp_path):
+    steps = Steps()
+    assert run(tmp_path, steps, "--parts", "bench plots") == 0
+    assert steps.names == [*READY, "benches_2", "benches_1", "plots"]
+    assert steps.benches == benches([2, 1])
     alone = arguments(steps, "all_reduce_1")
     assert "--baselines" not in alone and "16M" not in alone
 
@@ -175,7 +184,7 @@ def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
     # What was measured before is kept, and what stands behind has a job of its own.
     again = steps.commands[steps.names.index("benches_2_2")]
     assert benches_of(again) == ["all_gather_2", "reduce_scatter_2"]
-    assert steps.benches == [name for name in benches([2, 1]) if name != "broadcast_2"]
+    assert steps.benches == [name for name in benches([2]) if name != "broadcast_2"]
 
 
 def test_documents_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path, capsys):
@@ -237,6 +246,7 @@ def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     *_, tests, torch = steps.commands
     assert tests[-2:] == ["tests/gpu", "--ignore=tests/gpu/test_torch.py"]
     assert torch[-1] == "tests/gpu/test_torch.py" and (ROOT / torch[-1]).exists()
+    assert "--most-of" not in tests
 
 
 @pytest.mark.parametrize(("num_gpus", "workers"), [(4, "2"), (8, "4")])

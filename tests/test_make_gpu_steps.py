@@ -34,6 +34,43 @@ def test_each_test_on_gpus_is_of_one_of_the_world_sizes():
     assert all(parts) and sorted(chain(*parts)) == sorted(collected())
 
 
+def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
+    """Also in a part of the world sizes, and what has no more ranks stays."""
+    sizes = {"test_all": (1, 2, 4), "test_few": (1, 2), "test_two": (2,), "test_many": (2, 4)}
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/gpu/conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        + "".join(
+            f"@pytest.mark.parametrize('kind', 'ab')\n"
+            f"@pytest.mark.parametrize('world_size', {each})\n"
+            f"def {name}(world_size, kind): ...\n"
+            for name, each in sizes.items()
+        )
+        + "def test_alone(): ...\n"
+    )
+
+    def chosen(*options):
+        root = f"--rootdir={tmp_path}"
+        printed = run_pytest(str(tmp_path), root, "--collect-only", *options)
+        return {line.split("::")[1] for line in printed.splitlines() if "::" in line}
+
+    def named(most):
+        return {f"{name}[{size}-{kind}]" for name, size in most.items() for kind in "ab"}
+
+    alone = {"test_alone"}
+    most = {"test_all": 4, "test_few": 2, "test_two": 2, "test_many": 4}
+    assert chosen("--most-of", "4") == alone | named(most)
+    assert chosen("--most-of", "4", "--world-sizes", "1,2") == alone | named(
+        {"test_few": 2, "test_two": 2}
+    )
+    most = {"test_all": 2, "test_few": 2, "test_two": 2, "test_many": 2}
+    assert chosen("--most-of", "2") == alone | named(most)
+    # What has none so small is there, and skips itself.
+    assert chosen("--most-of", "1") == alone | named(
+        {"test_all": 1, "test_few": 1, "test_two": 2, "test_many": 2}
+    ) | named({"test_many": 4})
+
+
 def test_a_worker_of_xdist_has_gpus_of_its_own(tmp_path, monkeypatch):
     """By the two files conftest.py and a machine that is made up."""
     folder = tmp_path / "tests" / "gpu"

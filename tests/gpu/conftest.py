@@ -37,6 +37,12 @@ def pytest_addoption(parser):
         metavar="N,...",
         help="only tests with so many ranks; of one rank are those without a world size",
     )
+    parser.addoption(
+        "--most-of",
+        type=int,
+        metavar="N",
+        help="of tests that differ in the number of ranks only, the one with most, of at most N",
+    )
 
 
 def world_size_of(item):
@@ -45,22 +51,36 @@ def world_size_of(item):
     return 1
 
 
-def select(config, items):
-    """Takes out what --world-sizes does not name."""
+def kind_of(item):
+    """What tests have in common that differ in the number of ranks only."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    others = sorted((name, repr(value)) for name, value in params.items() if name != "world_size")
+    return item.path, getattr(item, "originalname", item.name), tuple(others)
+
+
+def is_chosen(config, items):
+    """item -> whether the options choose it."""
     wanted = config.getoption("world_sizes", None)
-    if not wanted:
-        return
-    sizes = set(map(int, wanted.split(",")))
-    config.hook.pytest_deselected(
-        items=[item for item in items if world_size_of(item) not in sizes]
-    )
-    items[:] = [item for item in items if world_size_of(item) in sizes]
+    sizes = set(map(int, wanted.split(","))) if wanted else None
+    limit = config.getoption("most_of", None) or 0
+    most = {}
+    for item in items:
+        if world_size_of(item) <= limit:
+            most[kind_of(item)] = max(most.get(kind_of(item), 0), world_size_of(item))
+
+    def chosen(item):
+        size = world_size_of(item)
+        return (sizes is None or size in sizes) and most.get(kind_of(item), size) == size
+
+    return chosen
 
 
 # First, because pytest-xdist reads the marks of groups in its own.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    select(config, items)
+    chosen = is_chosen(config, [item for item in items if HERE in item.path.parents])
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = [item for item in items if chosen(item)]
     count, reason = num_gpus()
     for item in items:
         if HERE not in item.path.parents:

@@ -90,9 +90,10 @@ say(rank=comm.rank)
 @pytest.mark.parametrize("world_size", [2])
 def test_a_prepared_call_is_launched_as_a_graph_and_captured_as_a_kernel(world_size):
     ranks(world_size, """
+from kccl.abi import ffi
 x = filled()
 op = comm.all_reduce.prepare(x)
-assert kccl.abi.ffi.cast("KcclGpuOp *", op._handle).graph != 0
+assert ffi.cast("KcclGpuOp *", op._handle).graph != 0
 op()
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
