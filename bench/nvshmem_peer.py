@@ -16,6 +16,7 @@ from typing import Any
 from .collective import Call, Collective, Problem
 from .gpu_clock import GpuClock, both_modes
 from .gpu_device import Gpu
+from .gpu_peers import NO_MULTICAST
 from .harness import Contender
 from .peer_notes import PeerNotes
 
@@ -24,7 +25,7 @@ _TYPES = {
     **{"bfloat16": "bfloat16", "int32": "int32", "int64": "int64"},
 }
 _VARIABLES = {
-    "NVSHMEM_DISABLE_NVLS": "1",
+    **NO_MULTICAST,
     "NVSHMEM_REMOTE_TRANSPORT": "none",
     # The ranks meet over a socket of this machine.
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo",

@@ -14,11 +14,8 @@ using IsCapturing = int (*)(uint64_t stream, int* status);
 using PushContext = int (*)(uint64_t context);
 using PopContext = int (*)(uint64_t* context);
 
-using kccl::mem::Order, kccl::mem::Scope;
-
-// Whether a stream takes graphs. One that is being captured takes kernels, into the graph that is made
-// of it; one that does not say whether it is (an error) too, so that what the driver says of it is said
-// of a kernel.
+// Whether a stream takes graphs. One that is being captured takes kernels, into the graph that is
+// made of it. So does one that does not say whether it is: then the kernel's launch says why.
 bool takes_graphs(const KcclGpuQueue& queue, uint64_t stream) {
     int status = 0;
     return reinterpret_cast<IsCapturing>(queue.is_capturing)(stream, &status) == 0 && status == 0;
@@ -58,6 +55,7 @@ int launch(const KcclGpuOp& op) {
 extern "C" {
 
 uint32_t kccl_gpu_hear(const KcclGpuQueue* queue, KcclState* state) {
+    using kccl::mem::Order, kccl::mem::Scope;
     if (state->status != kKcclOk) return state->status;
     const uint32_t told = kccl::mem::load<Order::kAcquire, Scope::kSystem>(&queue->mailbox->status);
     if (told == kKcclOk) return kKcclOk;
