@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import kccl
@@ -327,12 +328,13 @@ def _progress(wanted: bool, total: int) -> Iterator[Any]:
         yield lambda: None
         return
     if not sys.stderr.isatty():
-        done = 0
+        done, began = 0, monotonic()
 
         def count() -> None:
             nonlocal done
             done += 1
-            print(f"# size {done} of {total} measured", file=sys.stderr, flush=True)
+            text = f"# size {done} of {total} measured after {monotonic() - began:.1f} s"
+            print(text, file=sys.stderr, flush=True)
 
         yield count
         return

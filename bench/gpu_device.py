@@ -37,6 +37,7 @@ class Gpu:
         with self.device.current():
             self.stream = kccl.gpu.make_stream()
         self._events: list[Any] = []
+        self._scratch = np.empty(0, np.uint8)
 
     def buffers(self, problem: Problem) -> DeviceBuffers:
         """Zeroed arrays for one library's calls; a barrier's have one byte's worth. Collective."""
@@ -63,6 +64,18 @@ class Gpu:
         kind = np.dtype(dtype)
         data = kccl.gpu.read(address, count * kind.itemsize, self.stream)
         return np.frombuffer(data, kind)
+
+    def read_once(self, address: int, count: int, dtype: Any) -> Array:
+        """As read(), into memory that the next such call uses again: a long message's is slow to
+        come by.
+        """
+        kind = np.dtype(dtype)
+        num_bytes = count * kind.itemsize
+        if self._scratch.size < num_bytes:
+            self._scratch = np.empty(num_bytes, np.uint8)
+        data = self._scratch[:num_bytes]
+        kccl.gpu.read_into(data, address, self.stream)
+        return data.view(kind)
 
     def wait(self) -> None:
         """Waits for the stream.
@@ -147,7 +160,7 @@ class DeviceBuffers(Buffers):
     def load(self, values: Array) -> None:
         """See Buffers."""
         self._fill(self.out_address, SPOILED)
-        kccl.gpu.write(self.saved.address, values.tobytes(), self.gpu.stream)
+        kccl.gpu.write(self.saved.address, values.view(np.uint8), self.gpu.stream)
         self.restore()
 
     def restore(self) -> None:
@@ -156,9 +169,9 @@ class DeviceBuffers(Buffers):
         kccl.gpu.call("cuMemcpyDtoDAsync", self.x_address, source, self.nbytes, self.gpu.stream)
 
     def result(self) -> Array:
-        """See Buffers; waits for the stream."""
+        """See Buffers; waits for the stream. Until the next result of this rank."""
         assert self.problem.np_dtype is not None, "a collective without data has no result"
-        return self.gpu.read(self.out_address, self.problem.count, self.problem.np_dtype)
+        return self.gpu.read_once(self.out_address, self.problem.count, self.problem.np_dtype)
 
     def zero(self) -> None:
         """See Buffers."""

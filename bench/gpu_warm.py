@@ -1,15 +1,18 @@
-"""Compiles what `kccl bench --backend cuda` compiles for itself, ahead of time and on all cores.
+"""Compiles what `kccl bench --backend cuda` needs, ahead of time and on all cores.
 
-    python3 -m kccl.bench.gpu_warm -n 1 2 4
+    python3 -m kccl.bench.gpu_warm -n 1 2 4 -d bfloat16 --op sum
 
-The library's own kernels are `kccl warm`'s. Each module takes seconds, and a bench waits for its
-own. What does not compile is left to the bench, which says so.
+Its own modules, each of which takes seconds, and at the same time the library's kernels, which
+`kccl warm` compiles: further arguments are its own. A module that does not compile is left to its
+bench, which says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -54,14 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu_warm", description=__doc__)
     parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="ranks")
     parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
-    args = parser.parse_args(argv)
+    args, further = parser.parse_known_args(argv)
     arch = args.arch or kccl.gpu.device(0).arch
     found = list(modules(args.n))
+    world_sizes = map(str, args.n)
+    command = (sys.executable, "-m", "kccl", "warm", "--arch", arch, "-n", *world_sizes, *further)
     num_cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(min(num_cores, len(found)), get_context("spawn")) as pool:
+    with (
+        subprocess.Popen(command) as library,
+        ProcessPoolExecutor(min(num_cores, len(found)), get_context("spawn")) as pool,
+    ):
         compiled = list(pool.map(_compile, *zip(*found, strict=True), [arch] * len(found)))
-    print(f"{sum(compiled)} of {len(compiled)} modules")
-    return 0
+        print(f"{sum(compiled)} of {len(compiled)} modules", flush=True)
+        return library.wait()
 
 
 def _compile(source: Any, names: Sequence[str], folders: Sequence[Path], arch: str) -> bool:

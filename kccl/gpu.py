@@ -241,8 +241,14 @@ def make_stream() -> int:
     return int(call("cuStreamCreate", _NON_BLOCKING))
 
 
-def write(to: int, data: bytes, stream: int) -> None:
-    """Writes bytes to device memory, this rank's or a peer's, and waits until they are there."""
+def write(to: int, data: Any, stream: int) -> None:
+    """Writes bytes to device memory, this rank's or a peer's, and waits until they are there.
+
+    Args:
+        to: Address.
+        data: bytes, or whatever has a buffer of single bytes, as a NumPy array of uint8.
+        stream: Does the copy.
+    """
     call("cuMemcpyHtoDAsync", to, data, len(data), stream, note=f"of {len(data)} bytes")
     call("cuStreamSynchronize", stream)
 
@@ -250,9 +256,14 @@ def write(to: int, data: bytes, stream: int) -> None:
 def read(address: int, num_bytes: int, stream: int) -> bytes:
     """Bytes of device memory."""
     data = bytearray(num_bytes)
-    call("cuMemcpyDtoHAsync", data, address, num_bytes, stream, note=f"of {num_bytes} bytes")
-    call("cuStreamSynchronize", stream)
+    read_into(data, address, stream)
     return bytes(data)
+
+
+def read_into(data: Any, address: int, stream: int) -> None:
+    """Fills a writable buffer of single bytes, as of a bytearray, from device memory."""
+    call("cuMemcpyDtoHAsync", data, address, len(data), stream, note=f"of {len(data)} bytes")
+    call("cuStreamSynchronize", stream)
 
 
 def fill(address: int, byte: int, num_bytes: int, stream: int) -> None:

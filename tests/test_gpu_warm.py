@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kccl import jit
+from kccl import jit, warm
 from kccl.bench import gpu_kernels, gpu_warm, in_kernel, in_kernel_side
 from kccl.bench.collective import load
 
@@ -33,13 +33,35 @@ def test_it_is_what_the_benches_compile():
         assert (str(peers), *names) in found
 
 
-def test_what_does_not_compile_is_left_to_the_bench(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """own(modules): what the benches have in place of theirs."""
     pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "cache"))
+    return lambda *modules: monkeypatch.setattr(gpu_warm, "modules", lambda sizes: iter(modules))
+
+
+FEW = ["-n", "2", "--arch", ARCH, "-d", "bfloat16", "--op", "sum"]
+
+
+def test_the_librarys_kernels_are_compiled_too(own, capfd):
+    own((gpu_kernels.SOURCE, gpu_kernels.NAMES, ()))
+    assert gpu_warm.main(FEW) == 0
+    printed = capfd.readouterr().out
+    count = len(warm.instances([2], ["bfloat16"], ["sum"]))
+    assert f"{count} kernels for {ARCH}" in printed and "1 of 1 modules" in printed
+    assert len(list(Path(jit.cache_folder()).glob("*/*.cubin"))) == count + 1
+
+
+def test_what_does_not_compile_is_left_to_the_bench(own, tmp_path, capfd):
     wrong = tmp_path / "wrong.cuh"
     wrong.write_text("nonsense")
-    modules = [(gpu_kernels.SOURCE, gpu_kernels.NAMES, ()), (wrong, ["nothing"], ())]
-    monkeypatch.setattr(gpu_warm, "modules", lambda world_sizes: iter(modules))
-    monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "cache"))
-    assert gpu_warm.main(["-n", "2", "--arch", ARCH]) == 0
-    assert capsys.readouterr().out == "1 of 2 modules\n"
-    assert len(list(Path(jit.cache_folder()).glob("*/*.cubin"))) == 1
+    own((gpu_kernels.SOURCE, gpu_kernels.NAMES, ()), (wrong, ["nothing"], ()))
+    assert gpu_warm.main(FEW) == 0
+    assert "1 of 2 modules\n" in capfd.readouterr().out
+
+
+def test_what_the_librarys_refuses_is_a_failure(own, capfd):
+    own((gpu_kernels.SOURCE, gpu_kernels.NAMES, ()))
+    assert gpu_warm.main([*FEW, "nonsense"]) != 0
+    assert "nonsense" in capfd.readouterr().err

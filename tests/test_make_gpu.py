@@ -65,7 +65,7 @@ def run(tmp_path, steps, *options):
     return gpu.main(["--out", str(tmp_path / "out"), *options], steps)
 
 
-READY = ["extension", "gpus", "kernels", "kernels_of_benches"]
+READY = ["extension", "gpus", "kernels"]
 BENCHES = ["all_reduce", "barrier", "broadcast"]
 FEW_IN_KERNELS = ["all_reduce", "barrier"]
 WITHIN = ["grid_sync", "exchange"]
@@ -145,24 +145,27 @@ def test_parts_are_selectable(part, tmp_path):
     kinds = {re.sub(r"es_\d$", "es", name) for name in steps.names}
     wanted = {
         "tests": {*READY, "tests"},
-        "torch": {*READY[:-1], "torch"},
+        "torch": {*READY, "torch"},
         "bench": {*READY, "benches"},
         "plots": {"extension", "plots"},
     }
     assert kinds == wanted[part]
-    # Benches add bfloat16; tests reduce every type.
+    # Benches have modules of their own, and add bfloat16; tests reduce every type.
     for name, command in zip(steps.names, steps.commands, strict=True):
         if name == "kernels":
-            assert command[1:6] == ["-m", "kccl", "warm", "-n", "2"]
-            assert ("--op" in command) == (part == "bench")
+            of_benches = ["-m", "kccl.bench.gpu_warm", "-n", "2", "1"]
+            own = ["-m", "kccl", "warm", "-n", "2", "1"]
+            few = ["-d", "bfloat16", "--op", "sum"] if part == "bench" else []
+            assert command[1:] == (own if part == "torch" else of_benches) + few
 
 
 def test_what_is_not_compiled_ahead_is_no_failure(tmp_path, capsys):
-    steps = Steps(codes={"kernels": gpu_steps.TIMED_OUT, "kernels_of_benches": 1})
-    assert run(tmp_path, steps, "--parts", "bench") == 0
-    printed = capsys.readouterr().out
-    assert "# kernels: ended after 15 s" in printed and "the others do without" in printed
-    assert "all steps succeeded" in printed
+    for code, said in ((gpu_steps.TIMED_OUT, "ended after 25 s"), (1, "exit code 1")):
+        steps = Steps(codes={"kernels": code})
+        assert run(tmp_path, steps, "--parts", "bench") == 0
+        printed = capsys.readouterr().out
+        assert f"# kernels: {said}" in printed and "the others do without" in printed
+        assert "all steps succeeded" in printed
 
 
 @pytest.mark.parametrize("parts", ["", "tests benches"])
@@ -282,7 +285,8 @@ def test_a_part_that_exceeds_its_budget_says_so_and_the_next_one_runs(
         return code
 
     assert run(tmp_path, execute, "--parts", "tests torch bench") == 1
-    assert steps.names[:5] == [*READY, "torch"] and 0 < steps.limits[4] <= 7
+    assert steps.names[: len(READY) + 1] == [*READY, "torch"]
+    assert 0 < steps.limits[len(READY)] <= 7
     printed = capsys.readouterr().out
     assert "not run: the time of the part tests, 0 s and what was left, is over" in printed
     assert (

@@ -8,6 +8,7 @@ they run side by side, `-n 2 --dist loadgroup`, each worker on GPUs of its own (
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 # Files whose tests of a world size share slow work.
 SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
 SHARING += ("test_modules",)
+IS_SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def num_gpus():
@@ -94,15 +96,32 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ranks_are_preloaded(request):
-    if num_gpus()[0] and not request.config.getoption("collectonly"):
-        import preloaded
+def _long_work_has_begun(request):
+    """Before the first test, so that those that need it wait for less of it."""
+    if not num_gpus()[0] or request.config.getoption("collectonly"):
+        return
+    import preloaded
 
-        preloaded.begin()
+    preloaded.begin()
+    # Of pytest-xdist's workers only one runs those tests, and none knows which.
+    if IS_SIDE_BY_SIDE:
+        return
+    run = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    if any("programs" in getattr(item, "fixturenames", ()) for item in run):
+        request.getfixturevalue("programs")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """See programs.start()."""
+    import programs
+
+    with ThreadPoolExecutor() as pool:
+        yield programs.start(pool, tmp_path_factory.mktemp)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     """A failure is told at once too: `make gpu` may end the run before its summary."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    if report.failed and not IS_SIDE_BY_SIDE:
         print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)
