@@ -20,12 +20,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import IO, BinaryIO
 
 from .errors import BackendError, InvalidArgument
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # as timeout(1) has it
+# How often ranks are looked at, and for how long a rank may be ending: a driver that takes back a
+# GPU's memory needs seconds.
+_LOOK_S = 2.0
+_ENDING_S = 15.0
+_PF_EXITING = 4  # of the kernel's task flags
 
 
 def run(
@@ -39,7 +45,8 @@ def run(
     """Runs `command` once a rank and waits for all of them.
 
     Rank 0 reads the launcher's standard input unless that is a terminal; the others read nothing.
-    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL.
+    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL. A rank that has ended and
+    that a driver holds in the kernel is waited for some seconds, then named and left.
 
     Args:
         command: Program and arguments, the same for every rank.
@@ -142,6 +149,9 @@ class _Job:
         self._selector = selector
         self._labels = labels
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._pidfds: dict[int, int] = {}
+        # rank -> when it was first seen to be ending.
+        self._ending: dict[int, float] = {}
         self._streams: dict[int, list[_Labelled]] = {}
         self._exit_code = 0
         self._num_signals = 0
@@ -181,8 +191,8 @@ class _Job:
             raise BackendError(f"cannot start {command[0]!r}: {error.strerror}") from error
         self._guard.begin(process.pid)
         self._running[rank] = process
-        pidfd = os.pidfd_open(process.pid)
-        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, rank, pidfd))
+        self._pidfds[rank] = pidfd = os.pidfd_open(process.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, rank))
         self._streams[rank] = [
             _Labelled(rank, source, sink.buffer, self._selector)
             for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
@@ -194,10 +204,13 @@ class _Job:
         kills = None
         while self._running:
             next_deadline = kills if ends is None else ends
-            remaining = None if next_deadline is None else max(0, next_deadline - time.monotonic())
+            remaining = _LOOK_S
+            if next_deadline is not None:
+                remaining = min(remaining, max(0, next_deadline - time.monotonic()))
             for key, _ in self._selector.select(remaining):
                 key.data()
             now = time.monotonic()
+            self._look_at_ranks(now)
             if ends is not None and now >= ends and self._running:
                 ranks = ", ".join(str(rank) for rank in self._running)
                 _report(f"{timeout:g} s have passed: ending rank(s) {ranks}")
@@ -218,11 +231,27 @@ class _Job:
         for process in self._running.values():
             _signal_group(process.pid, number)
 
-    def _reap(self, rank: int, pidfd: int) -> None:
+    def _look_at_ranks(self, now: float) -> None:
+        """Goes on without ranks that have ended and that the kernel does not give back."""
+        for rank, process in list(self._running.items()):
+            left = left_behind(process.pid)
+            if left is None:
+                self._ending.pop(rank, None)
+            elif now - self._ending.setdefault(rank, now) >= _ENDING_S:
+                status, threads = left
+                kept = "; ".join(threads)
+                _report(f"rank {rank} has ended and is not waited for: the kernel keeps {kept}")
+                self._end(rank, os.waitstatus_to_exitcode(status))
+
+    def _reap(self, rank: int) -> None:
+        self._end(rank, self._running[rank].wait())
+
+    def _end(self, rank: int, code: int) -> None:
+        """Takes note of a rank's exit code, as subprocess has it."""
+        pidfd = self._pidfds.pop(rank)
         self._selector.unregister(pidfd)
         os.close(pidfd)
         process = self._running.pop(rank)
-        code = process.wait()
         self._guard.end(process.pid)
         for stream in self._streams.pop(rank):
             stream.close()
@@ -231,6 +260,41 @@ class _Job:
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         _report(f"rank {rank} {how}")
         self._exit_code = self._exit_code or (128 - code if code < 0 else code)
+
+
+def left_behind(pid: int) -> tuple[int, list[str]] | None:
+    """What is left of a process that has ended and that its parent cannot wait for.
+
+    It can when the last thread is gone; one that a driver holds in the kernel goes late or never.
+
+    Returns:
+        Its status as of waitpid(), and its threads, each with where the kernel has it. None: it
+        runs, in some thread at least, or its parent can wait for it.
+    """
+    process = Path(f"/proc/{pid}")
+    try:
+        state, flags, status = _stat(process)
+        if state != "Z":
+            return None
+        threads = []
+        for thread in (process / "task").iterdir():
+            if thread.name == str(pid):
+                continue
+            state, flags, _ = _stat(thread)
+            if not flags & _PF_EXITING:
+                return None
+            name, where = ((thread / each).read_text().strip() for each in ("comm", "wchan"))
+            threads.append(f"its thread {name!r} (state {state}, in {where})")
+    except (FileNotFoundError, ProcessLookupError):
+        # It has gone meanwhile.
+        return None
+    return (status, threads) if threads else None
+
+
+def _stat(folder: Path) -> tuple[str, int, int]:
+    """State, flags and exit status of proc(5)'s stat."""
+    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[6]), int(fields[49])
 
 
 class _Labelled:
