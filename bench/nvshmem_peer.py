@@ -155,7 +155,7 @@ class NvshmemPeer:
         if self._library is not None:
             self._gpu.wait()
             self._library.function("nvshmem_free", [ctypes.c_void_p], None)(self._heap)
-            self._library.function("nvshmemx_hostlib_finalize", [], None)()
+            self._finalize(self._library)
             self._library = None
 
     def _start(self, library: Library) -> None:
@@ -194,9 +194,14 @@ class NvshmemPeer:
         allocate = library.function("nvshmem_malloc", [ctypes.c_size_t], ctypes.c_void_p)
         self._heap = allocate(_HEAP_BYTES) or 0
         if not self._missing.agree("nvshmem", None, self._check_heap):
+            self._finalize(library)
             return
         self._library = library
         self.libraries = {"nvshmem": _version()}
+
+    @staticmethod
+    def _finalize(library: Library) -> None:
+        library.function("nvshmemx_hostlib_finalize", [], None)()
 
     def _check_heap(self) -> None:
         if not self._heap:

@@ -28,7 +28,8 @@ class Library(nvshmem_peer.Library):
                 ctypes.memset(arguments[0] + 4, 0x5A, 124)
             if name == "nvshmemx_set_attr_uniqueid_args":
                 self.calls.append(ctypes.string_at(arguments[2], 128))
-            return HEAP if name == "nvshmem_malloc" else 5 * (name in self._refuses)
+            is_refused = name in self._refuses
+            return HEAP * (not is_refused) if name == "nvshmem_malloc" else 5 * is_refused
 
         call.__name__ = name
         return call
@@ -105,6 +106,17 @@ def test_a_start_that_fails_is_told_and_leaves_no_rows(name, monkeypatch):
 
     results, _ = peers(2, monkeypatch, act, refuses=[name])
     assert results == [([], [f"no nvshmem rows: RuntimeError: {name} returned 5"], {})] * 2
+
+
+def test_without_memory_it_is_ended_at_once(monkeypatch):
+    results, libraries = peers(
+        2, monkeypatch, lambda peer: (peer.close(), peer.notes()), refuses=["nvshmem_malloc"]
+    )
+    said = f"no nvshmem rows: MemoryError: nvshmem_malloc refused {256 << 20} bytes"
+    assert results == [(None, [said])] * 2
+    for library in libraries:
+        names = [call[0] for call in library.calls if isinstance(call, tuple)]
+        assert names[-1] == "nvshmemx_hostlib_finalize" and "nvshmem_free" not in names
 
 
 def test_what_it_has_not_is_told_by_size(monkeypatch):
