@@ -113,11 +113,11 @@ def _long_work_has_begun(request):
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory):
-    """See programs.start()."""
-    import programs
+    """See linked_programs.start()."""
+    import linked_programs
 
     with ThreadPoolExecutor() as pool:
-        yield programs.start(pool, tmp_path_factory.mktemp)
+        yield linked_programs.start(pool, tmp_path_factory.mktemp)
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from programs import EXAMPLES, extensions_in, run
+from linked_programs import EXAMPLES, extensions_in, run
 
 WORLD_SIZE = 2
 KCCL_RUN = (sys.executable, "-m", "kccl.cli", "run", "-n", str(WORLD_SIZE), "--", sys.executable)
