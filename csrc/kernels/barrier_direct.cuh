@@ -21,9 +21,7 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
         const mem::Packet* const inbox = channel.inbox(source, 0);
         mem::Packet packet;
         const auto poll = [&] {
-            // The half that a CPU stores last, with release.
-            packet.half[0] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[0]);
-            packet.half[1] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]);
+            packet = mem::load_packet(inbox);
             return ll16::is_valid(packet, epoch);
         };
         const auto missing = [&] {
@@ -31,6 +29,8 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
             return Missing{late, ll16::stale_flag(packet, epoch)};
         };
         has_come = wait_until(channel.comm(), channel.awaited(), poll, missing);
+        // Once, because a load that acquires empties the L1 cache. The half that a CPU stores last.
+        (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]);
     }
     return has_come;
 }

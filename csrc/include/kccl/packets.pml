@@ -155,10 +155,9 @@ inline push() {
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
  *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
 /* barrier_direct.cuh acquire_each():
- *     packet.half[0] = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&inbox->half[0]); */
+ *     packet = mem::load_packet(inbox); return ll16::is_valid(packet, epoch); */
 /* barrier_direct.cuh acquire_each():
- *     packet.half[1] = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]);
- *     return ll16::is_valid(packet, epoch); */
+ *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]); */
 inline poll(is_from_all) {
     if
     :: is_active ->
