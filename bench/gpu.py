@@ -204,16 +204,19 @@ def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
 def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> None:
     """Those of one and two ranks side by side, a pair of GPUs each, then those of four."""
     # Each test is named before it runs: what is ended says in which it was.
-    options = ("-v", "-o", "console_output_style=times", "-p", "no:cacheprovider")
+    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    # What is ended has no table of durations. Side by side a test's own time is not told.
+    times = ("-o", "console_output_style=times")
     most = ("--most-of", str(num_gpus)) if is_short else ()
-    command = ("-m", "pytest", *options, *what, *most)
+    pytest, rest = ("-m", "pytest"), (*options, *what, *most)
     num_pairs = num_gpus // 2
     if num_pairs < 2 or not _is_there(_SIDE_BY_SIDE):
-        run.take(Step(name, command, LIMIT_S))
+        run.take(Step(name, (*pytest, *times, *rest), LIMIT_S))
         return
     in_pairs = ("-n", str(num_pairs), "--dist", "loadgroup", "--world-sizes", "1,2")
-    run.take(Step(f"{name}_of_pairs", (*command, *in_pairs), LIMIT_S))
-    run.take(Step(f"{name}_of_four", (*command, "--world-sizes", "4"), LIMIT_S))
+    run.take(Step(f"{name}_of_pairs", (*pytest, *rest, *in_pairs), LIMIT_S))
+    of_four = (*pytest, *times, *rest, "--world-sizes", "4")
+    run.take(Step(f"{name}_of_four", of_four, LIMIT_S))
 
 
 def _bench(run: Run, num_gpus: int, *, is_short: bool) -> None:

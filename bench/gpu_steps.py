@@ -157,7 +157,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_ENDING_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # Killed, it may still be one that the kernel keeps: kccl/remains.py.
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S)
 
 
 def _print_end(output: Path, num_lines: int = 15) -> None:

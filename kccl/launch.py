@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import IO, BinaryIO
 
 from .errors import BackendError, InvalidArgument
+from .remains import remains_of
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # as timeout(1) has it
@@ -31,7 +31,6 @@ _TIMED_OUT = 124  # as timeout(1) has it
 # GPU's memory needs seconds.
 _LOOK_S = 2.0
 _ENDING_S = 15.0
-_PF_EXITING = 4  # of the kernel's task flags
 
 
 def run(
@@ -234,14 +233,13 @@ class _Job:
     def _look_at_ranks(self, now: float) -> None:
         """Goes on without ranks that have ended and that the kernel does not give back."""
         for rank, process in list(self._running.items()):
-            left = left_behind(process.pid)
-            if left is None:
+            remains = remains_of(process.pid)
+            if remains is None:
                 self._ending.pop(rank, None)
             elif now - self._ending.setdefault(rank, now) >= _ENDING_S:
-                status, threads = left
-                kept = "; ".join(threads)
+                kept = "; ".join(map(str, remains.threads))
                 _report(f"rank {rank} has ended and is not waited for: the kernel keeps {kept}")
-                self._end(rank, os.waitstatus_to_exitcode(status))
+                self._end(rank, os.waitstatus_to_exitcode(remains.status))
 
     def _reap(self, rank: int) -> None:
         self._end(rank, self._running[rank].wait())
@@ -262,41 +260,6 @@ class _Job:
         self._exit_code = self._exit_code or (128 - code if code < 0 else code)
 
 
-def left_behind(pid: int) -> tuple[int, list[str]] | None:
-    """What is left of a process that has ended and that its parent cannot wait for.
-
-    It can when the last thread is gone; one that a driver holds in the kernel goes late or never.
-
-    Returns:
-        Its status as of waitpid(), and its threads, each with where the kernel has it. None: it
-        runs, in some thread at least, or its parent can wait for it.
-    """
-    process = Path(f"/proc/{pid}")
-    try:
-        state, flags, status = _stat(process)
-        if state != "Z":
-            return None
-        threads = []
-        for thread in (process / "task").iterdir():
-            if thread.name == str(pid):
-                continue
-            state, flags, _ = _stat(thread)
-            if not flags & _PF_EXITING:
-                return None
-            name, where = ((thread / each).read_text().strip() for each in ("comm", "wchan"))
-            threads.append(f"its thread {name!r} (state {state}, in {where})")
-    except (FileNotFoundError, ProcessLookupError):
-        # It has gone meanwhile.
-        return None
-    return (status, threads) if threads else None
-
-
-def _stat(folder: Path) -> tuple[str, int, int]:
-    """State, flags and exit status of proc(5)'s stat."""
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    return fields[0], int(fields[6]), int(fields[49])
-
-
 class _Labelled:
     """One stream of one rank, passed on line by line behind the rank's number."""
 
@@ -315,6 +278,9 @@ class _Labelled:
 
     def _pass_on(self) -> bool:
         """Passes on what has arrived; False when there is no more for now."""
+        if not self._is_open:
+            # Its rank has ended, and this is what was ready at the same time.
+            return False
         try:
             data = os.read(self._source, 1 << 16)
         except BlockingIOError:
@@ -333,6 +299,7 @@ class _Labelled:
             pass
         if self._is_open:
             self._selector.unregister(self._source)
+            self._is_open = False
         self._write([self._line] if self._line else [])
         self._file.close()
 

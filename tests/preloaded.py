@@ -22,6 +22,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # Not CUDA, whose state does not survive a fork, and not kccl, which reads variables.
 _CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch"])
 TIMED_OUT = 124
+_ENDING_S = 10
 
 
 def begin():
@@ -61,7 +62,8 @@ class Job:
     def __exit__(self, *_):
         for process in self.processes:
             process.kill()
-            process.join()
+            # Not for ever: the kernel may keep it, see kccl/remains.py.
+            process.join(_ENDING_S)
         self._folder.cleanup()
 
     def end(self, timeout=60):

@@ -122,6 +122,11 @@ def test_a_long_message_repeats_and_a_part_moved_by_a_power_of_two_shows(op: str
     assert np.array_equal(wanted, data.reduced(asked, 1).astype(np.float64))
     for shift in (1, 4096, 1 << 20):
         assert data.count_wrong(inputs[0], np.roll(inputs[0], shift)) > asked.count // 2
+    # Wherever it is.
+    for place in (0, asked.count // 2, asked.count - 1):
+        wrong = inputs[0].copy()
+        wrong[place] += 1
+        assert data.count_wrong(wrong, inputs[0]) == 1
 
 
 def test_comparison_is_by_bits() -> None:

@@ -192,6 +192,9 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
         assert all("st.release.sys.global.u32" in body for body in cuda.of(kernel))
     for kernel in ("barrier_direct", "wait"):
         assert all("ld.acquire.sys.global.u32" in body for body in cuda.of(kernel))
+    # A barrier's packets: once, and not in each poll.
+    for body in cuda.of("barrier_direct"):
+        assert body.count("ld.acquire.sys.global.u64") == 1
     for body in cuda.of("grid_sync"):
         assert "red.release.gpu.global.add.u32" in body
         assert "ld.acquire.gpu.global.u32" in body

@@ -2,7 +2,7 @@
 
 import os
 import random
-import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -10,6 +10,8 @@ import time
 
 import pytest
 from ranks import LAUNCHER, PRELUDE, Job, environment, eventually, run, traces
+
+from kccl import launch
 
 SUM = """
 comm = kccl.init()
@@ -196,62 +198,6 @@ while True:
     assert err.count("was ended by SIGKILL") == 2
 
 
-# The launcher is a thread's tracer, and as such must wait for it, which it never does: as when a
-# driver holds the thread, the process cannot be waited for when it has ended.
-KEPT = """
-import ctypes
-def be_traced():
-    TRACEME = 0
-    say(traced=ctypes.CDLL(None).ptrace(TRACEME, 0, 0, 0) == 0)
-    time.sleep(60)
-if os.environ["KCCL_RANK"] == "1":
-    threading.Thread(target=be_traced, daemon=True).start()
-    time.sleep(0.5)
-    os._exit(3)
-"""
-# The first thread ends, another one goes on.
-HEADLESS = """
-import ctypes
-threading.Thread(target=lambda: (time.sleep(3), say(rank=0), os._exit(4))).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
-
-
-def launch(world_size, program):
-    """As `kccl run`, with shorter limits."""
-    launcher = (
-        "import sys; from kccl import launch; launch._LOOK_S, launch._ENDING_S = 0.1, 1\n"
-        f"sys.exit(launch.run([sys.executable, '-c', sys.argv[1]], {world_size}))"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", launcher, PRELUDE + program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_a_rank_that_the_kernel_keeps_is_not_waited_for():
-    done = launch(2, KEPT)
-    if '"traced": false' in done.stdout:
-        pytest.skip("this machine forbids ptrace")
-    assert done.returncode == 3
-    kept, ended = done.stderr.splitlines()
-    assert re.fullmatch(
-        r"kccl: rank 1 has ended and is not waited for: the kernel keeps its thread '.*' \(state "
-        r"Z, in \S+\)",
-        kept,
-    )
-    assert ended == "kccl: rank 1 ended with exit code 3"
-
-
-def test_a_process_whose_first_thread_ends_is_waited_for():
-    done = launch(1, HEADLESS)
-    assert (done.returncode, done.stdout) == (4, '{"rank": 0}\n')
-    assert done.stderr == "kccl: rank 0 ended with exit code 4\n"
-
-
 def test_timeout_option():
     code, _, err = run(2, "time.sleep(100)", "--timeout", "0.5")
     assert code == 124
@@ -264,6 +210,22 @@ def test_labels():
         out, err = job.process.communicate(timeout=60)
     assert sorted(out.splitlines()) == ["[0] one", "[0] two", "[1] one", "[1] two"]
     assert sorted(err.splitlines()) == ["[0] three", "[1] three"]
+
+
+def test_a_stream_that_is_closed_may_have_been_ready_at_the_same_time(capfdbinary):
+    """As where a rank ends, and a helper of it has said something, before the launcher looks."""
+    source, sink = os.pipe()
+    with (
+        selectors.DefaultSelector() as selector,
+        open(source, "rb") as said,
+        open(sink, "wb", buffering=0) as helper,
+    ):
+        stream = launch._Labelled(0, said, sys.stdout.buffer, selector)
+        helper.write(b"said by a helper\n")
+        ((key, _),) = selector.select()
+        stream.close()
+        assert key.data() is False
+    assert capfdbinary.readouterr().out == b"[0] said by a helper\n"
 
 
 def test_pins():

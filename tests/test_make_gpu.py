@@ -260,7 +260,9 @@ def test_tests_run_side_by_side_on_pairs_of_gpus(num_gpus, workers, tmp_path):
     assert steps.names == [*READY, *names]
     for pairs, four in (steps.commands[-4:-2], steps.commands[-2:]):
         assert pairs[-6:] == ["-n", workers, "--dist", "loadgroup", "--world-sizes", "1,2"]
-        assert four == [*pairs[:-6], "--world-sizes", "4"]
+        # Side by side pytest tells wrong times.
+        times = ["-o", "console_output_style=times"]
+        assert four == [*pairs[:3], *times, *pairs[3:-6], "--world-sizes", "4"]
 
 
 def test_without_xdist_the_tests_run_one_after_the_other(tmp_path, monkeypatch):

@@ -11,26 +11,17 @@ namespace kccl {
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();
-    const uint32_t epoch = channel.epoch();
     bool has_come = true;
     // A coop of many threads needs one turn, and one warp.
     for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
         const uint32_t mine = turn + channel.thread();
         if (!platform::warp_any(mine < world_size)) break;
         const uint32_t source = mine < world_size ? mine : world_size - 1;
-        const mem::Packet* const inbox = channel.inbox(source, 0);
-        mem::Packet packet;
-        const auto poll = [&] {
-            packet = mem::load_packet(inbox);
-            return ll16::is_valid(packet, epoch);
-        };
-        const auto missing = [&] {
-            const uint32_t late = ll16::is_valid(packet, epoch) ? 0 : 1u << source;
-            return Missing{late, ll16::stale_flag(packet, epoch)};
-        };
-        has_come = wait_until(channel.comm(), channel.awaited(), poll, missing);
+        uint64_t nothing;
+        has_come = ll16::await_one(channel, source, 0, &nothing);
         // Once, because a load that acquires empties the L1 cache. The half that a CPU stores last.
-        (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]);
+        (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
+            &channel.inbox(source, 0)->half[1]);
     }
     return has_come;
 }

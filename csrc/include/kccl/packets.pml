@@ -154,10 +154,10 @@ inline push() {
 /* exchange.cuh await_one(): packet = mem::load_packet(inbox); return is_valid(packet, epoch); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
  *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
+/* barrier_direct.cuh acquire_each(): has_come = ll16::await_one(channel, source, 0, &nothing); */
 /* barrier_direct.cuh acquire_each():
- *     packet = mem::load_packet(inbox); return ll16::is_valid(packet, epoch); */
-/* barrier_direct.cuh acquire_each():
- *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&inbox->half[1]); */
+ *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
+ *         &channel.inbox(source, 0)->half[1]); */
 inline poll(is_from_all) {
     if
     :: is_active ->
