@@ -155,7 +155,7 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 LAYERS = (
     # setup.py runs `compilers` before there is a package.
     {"errors", "_core", "compilers"},
-    {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch"},
+    {"env", "dtypes", "abi", "sockets", "arguments", "gpu", "backends.watch", "remains"},
     {"arrays", "dlpack", "mesh", "plan", "failure", "topology", "kernels", "jit", "gpu_release"},
     {"bootstrap", "memory", "groups", "sim.library", "sim.regions", "device_arrays", "jit_cuda"},
     {
