@@ -157,9 +157,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_ENDING_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # Killed, it may still be one that the kernel keeps: kccl/remains.py.
-    with suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        # The kernel may keep it: kccl/remains.py.
+        print(f"# process {process.pid} has not ended though it is killed: left", flush=True)
 
 
 def _print_end(output: Path, num_lines: int = 15) -> None:

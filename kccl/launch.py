@@ -45,7 +45,7 @@ def run(
 
     Rank 0 reads the launcher's standard input unless that is a terminal; the others read nothing.
     SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL. A rank that has ended and
-    that a driver holds in the kernel is waited for some seconds, then named and left.
+    that the kernel keeps all the same is waited for some seconds, then named and left.
 
     Args:
         command: Program and arguments, the same for every rank.
@@ -149,6 +149,7 @@ class _Job:
         self._labels = labels
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
+        self._looked = 0.0
         # rank -> when it was first seen to be ending.
         self._ending: dict[int, float] = {}
         self._streams: dict[int, list[_Labelled]] = {}
@@ -231,8 +232,17 @@ class _Job:
             _signal_group(process.pid, number)
 
     def _look_at_ranks(self, now: float) -> None:
-        """Goes on without ranks that have ended and that the kernel does not give back."""
+        """Goes on without ranks that have ended and that the kernel does not give back; takes those
+        that it does give back and has not told of.
+        """
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
         for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                self._end(rank, code)
+                continue
             remains = remains_of(process.pid)
             if remains is None:
                 self._ending.pop(rank, None)

@@ -63,8 +63,8 @@ def remains_of(pid: int, proc: Path = Path("/proc")) -> Remains | None:
             if folder.name != str(pid) or state != "Z":
                 name, where = _read(folder / "comm"), _read(folder / "wchan")
                 threads.append(Thread(name, state, where))
-    except OSError:
-        # It has gone, or a thread of it meanwhile, or it is not shown to this user.
+    except (OSError, IndexError, ValueError):
+        # It has gone, or a thread of it meanwhile; or it is not shown to this user, or not so.
         return None
     return Remains(of_all, threads) if threads else None
 

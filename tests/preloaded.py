@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -64,6 +65,9 @@ class Job:
             process.kill()
             # Not for ever: the kernel may keep it, see kccl/remains.py.
             process.join(_ENDING_S)
+            if process.exitcode is None:
+                said = f"process {process.pid} has not ended though it is killed"
+                warnings.warn(said, stacklevel=2)
         self._folder.cleanup()
 
     def end(self, timeout=60):

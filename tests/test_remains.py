@@ -32,10 +32,11 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def launch(world_size, program):
-    """As `kccl run`, with shorter limits."""
+def launch(world_size, program, change=""):
+    """As `kccl run`, with shorter limits, and a change of the launcher's process."""
     launcher = (
-        "import sys; from kccl import launch; launch._LOOK_S, launch._ENDING_S = 0.1, 1\n"
+        "import os, sys; from kccl import launch; launch._LOOK_S, launch._ENDING_S = 0.1, 1\n"
+        f"{change}\n"
         f"sys.exit(launch.run([sys.executable, '-c', sys.argv[1]], {world_size}))"
     )
     return subprocess.run(
@@ -65,6 +66,13 @@ def test_a_process_whose_first_thread_ends_is_waited_for():
     done = launch(1, HEADLESS)
     assert (done.returncode, done.stdout) == (4, '{"rank": 0}\n')
     assert done.stderr == "kccl: rank 0 ended with exit code 4\n"
+
+
+def test_a_rank_whose_end_is_not_told_is_seen():
+    """As where the kernel's word of it is lost."""
+    never_ready = "os.pidfd_open = lambda pid: os.eventfd(0)"
+    done = launch(2, "sys.exit(int(os.environ['KCCL_RANK']))", never_ready)
+    assert (done.returncode, done.stderr) == (1, "kccl: rank 1 ended with exit code 1\n")
 
 
 def test_a_ranks_name_may_be_any_bytes():
@@ -132,5 +140,8 @@ def test_nothing_is_known_of_what_is_not_shown(tmp_path):
     assert remains_of(PID, tmp_path) is None
     process(tmp_path, "S", RUNS)
     assert remains_of(PID, tmp_path) is None
+    (tmp_path / f"{PID}/stat").write_text("70 (short) S 1")
+    assert remains_of(PID, tmp_path) is None
+    process(tmp_path, "S", RUNS)
     (tmp_path / f"{PID}/task/{PID}/stat").unlink()
     assert remains_of(PID, tmp_path) is None
