@@ -80,7 +80,7 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
     machine = document["machine"]
     gpus = f"{machine['ranks']} ranks on {len(machine['gpus'])} {machine['gpus'][0]}"
     source = (
-        f"\nMicroseconds a call in a CUDA graph, medians of the slowest of {gpus}; "
+        f"\nMicroseconds a call, back to back in a CUDA graph, medians of the slowest of {gpus}; "
         f"commit {document['commit']}.\n"
     )
     return "".join(lines) + source

@@ -101,9 +101,9 @@ def error_text(name: str, code: int, note: str = "") -> str:
     return f"{name} failed: {known.get(code, 'unknown error')} ({code}){note and ' ' + note}"
 
 
-def function_address(name: str) -> int:
-    """Where a function of the driver lies, for callers in C."""
-    version = call("cuDriverGetVersion")
+def function_address(name: str, version: int = 0) -> int:
+    """Where a function of the driver lies, for callers in C; as of a version, as in 12030."""
+    version = version or call("cuDriverGetVersion")
     address, _ = call("cuGetProcAddress", name.encode(), version, 0)
     return int(address)
 

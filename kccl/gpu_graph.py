@@ -1,8 +1,19 @@
-"""Graphs of one kernel, whose launch takes the driver less time than that of the kernel itself."""
+"""Kernels in CUDA graphs: alone in one, whose launch takes the driver less time than that of the
+kernel itself; and captured behind another, as its programmatic dependent.
+"""
 
 import ctypes
 
 from . import gpu, gpu_release
+
+WITH_EDGES = 12030
+"""From this version of CUDA on the functions that tell of a graph know of such dependents."""
+
+
+def launches_dependents(where: gpu.Device) -> bool:
+    """Whether a kernel may be captured as the programmatic dependent of the one before it."""
+    has_functions = gpu.call("cuDriverGetVersion") >= WITH_EDGES
+    return bool(has_functions and gpu.attribute(where.ordinal, "COMPUTE_CAPABILITY_MAJOR") >= 9)
 
 
 class KernelGraph:

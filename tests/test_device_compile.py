@@ -215,6 +215,17 @@ def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
 
 
 @needs_nvrtc
+def test_cuda_kernels_wait_for_those_before(cuda):
+    """Every thread, before it touches memory: each may be captured as a programmatic dependent."""
+    for kernel in KERNELS:
+        for body in cuda.of(kernel):
+            before, waits, after = body.partition("griddepcontrol.wait;")
+            assert waits and "griddepcontrol" not in after, kernel
+            touches = re.findall(r"\b(?:ld|st|red|atom|prefetch)\.(?!param)\S+", before)
+            assert touches == [] and "@" not in before, kernel
+
+
+@needs_nvrtc
 def test_cuda_kernels_do_not_spill(cuda):
     _check_spills(cuda)
 

@@ -62,6 +62,7 @@ FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_si
 FOR_HOST = {
     "abi.h",
     "api.inc",
+    "cuda_driver.h",
     "fastcall.h",
     "host.h",
     "idle.h",

@@ -1,142 +1,16 @@
 """Prepared calls on a stream, with functions of C in place of the driver's: no GPU is needed."""
 
-import ctypes
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stream_world import CALL_US, World
 
 import kccl
-from kccl import abi, gpu
+from kccl import gpu
 from kccl.abi import ffi, lib
 from kccl.backends import cuda
 from kccl.backends.cuda import CudaBackend
-from kccl.calls import OnStream
-from kccl.collectives.barrier import BarrierOnStream
-
-CALL_US = 2.5
-_Launch = ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 7, ctypes.c_uint64),
-    *(ctypes.c_void_p, ctypes.c_void_p),
-)
-_LaunchGraph = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
-_IsCapturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_int))
-_Push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
-_Pop = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
-
-class Driver:
-    """Notes the streams that kernels are launched on; a launch takes the stream 2.5 us."""
-
-    def __init__(self):
-        self.streams = []
-        self.graphs = []
-        self.capturing = {}
-        self.meanwhile = lambda: None
-        self.events = {}
-        self.recorded = set()
-        self.error = 0
-        self.contexts = 0
-        self._functions = {
-            "launch": _Launch(self._launch),
-            "launch_graph": _LaunchGraph(self._launch_graph),
-            "is_capturing": _IsCapturing(self._is_capturing),
-            "push_context": _Push(self._push),
-            "pop_context": _Pop(self._pop),
-        }
-        self.queue = ffi.new("KcclGpuQueue *")
-        for name, function in self._functions.items():
-            setattr(self.queue, name, ctypes.cast(function, ctypes.c_void_p).value)
-        self.mailbox = self.queue.mailbox = ffi.new("KcclMailbox *")
-
-    def _launch(self, *arguments):
-        assert self.contexts == 1
-        self.streams.append(arguments[8])
-        return self.error
-
-    def _launch_graph(self, graph, stream):
-        assert self.contexts == 1
-        self.graphs.append((graph, stream))
-        return self.error
-
-    def _is_capturing(self, stream, status):
-        meanwhile, self.meanwhile = self.meanwhile, lambda: None
-        meanwhile()
-        status[0], error = self.capturing.get(stream, (0, 0))
-        return error
-
-    def _push(self, _):
-        self.contexts += 1
-        return 0
-
-    def _pop(self, _):
-        self.contexts -= 1
-        return 0
-
-    def call(self, name, *args):
-        """In place of gpu.call: events note how long the launches so far have taken."""
-        if name == "cuEventCreate":
-            self.events[len(self.events)] = None
-            return len(self.events) - 1
-        if name == "cuEventRecord":
-            event, stream = args
-            self.recorded.add(stream)
-            self.events[event] = len(self.streams) * CALL_US
-        if name == "cuEventElapsedTime":
-            begin, end = args
-            return (self.events[end] - self.events[begin]) / 1e3
-        return None
-
-    def attempt(self, name, event):
-        assert name == "cuEventDestroy"
-        del self.events[event]
-
-
-class World:
-    """As much of a communicator on a GPU as a prepared call needs."""
-
-    def __init__(self):
-        self.driver = Driver()
-        self._context = ffi.new("KcclHostContext *")
-        self.state = ffi.new("KcclState *")
-        self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
-        self.now = 7
-        self._backend = SimpleNamespace(
-            place=lambda handle, stream: CudaBackend.place(None, handle, stream),
-            record=self.record,
-            stream=lambda given, view: self.now if given is None else given,
-            intervals_us=gpu.intervals_us,
-        )
-        self.checks = False
-        self.graph = 0
-
-    def record(self, handle):
-        ffi.cast("KcclGpuOp *", handle).graph = self.graph
-        return self.graph
-
-    def handle(self):
-        call = ffi.new("KcclGpuOp *")
-        call.queue = self.driver.queue
-        call.op.kernel = lib.kccl_gpu_run_op
-        call.op.call.kernel = abi.KERNELS["barrier_direct"]
-        call.op.call.comm.state = int(ffi.cast("uintptr_t", self.state))
-        return ffi.gc(ffi.addressof(call, "op"), lambda _, owner=call: None)
-
-    def prepared(self, stream):
-        return OnStream(self, None, self.handle(), "the result", (), stream)
-
-    def barrier(self):
-        return BarrierOnStream("barrier", self, None, self.handle())
-
-    def _check_usable(self):
-        if self.state.status != lib.kKcclOk:
-            self._raise_failure()
-
-    def _check_agreement(self, signature):
-        pass
-
-    def _raise_failure(self):
-        raise kccl.BackendError(f"error {self.driver.queue.error}")
 
 
 @pytest.fixture
@@ -224,7 +98,8 @@ def test_a_launch_that_is_refused_says_what_was_launched(world, graph):
     world.driver.error = 719
     with pytest.raises(kccl.BackendError, match="error 719"):
         op()
-    assert bool(world.driver.queue.is_graph) == bool(graph)
+    how = world.driver.queue.how
+    assert how == (lib.kKcclLaunchGraph if graph else lib.kKcclLaunchKernel)
     world.state.status = lib.kKcclOk
     world.driver.error = 0
     assert op() == "the result"

@@ -1,51 +1,90 @@
 // Launching calls on a GPU, through the driver's functions that Python looked up.
 #include <stddef.h>
+#include <string.h>
 
 #include "../include/kccl/mem.cuh"
+#include "cuda_driver.h"
 #include "host.h"
+
+namespace driver = kccl::driver;
 
 namespace {
 
-using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                       unsigned, unsigned shared_bytes, uint64_t stream, void** arguments,
-                       void** extra);
-using LaunchGraph = int (*)(uint64_t graph, uint64_t stream);
-using IsCapturing = int (*)(uint64_t stream, int* status);
-using PushContext = int (*)(uint64_t context);
-using PopContext = int (*)(uint64_t* context);
+constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // as names are mangled
 
-// Whether a stream takes graphs. One that is being captured takes kernels, into the graph that is
-// made of it. So does one that does not say whether it is: then the kernel's launch says why.
-bool takes_graphs(const KcclGpuQueue& queue, uint64_t stream) {
-    int status = 0;
-    return reinterpret_cast<IsCapturing>(queue.is_capturing)(stream, &status) == 0 && status == 0;
+// Whether what is captured next on a stream follows a kernel of this library on this device, and
+// nothing else. Behind another kernel a programmatic dependent was seen to begin later than by an
+// ordinary launch (bench/LOG.md).
+bool follows_own(const KcclGpuQueue& queue, uint64_t stream) {
+    int status = driver::kNotCaptured;
+    uint64_t id, graph;
+    const uint64_t* nodes = nullptr;
+    const void* edges = nullptr;
+    size_t count = 0;
+    const auto capture_info = reinterpret_cast<driver::CaptureInfo>(queue.capture_info);
+    if (capture_info(stream, &status, &id, &graph, &nodes, &edges, &count) != 0 || count != 1) {
+        return false;
+    }
+    int type = -1;
+    const auto node_type = reinterpret_cast<driver::NodeType>(queue.node_type);
+    if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return false;
+    const auto params_of = reinterpret_cast<driver::KernelNodeParams>(queue.kernel_node_params);
+    driver::KernelNode kernel = {};
+    if (params_of(nodes[0], &kernel) != 0 || kernel.context != queue.context) return false;
+    const auto name_of = reinterpret_cast<driver::FunctionName>(queue.function_name);
+    const char* name = nullptr;
+    return kernel.function != 0 && name_of(&name, kernel.function) == 0 &&
+           strncmp(name, kOwnKernels, strlen(kOwnKernels)) == 0;
 }
 
-int launch_kernel(const KcclGpuOp& op, uint64_t stream) {
+// A stream that is being captured takes kernels, into the graph that is made of it. So does one
+// that does not say whether it is: then the kernel's launch says why.
+KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream) {
+    const KcclGpuQueue& queue = *op.queue;
+    int status = driver::kNotCaptured;
+    const auto is_capturing = reinterpret_cast<driver::IsCapturing>(queue.is_capturing);
+    if (is_capturing(stream, &status) != 0) return kKcclLaunchKernel;
+    if (status == driver::kNotCaptured) return op.graph ? kKcclLaunchGraph : kKcclLaunchKernel;
+    const bool is_dependent =
+        status == driver::kCaptured && queue.capture_info != 0 && follows_own(queue, stream);
+    return is_dependent ? kKcclLaunchDependent : kKcclLaunchKernel;
+}
+
+int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
+    const KcclGpuQueue& queue = *op.queue;
+    if (how == kKcclLaunchGraph) {
+        return reinterpret_cast<driver::LaunchGraph>(queue.launch_graph)(op.graph, stream);
+    }
     KcclCall call;
     kccl_gpu_argument(&op, &call);
     void* arguments[] = {&call};
-    return reinterpret_cast<Launch>(op.queue->launch)(op.function, op.num_blocks, 1, 1,
-                                                      op.threads_per_block, 1, 1, 0, stream,
-                                                      arguments, nullptr);
+    if (how == kKcclLaunchDependent) {
+        driver::LaunchAttribute dependent = {driver::kStreamSerialization, {}, 1, {}};
+        const driver::LaunchConfig config = {
+            {op.num_blocks, 1, 1}, {op.threads_per_block, 1, 1}, 0, stream, &dependent, 1};
+        const auto launch = reinterpret_cast<driver::LaunchEx>(queue.launch_ex);
+        return launch(&config, op.function, arguments, nullptr);
+    }
+    const auto launch = reinterpret_cast<driver::Launch>(queue.launch);
+    return launch(op.function, op.num_blocks, 1, 1, op.threads_per_block, 1, 1, 0, stream,
+                  arguments, nullptr);
 }
 
 // 0, or the driver's error, which the queue notes too.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
-    const uint64_t stream = op.stream;
+    const uint64_t stream = op.stream;  // another thread may place the call anew meanwhile
+    KcclGpuLaunch how = kKcclNoLaunch;
     uint64_t before;
-    bool is_graph = false;
-    int error = reinterpret_cast<PushContext>(queue.push_context)(queue.context);
+    int error = reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
     if (error == 0) {
-        is_graph = op.graph != 0 && takes_graphs(queue, stream);
-        error = is_graph ? reinterpret_cast<LaunchGraph>(queue.launch_graph)(op.graph, stream)
-                         : launch_kernel(op, stream);
-        reinterpret_cast<PopContext>(queue.pop_context)(&before);
+        how = how_to_launch(op, stream);
+        error = launch_as(how, op, stream);
+        reinterpret_cast<driver::PopContext>(queue.pop_context)(&before);
     }
     if (error != 0) {
         queue.error = error;
-        queue.is_graph = is_graph;
+        queue.how = how;
     }
     return error;
 }

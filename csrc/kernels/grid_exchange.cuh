@@ -25,6 +25,7 @@ namespace kernels {
 
 template <int WORLD_SIZE>
 KCCL_KERNEL void grid_exchange(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
     kccl::grid_exchange<WORLD_SIZE>(call.comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                     static_cast<uint32_t>(call.count));
 }

@@ -17,6 +17,7 @@ KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
 namespace kernels {
 
 KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
     kccl::grid_sync(call.comm, call.count);
 }
 

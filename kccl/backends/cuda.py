@@ -45,6 +45,13 @@ _BYTES_PER_THREAD = {
     "broadcast_push_simple": 16,
 }
 _COPIES = ("put", "get")
+# KcclGpuLaunch -> the driver's function that may refuse it.
+_LAUNCHED_BY = {
+    lib.kKcclNoLaunch: "cuCtxPushCurrent",
+    lib.kKcclLaunchKernel: "cuLaunchKernel",
+    lib.kKcclLaunchGraph: "cuGraphLaunch",
+    lib.kKcclLaunchDependent: "cuLaunchKernelEx",
+}
 
 
 class CudaBackend(Backend):
@@ -303,7 +310,7 @@ class CudaBackend(Backend):
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
         note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
-        name = "cuGraphLaunch" if self.state.queue.is_graph else "cuLaunchKernel"
+        name = _LAUNCHED_BY[self.state.queue.how]
         return gpu.DriverError(gpu.error_text(name, error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------

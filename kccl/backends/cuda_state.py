@@ -8,9 +8,18 @@ runs. It reads its own, after a look at the mailbox, where the device leaves wor
 import os
 from typing import Any
 
-from .. import gpu
+from .. import gpu, gpu_graph
 from ..abi import ffi, lib
 from ..gpu_memory import Memory
+
+# KcclGpuQueue's field -> the driver's function.
+_OF_CAPTURES = {
+    "launch_ex": "cuLaunchKernelEx",
+    "capture_info": "cuStreamGetCaptureInfo",
+    "node_type": "cuGraphNodeGetType",
+    "kernel_node_params": "cuGraphKernelNodeGetParams",
+    "function_name": "cuFuncGetName",
+}
 
 
 class DeviceState:
@@ -43,6 +52,9 @@ class DeviceState:
         self.queue.launch = gpu.function_address("cuLaunchKernel")
         self.queue.launch_graph = gpu.function_address("cuGraphLaunch")
         self.queue.is_capturing = gpu.function_address("cuStreamIsCapturing")
+        if gpu_graph.launches_dependents(device):
+            for field, name in _OF_CAPTURES.items():
+                setattr(self.queue, field, gpu.function_address(name, gpu_graph.WITH_EDGES))
         self.queue.push_context = gpu.function_address("cuCtxPushCurrent")
         self.queue.pop_context = gpu.function_address("cuCtxPopCurrent")
         self.queue.context = device.context

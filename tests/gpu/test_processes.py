@@ -1,4 +1,4 @@
-"""Ranks that are processes: windows by descriptors, CUDA graphs, and ranks that do not come."""
+"""Ranks that are processes: windows by descriptors, and ranks that do not come."""
 
 import os
 import re
@@ -7,25 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from gpu_ranks import PRELUDE, ranks
 from preloaded import run
 from ranks import Job
 
 README = Path(__file__).parents[2] / "README.md"
-PRELUDE = """
-import torch
-comm = kccl.init(backend="cuda")
-torch.cuda.set_device(comm.rank)
-total = comm.world_size * (comm.world_size + 1) / 2
-def filled(count=4000, dtype=torch.float32):
-    return torch.full((count,), comm.rank + 1, dtype=dtype, device="cuda")
-"""
-
-
-def ranks(world_size, program, **variables):
-    code, facts, err = run(world_size, PRELUDE + program, **variables)
-    assert code == 0, err
-    assert len(facts) == world_size, err
-    return facts
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -59,68 +45,6 @@ say(rank=comm.rank)
     ranks(world_size, program, **variables)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_graphs_replay_and_mix_with_eager_calls(world_size):
-    ranks(world_size, """
-x, y = filled(), filled(dtype=torch.bfloat16)
-comm.all_reduce(x); comm.all_reduce(y); comm.broadcast(x); comm.barrier()
-torch.cuda.synchronize()
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    for _ in range(10):
-        comm.all_reduce(x, op="avg")
-        comm.all_reduce(y, op="max")
-        comm.broadcast(x, root=comm.world_size - 1)
-        comm.barrier()
-        x += 1
-for turn in range(3):
-    x.fill_(comm.rank + 1); y.fill_(comm.rank + 1)
-    for _ in range(2):
-        graph.replay()
-    assert (x == total / comm.world_size + 20).all(), x
-    assert (y == comm.world_size).all()
-    z = filled()
-    comm.all_reduce(z)
-    assert (z == total).all()
-comm.check()
-say(rank=comm.rank)
-""")  # fmt: skip
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_a_prepared_call_is_launched_as_a_graph_and_captured_as_a_kernel(world_size):
-    ranks(world_size, """
-from kccl.abi import ffi
-x = filled()
-op = comm.all_reduce.prepare(x)
-assert ffi.cast("KcclGpuOp *", op._handle).graph != 0
-op()
-torch.cuda.synchronize()
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    op()
-    op()
-assert (x == total).all()
-graph.replay()
-op()
-graph.replay()
-assert (x == total * comm.world_size**5).all(), x
-side = torch.cuda.Stream()
-side.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(side):
-    op()
-side.synchronize()
-assert (x == total * comm.world_size**6).all(), x
-# The graphs of calls that are dropped go while others are captured.
-for _ in range(20):
-    comm.all_reduce.prepare(x, op="max")()
-with torch.cuda.graph(torch.cuda.CUDAGraph()):
-    op()
-comm.check()
-say(rank=comm.rank)
-""")  # fmt: skip
-
-
 @pytest.mark.parametrize("world_size", [2])
 def test_readme_python_block_for_gpus(world_size):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -128,33 +52,6 @@ def test_readme_python_block_for_gpus(world_size):
     # The sum of two ones, twice: at once and by the graph.
     code, facts, err = run(world_size, f"{block}assert (x == 4).all()\nsay(rank=comm.rank)\n")
     assert code == 0 and len(facts) == world_size, err
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_graphs_on_channels_of_their_own(world_size):
-    ranks(world_size, """
-xs = [filled() for _ in range(3)]
-graphs, streams = [], []
-for channel, x in enumerate(xs):
-    comm.all_reduce(x, op="avg", channel=channel)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(50):
-            comm.all_reduce(x, op="avg", channel=channel)
-            x += channel
-    graphs.append(graph)
-    streams.append(torch.cuda.Stream())
-for turn in range(4):
-    for graph, stream in zip(graphs, streams):
-        with torch.cuda.stream(stream):
-            graph.replay()
-torch.cuda.synchronize()
-for channel, x in enumerate(xs):
-    assert (x == 1.5 + 200 * channel).all()
-comm.check()
-say(rank=comm.rank)
-""")  # fmt: skip
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -72,8 +72,9 @@ KCCL_DEVICE int default_channel(Thread) {
 }
 
 // What a channel is opened for. kLaunch counts on this: when a kernel begins, the stores of the one
-// before it on its stream, or in its graph, into this rank's own window have been performed. So no
-// programmatic dependent launch.
+// before it on its stream, or in its graph, into this rank's own window have been performed. So a
+// programmatic dependent waits for that before it reads anything; and this library's kernels let none
+// begin before all their blocks have ended.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // what opening reads is on its way while the caller goes on: see check()
@@ -96,6 +97,7 @@ class Channel {
           comm_(comm),
           channel_(channel),
           is_ordered_(!platform::kCpu && opening == Opening::kLaunch) {
+        if (opening == Opening::kLaunch) mem::await_kernels_before();
         index_ = channel * comm.blocks_per_channel + block;
         found_ = status_of(comm);
         state_ = load_state(channel_state(comm, index_));

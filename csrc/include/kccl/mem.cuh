@@ -20,6 +20,10 @@
 // interrupted. A poll that found what it waited for is not followed by poll_pause(): so the
 // simulator tells the reads that count from those that came too early.
 //
+// await_kernels_before() is the first thing that each thread of a kernel does which the host launches:
+// it may be a programmatic dependent, and this returns when the kernels before it have ended and what
+// they wrote is visible. Nothing where there is no such launch.
+//
 // prefetch(address) asks for what load_plain() will read soon.
 //
 // keep(value) is the value, which takes a while on some targets: it is then at hand in hot loops.

@@ -130,6 +130,12 @@ KCCL_DEVICE void fence() {
     }
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+KCCL_DEVICE void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+KCCL_DEVICE void await_kernels_before() {}
+#endif
+
 KCCL_DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }

@@ -113,6 +113,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
 // The constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
+KCCL_DEVICE void await_kernels_before() {}
 KCCL_DEVICE void prefetch(const void*) {}
 
 template <class T>

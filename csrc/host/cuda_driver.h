@@ -1,0 +1,54 @@
+// As much of CUDA's driver as launches need, without its header: handles are numbers, and the
+// functions are those that Python looked up. tests/test_cuda_driver.py compares it with cuda.h.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace kccl::driver {
+
+constexpr int kNotCaptured = 0;          // CU_STREAM_CAPTURE_STATUS_NONE
+constexpr int kCaptured = 1;             // CU_STREAM_CAPTURE_STATUS_ACTIVE
+constexpr int kKernelNode = 0;           // CU_GRAPH_NODE_TYPE_KERNEL
+constexpr int kStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+// CUDA_KERNEL_NODE_PARAMS_v2
+struct KernelNode {
+    uint64_t function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **parameters, **extra;
+    uint64_t kernel, context;
+};
+
+// CUlaunchAttribute
+struct LaunchAttribute {
+    int id;
+    char padding[4];
+    int value;
+    char rest[60];
+};
+
+// CUlaunchConfig
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared_bytes;
+    uint64_t stream;
+    LaunchAttribute* attributes;
+    unsigned num_attributes;
+};
+
+using PushContext = int (*)(uint64_t context);
+using PopContext = int (*)(uint64_t* context);
+using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                       unsigned, unsigned shared_bytes, uint64_t stream, void** arguments,
+                       void** extra);
+using LaunchEx = int (*)(const LaunchConfig*, uint64_t function, void** arguments, void** extra);
+using LaunchGraph = int (*)(uint64_t graph, uint64_t stream);
+using IsCapturing = int (*)(uint64_t stream, int* status);
+// As of CUDA 12.3.
+using CaptureInfo = int (*)(uint64_t stream, int* status, uint64_t* id, uint64_t* graph,
+                            const uint64_t** nodes, const void** edges, size_t* count);
+using NodeType = int (*)(uint64_t node, int* type);
+using KernelNodeParams = int (*)(uint64_t node, KernelNode*);
+using FunctionName = int (*)(const char** name, uint64_t function);
+
+}  // namespace kccl::driver
