@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+import kccl
+
 from .clock import uncollected
 from .collective import Array, Call, Collective
 from .gpu_device import Capture, DeviceBuffers, Gpu
@@ -25,6 +27,9 @@ _FEWEST_CALLS = 4
 _BYTES_IN_GRAPH = 64 << 20
 _CHECKED_CALLS = 3
 LONGEST_DELAY_NS = 5000
+# From the 16th stream on that a context runs something on, every kernel of it starts 0.18 us later,
+# for good (LOG.md). NCCL's windows and NVSHMEM need as many, other programs have them anyway.
+_STREAMS_USED = 16
 # While a stream waits so long, the host enqueues what is timed.
 _LEAD_NS = 100_000
 # A stream takes some thousand launches before one has to wait.
@@ -78,6 +83,15 @@ class GpuClock:
         # Loaded before any capture.
         self._pause(self._none, 0)
         gpu.wait()
+
+    def use_streams(self) -> None:
+        """Lets many streams run something, so that all rows are of a context in the same state."""
+        streams = [kccl.gpu.make_stream() for _ in range(_STREAMS_USED)]
+        for stream in streams:
+            self._pause(self._none, 0, stream)
+        for stream in streams:
+            kccl.gpu.call("cuStreamSynchronize", stream)
+            kccl.gpu.call("cuStreamDestroy", stream)
 
     def intervals_us(self, calls: Call, count: int, *, leads: bool) -> Array:
         """Microseconds from the ranks' meeting to the end of `calls()`, `count` times. Collective.
@@ -134,9 +148,10 @@ class GpuClock:
         for step in range(steps):
             self._pause(self._everyones, step)
 
-    def _pause(self, delays: Any, step: int) -> None:
+    def _pause(self, delays: Any, step: int, stream: int | None = None) -> None:
         gpu, number = self.gpu, np.uint32(step)
-        self._kernel(gpu.comm, delays, self._stamps, number, block=32, stream=gpu.stream)
+        stream = gpu.stream if stream is None else stream
+        self._kernel(gpu.comm, delays, self._stamps, number, block=32, stream=stream)
 
 
 def repeat(call: Call, count: int) -> None:

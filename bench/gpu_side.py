@@ -48,6 +48,7 @@ class GpuJob:
         self._ends.enter_context(self.gpu.device.current())
         module = kccl.compile(SOURCE, NAMES, target="cuda", arch=self.gpu.device.arch)
         self.clock = GpuClock(self.gpu, module)
+        self.clock.use_streams()
         self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
         self._elapsed_ns = self.gpu.numbers(np.zeros(1, np.int64))
         self._peers: list[TorchPeers | NvshmemPeer] = []
