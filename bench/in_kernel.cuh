@@ -2,10 +2,11 @@
 //
 // Every block opens its channel once and makes `warmup` calls that do not count, then `calls` that
 // do. A call's input is the output of the one before, so that no call can be left out or overtaken
-// without the end being wrong: in_kernel_data.py says what the end is. (What reduce_scatter sends to
-// its peers, and what a broadcast sends, changes once a period: there an old word may pass.) Sums would
-// grow out of range; so every `period` calls a block multiplies what it sends next by `factor`, which
-// no two ranks have alike. That is a hundredth of the calls and less.
+// without the end being wrong: in_kernel_data.py says what the end is. Sums would grow out of range; so
+// every `period` calls a block multiplies data by `factor`, which no two ranks have alike in all_reduce.
+// Only then does it change what reduce_scatter sends to the peers, and what a broadcast sends: there an
+// old word shows in launches with short periods, which are not timed. In others that is a hundredth of
+// the calls and less.
 //
 // The clock is the GPU's own, read inside the kernel: no launch and no host is in a figure. What is
 // noted differs between launches, so that the figure that counts is not disturbed by the others:
@@ -173,7 +174,8 @@ class AllReduceMessage {
     uint64_t begin_;
 };
 
-// In place: a rank's own chunk becomes the sum of all ranks' chunks for it, which alone stay.
+// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. What it sends to the others
+// changes once a period.
 template <class T, int WORLD_SIZE>
 class ReduceScatter {
   public:
@@ -188,7 +190,12 @@ class ReduceScatter {
     KCCL_DEVICE Status call() {
         return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);
     }
-    KCCL_DEVICE void between(uint32_t) { multiply(own_, count_, factor_); }
+    KCCL_DEVICE void between(uint32_t) {
+        for (int peer = 0; peer < channel_.world_size(); ++peer) {
+            T* const chunk = in_ + peer * stride_;
+            if (chunk != own_) multiply(chunk, count_, factor_);
+        }
+    }
 
   private:
     kccl::Channel<Block, WORLD_SIZE> channel_;

@@ -14,11 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from .collective import Array, Buffers, Collective, Comm, Problem
-from .data import count_wrong
 from .gpu_clock import delays_ns
 from .gpu_kernels import LINE_BYTES
 from .harness import Contender
-from .in_kernel_data import CHAINS, SHIFTS, period
 
 SOURCE = Path(__file__).with_name("in_kernel.cuh")
 CHECKED = 8
@@ -30,9 +28,9 @@ OF_SUMS = "grid_exchange"  # The algorithm of the form of all_reduce that is an 
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
 # So many calls say what the slowest of a hundred takes, and how a late rank is met.
-_MOST_NOTED = 2000
+MOST_NOTED = 2000
 _SKEWED_SHARE = 4
-_OF_CHUNKS = ("reduce_scatter", "all_gather")
+OF_CHUNKS = ("reduce_scatter", "all_gather")
 _TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
 _ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 
@@ -171,7 +169,7 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
             return Shape(1, _WARP, 0)
         # Each thread polls one block.
         return Shape(most_blocks, -(-most_blocks // _WARP) * _WARP, 0)
-    has_chunks = problem.collective in _OF_CHUNKS
+    has_chunks = problem.collective in OF_CHUNKS
     nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
     payloads = -(-nbytes // _PAYLOAD_BYTES)
     threads = min(-(-payloads // _WARP) * _WARP, _THREADS)
@@ -193,12 +191,12 @@ class Notebook:
             participants: Of whom one is late at a time.
             own: Which of them this rank is; None where they are its blocks.
         """
-        schedule = delays_ns(_MOST_NOTED, participants, 0)
+        schedule = delays_ns(MOST_NOTED, participants, 0)
         mine = schedule.ravel() if own is None else schedule[own]
         self.place = place
         self.delays = place.numbers(mine)
-        self.delay_stride = np.uint64(_MOST_NOTED if own is None else 0)
-        self.times = place.numbers(np.zeros(place.most_blocks * (_MOST_NOTED + 1), np.int64))
+        self.delay_stride = np.uint64(MOST_NOTED if own is None else 0)
+        self.times = place.numbers(np.zeros(place.most_blocks * (MOST_NOTED + 1), np.int64))
         self._everyones = place.numbers(schedule.sum(axis=0, dtype=np.int32))
         self._alone = module.kernel(DELAYS_ALONE)
 
@@ -233,14 +231,14 @@ class InKernel:
         """A Clock of the harness: the slowest block's mean, and single calls of all blocks."""
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
-        noted = min(iterations, _MOST_NOTED)
+        noted = min(iterations, MOST_NOTED)
         self._launch("kEach", warmup, noted)
         began_ns = self._times(self.shape.blocks * (noted + 1)).reshape(-1, noted + 1)
         return np.array([mean_us]), np.diff(began_ns).ravel() / 1e3
 
     def skewed_us(self, iterations: int) -> float:
         """Microseconds a call since the last arrival, when one random participant is late."""
-        noted = max(min(iterations // _SKEWED_SHARE, _MOST_NOTED), 1)
+        noted = max(min(iterations // _SKEWED_SHARE, MOST_NOTED), 1)
         self._launch("kSkewed", max(noted // 10, 5), noted)
         with_calls_ns = float(self._times(self.shape.blocks).max())
         return (with_calls_ns - self.notebook.alone_ns(noted)) / noted / 1e3
@@ -261,66 +259,6 @@ class InKernel:
     def _noted(self) -> tuple[Any, ...]:
         """The arguments that say where delays are and where to note."""
         return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
-
-
-class Chained(InKernel):
-    """A collective of data: the end of the chain of calls is compared by bits."""
-
-    def __init__(
-        self,
-        notebook: Notebook,
-        kernels: Sequence[Any],
-        shape: Shape,
-        problem: Problem,
-        device_comm: Any,
-    ) -> None:
-        """Collective.
-
-        Args:
-            notebook, kernels, shape: See InKernel.
-            problem: What is exchanged.
-            device_comm: With a channel a block.
-        """
-        super().__init__(notebook, kernels, shape)
-        self.buffers = notebook.place.buffers(problem)
-        self._problem = problem
-        self._device_comm = device_comm
-        self._chain = CHAINS[problem.collective]
-        self._rank = notebook.place.comm.rank
-        self._ends: dict[int, Array] = {}
-
-    def run(self) -> None:
-        """See InKernel; on what the check has loaded."""
-        self._enqueue(self._kernels["kMean"], 0, 1, shifts=0)
-
-    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
-        """See InKernel."""
-        problem, rank = self._problem, self._rank
-        self.buffers.load(self._chain.start(problem, rank))
-        self._enqueue(kernel, warmup, calls, shifts=SHIFTS)
-        if warmup + calls not in self._ends:
-            self._ends[warmup + calls] = self._chain.end(problem, rank, warmup + calls)
-        result = self.buffers.result()[self._chain.part(problem, rank)]
-        return count_wrong(result, self._ends[warmup + calls])
-
-    def _enqueue(self, kernel: Any, warmup: int, calls: int, *, shifts: int) -> None:
-        problem, shape, place = self._problem, self.shape, self.notebook.place
-        has_chunks = problem.collective in _OF_CHUNKS
-        place.launch(
-            kernel,
-            self._device_comm,
-            self.buffers.x,
-            self.buffers.out,
-            problem.count // (problem.world_size if has_chunks else 1),
-            shape.each,
-            self._chain.factor(problem, self._rank),
-            np.uint64(shifts),
-            *map(np.uint32, (warmup, calls, period(problem.world_size))),
-            *self._noted(),
-            grid=shape.blocks,
-            block=shape.threads,
-        )
-        place.wait()
 
 
 class Meeting(InKernel):

@@ -6,6 +6,7 @@ step, in the same precision and order as on the device, and compared by bits.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,14 +33,14 @@ class Chain:
 
     Attributes:
         start: (problem, rank) -> what a rank's `x` holds before the first call.
-        end: (problem, rank, calls) -> what it holds behind the last.
-        factor: (problem, rank) -> what the kernel multiplies by now and then.
+        end: (problem, rank, calls, period) -> what it holds behind the last.
+        factor: (problem, rank, period) -> what the kernel multiplies by once a period.
         part: (problem, rank) -> where in a rank's `out` the result is.
     """
 
     start: Callable[[Problem, int], Array]
-    end: Callable[[Problem, int, int], Array]
-    factor: Callable[[Problem, int], float]
+    end: Callable[[Problem, int, int, int], Array]
+    factor: Callable[[Problem, int, int], float]
     part: Callable[[Problem, int], slice]
 
 
@@ -51,6 +52,14 @@ def period(world_size: int) -> int:
     """
     most = int(_GROWTH / math.log2(max(world_size, 2)))
     return next(count for count in range(most, 0, -1) if math.gcd(count, world_size) == 1)
+
+
+def short_period(world_size: int) -> int:
+    """The same for data that are to change often: of 3 calls, where that is no multiple.
+
+    Not of fewer: what changes its sign with every call is as it was two calls before.
+    """
+    return next(count for count in itertools.count(3) if math.gcd(count, world_size) == 1)
 
 
 def _pattern(problem: Problem, length: int, rank: int, seed: int) -> Array:
@@ -76,9 +85,8 @@ def _times(values: Array, factor: float) -> Array:
     return product
 
 
-def _changes(problem: Problem, calls: int) -> range:
+def _changes(calls: int, length: int) -> range:
     """The calls that a multiplication comes before."""
-    length = period(problem.world_size)
     return range(length, calls, length)
 
 
@@ -89,25 +97,25 @@ def _all_reduce_start(problem: Problem, rank: int) -> Array:
     return _pattern(problem, problem.count, rank, 0)
 
 
-def _all_reduce_factor(problem: Problem, rank: int) -> float:
+def _all_reduce_factor(problem: Problem, rank: int, length: int) -> float:
     # In all they undo a period's growth, and what one rank adds is not what another does.
     weight = {0: 1.5, 1: 0.5}.get(rank, 1.0) if problem.world_size > 1 else 1.0
-    return float(weight * problem.world_size ** -period(problem.world_size))
+    return weight * float(problem.world_size) ** -length
 
 
-def _all_reduce_end(problem: Problem, rank: int, calls: int) -> Array:
+def _all_reduce_end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     del rank
     # Without its size, so that longer messages need no computation of their own.
     few = replace(problem, count=min(problem.count, _DISTINCT), nbytes=0)
-    return np.resize(_sum_of_sums(few, calls), problem.count)
+    return np.resize(_sum_of_sums(few, calls, length), problem.count)
 
 
 @lru_cache(maxsize=32)
-def _sum_of_sums(problem: Problem, calls: int) -> Array:
+def _sum_of_sums(problem: Problem, calls: int, length: int) -> Array:
     ranks = range(problem.world_size)
-    factors = [_all_reduce_factor(problem, peer) for peer in ranks]
+    factors = [_all_reduce_factor(problem, peer, length) for peer in ranks]
     values = [_all_reduce_start(problem, peer) for peer in ranks]
-    changes = _changes(problem, calls)
+    changes = _changes(calls, length)
     for call in range(calls):
         if call in changes:
             values = [_times(each, by) for each, by in zip(values, factors, strict=True)]
@@ -128,19 +136,21 @@ def _reduce_scatter_start(problem: Problem, rank: int) -> Array:
     return np.concatenate(_chunks(problem, rank))
 
 
-def _reduce_scatter_end(problem: Problem, rank: int, calls: int) -> Array:
-    length = problem.count // problem.world_size
-    few = replace(problem, count=min(length, _DISTINCT) * problem.world_size, nbytes=0)
-    return np.resize(_own_chunk(few, rank, calls), length)
+def _reduce_scatter_end(problem: Problem, rank: int, calls: int, length: int) -> Array:
+    chunk = problem.count // problem.world_size
+    few = replace(problem, count=min(chunk, _DISTINCT) * problem.world_size, nbytes=0)
+    return np.resize(_own_chunk(few, rank, calls, length), chunk)
 
 
 @lru_cache(maxsize=32)
-def _own_chunk(problem: Problem, rank: int, calls: int) -> Array:
+def _own_chunk(problem: Problem, rank: int, calls: int, length: int) -> Array:
     values = [_chunks(problem, peer)[rank] for peer in range(problem.world_size)]
-    changes = _changes(problem, calls)
+    changes = _changes(calls, length)
     for call in range(calls):
         if call in changes:
-            values[rank] = _times(values[rank], -1.0)
+            own = values[rank]
+            values = [_times(value, -1.0) for value in values]
+            values[rank] = own
         values[rank] = _sum(values)
     return values[rank]
 
@@ -154,7 +164,7 @@ def _all_gather_start(problem: Problem, rank: int) -> Array:
     return np.concatenate([_pattern(problem, length, p, 0) for p in range(problem.world_size)])
 
 
-def _all_gather_end(problem: Problem, rank: int, calls: int) -> Array:
+def _all_gather_end(problem: Problem, rank: int, calls: int, _period: int) -> Array:
     length = problem.count // problem.world_size
     moved = sum(SHIFTS >> call % 64 & 1 for call in range(calls))
     return np.roll(_all_gather_start(problem, rank), -length * moved)
@@ -163,14 +173,14 @@ def _all_gather_end(problem: Problem, rank: int, calls: int) -> Array:
 # ---- broadcast: every call hands on what the root has --------------------------------------------
 
 
-def _broadcast_end(problem: Problem, rank: int, calls: int) -> Array:
+def _broadcast_end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     del rank
-    changed = -1.0 if len(_changes(problem, calls)) % 2 else 1.0
+    changed = -1.0 if len(_changes(calls, length)) % 2 else 1.0
     return _times(_all_reduce_start(problem, 0), changed)
 
 
-def _minus_one(problem: Problem, rank: int) -> float:
-    del problem, rank
+def _minus_one(problem: Problem, rank: int, length: int) -> float:
+    del problem, rank, length
     return -1.0
 
 

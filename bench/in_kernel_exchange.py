@@ -147,6 +147,7 @@ class ExchangedSums(InKernel):
         self._device_comm = device_comm
         self._out = notebook.place.numbers(np.zeros(shape.blocks * shape.each, np.int64))
         self._chain = CHAINS[problem.collective]
+        self._period = period(problem.world_size)
         self._rank = notebook.place.comm.rank
         self._ends: dict[int, Array] = {}
 
@@ -162,7 +163,7 @@ class ExchangedSums(InKernel):
         self.buffers.load(self._chain.start(problem, self._rank))
         slices = self._slices(kernel, warmup, calls)
         if total not in self._ends:
-            end = self._chain.end(problem, self._rank, total).view(np.int64)
+            end = self._chain.end(problem, self._rank, total, self._period).view(np.int64)
             # In each call a block takes the slice of the next.
             self._ends[total] = np.roll(end.reshape(slices.shape), -total, axis=0)
         return count_wrong(slices, self._ends[total])
@@ -174,8 +175,8 @@ class ExchangedSums(InKernel):
             kernel,
             *(self._device_comm, self.buffers.x, self._out),
             np.uint32(problem.count // shape.blocks),
-            self._chain.factor(problem, self._rank),
-            *map(np.uint32, (warmup, calls, period(problem.world_size))),
+            self._chain.factor(problem, self._rank, self._period),
+            *map(np.uint32, (warmup, calls, self._period)),
             *self._noted(),
             grid=shape.blocks,
             block=shape.threads,

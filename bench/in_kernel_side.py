@@ -24,7 +24,6 @@ from .host_side import Floors
 from .in_kernel import (
     DELAYS_ALONE,
     OF_SUMS,
-    Chained,
     Form,
     InKernel,
     Meeting,
@@ -36,6 +35,7 @@ from .in_kernel import (
     shape,
 )
 from .in_kernel import SOURCE as KERNELS
+from .in_kernel_chained import Chained
 from .in_kernel_exchange import SOURCE as EXCHANGE_KERNELS
 from .in_kernel_exchange import (
     ExchangedSums,

@@ -48,9 +48,15 @@ def test_periods(n):
     assert period >= 20 and period * np.log2(n) <= 100
     # Each rank is root when a broadcast's data are changed.
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
-    factors = [data.CHAINS["all_reduce"].factor(problem("all_reduce", n), r) for r in range(n)]
-    assert sum(factors) * n ** (period - 1) == pytest.approx(1)
-    assert n == 1 or len(set(factors)) > 1
+    short = data.short_period(n)
+    assert 3 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
+    for length in (period, short):
+        factors = [
+            data.CHAINS["all_reduce"].factor(problem("all_reduce", n), rank, length)
+            for rank in range(n)
+        ]
+        assert sum(factors) * n ** (length - 1) == pytest.approx(1)
+        assert n == 1 or len(set(factors)) > 1
 
 
 @pytest.mark.parametrize("dtype", data.DTYPES)
@@ -58,11 +64,14 @@ def test_periods(n):
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
     chain, long = data.CHAINS[name], problem(name, n, dtype)
-    for calls in (6001, 6000 // data.period(n) * data.period(n)):
-        end, further = (chain.end(long, 0, count).astype(float) for count in (calls, calls + 1))
-        assert np.isfinite(end).all() and np.abs(end).max() < 1e37
-        # Not every element: what some peers add is nothing.
-        assert (end != further).mean() > 0.5
+    for length in (data.period(n), data.short_period(n)):
+        for calls in (6001, 6000 // length * length):
+            end, further = (
+                chain.end(long, 0, count, length).astype(float) for count in (calls, calls + 1)
+            )
+            assert np.isfinite(end).all() and np.abs(end).max() < 1e37
+            # Not every element: what some peers add is nothing.
+            assert (end != further).mean() > 0.5
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
@@ -71,7 +80,7 @@ def test_chunks_move_around(n):
     start = chain.start(few, 0)
     moved = [
         next(by for by in range(n) if (np.roll(start, -few.count // n * by) == end).all())
-        for end in (chain.end(few, 1, calls) for calls in range(200))
+        for end in (chain.end(few, 1, calls, 50) for calls in range(200))
     ]
     assert moved[0] == 0 and set(moved) == set(range(n))
     # What a slot held two calls before is in about half of the calls not what it holds now.
@@ -81,7 +90,7 @@ def test_chunks_move_around(n):
 def test_messages_of_one_pattern_are_computed_once():
     data._sum_of_sums.cache_clear()
     ends = [
-        data.CHAINS["all_reduce"].end(problem("all_reduce", 2, nbytes=nbytes), 0, 50)
+        data.CHAINS["all_reduce"].end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
         for nbytes in (8192, 65536)
     ]
     assert data._sum_of_sums.cache_info().misses == 1
@@ -113,7 +122,7 @@ def test_every_block_has_a_slice_and_all_elements_are_in_one():
         (name, n, nbytes) for name in DATA for n in (1, 2, 3, 8) for nbytes in range(4, 20000, 236)
     ):
         made = problem(name, n, nbytes=nbytes)
-        length = made.count // (n if name in in_kernel._OF_CHUNKS else 1)
+        length = made.count // (n if name in in_kernel.OF_CHUNKS else 1)
         shape = in_kernel.shape(made, 7)
         assert 1 <= shape.blocks <= 7 and shape.each * 4 % 16 == 0
         assert (shape.blocks - 1) * shape.each < length <= shape.blocks * shape.each
@@ -188,11 +197,14 @@ def test_chains_over_several_periods(name, world_size, dtype):
 
 @pytest.fixture
 def spoiled(monkeypatch, tmp_path):
-    """Kernels with another text in place of one."""
+    """Kernels with other texts in place of some: old, new, old, new."""
 
-    def spoil(old, new):
-        assert len(re.findall(re.escape(old), SOURCE)) == 1, old
-        (tmp_path / in_kernel.SOURCE.name).write_text(SOURCE.replace(old, new))
+    def spoil(*texts):
+        source = SOURCE
+        for old, new in zip(texts[::2], texts[1::2], strict=True):
+            assert len(re.findall(re.escape(old), SOURCE)) == 1, old
+            source = source.replace(old, new)
+        (tmp_path / in_kernel.SOURCE.name).write_text(source)
         shutil.copy(in_kernel_exchange.SOURCE, tmp_path)
         monkeypatch.setattr(in_kernel_side, "KERNELS", tmp_path / in_kernel.SOURCE.name)
         exchange = tmp_path / in_kernel_exchange.SOURCE.name
@@ -228,6 +240,49 @@ def test_a_call_that_is_left_out_shows(name, spoiled):
     spoiled(*BROKEN["a call is left out"])
     rows = [on_simulator(name, iterations=iterations)[0][0] for iterations in (15, 17)]
     assert any(row["wrong"] > 0 and row["time_us"] is None for row in rows)
+
+
+MEMBERS = "\n    T before_[2] = {};\n    uint32_t calls_ = 0;\n"
+
+
+@pytest.mark.parametrize(("world_size", "call"), [(2, 13), (3, 17)])
+def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
+    """Rank 0 is the next root, and has in its first element what it had two calls before."""
+    text = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
+    stale = """const Status done = CALL
+        if (leads(block()) && channel_.comm().rank == 0) {
+            const T is = *slice_;
+            if (calls_ == WHICH) *slice_ = before_[calls_ % 2];
+            before_[calls_++ % 2] = is;
+        }
+        block().sync();
+        return done;"""
+    stale = stale.replace("CALL", text.removeprefix("return ")).replace("WHICH", str(call))
+    spoiled(text, stale, "    int root_ = 0;\n", "    int root_ = 0;" + MEMBERS)
+    (row,), _ = on_simulator("broadcast", world_size, iterations=29)
+    assert row["wrong"] > 0 and row["time_us"] is None
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
+    """Rank 0 hears from the next one what it heard two calls before."""
+    text = "return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);"
+    stale = """const bool spoils = leads(block()) && channel_.comm().rank == 1;
+        T sent = {};
+        if (spoils) {
+            sent = *in_;
+            if (calls_ == 13) *in_ = before_[calls_ % 2];
+            before_[calls_++ % 2] = sent;
+        }
+        block().sync();
+        const Status done = CALL
+        block().sync();
+        if (spoils) *in_ = sent;
+        block().sync();
+        return done;""".replace("CALL", text.removeprefix("return "))
+    spoiled(text, stale, "    T* const own_;\n", "    T* const own_;" + MEMBERS)
+    (row,), _ = on_simulator("reduce_scatter", world_size, iterations=29)
+    assert row["wrong"] > 0 and row["time_us"] is None
 
 
 def test_a_broadcast_that_does_not_arrive_shows(spoiled):
