@@ -101,4 +101,6 @@ class GpuTuner:
         gpu = Gpu(self._comm)
         self._ends.enter_context(gpu.device.current())
         module = kccl.compile(SOURCE, NAMES, target="cuda", arch=gpu.device.arch)
-        return gpu, GpuClock(gpu, module)
+        clock = GpuClock(gpu, module)
+        clock.use_streams()
+        return gpu, clock

@@ -50,11 +50,9 @@ def test_periods(n):
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
     short = data.short_period(n)
     assert 3 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
+    chain, given = data.CHAINS["all_reduce"], problem("all_reduce", n)
     for length in (period, short):
-        factors = [
-            data.CHAINS["all_reduce"].factor(problem("all_reduce", n), rank, length)
-            for rank in range(n)
-        ]
+        factors = [chain.factor(given, rank, length) for rank in range(n)]
         assert sum(factors) * n ** (length - 1) == pytest.approx(1)
         assert n == 1 or len(set(factors)) > 1
 

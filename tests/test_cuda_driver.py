@@ -36,6 +36,7 @@ def test_it_has_the_layouts_and_values_of_cuda_h(tmp_path):
     [
         ("kStreamSerialization = 6", "kStreamSerialization = 7"),
         ("uint64_t kernel, context;", "uint64_t context, kernel;"),
+        ("alignas(8) int id;", "int id;"),
         ("char rest[60];", "char rest[52];"),
         ("uint64_t stream;\n    LaunchAttribute*", "LaunchAttribute*"),
         ("uint64_t stream, int* status);", "int* status, uint64_t stream);"),

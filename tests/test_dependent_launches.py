@@ -1,10 +1,14 @@
 """When a captured call is launched as the programmatic dependent of the kernel before it."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 from stream_world import World
 
-from kccl import gpu
+from kccl import gpu, gpu_graph
 from kccl.abi import ffi, lib
+from kccl.backends import cuda
 
 STREAM = 5
 CAPTURED = (1, 0)
@@ -28,6 +32,21 @@ def launched(world):
     call.num_blocks, call.threads_per_block = 8, 128
     assert op() == "the result"
     return world.driver.early, world.driver.streams
+
+
+@pytest.mark.parametrize(
+    ("driver", "major", "wanted"), [(12020, 9, False), (12030, 8, False), (12030, 9, True)]
+)
+def test_drivers_and_chips_that_have_them(monkeypatch, driver, major, wanted):
+    facts = {"cuDriverGetVersion": driver, "COMPUTE_CAPABILITY_MAJOR": major}
+    monkeypatch.setattr(gpu, "call", lambda name: facts[name])
+    monkeypatch.setattr(gpu, "attribute", lambda ordinal, name: facts[name])
+    assert gpu_graph.launches_dependents(SimpleNamespace(ordinal=0)) is wanted
+
+
+def test_every_launch_that_is_refused_has_a_name():
+    known = {getattr(lib, name) for name in dir(lib) if re.match(r"kKccl(No)?Launch", name)}
+    assert set(cuda._LAUNCHED_BY) == known and len(known) == 4
 
 
 EARLY, AS_EVER = ([STREAM], []), ([], [STREAM])

@@ -287,6 +287,9 @@ def test_cuda_kernels_compile_for_other_chips(arch):
     assert library is not None
     ptx, _ = compile_cuda(library, SOURCE, expressions, arch, INCLUDE)
     assert {_kernel_of(symbol) for symbol in ptx_entries(ptx)} >= set(on_gpus)
+    for symbol, body in ptx_entries(ptx).items():
+        # As gpu_graph.launches_dependents() has it.
+        assert ("griddepcontrol.wait" in body) == (arch != "sm_80"), symbol
 
 
 # HIP

@@ -22,7 +22,7 @@ struct KernelNode {
 
 // CUlaunchAttribute
 struct LaunchAttribute {
-    int id;
+    alignas(8) int id;
     char padding[4];
     int value;
     char rest[60];

@@ -30,6 +30,7 @@ bool follows_own(const KcclGpuQueue& queue, uint64_t stream) {
     if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return false;
     const auto params_of = reinterpret_cast<driver::KernelNodeParams>(queue.kernel_node_params);
     driver::KernelNode kernel = {};
+    // What `context` holds is not documented; on H200 it is the node's. Another value costs the gain.
     if (params_of(nodes[0], &kernel) != 0 || kernel.context != queue.context) return false;
     const auto name_of = reinterpret_cast<driver::FunctionName>(queue.function_name);
     const char* name = nullptr;

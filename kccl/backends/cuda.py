@@ -16,7 +16,7 @@ from ..cuda_library import library_kernel
 from ..device_arrays import DeviceView
 from ..errors import BackendError, Error, InvalidArgument
 from ..gpu_graph import KernelGraph
-from ..gpu_memory import GpuWindow, Memory
+from ..gpu_memory import GpuWindow, Memory, copy_stream
 from ..memory import Window
 from ..mesh import Mesh
 from ..plan import MOST_BLOCKS, MOST_THREADS
@@ -104,6 +104,7 @@ class CudaBackend(Backend):
         timeout: float,
     ) -> None:
         """See Backend."""
+        variables = env.read()
         self._pid = os.getpid()
         self._are_threads = are_threads
         # What says the stream of the library whose array was used last, for calls without arrays.
@@ -112,7 +113,7 @@ class CudaBackend(Backend):
             mesh,
             self.device,
             are_threads=are_threads,
-            forced=env.read().windows,
+            forced=variables.windows,
             timeout=timeout,
         )
         self.caveat = self._sharing.caveat
@@ -120,9 +121,13 @@ class CudaBackend(Backend):
         self._context.shares_cores = shares_cores
         # A launch may have to wait until the stream has room.
         self._context.holds_gil = False
-        with self.device.current():
-            self._stream = gpu.make_stream()
-        self.state: Any = DeviceState(self.device, self._stream, self._context)
+        self._stream = copy_stream(self.device)
+        self.state: Any = DeviceState(
+            self.device,
+            self._stream,
+            self._context,
+            has_dependents=variables.dependents != 0,
+        )
         self._settings = settings
         self._polls_per_check = abi.GPU_POLLS_PER_CHECK
         self._start(mesh, settings, timeout)

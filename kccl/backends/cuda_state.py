@@ -1,7 +1,7 @@
 """A rank's KcclState on a GPU, as the host sees it.
 
 The state proper lies in device memory, where kernels look at every call. The host keeps a copy. It
-writes both, by small copies on a stream of its own, so that a limit can be changed while a kernel
+writes both, by small copies on a stream without kernels, so that a limit can be changed while one
 runs. It reads its own, after a look at the mailbox, where the device leaves word of its failure.
 """
 
@@ -31,13 +31,16 @@ class DeviceState:
         queue: The KcclGpuQueue by which calls are launched.
     """
 
-    def __init__(self, device: gpu.Device, stream: int, context: Any) -> None:
+    def __init__(
+        self, device: gpu.Device, stream: int, context: Any, *, has_dependents: bool
+    ) -> None:
         """All zero at first.
 
         Args:
             device: Whose memory.
-            stream: For copies; nobody else uses it.
+            stream: For copies; no kernel runs on it.
             context: KcclHostContext of this rank.
+            has_dependents: Calls may be launched as programmatic dependents.
         """
         self._device = device
         self._stream = stream
@@ -52,7 +55,7 @@ class DeviceState:
         self.queue.launch = gpu.function_address("cuLaunchKernel")
         self.queue.launch_graph = gpu.function_address("cuGraphLaunch")
         self.queue.is_capturing = gpu.function_address("cuStreamIsCapturing")
-        if gpu_graph.launches_dependents(device):
+        if has_dependents and gpu_graph.launches_dependents(device):
             for field, name in _OF_CAPTURES.items():
                 setattr(self.queue, field, gpu.function_address(name, gpu_graph.WITH_EDGES))
         self.queue.push_context = gpu.function_address("cuCtxPushCurrent")
@@ -113,7 +116,7 @@ class DeviceState:
         self._write_all()
 
     def write(self, address: int, data: bytes) -> None:
-        """Writes to device memory, this rank's or a peer's, on the private stream."""
+        """Writes to device memory, this rank's or a peer's, on the stream for copies."""
         # A forked child has no context, and says nothing.
         if os.getpid() == self._pid:
             with self._device.current():

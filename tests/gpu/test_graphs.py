@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from gpu_ranks import ranks
-from graph_edges import edge_kinds
+from graph_edges import edge_kinds, need_edges, of_dependent
 
 import kccl
 from kccl import gpu
@@ -76,9 +76,10 @@ say(rank=comm.rank)
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_calls_of_a_graph_begin_while_the_one_before_ends(world_size):
-    """Behind each other; behind what else a graph has, and on another stream, as ever."""
+    """Behind each other; behind what else a graph has they are launched as ever."""
+    need_edges()
     ranks(world_size, """
-from graph_edges import edge_kinds
+from graph_edges import edge_kinds, of_dependent
 from kccl import gpu
 x, y = filled(), torch.zeros(4000, device="cuda")
 long = filled(1 << 20)
@@ -100,9 +101,8 @@ mode = gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
 gpu.call("cuStreamBeginCapture", stream, mode)
 calls()
 graph = gpu.call("cuStreamEndCapture", stream)
-has_dependents = torch.cuda.get_device_capability()[0] >= 9
 kinds = edge_kinds(graph)
-assert kinds == [int(has_dependents)] * 6, kinds
+assert kinds == [of_dependent(comm.rank)] * 6, kinds
 ready = gpu.call("cuGraphInstantiate", graph, 0)
 x.fill_(comm.rank + 1); long.fill_(comm.rank + 1)
 torch.cuda.synchronize()
@@ -111,9 +111,10 @@ for _ in range(10):
 gpu.call("cuStreamSynchronize", stream)
 assert all((each == total / comm.world_size).all() for each in (x, long, mine))
 
-side = torch.cuda.Stream()
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
+main, side = torch.cuda.Stream(), torch.cuda.Stream()
+torch.cuda.synchronize()
+with torch.cuda.stream(main):
+    gpu.call("cuStreamBeginCapture", main.cuda_stream, mode)
     for _ in range(20):
         x.fill_(comm.rank + 1)
         y.zero_()
@@ -127,8 +128,12 @@ with torch.cuda.graph(graph):
         here.wait_stream(side)
         comm.all_reduce(x)
         comm.barrier()
+    graph = gpu.call("cuStreamEndCapture", main.cuda_stream)
+# all_reduce behind all_reduce, and barrier behind all_reduce; not behind copies, fills and joins.
+assert sum(edge_kinds(graph)) == 20 * 2 * of_dependent(comm.rank)
+ready = gpu.call("cuGraphInstantiate", graph, 0)
 for _ in range(5):
-    graph.replay()
+    gpu.call("cuGraphLaunch", ready, main.cuda_stream)
     torch.cuda.synchronize()
     assert (x == 2 * total).all() and (y == total).all()
 comm.check()
@@ -163,10 +168,32 @@ say(rank=comm.rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_dependents_can_be_switched_off(world_size):
+    need_edges()
+    program = """
+from graph_edges import edge_kinds
+from kccl import gpu
+x = filled()
+stream = gpu.make_stream()
+comm.all_reduce(x, stream=stream)
+torch.cuda.synchronize()
+mode = gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
+gpu.call("cuStreamBeginCapture", stream, mode)
+for _ in range(3):
+    comm.all_reduce(x, stream=stream)
+assert edge_kinds(gpu.call("cuStreamEndCapture", stream)) == [0, 0]
+comm.check()
+say(rank=comm.rank)
+"""
+    ranks(world_size, program, KCCL_DEPENDENTS="0")
+
+
 @pytest.mark.parametrize("world_size", [2])
 def test_calls_that_fork_behind_one_read_what_it_wrote(world_size):
+    need_edges()
     ranks(world_size, """
-from graph_edges import edge_kinds
+from graph_edges import edge_kinds, of_dependent
 from kccl import gpu
 x, first, second, last = (filled(1 << 18) for _ in range(4))
 stream, side = gpu.make_stream(), gpu.make_stream()
@@ -186,8 +213,7 @@ mode = gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
 gpu.call("cuStreamBeginCapture", stream, mode)
 calls()
 graph = gpu.call("cuStreamEndCapture", stream)
-is_early = int(torch.cuda.get_device_capability()[0] >= 9)
-assert sorted(edge_kinds(graph)) == sorted([is_early, is_early, 0, 0])
+assert sorted(edge_kinds(graph)) == [0, 0, *[of_dependent(comm.rank)] * 2]
 ready = gpu.call("cuGraphInstantiate", graph, 0)
 for turn in range(20):
     x.fill_(comm.rank + turn)
@@ -203,6 +229,7 @@ say(rank=comm.rank)
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_call_behind_one_of_another_gpu_is_no_dependent(world_size):
+    need_edges()
     done = []
     meet = threading.Barrier(world_size)
 
@@ -230,9 +257,8 @@ def test_a_call_behind_one_of_another_gpu_is_no_dependent(world_size):
             gpu.call("cuStreamWaitEvent", stream, done[1], 0)
             comm.wait(stream=stream)
             graph = gpu.call("cuStreamEndCapture", stream)
-            is_early = int(torch.cuda.get_device_capability()[0] >= 9)
             # signal, on the other GPU wait and signal, and wait behind both.
-            assert sorted(edge_kinds(graph)) == sorted([0, is_early, 0, 0])
+            assert sorted(edge_kinds(graph)) == [0, 0, 0, of_dependent(1)]
             ready = gpu.call("cuGraphInstantiate", graph, 0)
             for _ in range(10):
                 gpu.call("cuGraphLaunch", ready, stream)

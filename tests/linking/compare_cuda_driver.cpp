@@ -61,6 +61,7 @@ static_assert(driver::kStreamSerialization ==
 
 using KernelNode = driver::KernelNode;
 static_assert(sizeof(KernelNode) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2));
+static_assert(alignof(KernelNode) == alignof(CUDA_KERNEL_NODE_PARAMS_v2));
 KCCL_SAME_PLACE(KernelNode, function, CUDA_KERNEL_NODE_PARAMS_v2, func);
 static_assert(offsetof(KernelNode, grid) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, gridDimX));
 static_assert(offsetof(KernelNode, block) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, blockDimX));
@@ -72,6 +73,7 @@ KCCL_SAME_PLACE(KernelNode, context, CUDA_KERNEL_NODE_PARAMS_v2, ctx);
 
 using Attribute = driver::LaunchAttribute;
 static_assert(sizeof(Attribute) == sizeof(CUlaunchAttribute));
+static_assert(alignof(Attribute) == alignof(CUlaunchAttribute));
 KCCL_SAME_PLACE(Attribute, id, CUlaunchAttribute, id);
 static_assert(offsetof(Attribute, value) ==
               offsetof(CUlaunchAttribute, value.programmaticStreamSerializationAllowed));
@@ -80,6 +82,7 @@ static_assert(sizeof(Attribute::value) ==
 
 using Config = driver::LaunchConfig;
 static_assert(sizeof(Config) == sizeof(CUlaunchConfig));
+static_assert(alignof(Config) == alignof(CUlaunchConfig));
 static_assert(offsetof(Config, grid) == offsetof(CUlaunchConfig, gridDimX));
 static_assert(offsetof(Config, block) == offsetof(CUlaunchConfig, blockDimX));
 KCCL_SAME_PLACE(Config, shared_bytes, CUlaunchConfig, sharedMemBytes);
