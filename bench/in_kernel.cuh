@@ -5,8 +5,8 @@
 // without the end being wrong: in_kernel_data.py says what the end is. Sums would grow out of range; so
 // every `period` calls a block multiplies data by `factor`, which no two ranks have alike in all_reduce.
 // Only then does it change what reduce_scatter sends to the peers, and what a broadcast sends: there an
-// old word shows in launches with short periods, which are not timed. In others that is a hundredth of
-// the calls and less.
+// old word shows in launches with short periods, which are not timed. In those that are it is a
+// hundredth of the calls and less.
 //
 // The clock is the GPU's own, read inside the kernel: no launch and no host is in a figure. What is
 // noted differs between launches, so that the figure that counts is not disturbed by the others:
