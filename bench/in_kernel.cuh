@@ -4,9 +4,9 @@
 // do. A call's input is the output of the one before, so that no call can be left out or overtaken
 // without the end being wrong: in_kernel_data.py says what the end is. Sums would grow out of range; so
 // every `period` calls a block multiplies data by `factor`, which no two ranks have alike in all_reduce.
-// Only then does it change what reduce_scatter sends to the peers, and what a broadcast sends: there an
-// old word shows in launches with short periods, which are not timed. In those that are it is a
-// hundredth of the calls and less.
+// That is one pass in 30 to 100 calls. What a broadcast sends changes only then, and what
+// reduce_scatter sends to the peers not even then; so there are launches with short periods, which are
+// not timed, where both change: there an old word shows, of a broadcast on the next root.
 //
 // The clock is the GPU's own, read inside the kernel: no launch and no host is in a figure. What is
 // noted differs between launches, so that the figure that counts is not disturbed by the others:
@@ -26,6 +26,9 @@ using kccl::DeviceComm;
 using kccl::Status;
 using kccl::mem::Order;
 using kccl::mem::Scope;
+
+// Launches that are not timed have shorter periods.
+constexpr uint32_t kShortestTimed = 8;
 
 enum class Notes { kMean, kEach, kSkewed };
 
@@ -111,6 +114,7 @@ struct Data {
     uint64_t each;
     double factor;
     uint64_t shifts;  // see AllGather
+    uint32_t period;
 
     KCCL_DEVICE uint64_t first() const { return kccl::platform::block_in_grid() * each; }
     KCCL_DEVICE uint64_t length(uint64_t begin) const {
@@ -174,8 +178,8 @@ class AllReduceMessage {
     uint64_t begin_;
 };
 
-// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. What it sends to the others
-// changes once a period.
+// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. Once a period its sign
+// changes or, where that is not timed, the sign of what is sent to the others.
 template <class T, int WORLD_SIZE>
 class ReduceScatter {
   public:
@@ -186,11 +190,13 @@ class ReduceScatter {
           own_(kccl::mem::keep(in_ + comm.rank * data.count)),
           count_(kccl::mem::keep(data.length(data.first()))),
           stride_(kccl::mem::keep(data.count)),
-          factor_(data.factor) {}
+          factor_(data.factor),
+          is_timed_(data.period >= kShortestTimed) {}
     KCCL_DEVICE Status call() {
         return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);
     }
     KCCL_DEVICE void between(uint32_t) {
+        if (is_timed_) return multiply(own_, count_, factor_);
         for (int peer = 0; peer < channel_.world_size(); ++peer) {
             T* const chunk = in_ + peer * stride_;
             if (chunk != own_) multiply(chunk, count_, factor_);
@@ -204,6 +210,7 @@ class ReduceScatter {
     const uint64_t count_;
     const uint64_t stride_;
     const double factor_;
+    const bool is_timed_;
 };
 
 // From `x` to `out` and back. In call k each rank sends its own chunk of what it got, or where bit
@@ -278,7 +285,7 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
                        const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
     const Rounds rounds =
         rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
-    Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts});
+    Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts, period});
     make_calls<NOTES>(rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
 }
 

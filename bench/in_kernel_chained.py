@@ -16,8 +16,8 @@ from .in_kernel_data import CHAINS, SHIFTS, period, short_period
 class Chained(InKernel):
     """A collective of data: the end of the chain of calls is compared by bits.
 
-    What is sent may be the same for a whole period. So a launch that is not timed comes before
-    those that are, in which it changes every few calls: a word of two calls before shows.
+    What is sent may be the same for a whole period. So in each repeat a launch that is not timed
+    comes first, in which it changes every few calls, so that an old word shows.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from .data import make_input
 _DISTINCT = 1009
 # Sums may grow by so many powers of two: all but float16 have room for them.
 _GROWTH = 100
+_SHORTEST_TIMED = 8  # kShortestTimed of in_kernel.cuh
 DTYPES = ("float32", "float64", "bfloat16")
 SHIFTS = 0x9E3779B97F4A7C15
 """Bit k % 64: whether call k of all_gather moves the chunks on; without a pattern."""
@@ -55,11 +56,12 @@ def period(world_size: int) -> int:
 
 
 def short_period(world_size: int) -> int:
-    """The same for data that are to change often: of 3 calls, where that is no multiple.
+    """The same for data that are to change often.
 
-    Not of fewer: what changes its sign with every call is as it was two calls before.
+    Not with every call: what changes its sign then is as it was two calls before, when a slot was
+    last written. So the old word differs in two to five calls of five.
     """
-    return next(count for count in itertools.count(3) if math.gcd(count, world_size) == 1)
+    return next(count for count in itertools.count(2) if math.gcd(count, world_size) == 1)
 
 
 def _pattern(problem: Problem, length: int, rank: int, seed: int) -> Array:
@@ -99,7 +101,7 @@ def _all_reduce_start(problem: Problem, rank: int) -> Array:
 
 def _all_reduce_factor(problem: Problem, rank: int, length: int) -> float:
     # In all they undo a period's growth, and what one rank adds is not what another does.
-    weight = {0: 1.5, 1: 0.5}.get(rank, 1.0) if problem.world_size > 1 else 1.0
+    weight = (2 * rank + 1) / problem.world_size
     return weight * float(problem.world_size) ** -length
 
 
@@ -144,13 +146,13 @@ def _reduce_scatter_end(problem: Problem, rank: int, calls: int, length: int) ->
 
 @lru_cache(maxsize=32)
 def _own_chunk(problem: Problem, rank: int, calls: int, length: int) -> Array:
-    values = [_chunks(problem, peer)[rank] for peer in range(problem.world_size)]
+    ranks = range(problem.world_size)
+    values = [_chunks(problem, peer)[rank] for peer in ranks]
     changes = _changes(calls, length)
     for call in range(calls):
         if call in changes:
-            own = values[rank]
-            values = [_times(value, -1.0) for value in values]
-            values[rank] = own
+            changed = {rank} if length >= _SHORTEST_TIMED else {*ranks} - {rank}
+            values = [_times(values[k], -1.0) if k in changed else values[k] for k in ranks]
         values[rank] = _sum(values)
     return values[rank]
 

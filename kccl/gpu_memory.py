@@ -12,9 +12,9 @@ There are three ways, of which gpu_sharing.py chooses one:
 import ctypes
 import json
 import os
+import threading
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from . import dtypes, gpu, gpu_release
 from .device_arrays import DeviceArray
@@ -26,17 +26,22 @@ _IPC_UNIT = 2 << 20
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _PINNED_FLAGS = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+_streams: dict[tuple[gpu.Device, str], int] = {}
+_lock = threading.Lock()
 
 
-@lru_cache(maxsize=64)
-def copy_stream(where: gpu.Device) -> int:
-    """The stream on which this process fills and writes a device's memory; no kernel runs on it.
+def shared_stream(where: gpu.Device, work: Literal["writes", "fills"]) -> int:
+    """The stream on which all communicators of this process do one kind of work on a device.
 
-    Communicators share it: on an H200 every kernel of a context begins 0.18 us later once the
-    context has used 16 streams (bench/LOG.md).
+    Writes go by copy engine, so they reach a GPU that kernels fill; fills are kernels and wait for
+    room. Not a stream for each communicator: on an H200 every kernel of a context begins 0.18 us
+    later once the context has used 16 of them (bench/LOG.md).
     """
-    with where.current():
-        return gpu.make_stream()
+    with _lock:
+        if (where, work) not in _streams:
+            with where.current():
+                _streams[where, work] = gpu.make_stream()
+        return _streams[where, work]
 
 
 class Memory:

@@ -16,7 +16,7 @@ from ..cuda_library import library_kernel
 from ..device_arrays import DeviceView
 from ..errors import BackendError, Error, InvalidArgument
 from ..gpu_graph import KernelGraph
-from ..gpu_memory import GpuWindow, Memory, copy_stream
+from ..gpu_memory import GpuWindow, Memory, shared_stream
 from ..memory import Window
 from ..mesh import Mesh
 from ..plan import MOST_BLOCKS, MOST_THREADS
@@ -121,10 +121,9 @@ class CudaBackend(Backend):
         self._context.shares_cores = shares_cores
         # A launch may have to wait until the stream has room.
         self._context.holds_gil = False
-        self._stream = copy_stream(self.device)
+        self._fills = shared_stream(self.device, "fills")
         self.state: Any = DeviceState(
             self.device,
-            self._stream,
             self._context,
             has_dependents=variables.dependents != 0,
         )
@@ -137,11 +136,11 @@ class CudaBackend(Backend):
         return self.state.address, scratch.channels.address
 
     def _make_channels(self, count: int) -> Any:
-        return Memory(self.device, ffi.sizeof("KcclChannelState") * count, self._stream)
+        return Memory(self.device, ffi.sizeof("KcclChannelState") * count, self._fills)
 
     def _clear_channels(self, channels: Any) -> None:
         with self.device.current():
-            gpu.fill(channels.address, 0, channels.nbytes, self._stream)
+            gpu.fill(channels.address, 0, channels.nbytes, self._fills)
 
     def _open_window(
         self,
@@ -159,7 +158,7 @@ class CudaBackend(Backend):
             device=self.device,
             are_threads=self._are_threads,
             way=self._sharing.way,
-            stream=self._stream,
+            stream=self._fills,
         )
 
     def _arm(self, scratch: Scratch) -> None:

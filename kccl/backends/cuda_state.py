@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import gpu, gpu_graph
 from ..abi import ffi, lib
-from ..gpu_memory import Memory
+from ..gpu_memory import Memory, shared_stream
 
 # KcclGpuQueue's field -> the driver's function.
 _OF_CAPTURES = {
@@ -31,22 +31,20 @@ class DeviceState:
         queue: The KcclGpuQueue by which calls are launched.
     """
 
-    def __init__(
-        self, device: gpu.Device, stream: int, context: Any, *, has_dependents: bool
-    ) -> None:
+    def __init__(self, device: gpu.Device, context: Any, *, has_dependents: bool) -> None:
         """All zero at first.
 
         Args:
             device: Whose memory.
-            stream: For copies; no kernel runs on it.
             context: KcclHostContext of this rank.
             has_dependents: Calls may be launched as programmatic dependents.
         """
         self._device = device
-        self._stream = stream
+        self._writes = shared_stream(device, "writes")
         self._pid = os.getpid()
-        self._memory = Memory(device, ffi.sizeof("KcclState"), stream)
-        self._mail = Memory(device, ffi.sizeof("KcclMailbox"), stream, on_host=True)
+        fills = shared_stream(device, "fills")
+        self._memory = Memory(device, ffi.sizeof("KcclState"), fills)
+        self._mail = Memory(device, ffi.sizeof("KcclMailbox"), fills, on_host=True)
         self.address = self._memory.address
         self.mailbox = ffi.cast("KcclMailbox *", self._mail.address)
         self.host = ffi.new("KcclState *")
@@ -116,11 +114,11 @@ class DeviceState:
         self._write_all()
 
     def write(self, address: int, data: bytes) -> None:
-        """Writes to device memory, this rank's or a peer's, on the stream for copies."""
+        """Writes to device memory, this rank's or a peer's, on the stream for writes."""
         # A forked child has no context, and says nothing.
         if os.getpid() == self._pid:
             with self._device.current():
-                gpu.write(address, data, self._stream)
+                gpu.write(address, data, self._writes)
 
     def _set(self, name: str, value: int) -> None:
         setattr(self.host, name, value)
