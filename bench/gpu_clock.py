@@ -27,8 +27,8 @@ _FEWEST_CALLS = 4
 _BYTES_IN_GRAPH = 64 << 20
 _CHECKED_CALLS = 3
 LONGEST_DELAY_NS = 5000
-# From the 16th stream on that a context runs something on, every kernel of it starts 0.18 us later,
-# for good (LOG.md). NCCL's windows and NVSHMEM need as many, other programs have them anyway.
+# From the 16th stream on that a context runs something on, every kernel of it starts later on an
+# H200, for good (LOG.md). NCCL's windows and NVSHMEM need as many, other programs have them anyway.
 _STREAMS_USED = 16
 # While a stream waits so long, the host enqueues what is timed.
 _LEAD_NS = 100_000

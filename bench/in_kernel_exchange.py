@@ -11,7 +11,8 @@ import numpy as np
 from .collective import Array, Problem
 from .data import count_wrong
 from .in_kernel import Form, InKernel, Notebook, Shape
-from .in_kernel_data import CHAINS, period
+from .in_kernel_chained import Chained
+from .in_kernel_data import period
 
 SOURCE = Path(__file__).with_name("in_kernel_exchange.cuh")
 WORD_BYTES = 8
@@ -123,7 +124,7 @@ class Exchanging(InKernel):
         return count_wrong(found, np.tile(wanted, shape.blocks))
 
 
-class ExchangedSums(InKernel):
+class ExchangedSums(Chained):
     """An all_reduce: the slice that each block has at the end is compared by bits."""
 
     def __init__(
@@ -141,42 +142,35 @@ class ExchangedSums(InKernel):
             problem: What is reduced.
             device_comm: With room for the exchange.
         """
-        super().__init__(notebook, kernels, shape)
-        self.buffers = notebook.place.buffers(problem)
-        self._problem = problem
-        self._device_comm = device_comm
+        super().__init__(notebook, kernels, shape, problem, device_comm)
         self._out = notebook.place.numbers(np.zeros(shape.blocks * shape.each, np.int64))
-        self._chain = CHAINS[problem.collective]
-        self._period = period(problem.world_size)
-        self._rank = notebook.place.comm.rank
-        self._ends: dict[int, Array] = {}
 
     def run(self) -> None:
         """See InKernel."""
-        slices = self._slices(self._kernels["kMean"], 0, 1)
+        slices = self._slices(self._kernels["kMean"], 0, 1, period(self._problem.world_size))
         assert self._problem.np_dtype is not None
         self.buffers.load(np.roll(slices, 1, axis=0).ravel().view(self._problem.np_dtype))
 
-    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
-        """See InKernel."""
-        problem, total = self._problem, warmup + calls
-        self.buffers.load(self._chain.start(problem, self._rank))
-        slices = self._slices(kernel, warmup, calls)
-        if total not in self._ends:
-            end = self._chain.end(problem, self._rank, total, self._period).view(np.int64)
+    def _checked(self, kernel: Any, warmup: int, calls: int, length: int) -> int:
+        """See Chained."""
+        problem, rank, key = self._problem, self._rank, (warmup + calls, length)
+        self.buffers.load(self._chain.start(problem, rank))
+        slices = self._slices(kernel, warmup, calls, length)
+        if key not in self._ends:
+            end = self._chain.end(problem, rank, *key).view(np.int64)
             # In each call a block takes the slice of the next.
-            self._ends[total] = np.roll(end.reshape(slices.shape), -total, axis=0)
-        return count_wrong(slices, self._ends[total])
+            self._ends[key] = np.roll(end.reshape(slices.shape), -key[0], axis=0)
+        return count_wrong(slices, self._ends[key])
 
-    def _slices(self, kernel: Any, warmup: int, calls: int) -> Array:
+    def _slices(self, kernel: Any, warmup: int, calls: int, length: int) -> Array:
         """[block][word]: what each block has at the end of a launch."""
         problem, shape, place = self._problem, self.shape, self.notebook.place
         place.launch(
             kernel,
             *(self._device_comm, self.buffers.x, self._out),
             np.uint32(problem.count // shape.blocks),
-            self._chain.factor(problem, self._rank, self._period),
-            *map(np.uint32, (warmup, calls, self._period)),
+            self._chain.factor(problem, self._rank, length),
+            *map(np.uint32, (warmup, calls, length)),
             *self._noted(),
             grid=shape.blocks,
             block=shape.threads,

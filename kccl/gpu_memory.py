@@ -33,8 +33,8 @@ _lock = threading.Lock()
 def shared_stream(where: gpu.Device, work: Literal["writes", "fills"]) -> int:
     """The stream on which all communicators of this process do one kind of work on a device.
 
-    Writes go by copy engine, so they reach a GPU that kernels fill; fills are kernels and wait for
-    room. Not a stream for each communicator: on an H200 every kernel of a context begins 0.18 us
+    Writes go by copy engine, so they reach a GPU that kernels fill; fills may be kernels, which
+    wait for room. Not a stream for each communicator: on an H200 every kernel of a context begins
     later once the context has used 16 of them (bench/LOG.md).
     """
     with _lock:
