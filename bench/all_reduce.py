@@ -55,6 +55,26 @@ def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
     return call
 
 
+def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
+    def call(*, is_one_shot: bool) -> Call:
+        return partial(
+            module.allreduce_fusion,
+            x,
+            scratch,
+            module.AllReduceFusionPattern.kAllReduce,
+            # As serving engines call it: begun before the kernel in front has ended.
+            launch_with_pdl=True,
+            output=out,
+            use_oneshot=is_one_shot,
+        )
+
+    calls = {"one_shot": call(is_one_shot=True)}
+    # Its two-shot hands out rows.
+    if len(x) > scratch.world_size:
+        calls["two_shot"] = call(is_one_shot=False)
+    return calls
+
+
 COLLECTIVE = Collective(
     name="all_reduce",
     order="relaxed",
@@ -74,4 +94,5 @@ COLLECTIVE = Collective(
     nccl=_nccl,
     symm_mem=_symm_mem,
     nvshmem=_nvshmem,
+    flashinfer=_flashinfer,
 )

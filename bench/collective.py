@@ -133,6 +133,8 @@ class Collective:
             problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
             that has its result. x is the symmetric tensor. None where there are none.
         nvshmem: (its library, address of its memory, problem, stream) -> the call in place.
+        flashinfer: (flashinfer.comm, its memory, two tensors [tokens, hidden]) -> its calls from
+            one tensor to the other by algorithm; None where it has none.
         mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
             or None.
         has_chunks: The message is one chunk of equal length for each rank.
@@ -156,6 +158,7 @@ class Collective:
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
     nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
+    flashinfer: Callable[[Any, Any, Any, Any], dict[str, Call]] | None = None
     has_chunks: bool = False
     dtype: str | None = None
     end: int | None = None

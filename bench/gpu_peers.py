@@ -1,5 +1,5 @@
 """The peers on GPUs, in the same processes and on the same stream: NCCL and PyTorch's symmetric
-memory. The only file of the benchmarks that imports torch.
+memory. The only file of the benchmarks that starts torch.
 """
 
 from __future__ import annotations

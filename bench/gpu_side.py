@@ -13,6 +13,7 @@ import kccl
 
 from .baselines import Request
 from .collective import Collective, Comm, Problem
+from .flashinfer_peer import FlashInferPeer
 from .gpu_clock import GpuClock, both_modes
 from .gpu_device import Gpu
 from .gpu_kernels import NAMES, SOURCE, PingPong
@@ -20,6 +21,8 @@ from .gpu_peers import TorchPeers
 from .harness import Contender, Row
 from .host_side import Floors
 from .nvshmem_peer import NvshmemPeer
+
+Peer = TorchPeers | FlashInferPeer | NvshmemPeer
 
 
 def check_gpus(world_size: int) -> None:
@@ -51,12 +54,13 @@ class GpuJob:
         self.clock.use_streams()
         self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
         self._elapsed_ns = self.gpu.numbers(np.zeros(1, np.int64))
-        self._peers: list[TorchPeers | NvshmemPeer] = []
+        self._peers: list[Peer] = []
 
-    def peers(self) -> Sequence[TorchPeers | NvshmemPeer]:
+    def peers(self) -> Sequence[Peer]:
         """The peers, which take seconds to start when they are first asked for. Collective."""
         if not self._peers:
-            for kind in (TorchPeers, NvshmemPeer):
+            # FlashInfer's ranks meet over torch.distributed.
+            for kind in (TorchPeers, FlashInferPeer, NvshmemPeer):
                 self._peers.append(kind(self.gpu, self.clock))
                 self._ends.callback(self._peers[-1].close)
         return self._peers

@@ -36,6 +36,8 @@ _COLOURS = {
     ("nccl", "symmetric_window"): "#a3b86c",
     ("torch_symm_mem", "one_shot"): "#c8553d",
     ("torch_symm_mem", "two_shot"): "#e39b5a",
+    ("flashinfer", "one_shot"): "#d4a017",
+    ("flashinfer", "two_shot"): "#8c6d31",
     ("nvshmem", "on_stream"): "#7a5195",
     ("mpich", "default"): "#c8553d",
     ("mpich", "recursive_doubling"): "#e39b5a",

@@ -31,6 +31,7 @@ _PEERS_ON_GPUS = {
     "NCCL": ("nccl", "default"),
     "NCCL, window": ("nccl", "symmetric_window"),
     "PyTorch": ("torch_symm_mem", None),
+    "FlashInfer": ("flashinfer", None),
     "NVSHMEM": ("nvshmem", None),
 }
 
@@ -74,7 +75,7 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
         ]
         best = min((us for us in peers if us is not None), default=None)
         cells = [f"{nbytes:,}", *map(_text, (ours["time_us"], ours["skewed_us"], *peers))]
-        cells.append(f"{best / ours['time_us']:.1f}" if best else "")
+        cells.append(f"{best / ours['time_us']:.2f}" if best else "")
         cells.append(_text(ours["floor_us"]))
         lines.append("| " + " | ".join(cells) + " |\n")
     machine = document["machine"]

@@ -26,8 +26,9 @@ class Env:
         windows: How ranks reach each other's GPU memory, by a name of gpu_sharing.py: "vmm", "ipc"
             between processes, "peer" between threads; "" for what the machine allows. For tests.
         dependents: 0: calls that are captured behind each other are launched as all others are, not
-            as programmatic dependents. For programs that ask a captured graph for its edges without
-            their data, as PyTorch's allocator does with graph_capture_record_stream_reuse.
+            as programmatic dependents, and none comes onto a GPU before the last one has ended. For
+            programs that ask a captured graph for its edges without their data, as PyTorch's
+            allocator does with graph_capture_record_stream_reuse.
         rank, world_size, rendezvous: Set by `kccl run` for its children.
         openmpi_prefix: Environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """

@@ -31,7 +31,7 @@ _CaptureInfo = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_size_t),
 )
 _NodeType = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_int))
-_KernelNodeParams = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64))
+_Params = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64))
 _FunctionName = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64)
 _Push = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _Pop = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -69,6 +69,11 @@ class Driver:
             None: another node.
         node_context: Of the device that these run on.
         early: The streams of programmatic dependents, in order.
+        comm: What the kernels of nodes were launched with.
+        has_arguments: Those have been given one by one.
+        calls: Number of a node -> its KcclCall.
+        announced: The numbers of nodes that were given another, in order.
+        refusal: The error with which a node keeps what it has.
     """
 
     def __init__(self):
@@ -78,6 +83,11 @@ class Driver:
         self.nodes = {}
         self.node_context = CONTEXT
         self.early = []
+        self.comm = {"abi_version": abi.ABI_VERSION, "world_size": 2}
+        self.has_arguments = True
+        self.calls = {}
+        self.announced = []
+        self.refusal = 0
         self._kept = []
         self.meanwhile = lambda: None
         self.events = {}
@@ -90,7 +100,8 @@ class Driver:
             "launch_ex": _LaunchEx(self._launch_ex),
             "capture_info": _CaptureInfo(self._capture_info),
             "node_type": _NodeType(self._node_type),
-            "kernel_node_params": _KernelNodeParams(self._kernel_node_params),
+            "get_params": _Params(self._get_params),
+            "set_params": _Params(self._set_params),
             "function_name": _FunctionName(self._function_name),
             "is_capturing": _IsCapturing(self._is_capturing),
             "push_context": _Push(self._push),
@@ -139,10 +150,23 @@ class Driver:
         kind[0] = 0 if self._node(number) is not None else 1
         return 0
 
-    def _kernel_node_params(self, number, params):
+    # CUDA_KERNEL_NODE_PARAMS_v2 in words: func first, kernelParams the sixth, ctx the ninth.
+    def _get_params(self, number, params):
+        call = self.calls.setdefault(number, ffi.new("KcclCall *", {"comm": self.comm}))
+        arguments = ffi.new("void *[1]", [call])
+        self._kept.append(arguments)
         params[0] = number
+        params[5] = int(ffi.cast("uintptr_t", arguments)) if self.has_arguments else 0
         params[8] = self.node_context
         return 0
+
+    def _set_params(self, number, params):
+        assert (params[0], params[8]) == (number, self.node_context)
+        if self.refusal == 0:
+            (given,) = ffi.cast("KcclCall **", params[5])[0:1]
+            self.calls[number] = ffi.new("KcclCall *", given[0])
+            self.announced.append(number)
+        return self.refusal
 
     def _function_name(self, name, number):
         text = self._node(number).encode()

@@ -41,6 +41,7 @@ def test_it_has_the_layouts_and_values_of_cuda_h(tmp_path):
         ("uint64_t stream;\n    LaunchAttribute*", "LaunchAttribute*"),
         ("uint64_t stream, int* status);", "int* status, uint64_t stream);"),
         ("size_t* count);", "size_t* count, int more);"),
+        ("SetParams = int (*)(uint64_t node,", "SetParams = int (*)(int node,"),
     ],
 )
 def test_a_difference_is_seen(tmp_path, right, wrong):

@@ -46,7 +46,7 @@ def test_drivers_and_chips_that_have_them(monkeypatch, driver, major, wanted):
 
 def test_every_launch_that_is_refused_has_a_name():
     known = {getattr(lib, name) for name in dir(lib) if re.match(r"kKccl(No)?Launch", name)}
-    assert set(cuda._LAUNCHED_BY) == known and len(known) == 4
+    assert set(cuda._LAUNCHED_BY) == known and len(known) == 5
 
 
 EARLY, AS_EVER = ([STREAM], []), ([], [STREAM])
@@ -93,3 +93,41 @@ def test_what_the_driver_refuses_is_said(world):
     with pytest.raises(Exception, match="error 719"):
         launched(world)
     assert world.driver.queue.how == lib.kKcclLaunchDependent
+    assert world.driver.announced == []
+
+
+def test_the_call_before_is_told_once(world):
+    world.driver.nodes = {4: [None], STREAM: [OURS]}
+    launched(world)
+    assert launched(world) == ([STREAM] * 2, [])
+    (told,) = world.driver.announced
+    call = world.driver.calls[told]
+    assert told == 2 and call.has_dependent == 1 and call.comm.world_size == 2
+
+
+def test_no_other_kernel_is_told(world):
+    world.driver.nodes[STREAM] = [THEIRS]
+    launched(world)
+    world.driver.capturing[STREAM] = (0, 0)
+    world.driver.nodes[STREAM] = [OURS]
+    launched(world)
+    assert world.driver.announced == []
+
+
+@pytest.mark.parametrize("differs", ["abi_version", "arguments"])
+def test_what_is_not_known_to_be_a_call_is_not_told(world, differs):
+    world.driver.nodes[STREAM] = [OURS]
+    if differs == "arguments":
+        world.driver.has_arguments = False
+    else:
+        world.driver.comm[differs] += 1
+    assert launched(world) == EARLY
+    assert world.driver.announced == []
+
+
+def test_a_call_that_cannot_be_told_is_an_error(world):
+    world.driver.nodes[STREAM] = [OURS]
+    world.driver.refusal = 400
+    with pytest.raises(Exception, match="error 400"):
+        launched(world)
+    assert world.driver.queue.how == lib.kKcclLaunchAnnounced

@@ -220,9 +220,24 @@ def test_cuda_kernels_wait_for_those_before(cuda):
     for kernel in KERNELS:
         for body in cuda.of(kernel):
             before, waits, after = body.partition("griddepcontrol.wait;")
-            assert waits and "griddepcontrol" not in after, kernel
+            assert waits and "griddepcontrol" not in before and waits not in after, kernel
             touches = re.findall(r"\b(?:ld|st|red|atom|prefetch)\.(?!param)\S+", before)
             assert touches == [] and "@" not in before, kernel
+
+
+@needs_nvrtc
+def test_cuda_kernels_launch_dependents_when_they_are_told(cuda):
+    """Behind their pushes, and never unasked: see Channel::sent()."""
+    asked = r"setp\.eq\.s64\s+(%p\d+), %rd\d+, 0;[^@]*@\1 bra\s+\$\w+;\s+// begin inline asm\s+"
+    for kernel in KERNELS:
+        for body in cuda.of(kernel):
+            launches = body.split("griddepcontrol.launch_dependents;")
+            has_any = kernel in (*LL16, *SENTINEL, "barrier_direct")
+            assert (len(launches) > 1) == has_any, kernel
+            for before in launches[:-1]:
+                assert re.search(asked + r"\Z", before), kernel
+            # Each thread's first push is before.
+            assert "st.relaxed.sys.global.v2.b64" in launches[0] or not has_any, kernel
 
 
 @needs_nvrtc

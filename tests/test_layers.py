@@ -307,7 +307,7 @@ REFUSED = {
 }
 # MPI's, NCCL's and PyTorch's own names; the out-of-band exchange is named as mpi4py names its own.
 FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
-FOREIGN |= {"MPI_Allgather"}
+FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
 
 
 def _snake_case(name: str) -> str:

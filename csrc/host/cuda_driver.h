@@ -48,7 +48,8 @@ using IsCapturing = int (*)(uint64_t stream, int* status);
 using CaptureInfo = int (*)(uint64_t stream, int* status, uint64_t* id, uint64_t* graph,
                             const uint64_t** nodes, const void** edges, size_t* count);
 using NodeType = int (*)(uint64_t node, int* type);
-using KernelNodeParams = int (*)(uint64_t node, KernelNode*);
+using GetParams = int (*)(uint64_t node, KernelNode*);
+using SetParams = int (*)(uint64_t node, const KernelNode*);
 using FunctionName = int (*)(const char** name, uint64_t function);
 
 }  // namespace kccl::driver

@@ -12,10 +12,16 @@ namespace {
 
 constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // as names are mangled
 
-// Whether what is captured next on a stream follows a kernel of this library on this device, and
-// nothing else. Behind another kernel a programmatic dependent was seen to begin later than by an
-// ordinary launch (bench/LOG.md).
-bool follows_own(const KcclGpuQueue& queue, uint64_t stream) {
+// A captured call of this library.
+struct CallNode {
+    uint64_t node = 0;  // 0: none
+    driver::KernelNode kernel = {};
+};
+
+// The call that what is captured next on a stream follows, if that is a call of this library on this
+// device, and nothing else. Behind another kernel a programmatic dependent was seen to begin later
+// than by an ordinary launch (bench/LOG.md).
+CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     int status = driver::kNotCaptured;
     uint64_t id, graph;
     const uint64_t* nodes = nullptr;
@@ -23,32 +29,48 @@ bool follows_own(const KcclGpuQueue& queue, uint64_t stream) {
     size_t count = 0;
     const auto capture_info = reinterpret_cast<driver::CaptureInfo>(queue.capture_info);
     if (capture_info(stream, &status, &id, &graph, &nodes, &edges, &count) != 0 || count != 1) {
-        return false;
+        return {};
     }
     int type = -1;
     const auto node_type = reinterpret_cast<driver::NodeType>(queue.node_type);
-    if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return false;
-    const auto params_of = reinterpret_cast<driver::KernelNodeParams>(queue.kernel_node_params);
-    driver::KernelNode kernel = {};
+    if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return {};
+    CallNode before = {nodes[0]};
+    const auto get_params = reinterpret_cast<driver::GetParams>(queue.get_params);
     // What `context` holds is not documented; on H200 it is the node's. Another value costs the gain.
-    if (params_of(nodes[0], &kernel) != 0 || kernel.context != queue.context) return false;
+    if (get_params(before.node, &before.kernel) != 0 || before.kernel.context != queue.context) {
+        return {};
+    }
     const auto name_of = reinterpret_cast<driver::FunctionName>(queue.function_name);
     const char* name = nullptr;
-    return kernel.function != 0 && name_of(&name, kernel.function) == 0 &&
-           strncmp(name, kOwnKernels, strlen(kOwnKernels)) == 0;
+    const bool is_own = before.kernel.function != 0 &&
+                        name_of(&name, before.kernel.function) == 0 &&
+                        strncmp(name, kOwnKernels, strlen(kOwnKernels)) == 0;
+    return is_own ? before : CallNode{};
+}
+
+// Lets the next call of its graph come early; the driver's code. Only that one: other people's
+// programmatic dependents may count on the end of a kernel that says nothing.
+int announce_dependent(const KcclGpuQueue& queue, CallNode before) {
+    if (before.kernel.parameters == nullptr) return 0;
+    KcclCall call = *static_cast<const KcclCall*>(before.kernel.parameters[0]);
+    if (call.comm.abi_version != kKcclAbiVersion || call.has_dependent != 0) return 0;
+    call.has_dependent = 1;
+    void* arguments[] = {&call};
+    before.kernel.parameters = arguments;
+    return reinterpret_cast<driver::SetParams>(queue.set_params)(before.node, &before.kernel);
 }
 
 // A stream that is being captured takes kernels, into the graph that is made of it. So does one
 // that does not say whether it is: then the kernel's launch says why.
-KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream) {
+KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* before) {
     const KcclGpuQueue& queue = *op.queue;
     int status = driver::kNotCaptured;
     const auto is_capturing = reinterpret_cast<driver::IsCapturing>(queue.is_capturing);
     if (is_capturing(stream, &status) != 0) return kKcclLaunchKernel;
     if (status == driver::kNotCaptured) return op.graph ? kKcclLaunchGraph : kKcclLaunchKernel;
-    const bool is_dependent =
-        status == driver::kCaptured && queue.capture_info != 0 && follows_own(queue, stream);
-    return is_dependent ? kKcclLaunchDependent : kKcclLaunchKernel;
+    if (status == driver::kCaptured && queue.capture_info != 0)
+        *before = call_before(queue, stream);
+    return before->node != 0 ? kKcclLaunchDependent : kKcclLaunchKernel;
 }
 
 int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
@@ -76,12 +98,17 @@ int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
     const uint64_t stream = op.stream;  // another thread may place the call anew meanwhile
     KcclGpuLaunch how = kKcclNoLaunch;
-    uint64_t before;
+    uint64_t context;
     int error = reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
     if (error == 0) {
-        how = how_to_launch(op, stream);
+        CallNode before;
+        how = how_to_launch(op, stream, &before);
         error = launch_as(how, op, stream);
-        reinterpret_cast<driver::PopContext>(queue.pop_context)(&before);
+        if (error == 0 && how == kKcclLaunchDependent) {
+            how = kKcclLaunchAnnounced;
+            error = announce_dependent(queue, before);
+        }
+        reinterpret_cast<driver::PopContext>(queue.pop_context)(&context);
     }
     if (error != 0) {
         queue.error = error;

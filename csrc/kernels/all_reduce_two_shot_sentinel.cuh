@@ -62,6 +62,7 @@ KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
         reduce_packets<T, Op>(results, payloads, world_size);
         slots.push(chunk + mine, sentinel::pack(results));
     }
+    channel.sent();
     for (uint32_t first = 0; first < chunk && !failed; first += size) {
         const uint32_t mine = first + thread;
         uint64_t results[kMaxRanks<WORLD_SIZE>][kPayloads];

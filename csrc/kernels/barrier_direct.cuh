@@ -50,6 +50,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
         if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);
+        channel.sent();
         return channel.leave(!acquire_each(channel));
     }
 }

@@ -51,6 +51,7 @@ _LAUNCHED_BY = {
     lib.kKcclLaunchKernel: "cuLaunchKernel",
     lib.kKcclLaunchGraph: "cuGraphLaunch",
     lib.kKcclLaunchDependent: "cuLaunchKernelEx",
+    lib.kKcclLaunchAnnounced: "cuGraphKernelNodeSetParams",
 }
 
 

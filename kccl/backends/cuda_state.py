@@ -17,7 +17,8 @@ _OF_CAPTURES = {
     "launch_ex": "cuLaunchKernelEx",
     "capture_info": "cuStreamGetCaptureInfo",
     "node_type": "cuGraphNodeGetType",
-    "kernel_node_params": "cuGraphKernelNodeGetParams",
+    "get_params": "cuGraphKernelNodeGetParams",
+    "set_params": "cuGraphKernelNodeSetParams",
     "function_name": "cuFuncGetName",
 }
 

@@ -7,6 +7,7 @@ they run side by side, `-n 2 --dist loadgroup`, each worker on GPUs of its own (
 """
 
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,8 +108,9 @@ def _long_work_has_begun(request):
     if IS_SIDE_BY_SIDE:
         return
     run = [item for item in request.session.items if not item.get_closest_marker("skip")]
-    if any("programs" in getattr(item, "fixturenames", ()) for item in run):
-        request.getfixturevalue("programs")
+    for name in ("programs", "publish_kernels"):
+        if any(name in getattr(item, "fixturenames", ()) for item in run):
+            request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +120,22 @@ def programs(tmp_path_factory):
 
     with ThreadPoolExecutor() as pool:
         yield linked_programs.start(pool, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def publish_kernels():
+    """Waits for publish_rounds.compiled() in a process of its own, and returns the same."""
+    import publish_rounds
+
+    where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = "import publish_rounds; publish_rounds.compiled()"
+    with subprocess.Popen([sys.executable, "-c", program], env=where) as process:
+
+        def compiled():
+            assert process.wait() == 0
+            return publish_rounds.compiled()
+
+        yield compiled
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,6 +5,9 @@ import ctypes
 import pytest
 
 from kccl import gpu, gpu_graph
+from kccl.abi import ffi
+
+_OF_KERNELS = 0
 
 
 def need_edges():
@@ -20,12 +23,44 @@ def of_dependent(ordinal):
 
 def edge_kinds(graph):
     """The type of each edge of a CUgraph: 1 is a programmatic dependent's, 0 an ordinary one."""
-    # By ctypes: cuda.bindings 13.0 gives memory back that its edges are read from.
-    signature = (ctypes.c_int, ctypes.c_uint64, *[ctypes.c_void_p] * 4)
-    address = gpu.function_address("cuGraphGetEdges", gpu_graph.WITH_EDGES)
-    get_edges, count = ctypes.CFUNCTYPE(*signature)(address), ctypes.c_size_t()
-    assert get_edges(int(graph), None, None, None, ctypes.byref(count)) == 0
+    count = ctypes.c_size_t()
+    _ask("cuGraphGetEdges", graph, None, None, None, ctypes.byref(count))
     from_nodes, to_nodes, edges = ((ctypes.c_uint64 * count.value)() for _ in range(3))
-    assert get_edges(int(graph), from_nodes, to_nodes, edges, ctypes.byref(count)) == 0
+    _ask("cuGraphGetEdges", graph, from_nodes, to_nodes, edges, ctypes.byref(count))
     # CUgraphEdgeData: from_port, to_port, type.
     return [edge >> 16 & 0xFF for edge in edges]
+
+
+def num_told(graph):
+    """How many calls of a CUgraph have been told that they have a dependent."""
+    count = ctypes.c_size_t()
+    _ask("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    nodes = (ctypes.c_uint64 * count.value)()
+    _ask("cuGraphGetNodes", graph, nodes, ctypes.byref(count))
+    return sum(_is_told(node) for node in nodes)
+
+
+def _is_told(node):
+    kind, name = ctypes.c_int(), ctypes.c_char_p()
+    _ask("cuGraphNodeGetType", node, ctypes.byref(kind))
+    if kind.value != _OF_KERNELS:
+        return False
+    # CUDA_KERNEL_NODE_PARAMS_v2 in words: the first is func, the sixth kernelParams.
+    params = (ctypes.c_uint64 * 9)()
+    _ask("cuGraphKernelNodeGetParams", node, params)
+    if params[0] == 0:
+        return False
+    _ask("cuFuncGetName", ctypes.byref(name), params[0])
+    if not name.value.startswith(b"_ZN4kccl7kernels"):
+        return False
+    (call,) = ffi.cast("KcclCall **", params[5])[0:1]
+    return call.has_dependent != 0
+
+
+# By ctypes: cuda.bindings 13.0 gives memory back that a graph's edges are read from.
+def _ask(name, *args):
+    is_number = [isinstance(arg, int) or hasattr(arg, "getPtr") for arg in args]
+    kinds = [ctypes.c_uint64 if each else ctypes.c_void_p for each in is_number]
+    address = gpu.function_address(name, gpu_graph.WITH_EDGES)
+    values = [int(arg) if each else arg for arg, each in zip(args, is_number, strict=True)]
+    assert ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(address)(*values) == 0, name

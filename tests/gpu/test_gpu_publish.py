@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import publish_rounds
 import pytest
-from publish_rounds import CASES, NAMES, NOBODY, collected, slices
+from publish_rounds import CASES, NOBODY, collected, slices
 
 import kccl
 from kccl import gpu
@@ -18,8 +18,8 @@ TORCH_TYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
 @pytest.fixture(scope="module")
-def module():
-    return kccl.compile(publish_rounds.SOURCE, NAMES, target="cuda")
+def module(publish_kernels):
+    return publish_kernels()
 
 
 class Exchange:

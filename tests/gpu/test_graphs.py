@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from gpu_ranks import ranks
-from graph_edges import edge_kinds, need_edges, of_dependent
+from graph_edges import edge_kinds, need_edges, num_told, of_dependent
 
 import kccl
 from kccl import gpu
@@ -79,7 +79,7 @@ def test_calls_of_a_graph_begin_while_the_one_before_ends(world_size):
     """Behind each other; behind what else a graph has they are launched as ever."""
     need_edges()
     ranks(world_size, """
-from graph_edges import edge_kinds, of_dependent
+from graph_edges import edge_kinds, num_told, of_dependent
 from kccl import gpu
 x, y = filled(), torch.zeros(4000, device="cuda")
 long = filled(1 << 20)
@@ -103,6 +103,7 @@ calls()
 graph = gpu.call("cuStreamEndCapture", stream)
 kinds = edge_kinds(graph)
 assert kinds == [of_dependent(comm.rank)] * 6, kinds
+assert num_told(graph) == sum(kinds)
 ready = gpu.call("cuGraphInstantiate", graph, 0)
 x.fill_(comm.rank + 1); long.fill_(comm.rank + 1)
 torch.cuda.synchronize()
@@ -130,7 +131,7 @@ with torch.cuda.stream(main):
         comm.barrier()
     graph = gpu.call("cuStreamEndCapture", main.cuda_stream)
 # all_reduce behind all_reduce, and barrier behind all_reduce; not behind copies, fills and joins.
-assert sum(edge_kinds(graph)) == 20 * 2 * of_dependent(comm.rank)
+assert sum(edge_kinds(graph)) == num_told(graph) == 20 * 2 * of_dependent(comm.rank)
 ready = gpu.call("cuGraphInstantiate", graph, 0)
 for _ in range(5):
     gpu.call("cuGraphLaunch", ready, main.cuda_stream)
@@ -168,11 +169,39 @@ say(rank=comm.rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("world_size", [2])
+def test_chains_of_calls_run_beside_each_other(world_size):
+    """On three channels and streams, of some hundred blocks a call."""
+    ranks(world_size, """
+xs = [filled(1 << 17) for _ in range(3)]
+graphs, streams = [], [torch.cuda.Stream() for _ in xs]
+for channel, x in enumerate(xs):
+    comm.all_reduce(x.clone(), channel=channel)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            comm.all_reduce(x, channel=channel)
+            comm.all_reduce(x, op="avg", channel=channel)
+    graphs.append(graph)
+for _ in range(4):
+    for graph, stream in zip(graphs, streams):
+        with torch.cuda.stream(stream):
+            graph.replay()
+torch.cuda.synchronize()
+for x in xs:
+    # Exact: the first call sums, and each of the further ones doubles.
+    assert (x == total * comm.world_size**79).all(), x
+comm.check()
+say(rank=comm.rank)
+""")  # fmt: skip
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_dependents_can_be_switched_off(world_size):
     need_edges()
     program = """
-from graph_edges import edge_kinds
+from graph_edges import edge_kinds, num_told
 from kccl import gpu
 x = filled()
 stream = gpu.make_stream()
@@ -182,7 +211,8 @@ mode = gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
 gpu.call("cuStreamBeginCapture", stream, mode)
 for _ in range(3):
     comm.all_reduce(x, stream=stream)
-assert edge_kinds(gpu.call("cuStreamEndCapture", stream)) == [0, 0]
+graph = gpu.call("cuStreamEndCapture", stream)
+assert edge_kinds(graph) == [0, 0] and num_told(graph) == 0
 comm.check()
 say(rank=comm.rank)
 """
@@ -193,7 +223,7 @@ say(rank=comm.rank)
 def test_calls_that_fork_behind_one_read_what_it_wrote(world_size):
     need_edges()
     ranks(world_size, """
-from graph_edges import edge_kinds, of_dependent
+from graph_edges import edge_kinds, num_told, of_dependent
 from kccl import gpu
 x, first, second, last = (filled(1 << 18) for _ in range(4))
 stream, side = gpu.make_stream(), gpu.make_stream()
@@ -214,6 +244,7 @@ gpu.call("cuStreamBeginCapture", stream, mode)
 calls()
 graph = gpu.call("cuStreamEndCapture", stream)
 assert sorted(edge_kinds(graph)) == [0, 0, *[of_dependent(comm.rank)] * 2]
+assert num_told(graph) == of_dependent(comm.rank)
 ready = gpu.call("cuGraphInstantiate", graph, 0)
 for turn in range(20):
     x.fill_(comm.rank + turn)
@@ -259,6 +290,7 @@ def test_a_call_behind_one_of_another_gpu_is_no_dependent(world_size):
             graph = gpu.call("cuStreamEndCapture", stream)
             # signal, on the other GPU wait and signal, and wait behind both.
             assert sorted(edge_kinds(graph)) == [0, 0, 0, of_dependent(1)]
+            assert num_told(graph) == of_dependent(1)
             ready = gpu.call("cuGraphInstantiate", graph, 0)
             for _ in range(10):
                 gpu.call("cuGraphLaunch", ready, stream)

@@ -47,7 +47,8 @@ static_assert(Same<driver::LaunchGraph, PFN_cuGraphLaunch_v10000>::value);
 static_assert(Same<driver::IsCapturing, PFN_cuStreamIsCapturing_v10000>::value);
 static_assert(Same<driver::CaptureInfo, PFN_cuStreamGetCaptureInfo_v12030>::value);
 static_assert(Same<driver::NodeType, PFN_cuGraphNodeGetType_v10000>::value);
-static_assert(Same<driver::KernelNodeParams, PFN_cuGraphKernelNodeGetParams_v12000>::value);
+static_assert(Same<driver::GetParams, PFN_cuGraphKernelNodeGetParams_v12000>::value);
+static_assert(Same<driver::SetParams, PFN_cuGraphKernelNodeSetParams_v12000>::value);
 static_assert(Same<driver::FunctionName, PFN_cuFuncGetName_v12030>::value);
 
 static_assert(driver::kNotCaptured == CU_STREAM_CAPTURE_STATUS_NONE);

@@ -287,7 +287,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "        coop_.sync();\n",
+            "        if (opening_ != Opening::kLaunch) coop_.sync();\n",
             "",
         ),
     ),

@@ -23,7 +23,7 @@ static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");
 static_assert(sizeof(KcclRecord) <= kKcclLineBytes, "a record fits in the line of its source");
 static_assert(sizeof(KcclDeviceComm) == 32 + 16 + 2 * 64 + 112, "KcclDeviceComm: no padding");
 static_assert(sizeof(KcclChannelState) == 16, "KcclChannelState: four words, no padding");
-static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 48, "KcclCall: no padding");
+static_assert(sizeof(KcclCall) == sizeof(KcclDeviceComm) + 56, "KcclCall: no padding");
 static_assert(sizeof(KcclState::sent) == 4ull * kKcclMaxWorldSize * kKcclNumSignals,
               "abi.inc spells array lengths as literals because cffi reads it");
 

@@ -73,8 +73,7 @@ KCCL_DEVICE int default_channel(Thread) {
 
 // What a channel is opened for. kLaunch counts on this: when a kernel begins, the stores of the one
 // before it on its stream, or in its graph, into this rank's own window have been performed. So a
-// programmatic dependent waits for that before it reads anything; and this library's kernels let none
-// begin before all their blocks have ended.
+// programmatic dependent waits for that before it reads anything.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // what opening reads is on its way while the caller goes on: see check()
@@ -96,6 +95,7 @@ class Channel {
         : coop_(coop),
           comm_(comm),
           channel_(channel),
+          opening_(opening),
           is_ordered_(!platform::kCpu && opening == Opening::kLaunch) {
         if (opening == Opening::kLaunch) mem::await_kernels_before();
         index_ = channel * comm.blocks_per_channel + block;
@@ -120,14 +120,17 @@ class Channel {
 
     // Of a kernel that makes one call of the host's.
     KCCL_DEVICE explicit Channel(const Call& call)
-        : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {}
+        : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
+        has_dependent_ = call.has_dependent != 0;
+    }
 
     // Keeps what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
         // What failed has not happened: only a reset, which forgets all, may follow.
         if (status_ != kKcclOk || kernel_ == kKcclNumKernels) return;
         if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
-        coop_.sync();
+        // The end of the kernel is as good.
+        if (opening_ != Opening::kLaunch) coop_.sync();
     }
 
     Channel(const Channel&) = delete;
@@ -228,6 +231,13 @@ class Channel {
         const bool usable = is_usable();
         next_plain(kernel);
         return usable;
+    }
+
+    // What this thread sends in this call is on its way. The blocks of a call that waits for this
+    // kernel's end come onto the device while this one polls: at most one call's, because that call
+    // is past its own wait before it says the same; and not earlier, because that delays the pushes.
+    KCCL_DEVICE void sent() const {
+        if (has_dependent_) mem::launch_dependents();
     }
 
     // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
@@ -333,6 +343,7 @@ class Channel {
     const Coop coop_;
     const DeviceComm& comm_;
     const int channel_;
+    const Opening opening_;
     int index_;
     // Of calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
@@ -348,6 +359,7 @@ class Channel {
     bool is_checked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     bool is_ordered_;
+    bool has_dependent_ = false;
     Status found_;  // at the opening, by this thread
     Status status_ = kKcclOk;
     ChannelState state_;

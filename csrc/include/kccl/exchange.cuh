@@ -113,6 +113,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
         const Status entered = channel.next(kernel, kind);
         if (entered != kKcclOk) return entered;
         for (uint32_t i = first; i <= last; i += size) send(i, false);
+        channel.sent();
         bool failed = false;
         for (uint32_t turn = 0; turn <= last && !failed; turn += size) {
             const bool is_mine = turn + first <= last;
@@ -124,6 +125,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
     const bool is_usable = channel.is_usable();
     channel.next_plain(kernel);
     if (is_mine && is_usable) send(first, true);
+    channel.sent();
     return channel.leave(!is_usable || !take(is_mine ? first : last, is_mine, true));
 }
 

@@ -132,8 +132,10 @@ KCCL_DEVICE void fence() {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 KCCL_DEVICE void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+KCCL_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
 #else
 KCCL_DEVICE void await_kernels_before() {}
+KCCL_DEVICE void launch_dependents() {}
 #endif
 
 KCCL_DEVICE void prefetch(const void* address) {

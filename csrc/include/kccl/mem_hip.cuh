@@ -114,6 +114,7 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
 KCCL_DEVICE void await_kernels_before() {}
+KCCL_DEVICE void launch_dependents() {}
 KCCL_DEVICE void prefetch(const void*) {}
 
 template <class T>
