@@ -32,7 +32,8 @@ class FlashInferPeer:
 
     def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
         """Loads it, beside torch.distributed, which has started. Collective; never raises for what
-        is missing.
+        is missing. Its ranks wait for each other: in its start for NCCL's 60 s, in a kernel without
+        a limit.
         """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
@@ -61,7 +62,12 @@ class FlashInferPeer:
             return []
         assert collective.flashinfer is not None
         gpu, found = self._gpu, []
-        x, out = _tensors(problem)
+        made: list[Any] = []
+        if not self._missing.agree(
+            "flashinfer", problem.nbytes, lambda: made.extend(_tensors(problem))
+        ):
+            return []
+        x, out = made
         for algorithm, call in collective.flashinfer(self._module, scratch, x, out).items():
             # The first call loads the kernel, which no capture may see.
             if not self._missing.agree(f"flashinfer {algorithm}", problem.nbytes, call):
@@ -116,7 +122,8 @@ class FlashInferPeer:
             backend="trtllm",
             world_size=comm.world_size,
             rank=comm.rank,
-            max_token_num=_LARGEST_BYTES // element.itemsize // _WIDTH,
+            # Of two bytes: versions differ in whether the memory is made for wider ones.
+            max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
             hidden_dim=_WIDTH,
             dtype=element,
         )

@@ -56,10 +56,11 @@ def main(comm):
         xp.cuda.Device(comm.rank).use()
     targets = np.random.default_rng(1).standard_normal((RANKS, COUNT)).astype(np.float32)
     x, gradient = xp.zeros(COUNT, xp.float32), xp.zeros(COUNT, xp.float32)
+    # Before any rank's kernel runs: what CuPy copies may wait for that, and that for this rank.
+    target = xp.asarray(targets[comm.rank])
     # Room for as many channels as blocks, each with messages of up to so many bytes. Collective.
     device_comm = comm.device_comm(channels=BLOCKS, max_bytes=x.nbytes)
     descend = module.kernel("descend")
-    target = xp.asarray(targets[comm.rank])
     descend(comm, device_comm, x, gradient, target, COUNT, STEPS, grid=BLOCKS, block=64)
     result = x if xp is np else x.get()  # waits for the kernel
     comm.check()  # raises what went wrong in it

@@ -69,7 +69,7 @@ class Driver:
             None: another node.
         node_context: Of the device that these run on.
         early: The streams of programmatic dependents, in order.
-        comm: What the kernels of nodes were launched with.
+        comm, fit: What the kernels of nodes were launched with.
         has_arguments: Those have been given one by one.
         calls: Number of a node -> its KcclCall.
         announced: The numbers of nodes that were given another, in order.
@@ -84,6 +84,7 @@ class Driver:
         self.node_context = CONTEXT
         self.early = []
         self.comm = {"abi_version": abi.ABI_VERSION, "world_size": 2}
+        self.fit = 4
         self.has_arguments = True
         self.calls = {}
         self.announced = []
@@ -152,7 +153,9 @@ class Driver:
 
     # CUDA_KERNEL_NODE_PARAMS_v2 in words: func first, kernelParams the sixth, ctx the ninth.
     def _get_params(self, number, params):
-        call = self.calls.setdefault(number, ffi.new("KcclCall *", {"comm": self.comm}))
+        call = self.calls.setdefault(
+            number, ffi.new("KcclCall *", {"comm": self.comm, "fit": self.fit})
+        )
         arguments = ffi.new("void *[1]", [call])
         self._kept.append(arguments)
         params[0] = number
@@ -231,6 +234,7 @@ class World:
         )
         self.checks = False
         self.graph = 0
+        self.fit = 4
 
     def record(self, handle):
         ffi.cast("KcclGpuOp *", handle).graph = self.graph
@@ -243,6 +247,7 @@ class World:
         call.op.kernel = lib.kccl_gpu_run_op
         call.op.call.kernel = abi.KERNELS["barrier_direct"]
         call.op.call.comm.state = int(ffi.cast("uintptr_t", self.state))
+        call.op.call.fit = self.fit
         return ffi.gc(ffi.addressof(call, "op"), lambda _, owner=call: None)
 
     def prepared(self, stream):

@@ -93,7 +93,6 @@ def test_what_the_driver_refuses_is_said(world):
     with pytest.raises(Exception, match="error 719"):
         launched(world)
     assert world.driver.queue.how == lib.kKcclLaunchDependent
-    assert world.driver.announced == []
 
 
 def test_the_call_before_is_told_once(world):
@@ -125,9 +124,20 @@ def test_what_is_not_known_to_be_a_call_is_not_told(world, differs):
     assert world.driver.announced == []
 
 
+@pytest.mark.parametrize("of", ["world", "driver"])
+def test_what_takes_much_of_the_device_does_not_come_early(world, of):
+    """Neither the call nor the one before."""
+    world.driver.nodes[STREAM] = [OURS]
+    (world if of == "world" else world.driver).fit = 3
+    assert launched(world) == EARLY
+    assert world.driver.announced == []
+
+
 def test_a_call_that_cannot_be_told_is_an_error(world):
     world.driver.nodes[STREAM] = [OURS]
     world.driver.refusal = 400
     with pytest.raises(Exception, match="error 400"):
         launched(world)
     assert world.driver.queue.how == lib.kKcclLaunchAnnounced
+    # So it may be tried again.
+    assert (world.driver.early, world.driver.streams) == ([], [])

@@ -305,7 +305,8 @@ REFUSED = {
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
 }
-# MPI's, NCCL's and PyTorch's own names; the out-of-band exchange is named as mpi4py names its own.
+# MPI's, NCCL's, PyTorch's and FlashInfer's own names; the out-of-band exchange is named as mpi4py
+# names its own.
 FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
 FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
 

@@ -48,12 +48,18 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// Lets the next call of its graph come early; the driver's code. Only that one: other people's
-// programmatic dependents may count on the end of a kernel that says nothing.
-int announce_dependent(const KcclGpuQueue& queue, CallNode before) {
+// Two calls that both fit so often leave room for two more.
+constexpr uint32_t kLeastFit = 4;
+
+// Lets the next call, which fits so often, come early; the driver's code. Only that one: other people's
+// programmatic dependents may count on the end of a kernel that says nothing. And only if both are
+// small: blocks that wait take room from calls of other streams, for which a peer may be waiting.
+int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit) {
     if (before.kernel.parameters == nullptr) return 0;
-    KcclCall call = *static_cast<const KcclCall*>(before.kernel.parameters[0]);
-    if (call.comm.abi_version != kKcclAbiVersion || call.has_dependent != 0) return 0;
+    const auto* told = static_cast<const KcclCall*>(before.kernel.parameters[0]);
+    if (told->comm.abi_version != kKcclAbiVersion || told->has_dependent != 0) return 0;
+    if (told->fit < kLeastFit || fit < kLeastFit) return 0;
+    KcclCall call = *told;
     call.has_dependent = 1;
     void* arguments[] = {&call};
     before.kernel.parameters = arguments;
@@ -103,11 +109,12 @@ int launch(const KcclGpuOp& op) {
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
-        error = launch_as(how, op, stream);
-        if (error == 0 && how == kKcclLaunchDependent) {
-            how = kKcclLaunchAnnounced;
-            error = announce_dependent(queue, before);
+        // First, since a launch that has failed may be tried again.
+        if (how == kKcclLaunchDependent) {
+            error = announce_dependent(queue, before, op.op.call.fit);
+            if (error != 0) how = kKcclLaunchAnnounced;
         }
+        if (error == 0) error = launch_as(how, op, stream);
         reinterpret_cast<driver::PopContext>(queue.pop_context)(&context);
     }
     if (error != 0) {

@@ -41,7 +41,7 @@ KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);
-    in_rounds<T>(call, slice, call.comm.layout.packet_bytes,
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
                  [&](T* out, const T* in, uint32_t count) {
                      return kccl::all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
                  });

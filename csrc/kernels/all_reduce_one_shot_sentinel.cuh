@@ -23,17 +23,16 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
-    uint64_t outgoing[sentinel::kPayloads];
-    const auto load_outgoing = [&](uint32_t i) {
-        if (i < num_packets) load_payloads(outgoing, in, 2 * i, count);
-    };
-    // The first arrive while the channel opens.
-    load_outgoing(thread);
+    // They arrive while the channel opens.
+    uint64_t first_payloads[sentinel::kPayloads] = {};
+    if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);
     sentinel::Slots slots(channel);
-    for (uint32_t i = thread; i < num_packets; i += size) {
-        slots.push(i, sentinel::pack(outgoing));
-        load_outgoing(i + size);
+    if (thread < num_packets) slots.push(thread, sentinel::pack(first_payloads));
+    for (uint32_t i = thread + size; i < num_packets; i += size) {
+        uint64_t payloads[sentinel::kPayloads];
+        load_payloads(payloads, in, 2 * i, count);
+        slots.push(i, sentinel::pack(payloads));
     }
     slots.rearm(num_packets);
     channel.sent();
@@ -60,7 +59,7 @@ KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
-    in_rounds<T>(call, slice, call.comm.layout.packet_bytes,
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
                  [&](T* out, const T* in, uint32_t count) {
                      return kccl::all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
                  });

@@ -84,10 +84,12 @@ KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
-    in_rounds<T>(call, slice, two_shot_sentinel_bytes(call.comm),
-                 [&](T* out, const T* in, uint32_t count) {
-                     return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in, count);
-                 });
+    // It has no registers left for an end that is expected.
+    in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
+                        [&](T* out, const T* in, uint32_t count) {
+                            return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
+                                                                             count);
+                        });
 }
 
 }  // namespace kernels

@@ -60,6 +60,7 @@ namespace kernels {
 template <int WORLD_SIZE>
 KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
+    channel.expect_end();
     kccl::barrier_direct(channel);
 }
 

@@ -44,7 +44,7 @@ KCCL_KERNEL void broadcast_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<uint8_t>(call);
     prefetch_slice<uint8_t>(call, slice);
-    in_rounds<uint8_t>(call, slice, call.comm.layout.packet_bytes,
+    in_rounds<uint8_t>(channel, call, slice, call.comm.layout.packet_bytes,
                        [&](uint8_t* out, const uint8_t* in, uint32_t count) {
                            return kccl::broadcast_direct_ll16(channel, out, in, count, call.peer);
                        });

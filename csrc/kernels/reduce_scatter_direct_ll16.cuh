@@ -49,10 +49,11 @@ template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void reduce_scatter_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
-    in_rounds<T>(
-        call, slice, call.comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
-            return kccl::reduce_scatter_direct_ll16<T, Op>(channel, out, in, count, call.count);
-        });
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
+                 [&](T* out, const T* in, uint32_t count) {
+                     return kccl::reduce_scatter_direct_ll16<T, Op>(channel, out, in, count,
+                                                                    call.count);
+                 });
 }
 
 }  // namespace kernels

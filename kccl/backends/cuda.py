@@ -7,6 +7,7 @@ wrong there is raised by the next call, or by comm.check().
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from .. import abi, arguments, device_arrays, dtypes, env, gpu, gpu_sharing
@@ -236,6 +237,8 @@ class CudaBackend(Backend):
             kernel, fields.get("count", 0), dtype, most, *shape
         )
         gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
+        places = _places(self.device, gpu_op.function, gpu_op.threads_per_block)
+        gpu_op.op.call.fit = places // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
@@ -358,6 +361,13 @@ class CudaBackend(Backend):
         gpu.synchronize(self.device)
         self._clear_scratches()
         self.state.clear()
+
+
+@cache
+def _places(device: gpu.Device, function: int, threads: int) -> int:
+    """How many blocks of a kernel of the library the device holds at once."""
+    with device.current():
+        return gpu.resident_blocks(function, threads, 0) * device.multiprocessors
 
 
 def launch_shape(

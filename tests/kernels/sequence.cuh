@@ -86,7 +86,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     [[maybe_unused]] const Slice all = {0, call.count};
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotLl16)) {
         if (call.kernel == kKcclAllReduceOneShotLl16) {
-            return in_rounds<T>(call, all, comm.layout.packet_bytes,
+            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
                                 [&](T* out, const T* in, uint32_t count) {
                                     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
                                 });
@@ -94,18 +94,20 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclAllReduceOneShotSentinel)) {
         if (call.kernel == kKcclAllReduceOneShotSentinel) {
-            return in_rounds<T>(
-                call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
-                    return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
-                });
+            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
+                                [&](T* out, const T* in, uint32_t count) {
+                                    return all_reduce_one_shot_sentinel<T, Op>(channel, out, in,
+                                                                               count);
+                                });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceTwoShotSentinel)) {
         if (call.kernel == kKcclAllReduceTwoShotSentinel) {
-            return in_rounds<T>(
-                call, all, two_shot_sentinel_bytes(comm), [&](T* out, const T* in, uint32_t count) {
-                    return all_reduce_two_shot_sentinel<T, Op>(channel, out, in, count);
-                });
+            return in_rounds<T>(channel, call, all, two_shot_sentinel_bytes(comm),
+                                [&](T* out, const T* in, uint32_t count) {
+                                    return all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
+                                                                               count);
+                                });
         }
     }
     if constexpr (has<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
@@ -122,10 +124,11 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclReduceScatterDirectLl16)) {
         if (call.kernel == kKcclReduceScatterDirectLl16) {
-            return in_rounds<T>(
-                call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
-                    return reduce_scatter_direct_ll16<T, Op>(channel, out, in, count, call.count);
-                });
+            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
+                                [&](T* out, const T* in, uint32_t count) {
+                                    return reduce_scatter_direct_ll16<T, Op>(channel, out, in,
+                                                                             count, call.count);
+                                });
         }
     }
     if constexpr (has<KERNELS>(kKcclReduceScatterPullSimple)) {
@@ -142,7 +145,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclAllGatherDirectLl16)) {
         if (call.kernel == kKcclAllGatherDirectLl16) {
-            return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
+            return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
                                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
                                           return all_gather_direct_ll16(channel, out, in, count,
                                                                         call.count);
@@ -163,7 +166,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     }
     if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
         if (call.kernel == kKcclBroadcastDirectLl16) {
-            return in_rounds<uint8_t>(call, all, comm.layout.packet_bytes,
+            return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
                                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
                                           return broadcast_direct_ll16(channel, out, in, count,
                                                                        call.peer);

@@ -1,4 +1,4 @@
-"""Planted bugs: sentinel words, warps, blocks, grids and the ring of stages."""
+"""Planted bugs: sentinel words, launches, warps, blocks, grids and the ring of stages."""
 
 from .mutation import (
     DIVERGENT,
@@ -16,6 +16,9 @@ from .mutation import (
 
 TWO_SHOT = "kernels/all_reduce_two_shot_sentinel.cuh"
 
+KEEPS = (
+    "        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);\n        is_kept_"
+)
 MUTATIONS = (
     # ---- Sentinels
     bug(
@@ -71,6 +74,28 @@ MUTATIONS = (
             "include/kccl/sentinel.cuh",
             "if (!channel.is_ordered()) mem::fence",
             "if (false) mem::fence",
+        ),
+    ),
+    bug(
+        "kept_before_all_have_read",
+        "a kernel's last call keeps the state while threads still read it",
+        "launches",
+        RACE,
+        Edit(
+            "include/kccl/channel.cuh",
+            "        coop_.sync();\n" + KEEPS,
+            KEEPS,
+        ),
+    ),
+    bug(
+        "not_kept_by_the_last_call",
+        "a kernel's last call does not keep what the next kernel must know",
+        "launches",
+        STUCK | REUSED | STALE,
+        Edit(
+            "include/kccl/channel.cuh",
+            KEEPS,
+            "        is_kept_",
         ),
     ),
     bug(

@@ -298,8 +298,9 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "if (leads(coop_)) store_state(channel_state(comm_, index_), state_);",
-            "",
+            "kKcclNumKernels) return;\n"
+            "        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);",
+            "kKcclNumKernels) return;",
         ),
     ),
     bug(

@@ -292,6 +292,7 @@ PROGRAMS = {
     # The staging has room for 256 elements.
     "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),
     "sentinels": Program(_reductions(SENTINEL), 3, (SENTINEL,), NARROW),
+    "launches": Program(_launches(LL16), 3, (LL16,), NARROW),
     "sentinel launches": Program(_launches(SENTINEL), 3, (SENTINEL,), NARROW),
     "two shots": Program(_reductions(TWO_SHOT_SENTINEL), 3, (TWO_SHOT_SENTINEL,), NARROW),
     "seldom long": Program(_seldom_long(LL16, 16, (1, 2)), 2, (LL16,), NARROW),

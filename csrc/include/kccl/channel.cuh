@@ -6,9 +6,9 @@
 //     so after a pairwise call e-1 the rank knows;
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
 //     does not wait for it; the call after it waits for these credits, which have long arrived.
-// Every call ends with a sync of the coop, in leave() or in await(). It separates the coop's reads in
-// call e-1 from its writes in call e, so that the argument holds for all its threads, whatever the
-// length and the kind of the two calls.
+// Every call ends with a sync of the coop, in leave() or in await(), or with its kernel. That
+// separates the coop's reads in call e-1 from its writes in call e, so that the argument holds for
+// all its threads, whatever the length and the kind of the two calls.
 //
 // Epochs wrap. A packet's flag must equal the epoch, a flag word must not be behind it, so a word
 // that nobody writes for a whole period would look valid again. Twice a period the channel is
@@ -127,7 +127,7 @@ class Channel {
     // Keeps what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
         // What failed has not happened: only a reset, which forgets all, may follow.
-        if (status_ != kKcclOk || kernel_ == kKcclNumKernels) return;
+        if (is_kept_ || status_ != kKcclOk || kernel_ == kKcclNumKernels) return;
         if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
         // The end of the kernel is as good.
         if (opening_ != Opening::kLaunch) coop_.sync();
@@ -233,18 +233,38 @@ class Channel {
         return usable;
     }
 
-    // What this thread sends in this call is on its way. The blocks of a call that waits for this
-    // kernel's end come onto the device while this one polls: at most one call's, because that call
-    // is past its own wait before it says the same; and not earlier, because that delays the pushes.
-    KCCL_DEVICE void sent() const {
+    // The next call is the last one that this kernel of the host's makes, and one that calls sent():
+    // its end has nothing left to do.
+    KCCL_DEVICE void expect_end() { is_ending_ = opening_ == Opening::kLaunch; }
+
+    // What this thread sends in this call is on its way, and the state is what the next call needs.
+    // Called by all threads of the coop, once a call that leave() ends.
+    //
+    // The blocks of calls that wait for this kernel's end come onto the device while this one polls; of
+    // a chain of calls one call's, because that is past its own wait before it says the same. Not
+    // earlier: at a kernel's beginning it gains nothing (bench/LOG.md).
+    KCCL_DEVICE void sent() {
         if (has_dependent_) mem::launch_dependents();
+        if (!is_ending_) return;
+        // All have read it, and none reads it again. That this call may yet fail makes no difference:
+        // only a reset, which forgets all, may follow.
+        coop_.sync();
+        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
+        is_kept_ = true;
     }
 
     // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
-    // all get the same status. A sync of the coop: any thread may use what any other stored.
+    // all get the same status. A sync of the coop: any thread may use what any other stored. After
+    // expect_end() neither: the kernel ends.
     KCCL_DEVICE Status leave(bool failed = false) {
         is_checked_ = true;
-        if (!coop_.any(failed)) return kKcclOk;
+        if (is_ending_) {
+            // Where threads that have entered the call are: see sent().
+            if (!is_kept_) coop_.sync();
+            if (!failed) return kKcclOk;
+        } else {
+            if (!coop_.any(failed)) return kKcclOk;
+        }
         fail();
         return status_;
     }
@@ -360,7 +380,9 @@ class Channel {
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     bool is_ordered_;
     bool has_dependent_ = false;
-    Status found_;  // at the opening, by this thread
+    bool is_ending_ = false;
+    bool is_kept_ = false;  // the state is, for the next to open the channel
+    Status found_;          // at the opening, by this thread
     Status status_ = kKcclOk;
     ChannelState state_;
 };

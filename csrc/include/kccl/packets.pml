@@ -119,7 +119,9 @@
  *     mem::store_packet(at(calls_, channel_.receiver(k), channel_.comm().rank) + i, packet); */
 /* sentinel.cuh push(): if (k < channel_.world_size()) push_to(k, i, packet); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
- *     slots.push(i, sentinel::pack(outgoing)); */
+ *     slots.push(thread, sentinel::pack(first_payloads)); */
+/* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
+ *     slots.push(i, sentinel::pack(payloads)); */
 /* broadcast_direct_ll16.cuh broadcast_direct_ll16(): ll16::push_to(channel, k, i, payload); */
 inline push() {
     d_step {

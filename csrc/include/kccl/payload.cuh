@@ -144,14 +144,15 @@ KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
 }
 
 // Makes a call on a slice in rounds of at most max_bytes, each a call of its own on the channel:
-// round(out, in, count) -> Status.
-template <class T, class Round>
-KCCL_DEVICE Status in_rounds(const Call& call, const Slice& slice, uint64_t max_bytes,
-                             Round round) {
+// round(out, in, count) -> Status. EXPECTS_END: see Channel::expect_end().
+template <class T, bool EXPECTS_END = true, class Channel, class Round>
+KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& slice,
+                             uint64_t max_bytes, Round round) {
     const uint64_t most = max_bytes / sizeof(T);
     // Most calls are one round, for which nothing waits before its push but what it sends.
     if (platform::kPeels && slice.count <= most) {
         if (slice.count == 0) return kKcclOk;
+        if (EXPECTS_END) channel.expect_end();
         return round(output_of<T>(call) + slice.begin, input_of<T>(call) + slice.begin,
                      static_cast<uint32_t>(slice.count));
     }
@@ -159,6 +160,8 @@ KCCL_DEVICE Status in_rounds(const Call& call, const Slice& slice, uint64_t max_
         const uint64_t begin = slice.begin + done;
         const uint64_t rest = slice.count - done;
         const auto count = static_cast<uint32_t>(rest < most ? rest : most);
+        // Known when this is compiled, or not at all: registers.
+        if (EXPECTS_END && !platform::kPeels && rest <= most) channel.expect_end();
         const Status status = round(output_of<T>(call) + begin, input_of<T>(call) + begin, count);
         if (status != kKcclOk) return status;
     }
