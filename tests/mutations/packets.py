@@ -265,8 +265,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "if (leads(coop_)) store_state(channel_state",
-            "store_state(channel_state",
+            "kKcclNumKernels) return;\n        if (leads(coop_)) store_state",
+            "kKcclNumKernels) return;\n        store_state",
         ),
     ),
     bug(
