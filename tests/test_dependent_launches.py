@@ -98,10 +98,12 @@ def test_what_the_driver_refuses_is_said(world):
 def test_the_call_before_is_told_once(world):
     world.driver.nodes = {4: [None], STREAM: [OURS]}
     launched(world)
-    assert launched(world) == ([STREAM] * 2, [])
+    # Another that forks behind it is no dependent.
+    assert launched(world) == ([STREAM], [STREAM])
     (told,) = world.driver.announced
     call = world.driver.calls[told]
-    assert told == 2 and call.has_dependent == 1 and call.comm.world_size == 2
+    assert told == 2 and call.comm.world_size == 2
+    assert call.dependent == lib.kKcclEarlyDependent
 
 
 def test_no_other_kernel_is_told(world):
@@ -126,11 +128,14 @@ def test_what_is_not_known_to_be_a_call_is_not_told(world, differs):
 
 @pytest.mark.parametrize("of", ["world", "driver"])
 def test_what_takes_much_of_the_device_does_not_come_early(world, of):
-    """Neither the call nor the one before."""
+    """Neither the call nor the one before; nor does then what forks beside it."""
     world.driver.nodes[STREAM] = [OURS]
     (world if of == "world" else world.driver).fit = 3
-    assert launched(world) == EARLY
-    assert world.driver.announced == []
+    launched(world)
+    world.fit = 4
+    assert launched(world) == ([STREAM] * 2, [])
+    (told,) = world.driver.announced
+    assert world.driver.calls[told].dependent == lib.kKcclLateDependent
 
 
 def test_a_call_that_cannot_be_told_is_an_error(world):

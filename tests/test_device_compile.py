@@ -228,7 +228,7 @@ def test_cuda_kernels_wait_for_those_before(cuda):
 @needs_nvrtc
 def test_cuda_kernels_launch_dependents_when_they_are_told(cuda):
     """Behind their pushes, and never unasked: see Channel::sent()."""
-    asked = r"setp\.eq\.s64\s+(%p\d+), %rd\d+, 0;[^@]*@\1 bra\s+\$\w+;\s+// begin inline asm\s+"
+    asked = r"setp\.ne\.s32\s+(%p\d+), %r\d+, 1;[^@]*@\1 bra\s+\$\w+;\s+// begin inline asm\s+"
     for kernel in KERNELS:
         for body in cuda.of(kernel):
             launches = body.split("griddepcontrol.launch_dependents;")

@@ -48,19 +48,26 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// Two calls that both fit so often leave room for two more.
+// Two calls that both fit so often leave room for two more like them.
 constexpr uint32_t kLeastFit = 4;
 
-// Lets the next call, which fits so often, come early; the driver's code. Only that one: other people's
-// programmatic dependents may count on the end of a kernel that says nothing. And only if both are
-// small: blocks that wait take room from calls of other streams, for which a peer may be waiting.
+// What a call in a graph has been launched with; none where that is not known.
+const KcclCall* call_of(const CallNode& before) {
+    if (before.node == 0 || before.kernel.parameters == nullptr) return nullptr;
+    const auto* call = static_cast<const KcclCall*>(before.kernel.parameters[0]);
+    return call->comm.abi_version == kKcclAbiVersion ? call : nullptr;
+}
+
+// Tells the call before whether the next one, which fits so often, may come early; the driver's code.
+// Only that one: other people's programmatic dependents may count on the end of a kernel that says
+// nothing. And only if both are small: blocks that wait take room from calls of other streams, for
+// which a peer may be waiting.
 int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit) {
-    if (before.kernel.parameters == nullptr) return 0;
-    const auto* told = static_cast<const KcclCall*>(before.kernel.parameters[0]);
-    if (told->comm.abi_version != kKcclAbiVersion || told->has_dependent != 0) return 0;
-    if (told->fit < kLeastFit || fit < kLeastFit) return 0;
+    const KcclCall* told = call_of(before);
+    if (told == nullptr || told->dependent != kKcclNoDependent) return 0;
     KcclCall call = *told;
-    call.has_dependent = 1;
+    const bool are_small = call.fit >= kLeastFit && fit >= kLeastFit;
+    call.dependent = are_small ? kKcclEarlyDependent : kKcclLateDependent;
     void* arguments[] = {&call};
     before.kernel.parameters = arguments;
     return reinterpret_cast<driver::SetParams>(queue.set_params)(before.node, &before.kernel);
@@ -76,7 +83,11 @@ KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* befo
     if (status == driver::kNotCaptured) return op.graph ? kKcclLaunchGraph : kKcclLaunchKernel;
     if (status == driver::kCaptured && queue.capture_info != 0)
         *before = call_before(queue, stream);
-    return before->node != 0 ? kKcclLaunchDependent : kKcclLaunchKernel;
+    if (before->node == 0) return kKcclLaunchKernel;
+    // Of calls that fork behind another the first may come early; the others are no dependents.
+    const KcclCall* told = call_of(*before);
+    const bool is_taken = told != nullptr && told->dependent == kKcclEarlyDependent;
+    return is_taken ? kKcclLaunchKernel : kKcclLaunchDependent;
 }
 
 int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {

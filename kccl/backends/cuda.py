@@ -109,6 +109,8 @@ class CudaBackend(Backend):
         variables = env.read()
         self._pid = os.getpid()
         self._are_threads = are_threads
+        # Ranks that are threads and share GPUs leave each other all the room there is.
+        self._has_company = are_threads and mesh.world_size > gpu.num_devices()
         # What says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: gpu.LEGACY_STREAM
         self._sharing = gpu_sharing.agree(
@@ -238,7 +240,7 @@ class CudaBackend(Backend):
         )
         gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
         places = _places(self.device, gpu_op.function, gpu_op.threads_per_block)
-        gpu_op.op.call.fit = places // gpu_op.num_blocks
+        gpu_op.op.call.fit = 0 if self._has_company else places // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from kccl import gpu, gpu_graph
-from kccl.abi import ffi
+from kccl.abi import ffi, lib
 
 _OF_KERNELS = 0
 
@@ -54,7 +54,7 @@ def _is_told(node):
     if not name.value.startswith(b"_ZN4kccl7kernels"):
         return False
     (call,) = ffi.cast("KcclCall **", params[5])[0:1]
-    return call.has_dependent != 0
+    return call.dependent == lib.kKcclEarlyDependent
 
 
 # By ctypes: cuda.bindings 13.0 gives memory back that a graph's edges are read from.

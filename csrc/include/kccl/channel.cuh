@@ -121,7 +121,7 @@ class Channel {
     // Of a kernel that makes one call of the host's.
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
-        has_dependent_ = call.has_dependent != 0;
+        has_dependent_ = call.dependent == kKcclEarlyDependent;
     }
 
     // Keeps what the next to open the channel must know.

@@ -23,7 +23,8 @@
 // await_kernels_before() is the first thing that each thread of a kernel does which the host launches:
 // it may be a programmatic dependent, and this returns when the kernels before it have ended and what
 // they wrote is visible. launch_dependents() lets such kernels behind this one onto the device from then
-// on, once a thread of each of its blocks has said so or the block has ended. Nothing where there is no such launch.
+// on, once a thread of each of its blocks has said so or the block has ended. Nothing where there is
+// no such launch.
 //
 // prefetch(address) asks for what load_plain() will read soon.
 //
