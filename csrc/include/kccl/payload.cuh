@@ -160,8 +160,10 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
         const uint64_t begin = slice.begin + done;
         const uint64_t rest = slice.count - done;
         const auto count = static_cast<uint32_t>(rest < most ? rest : most);
-        // Known when this is compiled, or not at all: registers.
-        if (EXPECTS_END && !platform::kPeels && rest <= most) channel.expect_end();
+        // Where the usual case is apart, it alone: the others would need more registers for it.
+        if (EXPECTS_END && platform::kExpectsEnd && !platform::kPeels && rest <= most) {
+            channel.expect_end();
+        }
         const Status status = round(output_of<T>(call) + begin, input_of<T>(call) + begin, count);
         if (status != kKcclOk) return status;
     }

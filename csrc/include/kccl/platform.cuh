@@ -109,6 +109,7 @@ namespace kccl::platform {
 constexpr uint32_t kWarpSize = 32;
 constexpr bool kCpu = false;
 constexpr bool kPeels = true;
+constexpr bool kExpectsEnd = true;
 
 KCCL_DEVICE uint32_t thread_in_block() { return threadIdx.x; }
 KCCL_DEVICE uint32_t threads_per_block() { return blockDim.x; }
@@ -132,6 +133,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 constexpr uint32_t kWarpSize = 64;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
+constexpr bool kExpectsEnd = false;  // Channel::expect_end(): it would spill
 
 KCCL_DEVICE uint32_t thread_in_block() { return __builtin_amdgcn_workitem_id_x(); }
 KCCL_DEVICE uint32_t threads_per_block() { return __builtin_amdgcn_workgroup_size_x(); }
@@ -177,6 +179,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
+constexpr bool kExpectsEnd = true;
 
 KCCL_DEVICE uint32_t thread_in_block() { return (*kccl_sim_engine->self)->thread_in_block; }
 KCCL_DEVICE uint32_t threads_per_block() { return (*kccl_sim_engine->self)->threads_per_block; }
@@ -199,6 +202,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 constexpr uint32_t kWarpSize = 1;
 constexpr bool kCpu = true;
 constexpr bool kPeels = false;
+constexpr bool kExpectsEnd = true;
 
 KCCL_DEVICE uint32_t thread_in_block() { return 0; }
 KCCL_DEVICE uint32_t threads_per_block() { return 1; }
