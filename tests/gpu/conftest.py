@@ -132,10 +132,13 @@ def publish_kernels():
     with subprocess.Popen([sys.executable, "-c", program], env=where) as process:
 
         def compiled():
-            assert process.wait() == 0
+            assert process.wait(100) == 0
             return publish_rounds.compiled()
 
-        yield compiled
+        try:
+            yield compiled
+        finally:
+            process.kill()
 
 
 @pytest.hookimpl(trylast=True)
