@@ -8,8 +8,9 @@ OUT ?= out
 MINUTES ?= 60
 PARTS ?= tests torch bench plots
 
-SOURCES := pyproject.toml setup.py README.md $(wildcard MANIFEST.in) $(shell find csrc kccl bench topology \
-	-type f ! -name '*.so' ! -name '*.pyc' ! -path '*/records/*')
+# What the compiled core is made of; Python files need no new set-up, because the checkout is installed
+# editable.
+CORE_SOURCES := pyproject.toml setup.py $(shell find csrc/host csrc/sim csrc/include -type f)
 
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
@@ -37,19 +38,12 @@ $(VENV)/.created:
 	$(if $(HAS_COMPILER),,$(BIN)/pip install --quiet ziglang==0.17.0)
 	touch $@
 
-$(VENV)/.wheel: $(VENV)/.created $(SOURCES)
-	rm -rf $(VENV)/wheel build
-	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(VENV)/wheel .
-	touch $@
-
-# Not editable: tests and demo use the installed copy, as a user would.
-$(VENV)/.installed: $(VENV)/.wheel
-	$(BIN)/pip install --quiet --force-reinstall --no-deps $(VENV)/wheel/*.whl
-	$(BIN)/pip install --quiet "$$(echo $(VENV)/wheel/*.whl)[mpi,bench]"
+$(VENV)/.installed: $(VENV)/.created $(CORE_SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,bench]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet "$$(echo $(VENV)/wheel/*.whl)[dev]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dev]"
 	touch $@
 
 # Its wheel would overwrite MPICH's files in .venv.
@@ -67,10 +61,10 @@ test: setup $(VENV)/.dev
 	$(BIN)/pytest
 
 sim-mutations: $(VENV)/.dev
-	$(BIN)/python tests/sim_mutations.py
+	$(BIN)/python tests/sim/sim_mutations.py
 
 sim-soak: $(VENV)/.dev
-	$(BIN)/python tests/sim_soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/sim/sim_soak.py --minutes $(MINUTES)
 
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:

@@ -42,7 +42,7 @@ FLAGS_BY_FILE = {
 def find_compiler() -> None:
     """Sets CC and CXX to the compiler inside the ziglang wheel where the system has none."""
     # By itself, because the package may not be there yet.
-    compilers = run_path(str(Path(__file__).parent / "kccl" / "compilers.py"))
+    compilers = run_path(str(Path(__file__).parent / "kccl" / "jit" / "compilers.py"))
     cxx = compilers["find_cxx"]()
     if cxx is None:
         sys.exit(
@@ -55,8 +55,29 @@ def find_compiler() -> None:
         os.environ["CXX"] = shlex.join(cxx)
 
 
+def is_up_to_date(obj: str, command: str) -> bool:
+    """Whether an object was compiled by this command from files as they are now.
+
+    The compiler lists the files in a makefile's rule beside the object, `compile_one` the command.
+    """
+    rule, told = Path(obj).with_suffix(".d"), Path(obj).with_suffix(".command")
+    if not (rule.exists() and told.exists() and told.read_text() == command):
+        return False
+    made = os.path.getmtime(obj)
+    files = rule.read_text().replace("\\\n", " ").split()[1:]
+    return all(os.path.exists(file) and os.path.getmtime(file) <= made for file in files)
+
+
 class BuildExt(build_ext):
-    """Compiles the files of the extension side by side, each with its own flags."""
+    """Compiles the files of the extension side by side, each with its own flags.
+
+    An object stays in build/ and is compiled again only when a file that it includes has changed.
+    """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # Why not pip's choice: that folder is a new one each time.
+        self.build_temp = os.path.join("build", "objects")
 
     def run(self) -> None:
         find_compiler()
@@ -71,11 +92,17 @@ class BuildExt(build_ext):
             obj: str, src: str, ext: str, cc_args: list[str], extra: list[str], pp_opts: list[str]
         ) -> None:
             flags = FLAGS_BY_FILE.get(os.path.basename(src), []) if on_x86_64 else []
-            pending.append(
-                pool.submit(
-                    compile_one, obj, src, ext, cc_args, [*extra, *COMMON_FLAGS, *flags], pp_opts
-                )
-            )
+            rule = str(Path(obj).with_suffix(".d"))
+            args = (cc_args, [*extra, *COMMON_FLAGS, *flags, "-MMD", "-MF", rule], pp_opts)
+            command = repr((compiler.compiler_so_cxx, args))
+            if is_up_to_date(obj, command):
+                return
+
+            def compile_and_tell() -> None:
+                compile_one(obj, src, ext, *args)
+                Path(obj).with_suffix(".command").write_text(command)
+
+            pending.append(pool.submit(compile_and_tell))
 
         original_compile = compiler.compile
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .document import Document, load
-from .harness import Row
+from .harness.document import Document, load
+from .harness.measure import Row
 
 LATENCY_TOLERANCE = 0.15
 """A time may exceed the record's by this share."""

@@ -15,18 +15,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import kccl
 
-from . import baselines
-from .collective import IN_KERNELS_ONLY, NAMES, OPS, Collective, Problem, load, parse_size, sweep
-from .document import Document, document, subtitle
-from .harness import REPEATS, Contender, Row, measure
-from .host_side import HostSide
-from .in_kernel_data import DTYPES
-from .report import console, legend, print_table, write_csv
+from .harness.collective import (
+    IN_KERNELS_ONLY,
+    NAMES,
+    OPS,
+    Collective,
+    Problem,
+    load,
+    parse_size,
+    sweep,
+)
+from .harness.document import Document, document, subtitle
+from .harness.measure import REPEATS, Contender, Row, measure
+from .harness.report import console, legend, print_table, write_csv
+from .host.side import HostSide
+from .in_kernel.data import DTYPES
+from .peers import baselines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .gpu_side import GpuJob
+    from .gpu.side import GpuJob
 
 _LONG_SWEEP = 4
 _CALLS_IN_KERNEL = 5000
@@ -166,7 +175,7 @@ def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
 
 def _check_backend(args: argparse.Namespace, world_size: int) -> None:
     if args.backend == "cuda":
-        from .gpu_side import check_gpus
+        from .gpu.side import check_gpus
 
         check_gpus(world_size)
     if args.backend == "sim":
@@ -295,12 +304,12 @@ def _side(
     job: GpuJob | None,
 ) -> Side:
     if args.in_kernel:
-        from .in_kernel_side import InKernelSide
+        from .in_kernel.side import InKernelSide
 
         return InKernelSide(comm, collective, problems)
     if not _is_on_gpus(args):
         return HostSide(comm, collective, has_baselines=args.baselines)
-    from .gpu_side import GpuSide
+    from .gpu.side import GpuSide
 
     assert job is not None, "main() has opened one"
     return GpuSide(job, collective, has_baselines=args.baselines)
@@ -312,7 +321,7 @@ def _is_on_gpus(args: argparse.Namespace) -> bool:
 
 
 def _gpu_job(comm: kccl.Communicator) -> GpuJob:
-    from .gpu_side import GpuJob
+    from .gpu.side import GpuJob
 
     return GpuJob(comm)
 

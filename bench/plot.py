@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .document import load, subtitle
-from .harness import Row
-from .report import best_peer, size_text
+from .harness.document import load, subtitle
+from .harness.measure import Row
+from .harness.report import best_peer, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .document import Document, load
-from .harness import Row
-from .report import best_peer
+from .harness.document import Document, load
+from .harness.measure import Row
+from .harness.report import best_peer
 
 RECORDS = Path(__file__).parent / "records"
 _TABLE = re.compile(r"(<!-- record (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -11,8 +11,8 @@ Start several ranks with `mpirun -n 4 python program.py` or `kccl run -n 4 -- py
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import bfloat16, float16, float32, float64, int32, int64
-from .errors import (
+from .base.dtypes import bfloat16, float16, float32, float64, int32, int64
+from .base.errors import (
     BackendError,
     CompileError,
     Error,
@@ -24,12 +24,14 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import dtypes, gpu, probe, topology
+    from . import gpu, topology
+    from .base import dtypes
     from .comm import Communicator
-    from .memory import Window
     from .module import Kernel, Module, compile
-    from .plan import Plan
+    from .plan.choice import Plan
+    from .ranks.windows import Window
     from .start import init, run_threads
+    from .tools import probe
 
 __all__ = [
     "BackendError",
@@ -68,20 +70,25 @@ _LAZY = {
     "Communicator": "comm",
     "Kernel": "module",
     "Module": "module",
-    "Plan": "plan",
-    "Window": "memory",
+    "Plan": "plan.choice",
+    "Window": "ranks.windows",
     "compile": "module",
     "init": "start",
     "run_threads": "start",
 }
-_LAZY_MODULES = ("dtypes", "gpu", "probe", "topology")
+_LAZY_MODULES = {
+    "dtypes": "base.dtypes",
+    "gpu": "gpu",
+    "probe": "tools.probe",
+    "topology": "topology",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     if name in _LAZY_MODULES:
-        return import_module(f".{name}", __name__)
+        return import_module(f".{_LAZY_MODULES[name]}", __name__)
     if name == "__version__":
         from importlib.metadata import version
 

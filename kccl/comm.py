@@ -14,22 +14,23 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import abi, arguments, dtypes, groups, memory, mesh
-from .abi import lib
-from .backends.common import Backend, DeviceComm, Settings
+from .backends.base import Backend, DeviceComm, Settings
 from .backends.host import HostBackend
-from .calls import Prepared, prepared
+from .base import abi, arguments, dtypes
+from .base.abi import lib
+from .base.env import Env
+from .base.errors import Error, InvalidArgument, PeerLost
+from .base.failure import error_of, unfinished_reset
 from .collectives.all_gather import AllGather
 from .collectives.all_reduce import AllReduce
 from .collectives.barrier import Barrier, BarrierOnStream, CheckedBarrier
 from .collectives.broadcast import Broadcast
+from .collectives.one_sided import OneSided
+from .collectives.prepared import Prepared, prepared
 from .collectives.reduce_scatter import ReduceScatter
-from .env import Env
-from .errors import Error, InvalidArgument, PeerLost
-from .failure import error_of, unfinished_reset
-from .one_sided import OneSided
-from .plan import Plan, Request, choose, tuning_for
-from .plan import algorithms as algorithms_of
+from .plan.choice import Plan, Request, choose, tuning_for
+from .plan.choice import algorithms as algorithms_of
+from .ranks import agreement, mesh, windows
 
 if TYPE_CHECKING:
     from .module import Kernel
@@ -95,7 +96,7 @@ class Communicator(OneSided):
             "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
             "limit_ns": arguments.nanoseconds("KCCL_TIMEOUT", env.timeout),
         }
-        cpus = groups.agree_at_start(ranks, self.backend, env, settings)
+        cpus = agreement.agree_at_start(ranks, self.backend, env, settings)
         self._backend = opens(
             ranks,
             settings,
@@ -159,7 +160,7 @@ class Communicator(OneSided):
 
     # ---- Symmetric memory --------------------------------------------------------------------
 
-    def window(self, nbytes: int) -> memory.Window:
+    def window(self, nbytes: int) -> windows.Window:
         """Allocates a window of `nbytes` on every rank. Collective.
 
         Raises:
@@ -325,7 +326,7 @@ class Communicator(OneSided):
             This rank's part; None for a color of None.
         """
         self._check_usable()
-        return groups.split(self, color, key)
+        return agreement.split(self, color, key)
 
     def reset(self) -> None:
         """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
@@ -337,7 +338,7 @@ class Communicator(OneSided):
             Timeout: A rank did not call reset() in time; it may be called again.
         """
         self._check_open()
-        groups.reset(self)
+        agreement.reset(self)
 
     def shrink(self) -> "Communicator":
         """After a rank was lost: the survivors' communicator. Collective among them.
@@ -349,7 +350,7 @@ class Communicator(OneSided):
             Timeout: A rank that is alive did not call shrink() in time.
         """
         self._check_open()
-        smaller = groups.shrink(self)
+        smaller = agreement.shrink(self)
         self.close()
         return smaller
 

@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import arguments, arrays, jit
-from .backends.common import DeviceComm
-from .errors import InvalidArgument
+from .backends.base import DeviceComm
+from .base import arguments, arrays
+from .base.errors import InvalidArgument
+from .jit import cache
 from .sim.library import load
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
     if target == "cuda":
-        from . import device_arrays
+        from .gpu import arrays as device_arrays
 
         address, keep = device_arrays.pointer(arg, name)
         return bytes(ctypes.c_uint64(address)), keep
@@ -232,7 +233,7 @@ def compile(
         return _compile_cuda(source, kernels, arch, name, folders, warp_size)
     if arch:
         raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
-    file = jit.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
+    file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries
     return Module(target, warp_size, kernels, lambda: entries)
 
@@ -245,10 +246,11 @@ def _compile_cuda(
     folders: Sequence[Path],
     warp_size: int,
 ) -> Module:
-    from . import cuda_library, gpu, jit_cuda
+    from .gpu import driver, library
+    from .jit import nvrtc
 
     if warp_size != 32:
         raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32: target is 'cuda'")
-    arch = arch or gpu.pick_device(0).arch
-    file = jit_cuda.compile_cuda(source, kernels, arch=arch, name=name, include_dirs=folders)
-    return Module("cuda", warp_size, kernels, lambda: cuda_library.load(file), arch)
+    arch = arch or driver.pick_device(0).arch
+    file = nvrtc.compile_cuda(source, kernels, arch=arch, name=name, include_dirs=folders)
+    return Module("cuda", warp_size, kernels, lambda: library.load(file), arch)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import arguments, bootstrap
-from .abi import MAX_WORLD_SIZE
-from .backends.common import Backend, Settings
+from .backends.base import Backend, Settings
 from .backends.host import HostBackend
+from .base import arguments
+from .base.abi import MAX_WORLD_SIZE
+from .base.env import Env, read
+from .base.errors import BackendError, InvalidArgument, WaitFailed
 from .comm import Communicator
-from .env import Env, read
-from .errors import BackendError, InvalidArgument, WaitFailed
-from .mesh import Mesh
+from .ranks import bootstrap
+from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
     from .sim.machine import Machine

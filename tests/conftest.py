@@ -40,7 +40,7 @@ def pytest_configure_node(node):
     its peer until its time-out, while kernels of another worker held the peer's GPU.
     """
     from kccl import gpu
-    from kccl.errors import BackendError
+    from kccl.base.errors import BackendError
 
     try:
         count = gpu.num_devices()
@@ -79,7 +79,7 @@ def mpirun():
             *("-n", str(world_size), sys.executable, WORKERS / f"{worker}.py", *args),
         ]
         path = os.pathsep.join(
-            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+            [str(Path(__file__).parent / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         done = subprocess.run(
             [str(word) for word in command],

@@ -44,7 +44,13 @@ ffibuilder.set_source(
     sources=[f"kccl/csrc/{name}" for name in SOURCES],
     depends=[
         str(path)
-        for folder in ("include/kccl", "kernels", "host", "sim")
+        for folder in (
+            "include/kccl",
+            "include/kccl/kernels",
+            "include/kccl/targets",
+            "host",
+            "sim",
+        )
         for path in (CSRC / folder).iterdir()
         if path.suffix in (".cuh", ".h", ".inc")
     ],

@@ -1,6 +1,6 @@
 // Finding a kernel, calling it, and timing it.
 #include "../include/kccl/layout.h"
-#include "../include/kccl/signal.cuh"
+#include "../include/kccl/wait.cuh"
 #include "host.h"
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
 // As much of CUDA's driver as launches need, without its header: handles are numbers, and the
-// functions are those that Python looked up. tests/test_cuda_driver.py compares it with cuda.h.
+// functions are those that Python looked up. tests/csrc/test_cuda_driver.py compares it with cuda.h.
 #pragma once
 
 #include <stddef.h>

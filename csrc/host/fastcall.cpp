@@ -1,6 +1,6 @@
 // The hot path from Python: callable objects that run a prepared call without a Python frame.
 // A second module in the same shared library as kccl._core (PEP 489, "multiple modules in one
-// library"); kccl/abi.py loads both.
+// library"); kccl/base/abi.py loads both.
 //
 //   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`
 //   Dispatcher(slow, option)                       see dispatcher.cpp
@@ -13,7 +13,7 @@
 // process, and for long messages, it is given up before.
 #include "fastcall.h"
 
-#include "idle.h"
+#include "../include/kccl/targets/host_idle.h"
 
 namespace kccl::host {
 namespace {

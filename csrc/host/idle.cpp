@@ -1,5 +1,5 @@
 // What a rank does between two rounds of polls.
-#include "idle.h"
+#include "../include/kccl/targets/host_idle.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "copies.h"
-#include "device.h"
+#include "../include/kccl/targets/sim_device.h"
 #include "fiber.h"
 #include "memory.h"
 #include "schedule.h"

@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from .. import abi, arguments, device_arrays, dtypes, env, gpu, gpu_sharing
-from ..abi import ffi, lib
-from ..arrays import ArrayView
-from ..cuda_library import library_kernel
-from ..device_arrays import DeviceView
-from ..errors import BackendError, Error, InvalidArgument
-from ..gpu_graph import KernelGraph
-from ..gpu_memory import GpuWindow, Memory, shared_stream
-from ..memory import Window
-from ..mesh import Mesh
-from ..plan import MOST_BLOCKS, MOST_THREADS
-from .common import Backend, Scratch, Settings, fill_call, share_of, slot_bytes
-from .cuda_state import DeviceState
+from ..base import abi, arguments, dtypes, env
+from ..base.abi import ffi, lib
+from ..base.arrays import ArrayView
+from ..base.errors import BackendError, Error, InvalidArgument
+from ..gpu import arrays, driver, sharing
+from ..gpu.arrays import DeviceView
+from ..gpu.graphs import KernelGraph
+from ..gpu.library import library_kernel
+from ..gpu.memory import GpuWindow, Memory, shared_stream
+from ..gpu.state import DeviceState
+from ..plan.choice import MOST_BLOCKS, MOST_THREADS
+from ..ranks.mesh import Mesh
+from ..ranks.windows import Window
+from .base import Backend, Scratch, Settings, fill_call, share_of, slot_bytes
 from .watch import Watcher
 
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
@@ -65,25 +66,25 @@ class CudaBackend(Backend):
 
     name = "cuda"
     has_streams = True
-    device: gpu.Device
+    device: driver.Device
 
     @classmethod
     def for_process(cls, local_rank: int) -> "type[CudaBackend]":
         """The backend of a rank that is a process, and of parts of its communicator."""
-        return cls._on(gpu.pick_device(local_rank))
+        return cls._on(driver.pick_device(local_rank))
 
     @classmethod
     def for_thread(cls, rank: int) -> "type[CudaBackend]":
         """The same of a rank that is a thread; ranks beyond the number of GPUs share them."""
-        return cls._on(gpu.device(rank % max(gpu.num_devices(), 1)))
+        return cls._on(driver.device(rank % max(driver.num_devices(), 1)))
 
     @classmethod
     def for_device(cls, ordinal: int) -> "type[CudaBackend]":
         """The same of a rank that drives the GPU of this number in its process."""
-        return cls._on(gpu.device(ordinal))
+        return cls._on(driver.device(ordinal))
 
     @classmethod
-    def _on(cls, device: gpu.Device) -> "type[CudaBackend]":
+    def _on(cls, device: driver.Device) -> "type[CudaBackend]":
         return type(cls.__name__, (cls,), {"device": device})
 
     @classmethod
@@ -110,10 +111,10 @@ class CudaBackend(Backend):
         self._pid = os.getpid()
         self._are_threads = are_threads
         # Ranks that are threads and share GPUs leave each other all the room there is.
-        self._has_company = are_threads and mesh.world_size > gpu.num_devices()
+        self._has_company = are_threads and mesh.world_size > driver.num_devices()
         # What says the stream of the library whose array was used last, for calls without arrays.
-        self._stream_before: Callable[[], int] = lambda: gpu.LEGACY_STREAM
-        self._sharing = gpu_sharing.agree(
+        self._stream_before: Callable[[], int] = lambda: driver.LEGACY_STREAM
+        self._sharing = sharing.agree(
             mesh,
             self.device,
             are_threads=are_threads,
@@ -144,7 +145,7 @@ class CudaBackend(Backend):
 
     def _clear_channels(self, channels: Any) -> None:
         with self.device.current():
-            gpu.fill(channels.address, 0, channels.nbytes, self._fills)
+            driver.fill(channels.address, 0, channels.nbytes, self._fills)
 
     def _open_window(
         self,
@@ -177,7 +178,7 @@ class CudaBackend(Backend):
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """See Backend."""
-        found = device_arrays.view(array, name, writable=writable, device=self.device.ordinal)
+        found = arrays.view(array, name, writable=writable, device=self.device.ordinal)
         self._stream_before = found.stream
         return found
 
@@ -188,24 +189,24 @@ class CudaBackend(Backend):
 
     def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
         """See Backend; from the memory of the array's library."""
-        return device_arrays.like(array, shape)
+        return arrays.like(array, shape)
 
     def stream(self, given: Any, view: ArrayView | None) -> int:
         """See Backend."""
         if given is not None:
-            return device_arrays.stream_of(given)
+            return arrays.stream_of(given)
         return view.stream() if isinstance(view, DeviceView) else self._stream_before()
 
     def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """See Backend."""
         if given is not None:
-            return device_arrays.stream_of(given)
+            return arrays.stream_of(given)
         return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
     def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
         """See Backend."""
         with self.device.current():
-            return gpu.intervals_us(stream, parts)
+            return driver.intervals_us(stream, parts)
 
     def place(self, handle: Any, stream: int) -> None:
         """See Backend."""
@@ -233,8 +234,8 @@ class CudaBackend(Backend):
         gpu_op.queue = self.state.queue
         with self.device.current():
             gpu_op.function = entry.function()
-            most = gpu.max_threads(gpu_op.function)
-        gpu_op.stream = gpu.LEGACY_STREAM
+            most = driver.max_threads(gpu_op.function)
+        gpu_op.stream = driver.LEGACY_STREAM
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
             kernel, fields.get("count", 0), dtype, most, *shape
         )
@@ -279,7 +280,7 @@ class CudaBackend(Backend):
         grid: int,
         block: int,
         shared_bytes: int,
-        stream: int = gpu.LEGACY_STREAM,
+        stream: int = driver.LEGACY_STREAM,
     ) -> None:
         """See Backend; returns when the kernel is enqueued."""
         if kernel.module.arch != self.device.arch:
@@ -292,7 +293,7 @@ class CudaBackend(Backend):
             handle = kernel.entry.function(shared_bytes)
             if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
                 self._check_resident(kernel.name, handle, grid, block, shared_bytes)
-            gpu.launch(
+            driver.launch(
                 handle,
                 [data[offset : offset + size] for offset, size in offsets],
                 grid=grid,
@@ -305,7 +306,7 @@ class CudaBackend(Backend):
         self, name: str, handle: int, grid: int, block: int, shared_bytes: int
     ) -> None:
         """Blocks that may wait for each other must all run at once."""
-        room = gpu.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
+        room = driver.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
         if grid > room:
             raise InvalidArgument(
                 f"grid is {grid}, must be at most {room}: {name} takes a DeviceComm, so its blocks "
@@ -321,7 +322,7 @@ class CudaBackend(Backend):
         self.state.host.status = lib.kKcclOk
         note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
         name = _LAUNCHED_BY[self.state.queue.how]
-        return gpu.DriverError(gpu.error_text(name, error, note), error)
+        return driver.DriverError(driver.error_text(name, error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 
@@ -341,7 +342,7 @@ class CudaBackend(Backend):
             return
         # After an error of the device nothing can be said to anybody.
         with contextlib.suppress(BackendError):
-            gpu.synchronize(self.device)
+            driver.synchronize(self.device)
             if self.state.status == lib.kKcclOk:
                 self._depart(lib.kKcclLeft)
         self._watcher.stop()
@@ -360,16 +361,16 @@ class CudaBackend(Backend):
 
     def clear(self) -> None:
         """See Backend."""
-        gpu.synchronize(self.device)
+        driver.synchronize(self.device)
         self._clear_scratches()
         self.state.clear()
 
 
 @cache
-def _places(device: gpu.Device, function: int, threads: int) -> int:
+def _places(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():
-        return gpu.resident_blocks(function, threads, 0) * device.multiprocessors
+        return driver.resident_blocks(function, threads, 0) * device.multiprocessors
 
 
 def launch_shape(

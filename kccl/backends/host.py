@@ -4,9 +4,9 @@ import json
 import os
 from typing import Any
 
-from ..abi import ffi, lib
-from ..mesh import Mesh
-from .common import Backend, Settings, fill_call
+from ..base.abi import ffi, lib
+from ..ranks.mesh import Mesh
+from .base import Backend, Settings, fill_call
 
 # Polls between two looks at the clock: some 5 us when every rank has a core. A rank that shares its
 # core yields it soon, because what it waits for may be waiting for that core.

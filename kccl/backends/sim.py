@@ -4,14 +4,14 @@ import mmap
 from collections.abc import Mapping
 from typing import Any
 
-from ..abi import ffi, lib
-from ..errors import Error, InvalidArgument
-from ..memory import Window
-from ..mesh import Mesh
+from ..base.abi import ffi, lib
+from ..base.errors import Error, InvalidArgument
+from ..ranks.mesh import Mesh
+from ..ranks.windows import Window
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from .common import Backend, Settings, fill_call, slot_bytes
+from .base import Backend, Settings, fill_call, slot_bytes
 
 # Threads of a call's one block, by bytes of the message: more threads take fewer turns, and cost
 # the simulation more.

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from .. import arrays
-from ..calls import Case, Collective
+from ..base import arrays
+from .prepared import Case, Collective
 
 
 class AllGather(Collective):

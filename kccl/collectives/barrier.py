@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..calls import Checked, CheckedOnStream, Prepared
+from .prepared import Checked, CheckedOnStream, Prepared
 
 
 class Barrier(Prepared):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from .. import arguments
-from ..calls import Case, Collective
+from ..base import arguments
+from .prepared import Case, Collective
 
 
 class Broadcast(Collective):

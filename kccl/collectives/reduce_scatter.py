@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from .. import arrays
-from ..calls import Case, Collective
-from ..errors import InvalidArgument
+from ..base import arrays
+from ..base.errors import InvalidArgument
+from .prepared import Case, Collective
 from .reduction import check_op
 
 

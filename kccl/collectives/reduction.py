@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..dtypes import Dtype
-from ..errors import InvalidArgument
-from ..plan import OPS
+from ..base.dtypes import Dtype
+from ..base.errors import InvalidArgument
+from ..plan.choice import OPS
 
 
 def check_op(op: Any, dtype: Dtype) -> None:

@@ -18,8 +18,8 @@ drop, merge or move a call whose result is not used, is computed twice or is use
 import torch
 import torch.distributed as dist
 
+from ..base.errors import InvalidArgument
 from ..comm import Communicator
-from ..errors import InvalidArgument
 from . import torch_ops
 from .torch_group import DEVICES, ProcessGroup
 from .torch_ops import DEFAULT, register, unregister

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from .. import bootstrap
-from ..backends.common import Backend
+from ..backends.base import Backend
 from ..backends.host import HostBackend
+from ..base.env import read
+from ..base.errors import InvalidArgument, Timeout
 from ..comm import Communicator
-from ..env import read
-from ..errors import InvalidArgument, Timeout
+from ..ranks import bootstrap
 from ..start import join
 from .torch_tensors import array, order, refuse_capture
 from .torch_work import Work

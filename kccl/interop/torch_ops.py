@@ -6,8 +6,8 @@ marked register_fake, and run or capture the op itself.
 
 import torch
 
+from ..base.errors import Error, InvalidArgument
 from ..comm import Communicator
-from ..errors import Error, InvalidArgument
 from .torch_tensors import array, order
 
 DEFAULT = "default"

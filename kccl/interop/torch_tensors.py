@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .. import dtypes
+from ..base import dtypes
+from ..base.errors import Error, InvalidArgument
 from ..comm import Communicator
-from ..errors import Error, InvalidArgument
 
 _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL}
 

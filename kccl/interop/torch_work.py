@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..base.errors import Error
 from ..comm import Communicator
-from ..errors import Error
 
 
 class Work(dist.Work):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import jit, kernels
-from ..abi import ffi, lib
-from ..errors import CompileError
+from ..base.abi import ffi, lib
+from ..base.errors import CompileError
+from ..jit import cache, names
 
 _loaded: "dict[Path, Library]" = {}
 _lock = threading.Lock()
@@ -84,7 +84,7 @@ def library_kernel(
     op: str = "sum",
     world_size: int = 0,
     warp_size: int,
-    csrc: Path = jit.CSRC,
+    csrc: Path = cache.CSRC,
 ) -> Entry:
     """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
 
@@ -95,9 +95,9 @@ def library_kernel(
         warp_size: 32 or 64.
         csrc: Root of the device source.
     """
-    expression = kernels.expression(kernel, dtype, op, csrc, world_size)
-    path = jit.compile_sim(
-        kernels.source(kernel, csrc), [expression], warp_size=warp_size, name=kernel, csrc=csrc
+    expression = names.expression(kernel, dtype, op, csrc, world_size)
+    path = cache.compile_sim(
+        names.source(kernel, csrc), [expression], warp_size=warp_size, name=kernel, csrc=csrc
     )
     (entry,) = load(path, 1).entries
     return entry

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import arguments, jit
-from ..abi import ffi, lib, members
-from ..errors import BackendError, InvalidArgument, ProtocolError
+from ..base import arguments
+from ..base.abi import ffi, lib, members
+from ..base.errors import BackendError, InvalidArgument, ProtocolError
+from ..jit import cache
 from . import trace_file
 from .library import Entry, library_kernel
 from .regions import Namer, Regions
@@ -51,7 +52,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         arguments.between("seed", self.seed, 0, 2**64 - 1)
-        if self.warp_size not in jit.WARP_SIZES:
+        if self.warp_size not in cache.WARP_SIZES:
             raise InvalidArgument(f"warp_size is {self.warp_size!r}, must be 32 or 64")
         for name, value, known in (
             ("model", self.model, MODELS),
@@ -71,7 +72,7 @@ class Machine:
         has_left: The ranks that make no launches any more.
     """
 
-    def __init__(self, world_size: int, simulation: Simulation, *, csrc: Path = jit.CSRC) -> None:
+    def __init__(self, world_size: int, simulation: Simulation, *, csrc: Path = cache.CSRC) -> None:
         """A machine of so many ranks; `csrc` is the root of the library's device source."""
         self.simulation = simulation
         self._csrc = csrc

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import WaitFailed
-from ..mesh import Mesh
+from ..base.errors import WaitFailed
+from ..ranks.mesh import Mesh
 from .machine import Machine
 
 

@@ -4,8 +4,8 @@ import bisect
 import threading
 from collections.abc import Callable, Mapping
 
-from .. import abi
-from ..abi import ffi
+from ..base import abi
+from ..base.abi import ffi
 
 # From the offset within a region to words, as in "flag 'staged' on channel 0, from rank 2".
 Namer = Callable[[int], str]

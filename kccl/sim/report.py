@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..abi import KERNELS, lib, members
-from ..errors import ProtocolError
+from ..base.abi import KERNELS, lib, members
+from ..base.errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..base.errors import InvalidArgument
 from .report import Reporter
 
 

@@ -1,4 +1,4 @@
-// What tests/litmus.py runs. `litmus`: tests as data, a few accesses by one thread of each of a few
+// What tests/sim/litmus.py runs. `litmus`: tests as data, a few accesses by one thread of each of a few
 // warps; orders and scopes are data too, so calls go to the engine as mem_sim.cuh makes them. Behind
 // it, kernels for what data cannot say.
 #include <kccl/kccl.cuh>
@@ -237,7 +237,7 @@ KCCL_KERNEL void copies(uint32_t* source, uint32_t* results) {
     }
 }
 
-// The ring of stage.cuh. A consumer that lets go of a stage and reads it then.
+// The ring of ring.cuh. A consumer that lets go of a stage and reads it then.
 template <bool pops_early>
 KCCL_KERNEL void ring(DeviceComm comm, const uint32_t* source, uint32_t* results) {
     using SmallRing = Ring<2, 64>;

@@ -2,7 +2,7 @@
 // A barrier is arrive() followed by await(); the simple protocols put their data movement between.
 #pragma once
 
-#include "signal.cuh"
+#include "wait.cuh"
 
 namespace kccl {
 

@@ -19,7 +19,7 @@
 // Between calls the channel lives in registers: opening it is what costs, so a kernel of many calls
 // opens it once.
 //
-// packets.pml models all this, and tests/test_model.py tries all its runs.
+// csrc/models/packets.pml models all this, and tests/csrc/test_model.py tries all its runs.
 #pragma once
 
 #include "barrier.cuh"

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "channel.cuh"
-#include "packet.cuh"
+#include "ll16.cuh"
 
 namespace kccl::ll16 {
 

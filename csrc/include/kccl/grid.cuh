@@ -14,7 +14,7 @@
 // them before the kernel ends. Both numbers wrap: no block is ever more than one sync ahead of another.
 #pragma once
 
-#include "signal.cuh"
+#include "wait.cuh"
 
 namespace kccl {
 

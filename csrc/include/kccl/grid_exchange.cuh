@@ -1,6 +1,6 @@
 // Exchanges between the blocks of a grid, on one rank or on all: what publish() and collect() are made
 // of. Every block pushes the packets of its slice to the boards of all ranks that take part, and polls
-// the packets of all slices on its own rank's. The data is the flag: ll16 packets (packet.cuh).
+// the packets of all slices on its own rank's. The data is the flag: ll16 packets (ll16.cuh).
 //
 // Exchange e uses slot e % 4 of the board. It was used by e-4, and is read until all blocks have
 // left e-3, where meet() looks there. A block leaves e-3 before it publishes in e-2; and nobody
@@ -21,7 +21,7 @@
 
 #include "barrier.cuh"
 #include "grid.cuh"
-#include "packet.cuh"
+#include "ll16.cuh"
 
 namespace kccl {
 

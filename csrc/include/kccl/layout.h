@@ -1,4 +1,4 @@
-// Where each region of a rank's scratch begins: computed here for Python (kccl/memory.py) and for
+// Where each region of a rank's scratch begins: computed here for Python (kccl/ranks/windows.py) and for
 // programs without it (host.hpp).
 #pragma once
 

@@ -44,7 +44,7 @@ namespace kccl::mem {
 enum class Order { kRelaxed, kAcquire, kRelease, kAcqRel, kSeqCst };
 enum class Scope { kBlock, kDevice, kSystem };
 
-// 16 bytes that travel together: see packet.cuh and sentinel.cuh.
+// 16 bytes that travel together: see ll16.cuh and sentinel.cuh.
 struct Packet {
     uint64_t half[2];
 };
@@ -76,13 +76,13 @@ struct alignas(8) CopyBarrier {
 }  // namespace kccl::mem
 
 #if defined(KCCL_TARGET_CUDA)
-#include "mem_cuda.cuh"
+#include "targets/mem_cuda.cuh"
 #elif defined(KCCL_TARGET_HIP)
-#include "mem_hip.cuh"
+#include "targets/mem_hip.cuh"
 #elif defined(KCCL_TARGET_SIM)
-#include "mem_sim.cuh"
+#include "targets/mem_sim.cuh"
 #else
-#include "mem_host.cuh"
+#include "targets/mem_host.cuh"
 #endif
 
 namespace kccl::mem {
@@ -173,5 +173,5 @@ KCCL_DEVICE void stage(void* to, const void* from, uint64_t num_bytes, uint32_t 
 }  // namespace kccl::mem
 
 #if defined(KCCL_MEM_COPIES_THROUGH_REGISTERS)
-#include "mem_copies.cuh"
+#include "targets/mem_copies.cuh"
 #endif

@@ -13,7 +13,7 @@
 #elif defined(__HIP__)
 #define KCCL_TARGET_HIP 1
 #elif defined(KCCL_TARGET_SIM)
-#include "../../sim/device.h"
+#include "targets/sim_device.h"
 #else
 #define KCCL_TARGET_HOST 1
 #endif

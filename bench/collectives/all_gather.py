@@ -1,0 +1,67 @@
+"""all_gather: every rank ends with all ranks' inputs, in rank order."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem
+from ..harness.data import count_wrong, make_input
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    # In place each rank starts from its own data everywhere, so that a chunk that does not come is
+    # seen.
+    buffers.load(make_input(problem, rank, seed))
+    call()
+    ranks = range(problem.world_size)
+    chunks = [make_input(problem, peer, seed)[problem.chunk(peer)] for peer in ranks]
+    return count_wrong(buffers.result(), np.concatenate(chunks))
+
+
+def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
+    """A rank's input: its chunk of the buffer, in place and not."""
+    return buffers.x[problem.chunk(rank)]
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+    mine = _chunk(problem, buffers, comm.rank)
+    return comm.all_gather.prepare(mine, out=buffers.out, **plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    mine = _chunk(problem, buffers, comm.rank)
+    return partial(comm.all_gather, mine, out=buffers.out)
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    mine = mpi.IN_PLACE if problem.in_place else _chunk(problem, buffers, comm.rank)
+    return partial(comm.Allgather, mine, buffers.out)
+
+
+def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
+    mine = _chunk(problem, buffers, dist.get_rank())
+    return partial(dist.all_gather_into_tensor, buffers.out, mine)
+
+
+COLLECTIVE = Collective(
+    name="all_gather",
+    order="relaxed",
+    has_data=True,
+    has_op=False,
+    has_root=False,
+    has_out=True,
+    has_chunks=True,
+    waits_for_all=True,
+    # A rank's own chunk does not travel.
+    busbw_factor=lambda world_size: (world_size - 1) / world_size,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+    nccl=_nccl,
+)

@@ -1,0 +1,98 @@
+"""all_reduce: every rank ends with the sum (product, minimum, maximum, average) of all ranks'
+inputs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
+from ..harness.data import count_wrong, make_input, reduced
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    buffers.load(make_input(problem, rank, seed))
+    call()
+    return count_wrong(buffers.result(), reduced(problem, seed))
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+    out = None if problem.in_place else buffers.out
+    return comm.all_reduce.prepare(buffers.x, out=out, op=problem.op, **plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    # As a user writes it: what is the default is not spelled out.
+    keywords: dict[str, Any] = {} if problem.in_place else {"out": buffers.out}
+    if problem.op != "sum":
+        keywords["op"] = problem.op
+    return partial(comm.all_reduce, buffers.x, **keywords)
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    op = {"sum": mpi.SUM, "prod": mpi.PROD, "min": mpi.MIN, "max": mpi.MAX}[problem.op or "sum"]
+    return partial(comm.Allreduce, mpi.IN_PLACE if problem.in_place else buffers.x, buffers.out, op)
+
+
+def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
+    name = "PRODUCT" if problem.op == "prod" else str(problem.op).upper()
+    return partial(dist.all_reduce, buffers.x, op=getattr(dist.ReduceOp, name))
+
+
+def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
+    # Each has one form: one_shot writes another tensor, two_shot x.
+    one_shot = partial(ops.one_shot_all_reduce_out, x, problem.op, group, out)
+    two_shot = partial(ops.two_shot_all_reduce_, x, problem.op, group)
+    return {"one_shot": (one_shot, out), "two_shot": (two_shot, x)}
+
+
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
+    name = f"{library.type_of(problem.dtype)}_{problem.op}_reduce"
+    call: Call = library.on_stream(name, x, x, problem.count, stream)
+    return call
+
+
+def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
+    def call(*, is_one_shot: bool) -> Call:
+        return partial(
+            module.allreduce_fusion,
+            x,
+            scratch,
+            module.AllReduceFusionPattern.kAllReduce,
+            # As serving engines call it: begun before the kernel in front has ended.
+            launch_with_pdl=True,
+            output=out,
+            use_oneshot=is_one_shot,
+        )
+
+    calls = {"one_shot": call(is_one_shot=True)}
+    # Its two-shot hands out rows.
+    if len(x) > scratch.world_size:
+        calls["two_shot"] = call(is_one_shot=False)
+    return calls
+
+
+COLLECTIVE = Collective(
+    name="all_reduce",
+    order="relaxed",
+    has_data=True,
+    has_op=True,
+    has_root=False,
+    has_out=True,
+    waits_for_all=True,
+    # Every byte leaves a rank once to be reduced and once as a result, but for the rank's own
+    # share.
+    busbw_factor=lambda world_size: 2 * (world_size - 1) / world_size,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+    mpi_algorithm=("MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "recursive_doubling"),
+    nccl=_nccl,
+    symm_mem=_symm_mem,
+    nvshmem=_nvshmem,
+    flashinfer=_flashinfer,
+)

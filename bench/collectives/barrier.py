@@ -1,0 +1,70 @@
+"""barrier: no rank leaves before the last one has arrived."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
+
+_LONGEST_DELAY_S = 0.002
+
+
+def _check(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    """Ranks arrive at different times; one that leaves before the last arrival counts as wrong.
+
+    The clock is CLOCK_MONOTONIC, which all processes of one host share.
+    """
+    delay_s = np.random.default_rng((seed, rank)).uniform(0, _LONGEST_DELAY_S)
+    call()
+    time.sleep(delay_s)
+    arrived_ns = time.monotonic_ns()
+    call()
+    left_ns = time.monotonic_ns()
+    return int(left_ns < max(gather(arrived_ns)))
+
+
+def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+    return comm.barrier.prepare(**plan)
+
+
+def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+    call: Call = comm.barrier
+    return call
+
+
+def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    call: Call = comm.Barrier
+    return call
+
+
+def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
+    return {"barrier": (partial(handle.barrier, channel=0), x)}
+
+
+def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
+    call: Call = library.on_stream("barrier", stream)
+    return call
+
+
+COLLECTIVE = Collective(
+    name="barrier",
+    order="acq_rel",
+    has_data=False,
+    has_op=False,
+    has_root=False,
+    has_out=False,
+    waits_for_all=True,
+    busbw_factor=lambda world_size: None,
+    check=_check,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=_mpi,
+    symm_mem=_symm_mem,
+    nvshmem=_nvshmem,
+)

@@ -1,0 +1,20 @@
+"""grid_sync: no block of a GPU's kernel goes on before the last has arrived. In kernels only."""
+
+from __future__ import annotations
+
+from ..harness.collective import Collective, call_in_kernels, checks_itself
+
+COLLECTIVE = Collective(
+    name="grid_sync",
+    order="acq_rel",
+    has_data=False,
+    has_op=False,
+    has_root=False,
+    has_out=False,
+    waits_for_all=True,
+    busbw_factor=lambda world_size: None,
+    check=checks_itself,
+    prepare=call_in_kernels,
+    direct=call_in_kernels,
+    mpi=call_in_kernels,
+)

@@ -1,0 +1,182 @@
+"""This rank's GPU as the benchmarks see it: a stream, arrays, events and graphs, by the driver.
+
+No PyTorch and no CuPy: rows of kccl need neither.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import kccl
+
+from ..harness.clock import uncollected
+from ..harness.collective import SPOILED, Array, Buffers, Call, Comm, Problem
+
+Capture = Callable[[Call], Call]
+"""Takes what enqueues work, returns what enqueues the same as one CUDA graph."""
+
+
+class Gpu:
+    """One rank's GPU with a stream of its own, on which everything runs.
+
+    Attributes:
+        comm: The communicator whose device it is.
+        device: The device; calls are made while it is current.
+        stream: Handle of the stream.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        """Collective, since that is how memory is had."""
+        self.comm = comm
+        self.device = kccl.gpu.device(comm.empty(1).device)
+        with self.device.current():
+            self.stream = kccl.gpu.make_stream()
+        self._events: list[Any] = []
+        self._scratch = np.empty(0, np.uint8)
+
+    def buffers(self, problem: Problem) -> DeviceBuffers:
+        """Zeroed arrays for one library's calls; a barrier's have one byte's worth. Collective."""
+        count, dtype = max(problem.count, 1), problem.dtype or "int32"
+        x = self.comm.empty(count, dtype)
+        out = self.comm.empty(count, dtype) if problem.in_place is False else x
+        return self.wrap(x, out, x.address, out.address, problem)
+
+    def wrap(
+        self, x: Any, out: Any, x_address: int, out_address: int, problem: Problem
+    ) -> DeviceBuffers:
+        """The same of arrays that are there already, of whatever library. Collective."""
+        saved = self.comm.empty(max(problem.count, 1), problem.dtype or "int32")
+        return DeviceBuffers(x, out, self, problem, x_address, out_address, saved)
+
+    def numbers(self, values: Array) -> Any:
+        """A new array with these 32- or 64-bit integers. Collective."""
+        array = self.comm.empty(values.size, str(values.dtype))
+        kccl.gpu.write(array.address, values.tobytes(), self.stream)
+        return array
+
+    def read(self, address: int, count: int, dtype: Any) -> Array:
+        """Elements of device memory, once the stream has come to them."""
+        kind = np.dtype(dtype)
+        data = kccl.gpu.read(address, count * kind.itemsize, self.stream)
+        return np.frombuffer(data, kind)
+
+    def read_once(self, address: int, count: int, dtype: Any) -> Array:
+        """As read(), into memory that the next such call uses again: a long message's is slow to
+        come by.
+        """
+        kind = np.dtype(dtype)
+        num_bytes = count * kind.itemsize
+        if self._scratch.size < num_bytes:
+            self._scratch = np.empty(num_bytes, np.uint8)
+        data = self._scratch[:num_bytes]
+        kccl.gpu.read_into(data, address, self.stream)
+        return data.view(kind)
+
+    def wait(self) -> None:
+        """Waits for the stream.
+
+        Raises:
+            kccl.Error: What went wrong on it.
+        """
+        kccl.gpu.call("cuStreamSynchronize", self.stream)
+        self.comm.check()
+
+    def capture(self, body: Call) -> Call:
+        """A CUDA graph of what `body` enqueues; calling it enqueues the graph."""
+        kccl.gpu.drain()
+        mode = kccl.gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
+        kccl.gpu.call("cuStreamBeginCapture", self.stream, mode)
+        # What a collection frees waits for the device, which a capture forbids.
+        with uncollected():
+            try:
+                body()
+            except BaseException:
+                # The capture has to end; what is raised is why.
+                kccl.gpu.attempt("cuStreamEndCapture", self.stream)
+                raise
+            graph = kccl.gpu.call("cuStreamEndCapture", self.stream)
+        return _Graph(self.device, self.stream, graph)
+
+    def events(self, count: int) -> list[Any]:
+        """Events for one measurement; the next may be given the same."""
+        while len(self._events) < count:
+            self._events.append(kccl.gpu.call("cuEventCreate", 0))
+        return self._events[:count]
+
+    def record(self, event: Any) -> None:
+        """Lets the stream note the time when it comes here."""
+        kccl.gpu.call("cuEventRecord", event, self.stream)
+
+    def between_us(self, begin: Any, end: Any) -> float:
+        """Microseconds between two events that have come."""
+        return float(kccl.gpu.call("cuEventElapsedTime", begin, end)) * 1e3
+
+
+class _Graph:
+    def __init__(self, device: Any, stream: int, graph: Any) -> None:
+        self._stream = stream
+        try:
+            self._ready = kccl.gpu.call("cuGraphInstantiate", graph, 0)
+        finally:
+            kccl.gpu.attempt("cuGraphDestroy", graph)
+        weakref.finalize(self, _destroy, device, self._ready).atexit = False
+
+    def __call__(self) -> None:
+        kccl.gpu.call("cuGraphLaunch", self._ready, self._stream)
+
+
+def _destroy(device: Any, ready: Any) -> None:
+    with device.current():
+        kccl.gpu.attempt("cuGraphExecDestroy", ready)
+
+
+@dataclass(frozen=True)
+class DeviceBuffers(Buffers):
+    """Arrays in a GPU's memory, kccl's own or tensors; the host reaches them by their addresses.
+
+    Attributes:
+        gpu: Whose memory.
+        problem: Says how many elements of which type.
+        x_address, out_address: Of the first elements.
+        saved: What was loaded last, for restore().
+    """
+
+    gpu: Gpu
+    problem: Problem
+    x_address: int
+    out_address: int
+    saved: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Size of each array; at least one element."""
+        return max(self.problem.nbytes, 1)
+
+    def load(self, values: Array) -> None:
+        """See Buffers."""
+        self._fill(self.out_address, SPOILED)
+        kccl.gpu.write(self.saved.address, values.view(np.uint8), self.gpu.stream)
+        self.restore()
+
+    def restore(self) -> None:
+        """Enqueues a copy of what was loaded last to `x`."""
+        source = self.saved.address
+        kccl.gpu.call("cuMemcpyDtoDAsync", self.x_address, source, self.nbytes, self.gpu.stream)
+
+    def result(self) -> Array:
+        """See Buffers; waits for the stream. Until the next result of this rank."""
+        assert self.problem.np_dtype is not None, "a collective without data has no result"
+        return self.gpu.read_once(self.out_address, self.problem.count, self.problem.np_dtype)
+
+    def zero(self) -> None:
+        """See Buffers."""
+        self._fill(self.x_address, 0)
+        self._fill(self.out_address, 0)
+
+    def _fill(self, address: int, byte: int) -> None:
+        kccl.gpu.fill(address, byte, self.nbytes, self.gpu.stream)

@@ -1,0 +1,280 @@
+"""`make gpu`: what only a GPU host can show, in five minutes at most, offline.
+
+    python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
+
+Builds the extension in place if need be, and compiles kernels on all cores. Runs tests/hardware,
+with those of PyTorch as a part of their own. With pytest-xdist, tests of one and two ranks run side
+by side, as many as there are pairs of GPUs. Benches kccl beside its peers and inside kernels, those
+of a world size in one job, and draws the documents. Where tests and benches share the time, both
+are of the largest world size that there are GPUs for, and tests also of what has no larger one;
+else benches are of 4, 2 and 1 GPUs, and tests of all. Each part has a budget: what exceeds it is
+ended, and named with what ran at that moment. The output of each step and bench is kept in the
+folder, NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a
+step failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+from .steps import ROOT, Execute, Run, Step, execute_processes, heed_sigterm
+
+# How the parts, in the order in which they run, share the time when all are asked for, in seconds;
+# where they are not, in this proportion. What one leaves is the next one's.
+BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "plots": 6.0}
+PARTS = tuple(BUDGETS_S)
+LIMIT_S = 300.0
+# For getting ready.
+_READY_SHARE = 0.1
+
+_NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
+_NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
+# Without these tests are skipped and peers are missing, which both say.
+_HELPFUL = ("torch", "cupy")
+# pytest-xdist: runs tests side by side.
+_SIDE_BY_SIDE = "xdist"
+_EXTENSION = "_core.abi3.so"
+_ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
+# The most GPUs first.
+_WORLD_SIZES = (4, 2, 1)
+_OF_CHUNKS = ("all_gather", "reduce_scatter")
+_FEW_SIZES = ("1K", "8K", "64K", "512K")
+_MANY_SIZES = ("1K", "4K", "8K", "16K", "64K", "256K", "1M", "16M", "256M")
+_TESTS_OF_TORCH = "tests/hardware/test_torch.py"
+_BUILD_LIMIT_S = 150.0
+_STEP_LIMIT_S = 90.0
+_WARM_LIMIT_S = 25.0
+
+
+def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> int:
+    """Run the parts that were asked for.
+
+    Args:
+        argv: Arguments; the process's own when None.
+        execute: Runs commands; as processes when None.
+    """
+    parser = argparse.ArgumentParser(prog="python3 -m kccl.bench.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
+    parser.add_argument("--parts", default=" ".join(PARTS), help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all (300)")
+    args = parser.parse_args(argv)
+    parts = args.parts.split()
+    unknown = set(parts) - set(PARTS)
+    if unknown or not parts:
+        parser.error(f"--parts is {args.parts!r}, must be some of {', '.join(PARTS)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    scale = args.limit * (1 - _READY_SHARE) / sum(BUDGETS_S[part] for part in parts)
+    budgets_s = {part: BUDGETS_S[part] * scale for part in parts}
+    run = Run(args.out, args.limit, execute or execute_processes, budgets_s)
+    is_short = "bench" in parts and bool({"tests", "torch"} & set(parts))
+    run_by: dict[str, Callable[[Run, int], None]] = {
+        "tests": partial(_tests, is_short=is_short),
+        "torch": partial(_torch, is_short=is_short),
+        "bench": partial(_bench, is_short=is_short),
+        "plots": _plots,
+    }
+    if _is_ready(run, parts):
+        num_gpus = 0 if parts == ["plots"] else _num_gpus(run)
+        _warm(run, parts, num_gpus)
+        for part in PARTS:
+            if part in parts and (num_gpus or part == "plots"):
+                run.begin_part(part)
+                run_by[part](run, num_gpus)
+    print(run.summary(), flush=True)
+    return int(any(each.failure is not None for each in run.results))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The benches of one world size.
+
+    Attributes:
+        world_size: Ranks, a GPU each.
+        benches: Name -> arguments of `kccl bench`, in the order in which they run.
+    """
+
+    world_size: int
+    benches: dict[str, tuple[str, ...]]
+
+    def step(self, name: str, benches: Sequence[str], out: Path) -> Step:
+        """Some of them in one job of bench/gpu/suite.py."""
+        launcher = ("-m", "kccl", "run", "-n", str(self.world_size), "--", sys.executable)
+        job = ("-m", "kccl.bench.gpu.suite", "--out", str(out.resolve()))
+        calls = (f"{bench}: {' '.join(self.benches[bench])}" for bench in benches)
+        return Step(name, (*launcher, *job, *calls), LIMIT_S)
+
+
+def suites(num_gpus: int) -> list[Suite]:
+    """The benches, the most important collective first."""
+    found: list[Suite] = []
+    for world_size in _WORLD_SIZES:
+        if world_size > num_gpus:
+            continue
+        is_largest = not found
+        # One GPU exchanges nothing, so it has neither links to fill nor peers to start.
+        has_peers = world_size > 1
+        sizes: dict[str, tuple[str, ...]] = {
+            "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest and has_peers else _FEW_SIZES)),
+            "barrier": (),
+            "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
+        }
+        if is_largest and has_peers:
+            sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
+        peers = ("--baselines",) if has_peers else ()
+        outside = {
+            f"{collective}_{world_size}": (collective, *more, *peers)
+            for collective, more in sizes.items()
+        }
+        inside: dict[str, tuple[str, ...]] = {}
+        for collective in _in_kernels(world_size, is_largest=is_largest):
+            more = ("-b", "2K", "-f", "4") if collective == "exchange" else ("-b", "16", "-f", "8")
+            inside[f"{collective}_in_kernel_{world_size}"] = (collective, "--in-kernel", *more)
+        first = f"all_reduce_{world_size}"
+        found.append(Suite(world_size, {first: outside[first]} | inside | outside))
+    return found
+
+
+def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
+    """What is measured inside kernels with so many GPUs."""
+    # What needs no peer is the same whatever their number.
+    within = ("grid_sync", "exchange") if is_largest else ()
+    if world_size == 1:
+        return within
+    others = (*_OF_CHUNKS, "broadcast") if is_largest else ()
+    return ("all_reduce", "barrier", *within, *others)
+
+
+# ---- Parts -----------------------------------------------------------------------------------
+
+
+def _is_ready(run: Run, parts: Sequence[str]) -> bool:
+    """Whether the interpreter has what is needed, and the extension is built."""
+    wanted = (*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part]))
+    missing = [name for name in wanted if not _is_there(name)]
+    for name in _HELPFUL:
+        if not _is_there(name):
+            print(f"# {name} is not there: its tests are skipped and its rows are missing")
+    if missing:
+        cure = "pip install them, or put their wheels on PYTHONPATH"
+        return run.note("modules", 0.0, f"{sys.executable} lacks {', '.join(missing)}: {cure}")
+    if not _is_built() and not run.take(
+        Step("build", ("setup.py", "build_ext", "--inplace"), _BUILD_LIMIT_S)
+    ):
+        return False
+    return run.take(Step("extension", ("-c", _ONE_CALL), _STEP_LIMIT_S))
+
+
+def _num_gpus(run: Run) -> int:
+    """How many there are; that there is none is a failure."""
+    program = "from kccl import gpu; print(gpu.num_devices())"
+    if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
+        return 0
+    count = int((run.out / "gpus.txt").read_text().split()[-1])
+    if count == 0:
+        run.note("gpus", 0.0, "there is no GPU")
+    return count
+
+
+def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
+    """Compiles on all cores what would else be waited for one by one."""
+    sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
+    if not sizes:
+        return
+    # tests/hardware runs benches too.
+    warm = ("kccl.bench.gpu.warm",) if {"tests", "bench"} & set(parts) else ("kccl", "warm")
+    # Benches add bfloat16.
+    few = () if {"tests", "torch"} & set(parts) else ("-d", "bfloat16", "--op", "sum")
+    run.take(Step("kernels", ("-m", *warm, "-n", *sizes, *few), _WARM_LIMIT_S, is_needed=False))
+
+
+def _tests(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    _pytest(run, "tests", num_gpus, is_short, "tests/hardware", f"--ignore={_TESTS_OF_TORCH}")
+
+
+def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    _pytest(run, "torch", num_gpus, is_short, _TESTS_OF_TORCH)
+
+
+def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> None:
+    """Those of one and two ranks side by side, a pair of GPUs each, then those of four."""
+    # Each test is named before it runs: what is ended says in which it was.
+    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    # What is ended has no table of durations. Side by side a test's own time is not told.
+    times = ("-o", "console_output_style=times")
+    most = ("--most-of", str(num_gpus)) if is_short else ()
+    pytest, rest = ("-m", "pytest"), (*options, *what, *most)
+    num_pairs = num_gpus // 2
+    if num_pairs < 2 or not _is_there(_SIDE_BY_SIDE):
+        run.take(Step(name, (*pytest, *times, *rest), LIMIT_S))
+        return
+    in_pairs = ("-n", str(num_pairs), "--dist", "loadgroup", "--world-sizes", "1,2")
+    run.take(Step(f"{name}_of_pairs", (*pytest, *rest, *in_pairs), LIMIT_S))
+    of_four = (*pytest, *times, *rest, "--world-sizes", "4")
+    run.take(Step(f"{name}_of_four", of_four, LIMIT_S))
+
+
+def _bench(run: Run, num_gpus: int, *, is_short: bool) -> None:
+    found = suites(num_gpus)
+    for suite in found[:1] if is_short else found:
+        _run_suite(run, suite)
+
+
+def _run_suite(run: Run, suite: Suite) -> None:
+    """Runs all benches of a suite; those behind one that ended its job in a job of their own."""
+    missing = list(suite.benches)
+    for name in missing:
+        (run.out / f"{name}.json").unlink(missing_ok=True)
+    for number in count(1):
+        step = f"benches_{suite.world_size}" + (f"_{number}" if number > 1 else "")
+        # A row that is wrong is in its document too.
+        run.take(suite.step(step, missing, run.out))
+        missing = [name for name in missing if not (run.out / f"{name}.json").exists()]
+        if not missing:
+            return
+        run.note(missing[0], 0.0, f"no document: see {step}.txt")
+        missing = missing[1:]
+        if not missing or run.is_over():
+            break
+    for name in missing:
+        run.note(name, 0.0, "not run")
+
+
+def _plots(run: Run, _: int) -> None:
+    documents = sorted(run.out.glob("*.json"))
+    if not documents:
+        run.note("plots", 0.0, f"{run.out} has no document: run the part bench")
+        return
+    paths = [str(path.resolve()) for path in documents]
+    run.take(Step("plots", ("-m", "kccl.bench.plot", *paths), _STEP_LIMIT_S))
+
+
+# ---- Helpers ---------------------------------------------------------------------------------
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _is_built() -> bool:
+    """Whether the extension is there and newer than what it is made of."""
+    extension = ROOT / "kccl" / _EXTENSION
+    if not extension.exists():
+        return False
+    made_s = extension.stat().st_mtime
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    return all(path.stat().st_mtime <= made_s for path in sources)
+
+
+if __name__ == "__main__":
+    heed_sigterm()
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Checking, timing, rows and documents: the same for every backend and every peer."""

@@ -1,0 +1,256 @@
+"""What a benchmarked collective is: a small table of functions, one file per collective
+(nccl-tests' idea).
+
+`all_reduce.py`, `broadcast.py` and the others each fill one `Collective` and register it. Nothing
+here imports kccl: the communicator and the MPI module arrive as arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Call = Callable[[], object]
+Gather = Callable[[Any], list[Any]]
+TorchCalls = dict[str, tuple[Call, Any]]
+
+NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+IN_KERNELS_ONLY = ("grid_sync", "exchange")
+"""What is called in kernels and nowhere else."""
+SPOILED = 0xA5
+"""The byte of what has not been written."""
+OPS = ("sum", "prod", "min", "max", "avg")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Comm(Protocol):
+    """The public part of a kccl communicator that the benchmarks use."""
+
+    rank: int
+    world_size: int
+    backend: str
+    all_reduce: Any
+    reduce_scatter: Any
+    all_gather: Any
+    broadcast: Any
+    barrier: Any
+
+    def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
+
+    def window(self, nbytes: int, /) -> Any: ...
+
+    def check(self) -> None: ...
+
+    def device_comm(self, *, channels: int, max_bytes: int, exchange_bytes: int = ...) -> Any: ...
+
+    def gather_objects(self, value: Any, /) -> list[Any]: ...
+
+    def algorithms(self, collective: str) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question put to every library: which collective, on how much of what.
+
+    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
+    for reduce_scatter and all_gather, 0 for barrier. `count` is that in elements.
+    """
+
+    collective: str
+    nbytes: int
+    count: int
+    dtype: str | None
+    np_dtype: np.dtype[Any] | None
+    op: str | None
+    root: int | None
+    in_place: bool | None
+    world_size: int
+
+    def chunk(self, rank: int) -> slice:
+        """Where a rank's chunk of such a message lies."""
+        length = self.count // self.world_size
+        return slice(rank * length, (rank + 1) * length)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What one library's calls read and write; `out` is `x` itself when the call is in place.
+
+    Here NumPy arrays. Where the host cannot index them a subclass says how it reaches them.
+    """
+
+    x: Any
+    out: Any
+
+    def load(self, values: Array) -> None:
+        """Sets `x`. An `out` of its own gets bytes that no input has: one never written shows."""
+        if self.out is not self.x:
+            self.out.view(np.uint8).fill(SPOILED)
+        self.x[:] = values
+
+    def result(self) -> Array:
+        """What `out` holds, of the problem's element type."""
+        out: Array = self.out
+        return out
+
+    def zero(self) -> None:
+        """Fills both with zeros."""
+        self.x.fill(0)
+        self.out.fill(0)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The functions that tell one collective from another.
+
+    Attributes:
+        name: as in `comm.<name>`.
+        order: memory order that the call promises for *other* memory: "relaxed" (only the message
+            itself) or "acq_rel".
+        has_data: False for barrier, which has neither sizes nor a dtype.
+        has_op: takes a reduction operator.
+        has_root: takes a root.
+        has_out: has an out-of-place form.
+        busbw_factor: world size -> busbw / algbw (nccl-tests' definition), None where there is no
+            bandwidth.
+        check: (problem, buffers, call, rank, gather, seed) -> number of wrong elements seen by this
+            rank. Collective. Fills the buffers with inputs that belong to `seed`, calls, compares
+            exactly.
+        prepare: (comm, buffers, problem, **plan keywords) -> a prepared kccl operation.
+        direct: (comm, buffers, problem) -> the unprepared kccl call.
+        waits_for_all: no rank leaves a call before all have arrived. A skewed run then takes the
+            time since the last arrival.
+        mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
+        nccl: (torch.distributed, buffers of tensors, problem) -> the call, or None.
+        symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like it, the group's name,
+            problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
+            that has its result. x is the symmetric tensor. None where there are none.
+        nvshmem: (its library, address of its memory, problem, stream) -> the call in place.
+        flashinfer: (flashinfer.comm, its memory, two tensors [tokens, hidden]) -> its calls from
+            one tensor to the other by algorithm; None where it has none.
+        mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
+            or None.
+        has_chunks: The message is one chunk of equal length for each rank.
+        dtype: The only element type, where the call moves bits whatever they mean.
+        end: The last size unless another is asked for; None: as everywhere.
+    """
+
+    name: str
+    order: str
+    has_data: bool
+    has_op: bool
+    has_root: bool
+    has_out: bool
+    waits_for_all: bool
+    busbw_factor: Callable[[int], float | None]
+    check: Callable[[Problem, Buffers, Call, int, Gather, int], int]
+    prepare: Callable[..., Any]
+    direct: Callable[[Comm, Buffers, Problem], Call]
+    mpi: Callable[[Any, Any, Buffers, Problem], Call]
+    mpi_algorithm: tuple[str, str] | None = None
+    nccl: Callable[[Any, Buffers, Problem], Call] | None = None
+    symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
+    nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
+    flashinfer: Callable[[Any, Any, Any, Any], dict[str, Call]] | None = None
+    has_chunks: bool = False
+    dtype: str | None = None
+    end: int | None = None
+
+    def problems(
+        self,
+        sizes: Sequence[int],
+        *,
+        dtype: str,
+        np_dtype: np.dtype[Any],
+        op: str,
+        root: int,
+        in_place: bool,
+        world_size: int,
+    ) -> list[Problem]:
+        """One problem per size. A size that is no multiple of the element size, or of all ranks'
+        elements, is rounded down, to at least one of them.
+        """
+        if not self.has_data:
+            return [Problem(self.name, 0, 0, None, None, None, None, None, world_size)]
+        unit = world_size if self.has_chunks else 1
+        counts = dict.fromkeys(
+            unit * max(1, nbytes // np_dtype.itemsize // unit) for nbytes in sizes
+        )
+        return [
+            Problem(
+                self.name,
+                count * np_dtype.itemsize,
+                count,
+                dtype,
+                np_dtype,
+                op if self.has_op else None,
+                root if self.has_root else None,
+                in_place,
+                world_size,
+            )
+            for count in counts
+        ]
+
+
+def checks_itself(
+    problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
+) -> int:
+    """As `check`, of what looks for wrong elements in every launch: its contender counts them."""
+    call()
+    return 0
+
+
+def call_in_kernels(*_: Any, **__: Any) -> Any:
+    """In the place of what is called outside of kernels, for those that have no such call."""
+    raise NotImplementedError("it is called in kernels only")
+
+
+def load(name: str) -> Collective:
+    """The table of one collective, from the file of the same name."""
+    table: Collective = importlib.import_module(f"..collectives.{name}", __package__).COLLECTIVE
+    return table
+
+
+def buffers(problem: Problem) -> Buffers:
+    """Ordinary zeroed arrays for one library; a barrier's are empty."""
+    dtype = problem.np_dtype if problem.np_dtype is not None else np.dtype(np.uint8)
+    x = np.zeros(problem.count, dtype)
+    return Buffers(x, np.zeros(problem.count, dtype) if problem.in_place is False else x)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from nccl-tests' notation: "8", "64K", "1M", "2G" (powers of 1024).
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no size: expected a number with an optional K, M or G, as in 64K"
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def sweep(begin: int, end: int, factor: int) -> list[int]:
+    """Sizes in bytes from `begin` to at most `end`, each `factor` times the one before.
+
+    Raises:
+        ValueError: the range is empty or would not end.
+    """
+    if begin < 1 or end < begin:
+        raise ValueError(f"sizes from {begin} to {end} bytes: the range is empty")
+    if factor < 2:
+        raise ValueError(f"factor {factor}: sizes would not grow, 2 is the least")
+    sizes = []
+    while begin <= end:
+        sizes.append(begin)
+        begin *= factor
+    return sizes

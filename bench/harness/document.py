@@ -1,0 +1,119 @@
+"""The JSON document of a run: which machine, which code, which command, which rows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from .measure import Row
+
+Document = dict[str, Any]
+
+
+def document(
+    rows: Sequence[Row],
+    ranks: int,
+    more: Mapping[str, Any],
+    command: Sequence[str] | None = None,
+) -> Document:
+    """The document of these rows, made on this machine by this process.
+
+    Args:
+        rows: What was measured.
+        ranks: Their number.
+        more: What is known of the machine besides: its GPUs.
+        command: Arguments of `kccl` that measure it; the process's own when None.
+    """
+    return {
+        "machine": machine(ranks) | dict(more),
+        "commit": commit(),
+        "command": shlex.join(["kccl", *(sys.argv[1:] if command is None else command)]),
+        "rows": list(rows),
+    }
+
+
+def machine(ranks: int) -> dict[str, Any]:
+    """What a figure depends on and what may be published: no host name."""
+    from kccl import topology
+
+    found = topology.discover()
+    allowed = found.allowed_cpus
+    return {
+        "cpu_model": found.cpu_model,
+        "architecture": found.architecture,
+        "cpus": len(found.cpus),
+        "allowed_cpus": None if allowed is None else len(allowed),
+        "kernel": found.kernel,
+        "ranks": ranks,
+    }
+
+
+def subtitle(document: Document) -> str:
+    """Where and of what a document is, in one line for pictures."""
+    machine = document["machine"]
+    gpus = machine.get("gpus")
+    place = f"{machine['cpu_model']}, {machine['cpus']} CPUs"
+    if gpus:
+        place = f"{len(gpus)} x {gpus[0]}, no multicast"
+    return f"{place}, commit {document['commit']}"
+
+
+def commit() -> str:
+    """The commit that the running code comes from, "-dirty" when its tree has changes; else the
+    version.
+
+    Code that was installed from a checkout is "<version> installed from <commit>": the checkout may
+    have moved on since. Of what `git archive` made, the commit stands in .git_archival.txt.
+    """
+    here = Path(__file__).resolve().parent
+    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
+        return _head(here) or "unknown"
+    archived = _archived(here.parent / ".git_archival.txt")
+    if archived is not None:
+        return archived
+    try:
+        distribution = importlib.metadata.distribution("kccl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
+    path = Path(unquote(urlparse(origin).path))
+    # The Makefile installs a wheel that it built inside the checkout.
+    folder = path.parent if path.is_file() else path
+    head = _head(folder) if origin.startswith("file://") else None
+    return f"{distribution.version} installed from {head}" if head else distribution.version
+
+
+def _archived(path: Path) -> str | None:
+    """The commit that `git archive` has written there, None where it did not."""
+    match = re.match(r"node: ([0-9a-f]{12})", path.read_text("utf-8") if path.exists() else "")
+    return match and match[1]
+
+
+def _head(folder: Path) -> str | None:
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    return head and head + ("-dirty" if _git(folder, "status", "--porcelain") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command, None where git or the repository is missing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def load(path: Path) -> list[Document]:
+    """Documents of a file, one a line; other lines (a table printed before) are skipped."""
+    lines = path.read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]

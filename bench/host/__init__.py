@@ -1,0 +1,1 @@
+"""Benchmarks in host memory and on the simulator."""

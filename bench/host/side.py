@@ -1,0 +1,93 @@
+"""A bench on the host backend and on the simulator: kccl on NumPy arrays, MPI beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kccl
+
+from ..harness.collective import Collective, Problem
+from ..harness.measure import Contender, Row, add_floors, kccl_contenders, merge
+from ..peers import baselines, mpi
+
+
+class HostSide:
+    """What a run needs besides the harness: contenders, floors, peers, notes.
+
+    Attributes:
+        machine: What the document says of the machine besides the CPU.
+    """
+
+    def __init__(
+        self, comm: kccl.Communicator, collective: Collective, *, has_baselines: bool
+    ) -> None:
+        self.machine: dict[str, Any] = {}
+        self._comm = comm
+        self._collective = collective
+        self._in_job = baselines.InJob(comm) if has_baselines else None
+        self._floors = Floors()
+
+    def contenders(self, problem: Problem) -> list[Contender]:
+        """kccl, and the MPI of this job; first the floors are probed. Collective."""
+        if self._comm.backend != "sim":
+            # At every size, since a machine drifts during a sweep.
+            self._floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
+            if problem.nbytes:
+                copy_us = kccl.probe.copy_us(self._comm, problem.nbytes)
+                self._floors.copies_us[problem.nbytes] = copy_us
+        found = kccl_contenders(self._comm, self._collective, problem)
+        if self._in_job is not None:
+            found += self._in_job.contenders(self._collective, problem)
+        return found
+
+    def finish(
+        self, rows: Sequence[Row], request: baselines.Request, problem: Problem
+    ) -> tuple[list[Row], list[str]]:
+        """All rows with their floors, and a sentence for each peer that has none. Collective.
+
+        Args:
+            rows: What was measured in this job.
+            request: The same question for the job of another MPI.
+            problem: One of those measured.
+        """
+        found, notes = list(rows), []
+        if self._in_job is not None:
+            notes = [self._in_job.missing] if self._in_job.missing else []
+            unsupported = mpi.unsupported(problem)
+            if unsupported:
+                notes.append(unsupported)
+            elif self._in_job.library != "openmpi":
+                peers, missing = baselines.open_mpi_rows(self._comm, request)
+                found = merge(found, peers)
+                notes += [missing] if missing else []
+        if self._comm.backend == "sim":
+            # Nothing that a machine could be measured by.
+            for row in found:
+                row["algbw_gbps"] = row["busbw_gbps"] = None
+        else:
+            self._floors.add(found)
+        return found, notes
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass
+class Floors:
+    """What the machine itself costs, as probed during a run.
+
+    Attributes:
+        one_ways_us: Ways of a cache line, or on GPUs of a word.
+        copies_us: bytes -> a copy of the message; a size without one counts as nothing.
+    """
+
+    one_ways_us: list[float] = field(default_factory=list)
+    copies_us: dict[int, float] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Says them beside the rows of the same run."""
+        copies_us = {row["bytes"]: self.copies_us.get(row["bytes"], 0.0) for row in rows}
+        # A floor is the least that was seen: a disturbed probe would make results look too good.
+        add_floors(rows, min(self.one_ways_us), copies_us)

@@ -1,0 +1,1 @@
+"""Benchmarks of calls inside persistent kernels."""

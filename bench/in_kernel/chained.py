@@ -1,0 +1,89 @@
+"""A collective of data inside persistent kernels: launches of chains of calls, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..harness.collective import Array, Problem
+from ..harness.data import count_wrong
+from .contenders import MOST_NOTED, OF_CHUNKS, InKernel, Notebook, Shape
+from .data import CHAINS, SHIFTS, period, short_period
+
+
+class Chained(InKernel):
+    """A collective of data: the end of the chain of calls is compared by bits.
+
+    What is sent may be the same for a whole period. So in each repeat a launch that is not timed
+    comes first, in which it changes every few calls, so that an old word shows.
+    """
+
+    def __init__(
+        self,
+        notebook: Notebook,
+        kernels: Sequence[Any],
+        shape: Shape,
+        problem: Problem,
+        device_comm: Any,
+    ) -> None:
+        """Collective.
+
+        Args:
+            notebook, kernels, shape: See InKernel.
+            problem: What is exchanged.
+            device_comm: With a channel a block.
+        """
+        super().__init__(notebook, kernels, shape)
+        self.buffers = notebook.place.buffers(problem)
+        self._problem = problem
+        self._device_comm = device_comm
+        self._chain = CHAINS[problem.collective]
+        self._rank = notebook.place.comm.rank
+        # (calls, period) -> what they end with.
+        self._ends: dict[tuple[int, int], Array] = {}
+
+    def run(self) -> None:
+        """See InKernel; on what the check has loaded."""
+        self._enqueue(self._kernels["kMean"], 0, 1, period(self._problem.world_size), shifts=0)
+
+    def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
+        """See InKernel; first comes the launch that is not timed."""
+        calls = min(iterations, MOST_NOTED) | 1
+        length = short_period(self._problem.world_size)
+        self._wrong += self._checked(self._kernels["kMean"], 0, calls, length)
+        return super().time(iterations, warmup)
+
+    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
+        """See InKernel."""
+        return self._checked(kernel, warmup, calls, period(self._problem.world_size))
+
+    def _checked(self, kernel: Any, warmup: int, calls: int, length: int) -> int:
+        """As launch(), with periods of so many calls."""
+        problem, rank, key = self._problem, self._rank, (warmup + calls, length)
+        self.buffers.load(self._chain.start(problem, rank))
+        self._enqueue(kernel, warmup, calls, length, shifts=SHIFTS)
+        if key not in self._ends:
+            self._ends[key] = self._chain.end(problem, rank, *key)
+        result = self.buffers.result()[self._chain.part(problem, rank)]
+        return count_wrong(result, self._ends[key])
+
+    def _enqueue(self, kernel: Any, warmup: int, calls: int, length: int, *, shifts: int) -> None:
+        problem, shape, place = self._problem, self.shape, self.notebook.place
+        has_chunks = problem.collective in OF_CHUNKS
+        place.launch(
+            kernel,
+            self._device_comm,
+            self.buffers.x,
+            self.buffers.out,
+            problem.count // (problem.world_size if has_chunks else 1),
+            shape.each,
+            self._chain.factor(problem, self._rank, length),
+            np.uint64(shifts),
+            *map(np.uint32, (warmup, calls, length)),
+            *self._noted(),
+            grid=shape.blocks,
+            block=shape.threads,
+        )
+        place.wait()

@@ -1,0 +1,336 @@
+"""`kccl bench <collective> --in-kernel`: calls inside persistent kernels as contenders.
+
+A collective has one or more forms, each a class of in_kernel.cuh. A launch is thousands of
+dependent calls; each is checked before its time counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..gpu.clock import delays_ns
+from ..gpu.kernels import LINE_BYTES
+from ..harness.collective import Array, Buffers, Collective, Comm, Problem
+from ..harness.measure import Contender
+
+SOURCE = Path(__file__).with_name("chains.cuh")
+CHECKED = 8
+"""Meetings that a launch of a barrier ends with."""
+
+NOTES = ("kMean", "kEach", "kSkewed")
+DELAYS_ALONE = "in_kernel::delays_alone"
+OF_SUMS = "grid_exchange"  # The algorithm of the form of all_reduce that is an exchange.
+_WARP, _THREADS = 32, 128
+_PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
+# So many calls say what the slowest of a hundred takes, and how a late rank is met.
+MOST_NOTED = 2000
+_SKEWED_SHARE = 4
+OF_CHUNKS = ("reduce_scatter", "all_gather")
+_TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
+_ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which kernels make a collective's calls: a row.
+
+    Attributes:
+        algorithm: As in the row.
+        kernel: {notes} stands for what is noted, {type} and {world_size} for the problem's.
+        complete: "slice": a block may use its own part of the result. "message": all of it.
+        order: As in Collective.
+        library: Whose.
+        is_within: Between the blocks of one GPU, whatever the number of ranks.
+    """
+
+    algorithm: str
+    kernel: str
+    complete: str
+    order: str = "relaxed"
+    library: str = "kccl"
+    is_within: bool = False
+
+    def names(self, dtype: str | None, world_size: int) -> list[str]:
+        """Of the kernels, by what is noted, as NOTES."""
+        words = {"type": _TYPES.get(dtype or "", ""), "world_size": world_size}
+        return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
+
+
+def _of_data(algorithm: str, name: str, complete: str) -> Form:
+    kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
+    return Form(algorithm, kernel, complete)
+
+
+def _meeting(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
+    kernel = f"in_kernel::meet<in_kernel::{name}, {{notes}}>"
+    return Form(algorithm, kernel, "message", order, is_within=is_within)
+
+
+def _exchange(order: str, *, is_within: bool) -> Form:
+    reach = "kKcclReachRank" if is_within else "kKcclReachAllRanks"
+    name = f"Exchange<{reach}, {_ORDERS[order]}, {{world_size}}>"
+    kernel = f"in_kernel::exchange<in_kernel::{name}, {{notes}}>"
+    return Form("grid_exchange", kernel, "message", order, is_within=is_within)
+
+
+_SUMS = "in_kernel::exchanged_sums<in_kernel::ExchangedSums<{type}, {world_size}>, {notes}>"
+
+FORMS: dict[str, list[Form]] = {
+    "all_reduce": [
+        _of_data("all_reduce_one_shot_ll16", "AllReduceSlices", "slice"),
+        _of_data("all_reduce_one_shot_ll16", "AllReduceMessage", "message"),
+        Form(OF_SUMS, _SUMS, "message"),
+    ],
+    "reduce_scatter": [_of_data("reduce_scatter_direct_ll16", "ReduceScatter", "slice")],
+    "all_gather": [_of_data("all_gather_direct_ll16", "AllGather", "slice")],
+    "broadcast": [_of_data("broadcast_direct_ll16", "Broadcast", "slice")],
+    "barrier": [
+        _meeting("barrier_direct", f"RankBarrier<{_ORDERS[order]}, {{world_size}}>", order)
+        for order in _ORDERS
+    ],
+    "grid_sync": [
+        _meeting("grid_sync", f"GridSync<{_ORDERS[order]}>", order, is_within=True)
+        for order in _ORDERS
+    ],
+    "exchange": [
+        _exchange(order, is_within=is_within) for is_within in (True, False) for order in _ORDERS
+    ],
+}
+
+
+def forms(collective: str, world_size: int) -> list[Form]:
+    """Those of FORMS that so many ranks have; of one rank, all blocks are those of its GPU."""
+    found = FORMS[collective]
+    within = [form for form in found if form.is_within]
+    return within if world_size == 1 and within else found
+
+
+class Place(Protocol):
+    """Where kernels run: a GPU or the simulator.
+
+    Attributes:
+        comm: The communicator.
+        most_blocks: As many blocks surely run at once.
+        has_clock: Its nanoseconds are those of a machine.
+    """
+
+    comm: Comm
+    most_blocks: int
+    has_clock: bool
+
+    def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
+        """A module, with headers from `folders` besides."""
+
+    def buffers(self, problem: Problem) -> Buffers:
+        """What a form works on. Collective."""
+
+    def numbers(self, values: Array) -> Any:
+        """A new array of 32- or 64-bit integers. Collective."""
+
+    def address(self, array: Any) -> int:
+        """Of the first element of such an array."""
+
+    def read(self, array: Any, count: int, dtype: Any) -> Array:
+        """The first elements of such an array, once kernels have ended."""
+
+    def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
+        """Starts a kernel; the communicator is not among the arguments."""
+
+    def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
+        """The same by the driver's cooperative launch."""
+
+    def wait(self) -> None:
+        """Waits for the kernels; raises what went wrong in them."""
+
+    def probe(self, *, within: bool) -> Callable[[], float | None]:
+        """What measures one way of a word, us: between ranks 0 and 1, or two blocks of a GPU. It
+        gives None where there is no machine to measure. Collective, also to be called.
+        """
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a message is shared out: `each` elements a block, about one packet a thread."""
+
+    blocks: int
+    threads: int
+    each: int
+
+
+def shape(problem: Problem, most_blocks: int) -> Shape:
+    """The shape of a collective of data; of the others the blocks are those of grid_sync."""
+    if problem.np_dtype is None:
+        if problem.collective != "grid_sync":
+            return Shape(1, _WARP, 0)
+        # Each thread polls one block.
+        return Shape(most_blocks, -(-most_blocks // _WARP) * _WARP, 0)
+    has_chunks = problem.collective in OF_CHUNKS
+    nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
+    payloads = -(-nbytes // _PAYLOAD_BYTES)
+    threads = min(-(-payloads // _WARP) * _WARP, _THREADS)
+    blocks = min(-(-payloads // threads), most_blocks)
+    units = -(-nbytes // _UNIT_BYTES)
+    share = -(-units // blocks)
+    return Shape(-(-units // share), threads, share * _UNIT_BYTES // problem.np_dtype.itemsize)
+
+
+class Notebook:
+    """What all forms of a run share: the schedule of delays, and room for what kernels note."""
+
+    def __init__(self, place: Place, module: Any, participants: int, own: int | None) -> None:
+        """Collective.
+
+        Args:
+            place: Where the kernels run.
+            module: Has DELAYS_ALONE.
+            participants: Of whom one is late at a time.
+            own: Which of them this rank is; None where they are its blocks.
+        """
+        schedule = delays_ns(MOST_NOTED, participants, 0)
+        mine = schedule.ravel() if own is None else schedule[own]
+        self.place = place
+        self.delays = place.numbers(mine)
+        self.delay_stride = np.uint64(MOST_NOTED if own is None else 0)
+        self.times = place.numbers(np.zeros(place.most_blocks * (MOST_NOTED + 1), np.int64))
+        self._everyones = place.numbers(schedule.sum(axis=0, dtype=np.int32))
+        self._alone = module.kernel(DELAYS_ALONE)
+
+    def alone_ns(self, count: int) -> float:
+        """How long the first delays take, one behind the other, whoever is late."""
+        place = self.place
+        place.launch(
+            self._alone, self._everyones, np.uint32(count), self.times, grid=1, block=_WARP
+        )
+        place.wait()
+        return float(place.read(self.times, 1, np.int64)[0])
+
+
+class InKernel:
+    """One form on one problem. What a launch finds wrong is kept until wrong() is asked."""
+
+    def __init__(self, notebook: Notebook, kernels: Sequence[Any], shape: Shape) -> None:
+        self.notebook = notebook
+        self.shape = shape
+        self._kernels = dict(zip(NOTES, kernels, strict=True))
+        self._wrong = 0
+
+    def run(self) -> None:
+        """One call, for the collective's own check."""
+        raise NotImplementedError
+
+    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
+        """A checked launch that has ended; its wrong elements."""
+        raise NotImplementedError
+
+    def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
+        """A Clock of the harness: the slowest block's mean, and single calls of all blocks."""
+        self._launch("kMean", warmup, iterations)
+        mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
+        noted = min(iterations, MOST_NOTED)
+        self._launch("kEach", warmup, noted)
+        began_ns = self._times(self.shape.blocks * (noted + 1)).reshape(-1, noted + 1)
+        return np.array([mean_us]), np.diff(began_ns).ravel() / 1e3
+
+    def skewed_us(self, iterations: int) -> float:
+        """Microseconds a call since the last arrival, when one random participant is late."""
+        noted = max(min(iterations // _SKEWED_SHARE, MOST_NOTED), 1)
+        self._launch("kSkewed", max(noted // 10, 5), noted)
+        with_calls_ns = float(self._times(self.shape.blocks).max())
+        return (with_calls_ns - self.notebook.alone_ns(noted)) / noted / 1e3
+
+    def wrong(self) -> int:
+        """Wrong elements of the launches since it was last asked."""
+        wrong, self._wrong = self._wrong, 0
+        return wrong
+
+    def _launch(self, notes: str, warmup: int, calls: int) -> None:
+        # An odd number of calls, so that what goes to and fro ends where results are.
+        warmup += (warmup + calls + 1) % 2
+        self._wrong += self.launch(self._kernels[notes], warmup, calls)
+
+    def _times(self, count: int) -> Array:
+        return self.notebook.place.read(self.notebook.times, count, np.int64)
+
+    def _noted(self) -> tuple[Any, ...]:
+        """The arguments that say where delays are and where to note."""
+        return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
+
+
+class Meeting(InKernel):
+    """A barrier or grid_sync: each launch ends with meetings in which participants look at words
+    that the others wrote before.
+    """
+
+    def __init__(
+        self, notebook: Notebook, kernels: Sequence[Any], shape: Shape, device_comm: Any | None
+    ) -> None:
+        """Collective.
+
+        Args:
+            notebook, kernels, shape: See InKernel.
+            device_comm: None for kernels that take none and are launched cooperatively.
+        """
+        super().__init__(notebook, kernels, shape)
+        place = notebook.place
+        self._device_comm = device_comm
+        self._number = 0
+        self._late = place.numbers(np.zeros(shape.blocks * shape.threads, np.int32))
+        if shape.blocks > 1:
+            # One board, for the blocks of this GPU.
+            words = place.numbers(np.zeros(shape.blocks * LINE_BYTES // 4, np.int32))
+            self._keep, addresses, self._own = words, [place.address(words)], 0
+        else:
+            window = place.comm.window(place.comm.world_size * LINE_BYTES)
+            self._keep, addresses, self._own = window, window.addresses, place.comm.rank
+        self._boards = place.numbers(np.array(addresses, np.int64))
+        self._num_boards = len(addresses)
+
+    def run(self) -> None:
+        """See InKernel."""
+        self._launch("kMean", 0, 1)
+
+    def launch(self, kernel: Any, warmup: int, calls: int) -> int:
+        """See InKernel."""
+        place, shape = self.notebook.place, self.shape
+        boards = self._boards, np.uint32(self._num_boards), np.uint32(self._own)
+        args = (
+            *map(np.uint32, (warmup, calls, CHECKED)),
+            *(*boards, np.uint32(self._number), *self._noted(), self._late),
+        )
+        self._number += CHECKED
+        if self._device_comm is None:
+            place.launch_cooperative(kernel, *args, grid=shape.blocks, block=shape.threads)
+        else:
+            place.launch(kernel, self._device_comm, *args, grid=shape.blocks, block=shape.threads)
+        place.wait()
+        return int(place.read(self._late, shape.blocks * shape.threads, np.int32).sum())
+
+
+def contender(
+    collective: Collective, problem: Problem, form: Form, made: InKernel, buffers: Buffers
+) -> Contender:
+    """One form as a row.
+
+    Args:
+        collective: The table of functions.
+        problem: What is measured.
+        form: How.
+        made: Its launches.
+        buffers: What they work on; of a meeting, nothing.
+    """
+    is_alone = problem.world_size == 1 and made.shape.blocks == 1
+    has_skewed_run = collective.waits_for_all and not is_alone and made.notebook.place.has_clock
+    return Contender(
+        *(form.library, form.algorithm, "in_kernel", "open", buffers, made.run, made.time),
+        further={"skewed_us": made.skewed_us} if has_skewed_run else {},
+        complete=form.complete,
+        order=form.order,
+        blocks=made.shape.blocks,
+        world_size=1 if form.is_within else None,
+        wrong=made.wrong,
+    )

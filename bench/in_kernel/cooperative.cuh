@@ -1,0 +1,38 @@
+// grid.sync() of CUDA's cooperative groups in the place of grid_sync: its peer, in the same kernel.
+// Its launch is cooperative. Of the header only what needs no other library's headers is taken: those
+// name the integer types otherwise than platform.cuh does.
+#pragma once
+
+#define _CG_LIMIT_INCLUDED_DEPENDENCIES
+#include <cooperative_groups.h>
+
+#include "chains.cuh"
+
+namespace in_kernel {
+
+class Cooperative {
+  public:
+    static constexpr bool kOrders = true;
+    static constexpr Scope kScope = Scope::kDevice;
+    KCCL_DEVICE Status call() {
+        grid_.sync();
+        return kKcclOk;
+    }
+    KCCL_DEVICE uint32_t participants() const { return kccl::platform::blocks_per_grid(); }
+    KCCL_DEVICE uint32_t own() const { return kccl::platform::block_in_grid(); }
+
+  private:
+    cooperative_groups::grid_group grid_ = cooperative_groups::this_grid();
+};
+
+template <Notes NOTES>
+KCCL_KERNEL void meet_cooperative(uint32_t warmup, uint32_t calls, uint32_t checked,
+                                  uint32_t* const* boards, uint32_t num_boards, uint32_t own_board,
+                                  uint32_t number, const uint32_t* delays, uint64_t delay_stride,
+                                  uint64_t* times, uint32_t* late) {
+    Cooperative meeting;
+    hold_meetings<Cooperative, NOTES>(meeting, warmup, calls, checked, boards, num_boards,
+                                      own_board, number, delays, delay_stride, times, late);
+}
+
+}  // namespace in_kernel

@@ -1,0 +1,1 @@
+"""What KCCL is measured beside: MPI, NCCL, PyTorch, FlashInfer, NVSHMEM."""

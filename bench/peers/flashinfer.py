@@ -1,0 +1,156 @@
+"""FlashInfer beside kccl: its all-reduce within one machine, which it has of TensorRT-LLM, for
+itself, without what it can fuse with it. Over NVLink without multicast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ..gpu.clock import GpuClock, both_modes
+from ..gpu.device import Gpu
+from ..harness.collective import Collective, Problem
+from ..harness.measure import Contender
+from .notes import PeerNotes
+
+_TYPES = ("float16", "bfloat16", "float32")
+_WORLD_SIZES = (2, 4, 8, 16)
+# Elements of a token's hidden state, which a cluster of its blocks shares.
+_WIDTH = 4096
+# A thread of it moves so much.
+_PACKET_BYTES = 16
+# Its memory is three times what all ranks send, and more.
+_LARGEST_BYTES = 16 << 20
+
+
+class FlashInferPeer:
+    """FlashInfer's calls as contenders.
+
+    Attributes:
+        libraries: Name -> version, once its kernels are there.
+    """
+
+    def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
+        """Loads it, beside torch.distributed, which has started. Collective; never raises for what
+        is missing. Its ranks wait for each other: in its start for NCCL's 60 s, in a kernel without
+        a limit.
+        """
+        self.libraries: dict[str, str] = {}
+        self._gpu = gpu
+        self._clock = clock
+        self._missing = PeerNotes(gpu.comm)
+        # Its module of collectives; element type -> its memory, None where that was refused.
+        self._module: Any = None
+        self._scratches: dict[str, Any] = {}
+        loaded: list[Any] = []
+        if gpu.comm.world_size > 1 and self._missing.agree(
+            "flashinfer", None, lambda: loaded.append(_load())
+        ):
+            (self._module,) = loaded
+            self.libraries = {"flashinfer": str(import_module("flashinfer").__version__)}
+
+    def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
+        """Its one-shot and its two-shot, where it has them, in both modes. Collective."""
+        if self._module is None:
+            return []
+        why_not = self._why_not(collective, problem)
+        if why_not:
+            self._missing.add("flashinfer", why_not, problem.nbytes)
+            return []
+        scratch = self._scratch(str(problem.dtype))
+        if scratch is None:
+            return []
+        assert collective.flashinfer is not None
+        gpu, found = self._gpu, []
+        made: list[Any] = []
+        if not self._missing.agree(
+            "flashinfer", problem.nbytes, lambda: made.extend(_tensors(problem))
+        ):
+            return []
+        x, out = made
+        for algorithm, call in collective.flashinfer(self._module, scratch, x, out).items():
+            # The first call loads the kernel, which no capture may see.
+            if not self._missing.agree(f"flashinfer {algorithm}", problem.nbytes, call):
+                continue
+            gpu.wait()
+            buffers = gpu.wrap(x, out, x.data_ptr(), out.data_ptr(), problem)
+            names = ("flashinfer", algorithm, "direct")
+            found += both_modes(self._clock, collective, names, buffers, call, gpu.capture)
+        return found
+
+    def notes(self) -> list[str]:
+        """See PeerNotes.take()."""
+        return self._missing.take()
+
+    def close(self) -> None:
+        """Gives its memory back. Collective."""
+        if not self._scratches:
+            return
+        self._gpu.wait()
+        # Nobody writes to a peer any more.
+        self._gpu.comm.gather_objects(None)
+        for scratch in self._scratches.values():
+            if scratch is not None:
+                scratch.destroy()
+        self._scratches.clear()
+
+    @staticmethod
+    def _why_not(collective: Collective, problem: Problem) -> str:
+        if collective.flashinfer is None:
+            return f"it has no {collective.name}"
+        if problem.op != "sum":
+            return "it sums only"
+        if problem.dtype not in _TYPES or problem.world_size not in _WORLD_SIZES:
+            return f"not made for {problem.dtype} on {problem.world_size} GPUs"
+        if problem.nbytes % _PACKET_BYTES or problem.count % _width(problem):
+            return f"not whole rows of {_WIDTH} elements"
+        return "more than its memory here" if problem.nbytes > _LARGEST_BYTES else ""
+
+    def _scratch(self, dtype: str) -> Any:
+        """Its memory, shared by all ranks, for an element type; None where it cannot be had."""
+        if dtype not in self._scratches:
+            made: list[Any] = []
+            act = lambda: made.append(self._make_scratch(dtype))  # noqa: E731
+            is_there = self._missing.agree("flashinfer", None, act)
+            self._scratches[dtype] = made[0] if is_there else None
+        return self._scratches[dtype]
+
+    def _make_scratch(self, dtype: str) -> Any:
+        comm, element = self._gpu.comm, _element(dtype)
+        return self._module.create_allreduce_fusion_workspace(
+            # Its other way is by multicast.
+            backend="trtllm",
+            world_size=comm.world_size,
+            rank=comm.rank,
+            # Of two bytes: versions differ in whether the memory is made for wider ones.
+            max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
+            hidden_dim=_WIDTH,
+            dtype=element,
+        )
+
+
+def _load() -> Any:
+    """flashinfer.comm, compiled."""
+    module = import_module("flashinfer.comm")
+    if not module.gen_trtllm_comm_module().is_compiled:
+        raise RuntimeError("its kernels are not compiled, which takes it minutes: call it once")
+    if not import_module("torch").distributed.is_initialized():
+        raise RuntimeError("torch.distributed, over which its ranks meet, has not started")
+    return module
+
+
+def _element(dtype: str | None) -> Any:
+    """PyTorch's type of a name."""
+    return getattr(import_module("torch"), str(dtype))
+
+
+def _width(problem: Problem) -> int:
+    """Elements of a row."""
+    return min(problem.count, _WIDTH)
+
+
+def _tensors(problem: Problem) -> Any:
+    """What is read and what is written, [rows, elements] each."""
+    width = _width(problem)
+    shape = 2, problem.count // width, width
+    return import_module("torch").zeros(shape, dtype=_element(problem.dtype), device="cuda")

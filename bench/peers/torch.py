@@ -1,0 +1,205 @@
+"""The peers on GPUs, in the same processes and on the same stream: NCCL and PyTorch's symmetric
+memory. The only file of the benchmarks that starts torch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ..gpu.clock import GpuClock, both_modes
+from ..gpu.device import DeviceBuffers, Gpu
+from ..harness.clock import uncollected
+from ..harness.collective import Call, Collective, Problem
+from ..harness.measure import Contender
+from .notes import PeerNotes
+
+# NVLink multicast is another machine's feature, and not compared with.
+NO_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+_TIMEOUT = timedelta(seconds=60)
+_WINDOW_BYTES = 256 << 20
+
+Peer = tuple[str, str, DeviceBuffers, Call]
+
+
+class TorchPeers:
+    """NCCL, NCCL on a symmetric window, and PyTorch's one-shot and two-shot, as contenders.
+
+    Attributes:
+        libraries: Name -> version of what is measured.
+    """
+
+    def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
+        """Starts torch.distributed beside kccl. Collective; never raises for what is missing."""
+        self.libraries: dict[str, str] = {}
+        self._gpu = gpu
+        self._clock = clock
+        self._torch: Any = None
+        self._store = tempfile.TemporaryDirectory() if gpu.comm.rank == 0 else None
+        # Memory that NCCL knows as a window, None when it refused; absent until it is asked for.
+        self._window: list[Any] = []
+        self._missing = PeerNotes(gpu.comm)
+        os.environ.update(NO_MULTICAST)
+        if not self._missing.agree("NCCL and torch_symm_mem", None, _import_torch):
+            return
+        import torch
+
+        if self._missing.agree("NCCL and torch_symm_mem", None, lambda: self._start(torch)):
+            self._torch = torch
+            number = ".".join(map(str, torch.cuda.nccl.version()))
+            self.libraries = {"torch": str(torch.__version__), "nccl": number}
+
+    def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
+        """Every peer that can answer the problem, in both modes. Collective."""
+        if self._torch is None:
+            return []
+        if problem.in_place is False:
+            self._missing.add("NCCL and torch_symm_mem", "measured in place only", problem.nbytes)
+            return []
+        peers: list[Peer] = []
+        for make in (self._nccl, self._nccl_window, self._symm_mem):
+            peers += make(collective, problem)
+        found = []
+        for library, algorithm, buffers, call in peers:
+            name = f"{library} {algorithm}"
+            # The first call connects, which no capture may see; it also shows what is refused.
+            if not self._missing.agree(name, problem.nbytes, call):
+                continue
+            self._gpu.wait()
+            names = (library, algorithm, "direct")
+            found += both_modes(self._clock, collective, names, buffers, call, self._capture)
+        return found
+
+    def notes(self) -> list[str]:
+        """See PeerNotes.take()."""
+        return self._missing.take()
+
+    def close(self) -> None:
+        """Ends torch.distributed. Collective."""
+        if self._torch is not None:
+            self._torch.cuda.synchronize()
+            self._torch.distributed.destroy_process_group()
+        if self._store is not None:
+            self._store.cleanup()
+
+    # ---- The peers ---------------------------------------------------------------------------
+
+    def _nccl(self, collective: Collective, problem: Problem) -> list[Peer]:
+        if collective.nccl is None:
+            self._missing.add("NCCL", f"it has no {collective.name}", problem.nbytes)
+            return []
+        x = self._tensor(problem)
+        return [self._of_nccl("default", x, collective, problem)]
+
+    def _nccl_window(self, collective: Collective, problem: Problem) -> list[Peer]:
+        if collective.nccl is None or problem.world_size == 1:
+            return []
+        if problem.nbytes > _WINDOW_BYTES:
+            self._missing.add("nccl symmetric_window", "more than its window", problem.nbytes)
+            return []
+        if not self._window and not self._missing.agree(
+            "nccl symmetric_window", None, self._register
+        ):
+            self._window = [None]
+        memory = self._window[0]
+        if memory is None:
+            return []
+        x = memory[: problem.nbytes].view(getattr(self._torch, str(problem.dtype)))
+        return [self._of_nccl("symmetric_window", x, collective, problem)]
+
+    def _of_nccl(self, algorithm: str, x: Any, collective: Collective, problem: Problem) -> Peer:
+        assert collective.nccl is not None
+        buffers = self._buffers(x, x, problem)
+        return (
+            *("nccl", algorithm, buffers),
+            collective.nccl(self._torch.distributed, buffers, problem),
+        )
+
+    def _symm_mem(self, collective: Collective, problem: Problem) -> list[Peer]:
+        if collective.symm_mem is None or problem.world_size == 1:
+            return []
+        torch = self._torch
+        made: list[Any] = []
+
+        def allocate() -> None:
+            import torch.distributed._symmetric_memory as symmetric
+
+            dtype = getattr(torch, problem.dtype or "int32")
+            x = symmetric.empty(max(problem.count, 1), dtype=dtype, device="cuda")
+            made.extend((x, symmetric.rendezvous(x, torch.distributed.group.WORLD)))
+
+        if not self._missing.agree("torch_symm_mem", problem.nbytes, allocate):
+            return []
+        x, handle = made
+        group = torch.distributed.group.WORLD.group_name
+        calls = collective.symm_mem(
+            torch.ops.symm_mem, x, handle, torch.empty_like(x), group, problem
+        )
+        return [
+            ("torch_symm_mem", algorithm, self._buffers(x, out, problem), call)
+            for algorithm, (call, out) in calls.items()
+        ]
+
+    # ---- torch -------------------------------------------------------------------------------
+
+    def _start(self, torch: Any) -> None:
+        comm, ordinal = self._gpu.comm, self._gpu.device.ordinal
+        torch.cuda.set_device(ordinal)
+        # All that torch does here from now on is on the stream that is timed.
+        torch.cuda.set_stream(torch.cuda.ExternalStream(self._gpu.stream))
+        folder = comm.gather_objects(self._store.name if self._store is not None else None)[0]
+        dist = torch.distributed
+        dist.init_process_group(
+            "nccl",
+            store=dist.FileStore(str(Path(folder) / "store"), comm.world_size),
+            rank=comm.rank,
+            world_size=comm.world_size,
+            device_id=torch.device("cuda", ordinal),
+            timeout=_TIMEOUT,
+        )
+
+    def _register(self) -> None:
+        """Memory that NCCL allocates, and registers as a symmetric window."""
+        torch = self._torch
+        group = torch.distributed.group.WORLD
+        backend = group._get_backend(torch.device("cuda", self._gpu.device.ordinal))
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool):
+            memory = torch.zeros(_WINDOW_BYTES, dtype=torch.uint8, device="cuda")
+        backend.register_mem_pool(pool, symm=True)
+        # The pool lives as long as its memory is used.
+        self._window = [memory, pool]
+
+    def _capture(self, body: Call) -> Call:
+        """See gpu_device.Capture: by torch, which keeps its allocator out of the graph."""
+        graph = self._torch.cuda.CUDAGraph()
+        self._torch.cuda.synchronize()
+        with uncollected():
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                graph.capture_end()
+        replay: Call = graph.replay
+        return replay
+
+    def _tensor(self, problem: Problem) -> Any:
+        dtype = getattr(self._torch, str(problem.dtype))
+        return self._torch.zeros(problem.count, dtype=dtype, device="cuda")
+
+    def _buffers(self, x: Any, out: Any, problem: Problem) -> DeviceBuffers:
+        return self._gpu.wrap(x, out, x.data_ptr(), out.data_ptr(), problem)
+
+
+def _import_torch() -> None:
+    import torch
+
+    if not torch.distributed.is_nccl_available():
+        raise RuntimeError(f"torch {torch.__version__} has no NCCL")

@@ -1,0 +1,1 @@
+"""Measures which algorithm is fastest at which size."""

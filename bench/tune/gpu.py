@@ -1,0 +1,106 @@
+"""What is compared when a GPU's calls are tuned: every algorithm in every shape, in CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import kccl
+
+from ..gpu.clock import GpuClock, InGraph
+from ..gpu.device import Gpu
+from ..gpu.kernels import NAMES, SOURCE
+from ..gpu.side import check_gpus
+from ..harness.collective import Collective, Comm, Problem
+from ..harness.measure import Contender
+from .tune import Candidate, Candidates, Refusals
+
+Shapes = Sequence[tuple[int, int]]
+"""Bounds: most blocks, and threads of each while there are blocks for them."""
+
+
+class GpuTuner:
+    """As tune.Tuner. While it is open, this rank's device is current in this thread."""
+
+    def __init__(
+        self, comm: Comm, *, shapes: Shapes, clock: tuple[Any, GpuClock] | None = None
+    ) -> None:
+        """Collective.
+
+        Args:
+            comm: The communicator.
+            shapes: Which to try.
+            clock: The rank's GPU and what times its calls; they are made when None.
+        """
+        self._comm = comm
+        self._shapes = shapes
+        self._refusals = Refusals(comm.rank)
+        self._ends = ExitStack()
+        self._gpu: Any
+        self._gpu, self._clock = clock or self._make()
+
+    def only(self, collective: Collective) -> Candidate | None:
+        """See Tuner: a call without data has one shape."""
+        names = self._comm.algorithms(collective.name)
+        return Candidate(names[0]) if not collective.has_data and len(names) == 1 else None
+
+    def candidates(self, collective: Collective, problem: Problem) -> Candidates:
+        """See Tuner; all on the same arrays. Small calls have one shape, whatever the bounds."""
+        gpu, found = self._gpu, []
+        mine = gpu.buffers(problem)
+        for name in self._comm.algorithms(collective.name):
+            of_shape: dict[tuple[int, int], Contender] = {}
+            for blocks, threads in self._shapes:
+                with self._refusals.of(name, problem):
+                    plan = {"algorithm": name, "blocks": blocks, "threads": threads}
+                    op = collective.prepare(self._comm, mine, problem, stream=gpu.stream, **plan)
+                    if op.shape not in of_shape:
+                        graph = InGraph(self._clock, mine, op, gpu.capture)
+                        of_shape[op.shape] = Contender(
+                            *("kccl", name, "graph", "prepared", mine, graph.run, graph.time)
+                        )
+                    found.append((Candidate(name, blocks, threads), of_shape[op.shape]))
+        return found
+
+    def floats_only(self, collective: Collective) -> Set[str]:
+        """See Tuner: tried with integers."""
+        kind = np.dtype(np.int32)
+        (problem,) = collective.problems(
+            [kind.itemsize * self._comm.world_size],
+            dtype="int32",
+            np_dtype=kind,
+            op="sum",
+            root=0,
+            in_place=True,
+            world_size=self._comm.world_size,
+        )
+        is_float = replace(problem, dtype="float32", np_dtype=np.dtype(np.float32))
+        integers, floats = self._able(collective, problem), self._able(collective, is_float)
+        return floats - integers
+
+    def close(self) -> None:
+        """See Tuner."""
+        self._ends.close()
+
+    def _able(self, collective: Collective, problem: Problem) -> set[str]:
+        mine, able = self._gpu.buffers(problem), set()
+        for name in self._comm.algorithms(collective.name):
+            try:
+                collective.prepare(self._comm, mine, problem, algorithm=name)
+            except kccl.InvalidArgument:
+                continue
+            able.add(name)
+        return able
+
+    def _make(self) -> tuple[Gpu, GpuClock]:
+        check_gpus(self._comm.world_size)
+        gpu = Gpu(self._comm)
+        self._ends.enter_context(gpu.device.current())
+        module = kccl.compile(SOURCE, NAMES, target="cuda", arch=gpu.device.arch)
+        clock = GpuClock(gpu, module)
+        clock.use_streams()
+        return gpu, clock

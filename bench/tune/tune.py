@@ -1,0 +1,320 @@
+"""Which algorithm is fastest at which size.
+
+    mpirun -n 2 python -m kccl.bench.tune --out kccl/plan/tables/host.json
+    kccl run -n 2 -- python -m kccl.bench.tune --backend cuda --out kccl/plan/tables/cuda.json
+
+Every algorithm is forced by name, on GPUs also with several bounds on its blocks and their threads,
+checked, then timed beside the others in alternating repeats: looped in C, on GPUs in CUDA graphs.
+The result is the planner's tuning data for this backend and world size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import kccl
+
+from ..cli import _size
+from ..harness.collective import NAMES, Collective, Comm, Problem, buffers, load, sweep
+from ..harness.measure import REPEATS, Contender, Row, looped, measure
+from ..harness.report import console, print_table
+
+# Bounds on the shape of a call on GPUs.
+BLOCKS = (8, 32, 64, 128)
+THREADS = (64, 128, 256, 512)
+INDIFFERENCE = 0.05
+"""A smaller size's algorithm stays while it is within this share of the best: noise must not make
+it flip.
+"""
+
+
+class Candidate(NamedTuple):
+    """What is compared: an algorithm, on GPUs with the bounds on its shape.
+
+    Attributes:
+        algorithm: Name.
+        blocks, threads: As in kccl's tuning tables; 0 where there are none.
+    """
+
+    algorithm: str
+    blocks: int = 0
+    threads: int = 0
+
+
+Candidates = list[tuple[Candidate, Contender]]
+Times = Mapping[int, Mapping[Candidate, float]]
+"""Bytes -> candidate -> microseconds; what cannot run at a size is absent there."""
+
+
+def thresholds(
+    collective: str, times_us: Times, floats_only: Set[str] = frozenset()
+) -> list[dict[str, Any]]:
+    """The fastest candidate per size, neighbours merged.
+
+    Args:
+        collective: name.
+        times_us: What was measured.
+        floats_only: Algorithms that other types cannot use: behind each entry of one come entries
+            of the fastest others for the same sizes.
+
+    Returns:
+        Entries by ascending `up_to_bytes`, the largest measured size that the candidate was chosen
+        for. The last one is None: it holds for every larger size.
+    """
+    everything = _merged(times_us)
+    for_all = _merged(
+        {
+            nbytes: {each: us for each, us in times.items() if each.algorithm not in floats_only}
+            for nbytes, times in times_us.items()
+        }
+    )
+    entries: list[dict[str, Any]] = []
+    above = -1.0
+    for bound, best in everything:
+        entries.append(_entry(collective, bound, best))
+        if best.algorithm in floats_only:
+            low = above
+            for other_bound, other in for_all:
+                if low < bound and other_bound > above:
+                    low = min(other_bound, bound)
+                    entries.append(_entry(collective, low, other))
+        above = bound
+    return entries
+
+
+def _merged(times_us: Times) -> list[tuple[float, Candidate]]:
+    """(Largest size, best candidate), by ascending size; the last size is infinite."""
+    merged: list[tuple[float, Candidate]] = []
+    for nbytes in sorted(times_us):
+        times = times_us[nbytes]
+        if not times:
+            continue
+        best = min(times, key=lambda each: times[each])
+        before = merged[-1][1] if merged else best
+        if before in times and times[before] <= times[best] * (1 + INDIFFERENCE):
+            best = before
+        if merged and before == best:
+            merged.pop()
+        merged.append((nbytes, best))
+    return [*merged[:-1], *((math.inf, best) for _, best in merged[-1:])]
+
+
+def _entry(collective: str, bound: float, best: Candidate) -> dict[str, Any]:
+    up_to_bytes = None if math.isinf(bound) else int(bound)
+    entry = {"collective": collective, "up_to_bytes": up_to_bytes, "algorithm": best.algorithm}
+    return entry | ({"blocks": best.blocks, "threads": best.threads} if best.blocks else {})
+
+
+def updated(
+    tuning: dict[str, Any] | None, backend: str, world_size: int, entries: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A tuning document with these entries in place of the same collectives' at this world size.
+
+    Args:
+        tuning: the document so far, None for none.
+        backend: of the entries.
+        world_size: of the entries.
+        entries: as `thresholds` returns them, of one or more collectives.
+    """
+    tables = {} if tuning is None else {t["world_size"]: t["thresholds"] for t in tuning["tables"]}
+    new = {entry["collective"] for entry in entries}
+    kept = [entry for entry in tables.get(world_size, []) if entry["collective"] not in new]
+    tables[world_size] = [*entries, *kept]
+    # What the whole file's choices are preferred for, where it is not that they are the fastest.
+    merit = {} if tuning is None or "merit" not in tuning else {"merit": tuning["merit"]}
+    return {
+        "backend": backend,
+        **merit,
+        "tables": [{"world_size": n, "thresholds": tables[n]} for n in sorted(tables)],
+    }
+
+
+class Tuner(Protocol):
+    """What differs between backends: HostTuner or GpuTuner."""
+
+    def candidates(self, collective: Collective, problem: Problem) -> Candidates:
+        """Every candidate that runs this problem, with the contender that measures it. Collective.
+
+        Candidates that come to the same run share one contender.
+        """
+
+    def only(self, collective: Collective) -> Candidate | None:
+        """The one candidate where there is no choice, so nothing to measure."""
+
+    def floats_only(self, collective: Collective) -> Set[str]:
+        """Algorithms of the collective that integers cannot use. Collective."""
+
+    def close(self) -> None:
+        """Ends what it began. Collective."""
+
+
+def tune(
+    comm: Comm,
+    collective: Collective,
+    problems: Sequence[Problem],
+    *,
+    repeats: int,
+    tuner: Tuner | None = None,
+    iterations: int | None = None,
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Rows of every candidate on every problem, and the thresholds they give. Collective.
+
+    Args:
+        comm, collective, problems, repeats, iterations: As in measure().
+        tuner: Makes the contenders; the host's when None.
+
+    Raises:
+        kccl.Error: an algorithm's result was wrong, or none runs at a size.
+    """
+    tuner = tuner or HostTuner(comm)
+    only = tuner.only(collective)
+    if only is not None:
+        return [], [_entry(collective.name, math.inf, only)]
+    rows: list[Row] = []
+    times_us: dict[int, dict[Candidate, float]] = {}
+    for problem in problems:
+        candidates = tuner.candidates(collective, problem)
+        if not candidates:
+            raise kccl.Error(f"no algorithm of {collective.name} runs at {problem.nbytes} bytes")
+        contenders = list({id(each): each for _, each in candidates}.values())
+        found = measure(
+            collective,
+            problem,
+            contenders,
+            rank=comm.rank,
+            gather=comm.gather_objects,
+            repeats=repeats,
+            iterations=iterations,
+        )
+        for row in found:
+            if row["wrong"]:
+                raise kccl.Error(
+                    f"{row['algorithm']}: {row['wrong']} wrong elements at {row['bytes']} bytes"
+                )
+        of_contender = {
+            id(each): row["time_us"] for each, row in zip(contenders, found, strict=True)
+        }
+        times_us[problem.nbytes] = {each: of_contender[id(who)] for each, who in candidates}
+        rows += found
+    return rows, thresholds(collective.name, times_us, tuner.floats_only(collective))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Tune on all ranks; rank 0 writes."""
+    parser = argparse.ArgumentParser(prog="python -m kccl.bench.tune", description=__doc__)
+    parser.add_argument(
+        "collectives", nargs="*", default=NAMES, metavar="COLLECTIVE", help=f"{', '.join(NAMES)}"
+    )
+    parser.add_argument("-b", "--begin", type=_size, default=8, metavar="SIZE")
+    parser.add_argument("-e", "--end", type=_size, default=1 << 20, metavar="SIZE")
+    parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
+    parser.add_argument("--backend", choices=("host", "cuda"), default="host")
+    for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
+        parser.add_argument(
+            f"--{name}", type=int, nargs="+", default=default, metavar="N", help="to try on GPUs"
+        )
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="F",
+        help="tuning file to update, or to begin; the JSON is the last line printed either way",
+    )
+    args = parser.parse_args(argv)
+    unknown = set(args.collectives) - set(NAMES)
+    if unknown:
+        parser.error(f"no collective {', '.join(sorted(unknown))}; known are {', '.join(NAMES)}")
+    comm: Any = kccl.init(backend=args.backend)
+    if args.dtype is None:
+        args.dtype = "bfloat16" if args.backend == "cuda" else "float32"
+    out = console()
+    tuner: Tuner = HostTuner(comm)
+    if args.backend == "cuda":
+        from .gpu import GpuTuner
+
+        tuner = GpuTuner(comm, shapes=[(n, m) for n in args.blocks for m in args.threads])
+    entries: list[dict[str, Any]] = []
+    for name in args.collectives:
+        collective = load(name)
+        problems = collective.problems(
+            sweep(args.begin, args.end, 2),
+            dtype=args.dtype,
+            np_dtype=kccl.dtypes.to_numpy(args.dtype),
+            op="sum",
+            root=0,
+            in_place=True,
+            world_size=comm.world_size,
+        )
+        rows, found = tune(comm, collective, problems, repeats=args.repeats, tuner=tuner)
+        entries += found
+        if comm.rank == 0 and rows:
+            print_table(out, rows)
+    tuner.close()
+    if comm.rank == 0:
+        known = args.out is not None and args.out.exists()
+        before = json.loads(args.out.read_text("utf-8")) if known else None
+        tuning = updated(before, comm.backend, comm.world_size, entries)
+        if args.out:
+            args.out.write_text(json.dumps(tuning, indent=2) + "\n", "utf-8")
+        print(json.dumps(tuning))
+    return 0
+
+
+class HostTuner:
+    """As Tuner: one candidate an algorithm, looped in C, so that Python has no share in it."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self._refusals = Refusals(comm.rank)
+
+    def only(self, collective: Collective) -> Candidate | None:
+        """See Tuner."""
+        names = self._comm.algorithms(collective.name)
+        return Candidate(names[0]) if len(names) == 1 else None
+
+    def candidates(self, collective: Collective, problem: Problem) -> Candidates:
+        """See Tuner; all on the same arrays."""
+        mine = buffers(problem)
+        found = []
+        for name in self._comm.algorithms(collective.name):
+            with self._refusals.of(name, problem):
+                op = collective.prepare(self._comm, mine, problem, algorithm=name)
+                found.append((Candidate(name), looped(op.plan.name, mine, op)))
+        return found
+
+    def floats_only(self, collective: Collective) -> Set[str]:
+        """See Tuner: nobody asked for one there."""
+        return frozenset()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Refusals:
+    """Says once of each algorithm why it does not run."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._said: set[str] = set()
+
+    @contextmanager
+    def of(self, name: str, problem: Problem) -> Iterator[None]:
+        """Within, a kccl.InvalidArgument is why `name` does not run `problem`."""
+        try:
+            yield
+        except kccl.InvalidArgument as error:
+            text = f"# {name} does not run at {problem.nbytes} bytes: {error}"
+            if self._rank == 0 and str(error) not in self._said:
+                print(text, file=sys.stderr)
+            self._said.add(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+// all_gather, direct, ll16, push: every rank ends with what each rank had, in rank order.
+//
+//     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
+//              slot[p] of its own window --> chunk p of out       polls its own memory only
+//
+// Payloads are bytes, so every bit pattern arrives unchanged. Slots and rounds are as in
+// all_reduce_one_shot_ll16.
+#pragma once
+
+#include "../exchange.cuh"
+
+namespace kccl {
+
+// Called by all threads of the channel's coop. `in` holds `count` bytes, as many as a slot takes;
+// rank p's become the `count` bytes at out + p * stride. `in` is this rank's chunk of `out`, or does
+// not overlap it; both may be reused on return. All threads get the same status; unless it is ok,
+// `out` is undefined.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                          const uint8_t* in, uint32_t count, uint64_t stride) {
+    const auto send = [&](uint32_t i, bool are_words) {
+        ll16::push(channel, i, load_payload(in, i, count, are_words));
+    };
+    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        if (!ll16::await_all(channel, i, payloads)) return false;
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= channel.world_size() || !is_mine) break;
+            store_payload(out + source * stride, i, count, payloads[source], are_words);
+        }
+        return true;
+    };
+    return ll16::exchange(channel, kKcclAllGatherDirectLl16, Exchange::kPairwise,
+                          num_payloads<uint8_t>(count),
+                          are_words(in, count) && are_words(out, stride, count), send, take);
+}
+
+namespace kernels {
+
+template <int WORLD_SIZE>
+KCCL_KERNEL void all_gather_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block, WORLD_SIZE> channel(call);
+    const Slice slice = call_slice<uint8_t>(call);
+    prefetch_slice<uint8_t>(call, slice);
+    in_rounds<uint8_t>(channel, call, slice, call.comm.layout.packet_bytes,
+                       [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                           return kccl::all_gather_direct_ll16(channel, out, in, count, call.count);
+                       });
+}
+
+}  // namespace kernels
+}  // namespace kccl

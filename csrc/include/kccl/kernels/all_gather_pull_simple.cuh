@@ -1,0 +1,58 @@
+// all_gather, simple protocol, pull: for CPUs and messages longer than a few packets.
+//
+//     rank r:  in --copy--> its own staging        n bytes
+//              "staged" to every peer              one word each
+//              staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
+//
+// The staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has
+// entered the next call has finished pulling from this one.
+#pragma once
+
+#include "../channel.cuh"
+#include "../payload.cuh"
+
+namespace kccl {
+
+// Contract as all_gather_direct_ll16, for messages of any length.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                          const uint8_t* in, uint64_t count, uint64_t stride) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    const uint64_t round = comm.layout.staging_bytes;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+
+        const Status entered = channel.next(kKcclAllGatherPullSimple, Exchange::kPairwise);
+        if (entered != kKcclOk) return entered;
+        const auto staging_of = [&](int rank) {
+            return staging_slot<uint8_t>(comm, rank, channel.index(), channel.parity(),
+                                         Half::kInput);
+        };
+        mem::stage(staging_of(comm.rank), in, n, coop.index(), coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        // Between arriving and awaiting, because it needs no peer.
+        uint8_t* mine = out + comm.rank * stride;
+        if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
+        if (staged != kKcclOk) return staged;
+        for (int k = 0; k + 1 < channel.world_size(); ++k) {
+            const int peer = channel.receiver(k);
+            mem::copy(out + peer * stride, staging_of(peer), n, coop.index(), coop.size());
+        }
+        channel.leave();
+    }
+    return channel.status();
+}
+
+namespace kernels {
+
+KCCL_KERNEL void all_gather_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block> channel(call);
+    kccl::all_gather_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
+                                 call.count, call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

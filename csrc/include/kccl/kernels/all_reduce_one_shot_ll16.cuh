@@ -1,0 +1,51 @@
+// all_reduce, one_shot, ll16, push: for messages so small that latency is everything.
+//
+//     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
+//              slot[0..] of its own window --reduce--> out        polls its own memory only
+//
+// No barrier: a packet is its own signal. The next call uses the other parity's slots; why the call
+// after that may overwrite these is told in channel.cuh. Messages longer than a slot go in rounds,
+// each a call of its own on the channel.
+#pragma once
+
+#include "../exchange.cuh"
+#include "../reduce.cuh"
+
+namespace kccl {
+
+// Called by all threads of the channel's coop. out and in hold `count` elements of T, as many as a
+// slot takes; they are the same or do not overlap, and may be reused on return. All threads get the
+// same status; unless it is ok, `out` is undefined.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
+                                            uint32_t count) {
+    const auto send = [&](uint32_t i, bool are_words) {
+        ll16::push(channel, i, load_payload(in, i, count, are_words));
+    };
+    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        if (!ll16::await_all(channel, i, payloads)) return false;
+        const uint64_t reduced = reduce_payloads<T, Op>(payloads, channel.world_size());
+        if (is_mine) store_payload(out, i, count, reduced, are_words);
+        return true;
+    };
+    return ll16::exchange(channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise,
+                          num_payloads<T>(count), are_words(in, count) && are_words(out, count),
+                          send, take);
+}
+
+namespace kernels {
+
+template <class T, class Op, int WORLD_SIZE>
+KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block, WORLD_SIZE> channel(call);
+    const Slice slice = call_slice<T>(call);
+    prefetch_slice<T>(call, slice);
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
+                 [&](T* out, const T* in, uint32_t count) {
+                     return kccl::all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
+                 });
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,58 @@
+// all_reduce, one_shot, simple protocol, pull: for CPUs, between packets and two_shot.
+//
+//     rank r:  in --copy--> its own staging        n bytes
+//              "staged" to every peer              one word each
+//              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
+//
+// A CPU fetches a peer's lines as fast as the peer could push them, and needs no flag in each. The
+// staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has
+// entered the next call has finished pulling from this one.
+#pragma once
+
+#include "../channel.cuh"
+#include "../payload.cuh"
+#include "../reduce.cuh"
+
+namespace kccl {
+
+// Contract as all_reduce_one_shot_ll16.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                   const T* in, uint64_t count) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    const uint64_t round = comm.layout.staging_bytes / sizeof(T);
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+
+        const Status entered = channel.next(kKcclAllReduceOneShotPullSimple, Exchange::kPairwise);
+        if (entered != kKcclOk) return entered;
+        const T* rows[kKcclMaxWorldSize];
+        for (int peer = 0; peer < comm.world_size; ++peer) {
+            rows[peer] =
+                staging_slot<T>(comm, peer, channel.index(), channel.parity(), Half::kInput);
+        }
+
+        mem::stage(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(), coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
+        if (staged != kKcclOk) return staged;
+        rows[comm.rank] = in;
+        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
+        channel.leave();
+    }
+    return channel.status();
+}
+
+namespace kernels {
+
+template <class T, class Op>
+KCCL_KERNEL void all_reduce_one_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block> channel(call);
+    kccl::all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                 call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

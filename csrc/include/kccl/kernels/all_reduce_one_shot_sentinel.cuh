@@ -1,0 +1,69 @@
+// all_reduce, one_shot, sentinel, push: floats without flags, so half the bytes of ll16.
+//
+//     rank r:  in --> slot[r] in every rank's window          (world_size - 1) * n bytes out
+//              what the call before used --> armed again      world_size * n bytes, local
+//              slot[0..] of its own window --reduce--> out    polls its own memory only
+//
+// No barrier: a word that is not the sentinel has arrived. Why a slot is armed before a peer writes
+// it again is told in sentinel.cuh. Messages longer than a slot go in rounds, each a call of its own
+// on the channel.
+#pragma once
+
+#include "../payload.cuh"
+#include "../reduce.cuh"
+#include "../sentinel.cuh"
+
+namespace kccl {
+
+// Contract as all_reduce_one_shot_ll16, for floats.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                const T* in, uint32_t count) {
+    static_assert(!kIsInteger<T>, "an integer has no pattern to spare");
+    const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
+    const uint32_t thread = channel.thread();
+    const uint32_t size = channel.num_threads();
+    // They arrive while the channel opens.
+    uint64_t first_payloads[sentinel::kPayloads] = {};
+    if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
+    if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);
+    sentinel::Slots slots(channel);
+    if (thread < num_packets) slots.push(thread, sentinel::pack(first_payloads));
+    for (uint32_t i = thread + size; i < num_packets; i += size) {
+        uint64_t payloads[sentinel::kPayloads];
+        load_payloads(payloads, in, 2 * i, count);
+        slots.push(i, sentinel::pack(payloads));
+    }
+    slots.rearm(num_packets);
+    channel.sent();
+
+    bool failed = false;
+    for (uint32_t first = 0; first < num_packets && !failed; first += size) {
+        // Who has no packet polls the last one with its warp.
+        const uint32_t mine = first + thread;
+        const uint32_t i = mine < num_packets ? mine : num_packets - 1;
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>][sentinel::kPayloads];
+        failed = !slots.await_all(i, payloads);
+        if (failed || i != mine) continue;
+        uint64_t results[sentinel::kPayloads];
+        reduce_packets<T, Op>(results, payloads, channel.world_size());
+        store_payloads(out, 2 * i, count, results);
+    }
+    return channel.leave(failed);
+}
+
+namespace kernels {
+
+template <class T, class Op, int WORLD_SIZE>
+KCCL_KERNEL_OF(sentinel::kMostThreads)
+void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block, WORLD_SIZE> channel(call);
+    const Slice slice = call_slice<T>(call);
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
+                 [&](T* out, const T* in, uint32_t count) {
+                     return kccl::all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+                 });
+}
+
+}  // namespace kernels
+}  // namespace kccl

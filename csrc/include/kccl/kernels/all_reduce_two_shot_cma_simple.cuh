@@ -1,0 +1,138 @@
+// all_reduce, two_shot, cross-memory attach, simple protocol: for CPUs and messages longer than the
+// caches. Rank r owns chunk r of the message; nothing is staged.
+//
+//     "staged"         where `in` and `out` lie in this process
+//     reduce-scatter   chunk r of each peer's `in` --read_peer, piece by piece--> rows in its own
+//                      staging --reduce with its own--> chunk r of `out`; "reduced"
+//     all-gather       chunk p of each peer p's `out` --read_peer--> `out`; "pulled"
+//
+//     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes, each byte moved once
+//
+// In place is safe: chunk r of rank r's buffer is overwritten by rank r only and read by the others
+// only after "reduced"; the other chunks are overwritten after their owners have said so. The call
+// ends with "pulled" of all, because then the caller may write its buffers. A rank that gives up
+// hands its buffers back before that, but tells its peers first: so each looks at the abort words
+// after its last read, and believes nothing that it read from a rank that gave up.
+//
+// Memory that no other process may read (some drivers' pinned memory) is found out by its own rank;
+// then all ranks stage the message.
+#pragma once
+
+#include "../channel.cuh"
+#include "../reduce.cuh"
+#include "all_reduce_two_shot_pull_simple.cuh"
+
+namespace kccl {
+
+// What a rank tells its peers about a call.
+struct Whereabouts {
+    uint64_t in;
+    uint64_t out;
+    uint64_t is_readable;
+};
+
+// True when another process could read the array: this one tries its first and last bytes.
+KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t num_bytes) {
+    const uint64_t context = state_of(comm)->idle_context;
+    const auto address = reinterpret_cast<uint64_t>(array);
+    uint8_t ends[2];
+    return mem::read_peer(context, comm.rank, &ends[0], address, 1) &&
+           mem::read_peer(context, comm.rank, &ends[1], address + num_bytes - 1, 1);
+}
+
+// Fails the call because a peer's memory could not be read: it gave up and freed it, or its process
+// has ended.
+KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, int peer) {
+    uint32_t left = 0;
+    if (nobody_gave_up(comm, &left)) {
+        give_up(comm, Record{kKcclPeerLost, comm.rank, peer, awaited.kernel, awaited.channel,
+                             awaited.wanted, awaited.wanted, 0, 0});
+    }
+}
+
+// Contract as all_reduce_one_shot_ll16, for a coop of one thread: a CPU's block. Every rank's
+// process may read every other's (the planner knows).
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                  const T* in, uint64_t count) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    const int world_size = comm.world_size;
+    const uint64_t context = state_of(comm)->idle_context;
+    const uint64_t line = kKcclLineBytes / sizeof(T);
+    const uint64_t chunk = (count + world_size * line - 1) / (world_size * line) * line;
+    uint64_t first[kKcclMaxWorldSize + 1];
+    for (int rank = 0; rank <= world_size; ++rank) {
+        first[rank] = rank * chunk < count ? rank * chunk : count;
+    }
+
+    const Status entered = channel.next(kKcclAllReduceTwoShotCmaSimple, Exchange::kPairwise);
+    if (entered != kKcclOk) return entered;
+    mem::store_plain(
+        staging_slot<Whereabouts>(comm, comm.rank, channel.index(), channel.parity(), Half::kInput),
+        Whereabouts{
+            reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out),
+            is_readable(comm, in, count * sizeof(T)) && is_readable(comm, out, count * sizeof(T))});
+    channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+    const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
+    if (staged != kKcclOk) return staged;
+    Whereabouts peers[kKcclMaxWorldSize];
+    bool all_readable = true;
+    for (int peer = 0; peer < world_size; ++peer) {
+        peers[peer] = mem::load_plain(
+            staging_slot<Whereabouts>(comm, peer, channel.index(), channel.parity(), Half::kInput));
+        all_readable = all_readable && peers[peer].is_readable != 0;
+    }
+    if (!all_readable) {
+        channel.leave();
+        return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count);
+    }
+
+    // The rows of one piece share this rank's result staging, which no peer reads in this call.
+    T* rows = staging_slot<T>(comm, comm.rank, channel.index(), channel.parity(), Half::kResult);
+    const uint64_t piece = comm.layout.staging_bytes / world_size / kKcclLineBytes * line;
+    for (uint64_t begin = first[comm.rank]; begin < first[comm.rank + 1]; begin += piece) {
+        const uint64_t rest = first[comm.rank + 1] - begin;
+        const uint64_t n = rest < piece ? rest : piece;
+        const T* inputs[kKcclMaxWorldSize];
+        for (int peer = 0; peer < world_size; ++peer) {
+            inputs[peer] = peer == comm.rank ? in + begin : rows + peer * piece;
+            if (peer == comm.rank) continue;
+            if (!mem::read_peer(context, peer, rows + peer * piece,
+                                peers[peer].in + begin * sizeof(T), n * sizeof(T))) {
+                give_up_reading(comm, channel.awaited(), peer);
+                return channel.leave(true);
+            }
+        }
+        reduce_rows<T, Op>(coop, out + begin, inputs, world_size, n);
+    }
+    channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
+    const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);
+    if (reduced != kKcclOk) return reduced;
+
+    for (int k = 1; k < world_size; ++k) {
+        const int peer = (comm.rank + k) % world_size;
+        if (!mem::read_peer(context, peer, out + first[peer],
+                            peers[peer].out + first[peer] * sizeof(T),
+                            (first[peer + 1] - first[peer]) * sizeof(T))) {
+            give_up_reading(comm, channel.awaited(), peer);
+            return channel.leave(true);
+        }
+    }
+    uint32_t left = 0;
+    if (!nobody_gave_up(comm, &left)) return channel.leave(true);
+    channel.template arrive<mem::Order::kRelease>(kKcclFlagPulled);
+    return channel.template await<mem::Order::kAcquire>(kKcclFlagPulled);
+}
+
+namespace kernels {
+
+template <class T, class Op>
+KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block> channel(call);
+    kccl::all_reduce_two_shot_cma_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                                call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,96 @@
+// all_reduce, two_shot, sentinel, push: for floats and messages between what latency and what the
+// links bound. Rank r owns chunk r of the message, or of each block's slice of it.
+//
+//     reduce-scatter   chunk p of in --> slot[r] of peer p
+//                      slot[0..] of its own window --reduce--> result
+//     all-gather       result --> slot[r] of every rank, behind the chunk
+//                      slot[0..] of its own window --> out
+//
+//     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
+//
+// No barrier between the two: a word that is not the sentinel has arrived, and whoever has reduced
+// a packet sends it on. The chunks are equally long, the last ones perhaps of nothing: so every
+// rank has words for every other, as sentinel.cuh asks. Slices longer than the slots go in rounds,
+// each a call of its own on the channel.
+#pragma once
+
+#include "../payload.cuh"
+#include "../reduce.cuh"
+#include "../sentinel.cuh"
+
+namespace kccl {
+
+// How long a round may be: a slot takes a chunk and a result.
+KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
+    constexpr uint64_t kPacketBytes = sizeof(mem::Packet);
+    return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
+}
+
+// Called by all threads of the channel's coop. out and in hold `count` elements of T, at most
+// two_shot_sentinel_bytes(); otherwise as all_reduce_one_shot_sentinel.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                                const T* in, uint32_t count) {
+    static_assert(!kIsInteger<T>, "an integer has no pattern to spare");
+    constexpr uint32_t kPayloads = sentinel::kPayloads;
+    const int world_size = channel.world_size();
+    const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
+    const uint32_t chunk = (num_packets + world_size - 1) / world_size;
+    const uint32_t thread = channel.thread();
+    const uint32_t size = channel.num_threads();
+    if (!channel.enter(kKcclAllReduceTwoShotSentinel)) return channel.leave(true);
+    sentinel::Slots slots(channel);
+    for (uint32_t i = thread; i < chunk; i += size) {
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+            if (k >= world_size) break;
+            uint64_t payloads[kPayloads];
+            load_payloads(payloads, in, kPayloads * (channel.receiver(k) * chunk + i), count);
+            slots.push_to(k, i, sentinel::pack(payloads));
+        }
+    }
+    slots.rearm(2 * chunk);
+
+    bool failed = false;
+    // Who has no packet polls the last one with its warp.
+    for (uint32_t first = 0; first < chunk && !failed; first += size) {
+        const uint32_t mine = first + thread;
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>][kPayloads];
+        failed = !slots.await_all(mine < chunk ? mine : chunk - 1, payloads);
+        if (failed || mine >= chunk) continue;
+        uint64_t results[kPayloads];
+        reduce_packets<T, Op>(results, payloads, world_size);
+        slots.push(chunk + mine, sentinel::pack(results));
+    }
+    channel.sent();
+    for (uint32_t first = 0; first < chunk && !failed; first += size) {
+        const uint32_t mine = first + thread;
+        uint64_t results[kMaxRanks<WORLD_SIZE>][kPayloads];
+        failed = !slots.await_all(chunk + (mine < chunk ? mine : chunk - 1), results);
+        if (failed || mine >= chunk) continue;
+        KCCL_UNROLL
+        for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+            if (source >= world_size) break;
+            store_payloads(out, kPayloads * (source * chunk + mine), count, results[source]);
+        }
+    }
+    return channel.leave(failed);
+}
+
+namespace kernels {
+
+template <class T, class Op, int WORLD_SIZE>
+KCCL_KERNEL_OF(sentinel::kMostThreads)
+void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block, WORLD_SIZE> channel(call);
+    const Slice slice = call_slice<T>(call);
+    // It has no registers left for an end that is expected.
+    in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
+                        [&](T* out, const T* in, uint32_t count) {
+                            return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
+                                                                             count);
+                        });
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,53 @@
+// broadcast, simple protocol, pull: for CPUs and messages longer than a few packets.
+//
+//     root:    in --copy--> its own staging; "staged" to every peer
+//     others:  the root's staging --copy--> out
+//
+// The root waits for nobody: the call is credited, so the root refills a staging slot only after
+// every peer has entered the call after the one that used it (channel.cuh).
+#pragma once
+
+#include "../channel.cuh"
+#include "../payload.cuh"
+
+namespace kccl {
+
+// Contract as broadcast_direct_ll16.
+template <class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
+                                         const uint8_t* in, uint64_t count, int root) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    const uint64_t round = comm.layout.staging_bytes;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+
+        const Status entered = channel.next(kKcclBroadcastPullSimple, Exchange::kCredited);
+        if (entered != kKcclOk) return entered;
+        auto* staging =
+            staging_slot<uint8_t>(comm, root, channel.index(), channel.parity(), Half::kInput);
+        if (comm.rank == root) {
+            mem::stage(staging, in, n, coop.index(), coop.size());
+            channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        } else {
+            const Status staged =
+                channel.template await<mem::Order::kAcquire>(kKcclFlagStaged, root, root + 1);
+            if (staged != kKcclOk) return staged;
+            mem::copy(out, staging, n, coop.index(), coop.size());
+        }
+        channel.leave();
+    }
+    return channel.status();
+}
+
+namespace kernels {
+
+KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block> channel(call);
+    kccl::broadcast_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
+                                call.count, call.peer);
+}
+
+}  // namespace kernels
+}  // namespace kccl

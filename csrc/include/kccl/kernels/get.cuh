@@ -1,0 +1,29 @@
+// get: copies bytes from the peer's window into this rank's memory. One-sided: whether the peer has
+// written them is for a signal or a barrier before to say.
+#pragma once
+
+#include "../wait.cuh"
+
+namespace kccl {
+
+// Called by all threads of the coop. `in` lies in the peer's window as mapped here. `out` holds the
+// bytes on return, for each thread the share it copied until the coop syncs.
+template <class Coop>
+KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void* in,
+                       uint64_t num_bytes) {
+    const Status status = status_of(comm);
+    if (coop.any(status != kKcclOk)) return status_of(comm);
+    mem::copy(out, in, num_bytes, coop.index(), coop.size());
+    return kKcclOk;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void get(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
+    kccl::get(block(), call.comm, reinterpret_cast<void*>(call.output),
+              reinterpret_cast<const void*>(call.input), call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

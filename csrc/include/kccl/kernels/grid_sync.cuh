@@ -1,0 +1,25 @@
+// grid_sync: the blocks of this rank's kernel wait for each other, call.count times. One word a
+// block out, one of every block in; no peer takes part. How it works is told in grid.cuh.
+#pragma once
+
+#include "../grid.cuh"
+
+namespace kccl {
+
+// Called by all threads of all blocks of the kernel. Acquire-release.
+KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
+    GridBarrier barrier(comm);
+    Status status = kKcclOk;
+    for (uint64_t i = 0; i < count && status == kKcclOk; ++i) status = barrier.sync();
+    return status;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
+    kccl::grid_sync(call.comm, call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

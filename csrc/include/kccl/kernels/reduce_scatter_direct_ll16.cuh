@@ -1,0 +1,60 @@
+// reduce_scatter, direct, ll16, push: rank p ends with the reduction of all ranks' chunk p.
+//
+//     rank r:  chunk p of in --pack--> slot[r] in rank p's window    (world_size - 1) * 2 * n bytes out
+//              slot[0..] of its own window --reduce--> out              polls its own memory only
+//
+// n is the length of one chunk. Slots and rounds are as in all_reduce_one_shot_ll16.
+#pragma once
+
+#include "../exchange.cuh"
+#include "../reduce.cuh"
+
+namespace kccl {
+
+// Called by all threads of the channel's coop. `out` holds `count` elements of T, as many as a slot
+// takes; what rank p gets is at in + p * stride. `out` is this rank's chunk of `in`, or does not
+// overlap it; both may be reused on return. All threads get the same status; unless it is ok, `out`
+// is undefined.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                              const T* in, uint32_t count, uint64_t stride) {
+    const auto send = [&](uint32_t i, bool are_words) {
+        // All are loaded before any is pushed: their latencies overlap.
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+            if (k >= channel.world_size()) break;
+            payloads[k] = load_payload(in + channel.receiver(k) * stride, i, count, are_words);
+        }
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+            if (k < channel.world_size()) ll16::push_to(channel, k, i, payloads[k]);
+        }
+    };
+    const auto take = [&](uint32_t i, bool is_mine, bool are_words) {
+        uint64_t payloads[kMaxRanks<WORLD_SIZE>];
+        if (!ll16::await_all(channel, i, payloads)) return false;
+        const uint64_t reduced = reduce_payloads<T, Op>(payloads, channel.world_size());
+        if (is_mine) store_payload(out, i, count, reduced, are_words);
+        return true;
+    };
+    return ll16::exchange(channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise,
+                          num_payloads<T>(count),
+                          are_words(in, stride, count) && are_words(out, count), send, take);
+}
+
+namespace kernels {
+
+template <class T, class Op, int WORLD_SIZE>
+KCCL_KERNEL void reduce_scatter_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block, WORLD_SIZE> channel(call);
+    const Slice slice = call_slice<T>(call);
+    in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
+                 [&](T* out, const T* in, uint32_t count) {
+                     return kccl::reduce_scatter_direct_ll16<T, Op>(channel, out, in, count,
+                                                                    call.count);
+                 });
+}
+
+}  // namespace kernels
+}  // namespace kccl

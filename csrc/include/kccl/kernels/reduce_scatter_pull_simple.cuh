@@ -1,0 +1,64 @@
+// reduce_scatter, simple protocol, pull: for CPUs and messages longer than a few packets.
+//
+//     rank r:  in, all but chunk r --copy--> its own staging    (world_size - 1) * n bytes
+//              "staged" to every peer                           one word each
+//              chunk r of each rank's staging --reduce--> out       (world_size - 1) * n bytes in
+//
+// n is the length of one chunk; a staging slot has a part for each. The slots alternate by parity;
+// why two suffice is told in channel.cuh: a peer that has entered the next call has finished pulling
+// from this one.
+#pragma once
+
+#include "../channel.cuh"
+#include "../payload.cuh"
+#include "../reduce.cuh"
+
+namespace kccl {
+
+// Contract as reduce_scatter_direct_ll16, for messages of any length.
+template <class T, class Op, class Coop, int WORLD_SIZE>
+KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
+                                              const T* in, uint64_t count, uint64_t stride) {
+    const DeviceComm& comm = channel.comm();
+    const Coop coop = channel.coop();
+    // Parts begin on lines of their own, so that no line is read by two ranks.
+    const uint64_t line = kKcclLineBytes / sizeof(T);
+    const uint64_t round = comm.layout.staging_bytes / comm.world_size / kKcclLineBytes * line;
+    for (; count > 0; out += round, in += round) {
+        const uint64_t n = count < round ? count : round;
+        count -= n;
+
+        const Status entered = channel.next(kKcclReduceScatterPullSimple, Exchange::kPairwise);
+        if (entered != kKcclOk) return entered;
+        const auto part_of = [&](int rank, int owner) {
+            return staging_slot<T>(comm, rank, channel.index(), channel.parity(), Half::kInput) +
+                   owner * round;
+        };
+        for (int k = 0; k + 1 < channel.world_size(); ++k) {
+            const int peer = channel.receiver(k);
+            mem::stage(part_of(comm.rank, peer), in + peer * stride, n * sizeof(T), coop.index(),
+                       coop.size());
+        }
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
+        if (staged != kKcclOk) return staged;
+        const T* rows[kKcclMaxWorldSize];
+        for (int rank = 0; rank < comm.world_size; ++rank) rows[rank] = part_of(rank, comm.rank);
+        rows[comm.rank] = in + comm.rank * stride;
+        reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
+        channel.leave();
+    }
+    return channel.status();
+}
+
+namespace kernels {
+
+template <class T, class Op>
+KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+    Channel<Block> channel(call);
+    kccl::reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
+                                            call.count, call.count);
+}
+
+}  // namespace kernels
+}  // namespace kccl

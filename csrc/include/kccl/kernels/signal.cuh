@@ -1,0 +1,34 @@
+// signal: adds one to the peer's count of signals under an id, after everything this rank's coop wrote
+// before, puts included.
+//
+// Each source has its own word, so a plain store of the new count needs no atomic on the peer.
+#pragma once
+
+#include "../wait.cuh"
+
+namespace kccl {
+
+// Called by all threads of the coop. One coop at a time signals a peer under an id: the count of
+// what was sent is plain memory.
+template <class Coop>
+KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
+    const Status status = status_of(comm);
+    if (coop.any(status != kKcclOk)) return status_of(comm);
+    coop.sync();
+    if (leads(coop)) {
+        const uint32_t sent = ++state_of(comm)->sent[peer][signal_id];
+        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(
+            signal_word(comm, peer, signal_id, comm.rank), sent);
+    }
+    return kKcclOk;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
+    kccl::signal(block(), call.comm, call.peer, call.channel);
+}
+
+}  // namespace kernels
+}  // namespace kccl

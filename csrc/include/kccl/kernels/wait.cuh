@@ -1,0 +1,62 @@
+// wait: waits for signals under an id from one peer, or from any ranks together, and consumes them.
+// What the signalling ranks wrote before is visible after.
+//
+// The words only ever count up; what this rank has consumed of each is kept in its own memory.
+#pragma once
+
+#include "../wait.cuh"
+
+namespace kccl {
+
+// Waits for `wanted` signals from `peer`; -1: from any. Called by all threads of the coop; the leading
+// thread polls. One coop at a time waits under an id:
+// what was consumed is plain memory, which the coop's syncs order.
+template <class Coop>
+KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_id,
+                        uint32_t wanted) {
+    const int first = peer < 0 ? 0 : peer;
+    const int last = peer < 0 ? comm.world_size : peer + 1;
+    uint32_t (&consumed)[kKcclMaxWorldSize][kKcclNumSignals] = state_of(comm)->consumed;
+    const Status status = status_of(comm);
+    if (coop.any(status != kKcclOk)) return status_of(comm);
+
+    uint32_t pending[kKcclMaxWorldSize];
+    uint32_t total;
+    // The ranks whose end would make the wait hopeless: this one waits, so it cannot signal itself.
+    const uint32_t sources = (1u << last) - (1u << first);
+    const uint32_t others = sources & ~(1u << comm.rank);
+    const uint32_t hopes = others != 0 ? others : sources;
+    const auto poll = [&] {
+        total = 0;
+        for (int source = first; source < last; ++source) {
+            const uint32_t sent = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
+                signal_word(comm, comm.rank, signal_id, source));
+            pending[source] = sent - consumed[source][signal_id];
+            total += pending[source];
+        }
+        return !leads(coop) || total >= wanted;
+    };
+    const auto missing = [&] { return Missing{leads(coop) && total < wanted ? hopes : 0, total}; };
+    const Awaited awaited = {kKcclWait, signal_id, wanted, peer < 0 ? Need::kAny : Need::kEach};
+    if (coop.any(!wait_until(comm, awaited, poll, missing))) return status_of(comm);
+    if (leads(coop)) {
+        uint32_t rest = wanted;
+        for (int source = first; source < last; ++source) {
+            const uint32_t taken = pending[source] < rest ? pending[source] : rest;
+            consumed[source][signal_id] += taken;
+            rest -= taken;
+        }
+    }
+    coop.sync();
+    return kKcclOk;
+}
+
+namespace kernels {
+
+KCCL_KERNEL void wait(KCCL_KERNEL_PARAM(KcclCall) call) {
+    mem::await_kernels_before();
+    kccl::wait(block(), call.comm, call.peer, call.channel, static_cast<uint32_t>(call.count));
+}
+
+}  // namespace kernels
+}  // namespace kccl

@@ -1,0 +1,152 @@
+// A stream of global memory through a ring of stages in block-shared memory: one warp copies ahead,
+// others consume the copies in the same order.
+//
+//     copy n uses stage n % STAGES
+//     full[stage]     its bytes are there                             the producer's warp and the copy
+//     empty[stage]    every consumer has let go of it                 one arrival a consuming warp
+//
+// Two bounds hold the producer back, and they are two: a stage must be free, and only so many copies
+// may be on their way. What is on its way stands in the memory system's queues, and every poll of
+// the block stands behind it; what has arrived carries the stream over an exchange.
+//
+// Each thread makes a Producer or a Consumer of its own, which counts copies in registers. A block
+// of a single warp makes both, and pushes with try_push between its fronts.
+#pragma once
+
+#include "wait.cuh"
+
+namespace kccl {
+
+// Lies in block-shared memory. Stages are copied into whole or in part, from their beginning.
+template <uint32_t STAGES, uint32_t STAGE_BYTES>
+struct Ring {
+    static_assert(STAGE_BYTES % 16 == 0, "copies are made in units of 16 bytes");
+    static constexpr uint32_t kStages = STAGES;
+    static constexpr uint32_t kStageBytes = STAGE_BYTES;
+
+    alignas(128) uint8_t stage[STAGES][STAGE_BYTES];
+    mem::CopyBarrier full[STAGES];
+    mem::CopyBarrier empty[STAGES];
+};
+
+// Makes a ring ready, once. Called by all threads of the block; num_consumers: warps that consume.
+template <class Ring>
+KCCL_DEVICE void init_ring(Block coop, Ring& ring, uint32_t num_consumers) {
+    if (leads(coop)) {
+        for (uint32_t stage = 0; stage < Ring::kStages; ++stage) {
+            mem::init_copies(&ring.full[stage], 1);
+            mem::init_copies(&ring.empty[stage], num_consumers);
+        }
+        mem::fence_copies();
+    }
+    coop.sync();
+}
+
+// Where in the ring a copy goes, and the parity of its round.
+template <class Ring>
+struct Turn {
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    KCCL_DEVICE void advance() {
+        if (++stage < Ring::kStages) return;
+        stage = 0;
+        parity ^= 1u;
+    }
+};
+
+// The warp that copies. All functions are called by all its threads. `comm` has the limit of waits.
+template <class Ring>
+class Producer {
+  public:
+    KCCL_DEVICE Producer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
+
+    // Begins the next copy, of at least 16 bytes and at most a stage; multiples of 16, `from` too.
+    // Waits until its stage is free and fewer than `in_flight` (1 or more) copies are on their way.
+    KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
+        const auto poll = [&] { return try_push(from, num_bytes, in_flight); };
+        const auto missing = [&] { return Missing{1u << comm_.rank, count_}; };
+        const Awaited awaited = {kKcclNumKernels, 0, count_ + 1};
+        return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
+    }
+
+    // The same without waiting. False: not yet.
+    KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
+        // Before the first round of all, the round before counts as consumed.
+        const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
+        if (platform::warp_any(!is_free)) return false;
+        const uint32_t bound = in_flight < Ring::kStages ? in_flight : Ring::kStages;
+        while (flying_ >= bound) {
+            if (!has_landed()) return false;
+        }
+        const Warp coop = warp();
+        mem::CopyBarrier* full = &ring_.full[next_.stage];
+        if (leads(coop)) mem::arrive_expecting(full, num_bytes);
+        mem::copy_async(ring_.stage[next_.stage], from, num_bytes, full, coop.index(), coop.size());
+        next_.advance();
+        ++flying_;
+        ++count_;
+        return true;
+    }
+
+    // Waits until no copy is on its way, as a block must before it ends. Copies need nobody, so this
+    // ends.
+    KCCL_DEVICE void drain() {
+        while (flying_ > 0) {
+            if (!has_landed()) mem::poll_pause();
+        }
+    }
+
+  private:
+    // Whether the oldest copy on its way has arrived; then it counts no more.
+    KCCL_DEVICE bool has_landed() {
+        const bool is_there = mem::has_completed(&ring_.full[oldest_.stage], oldest_.parity);
+        if (platform::warp_any(!is_there)) return false;
+        oldest_.advance();
+        --flying_;
+        return true;
+    }
+
+    Ring& ring_;
+    const DeviceComm& comm_;
+    Turn<Ring> next_;
+    Turn<Ring> oldest_;
+    uint32_t flying_ = 0;
+    uint32_t count_ = 0;
+};
+
+// A warp that consumes. All functions are called by all its threads.
+template <class Ring>
+class Consumer {
+  public:
+    KCCL_DEVICE Consumer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
+
+    // Waits for the next copy and returns its bytes, the same ones until pop(). Null: the wait
+    // failed.
+    KCCL_DEVICE const uint8_t* front() {
+        bool is_there = false;
+        const auto poll = [&] {
+            is_there = mem::has_completed(&ring_.full[next_.stage], next_.parity);
+            return is_there;
+        };
+        const auto missing = [&] { return Missing{is_there ? 0 : 1u << comm_.rank, count_}; };
+        const Awaited awaited = {kKcclNumKernels, 0, count_ + 1};
+        return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
+    }
+
+    // Lets go of the bytes: the producer may copy over them.
+    KCCL_DEVICE void pop() {
+        warp().sync();
+        if (leads(warp())) mem::arrive(&ring_.empty[next_.stage]);
+        next_.advance();
+        ++count_;
+    }
+
+  private:
+    Ring& ring_;
+    const DeviceComm& comm_;
+    Turn<Ring> next_;
+    uint32_t count_ = 0;
+};
+
+}  // namespace kccl

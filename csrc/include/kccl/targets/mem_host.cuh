@@ -1,0 +1,97 @@
+// mem.cuh on CPUs: threads and processes share one coherent memory, so every scope is the same.
+#pragma once
+
+#include "host_idle.h"
+#include "mem_cpu.cuh"
+
+namespace kccl::mem {
+
+constexpr int builtin_order(Order order) {
+    return order == Order::kRelaxed   ? __ATOMIC_RELAXED
+           : order == Order::kAcquire ? __ATOMIC_ACQUIRE
+           : order == Order::kRelease ? __ATOMIC_RELEASE
+           : order == Order::kAcqRel  ? __ATOMIC_ACQ_REL
+                                      : __ATOMIC_SEQ_CST;
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE T load(const T* address) {
+    return __atomic_load_n(address, builtin_order(order));
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE void store(T* address, T value) {
+    __atomic_store_n(address, value, builtin_order(order));
+}
+
+KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
+    uint32_t seen = 0;
+    return __atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED);
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    (void)__atomic_fetch_add(address, value, builtin_order(order));
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void fence() {
+    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
+    __atomic_thread_fence(builtin_order(order));
+}
+
+// Pulling calls share channels with calls by packets, and what a peer has pulled must be
+// read before it is overwritten: there a packet orders what came before it. On x86 every load and
+// store does so anyway.
+template <Scope scope>
+KCCL_DEVICE Packet load_packet(const Packet* address) {
+    return {{load<Order::kRelaxed, scope>(&address->half[0]),
+             load<Order::kAcquire, scope>(&address->half[1])}};
+}
+
+template <Scope scope>
+KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
+    store<Order::kRelaxed, scope>(&address->half[0], packet.half[0]);
+    store<Order::kRelease, scope>(&address->half[1], packet.half[1]);
+}
+
+// For mem_copies.cuh.
+#define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
+
+KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
+    return __atomic_add_fetch(word, value, __ATOMIC_ACQ_REL);
+}
+
+KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
+    return load<Order::kAcquire, Scope::kBlock>(word);
+}
+
+KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
+    store<Order::kRelease, Scope::kBlock>(word, value);
+}
+
+KCCL_DEVICE uint64_t clock_ns() { return kccl_host_clock_ns(); }
+
+KCCL_DEVICE void poll_pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+}
+
+KCCL_DEVICE bool read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                           uint64_t num_bytes) {
+    return kccl_host_read_peer(idle_context, peer, to, from, num_bytes) == 0;
+}
+
+KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
+                          uint32_t* gone) {
+    return kccl_host_idle(idle_context, waited_ns, missing, gone);
+}
+
+KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
+
+}  // namespace kccl::mem

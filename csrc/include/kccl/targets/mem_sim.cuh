@@ -1,0 +1,88 @@
+// mem.cuh in the simulator: every access goes to the engine, which decides what it sees.
+// Plain accesses are seen too: -fsanitize=thread makes the compiler announce them (sim/module.inc).
+#pragma once
+
+#include "sim_device.h"
+#include "mem_cpu.cuh"
+
+namespace kccl::mem {
+
+// A packet's halves are single-copy atomic on every GPU; the two are not one.
+constexpr uint32_t kPacketUnitBytes = 8;
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE T load(const T* address) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order == Order::kRelaxed || order == Order::kAcquire, "acquires or is relaxed");
+    return static_cast<T>(kccl_sim_engine->load(address, sizeof(T), static_cast<uint32_t>(order),
+                                                static_cast<uint32_t>(scope)));
+}
+
+template <Order order, Scope scope, class T>
+KCCL_DEVICE void store(T* address, T value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    kccl_sim_engine->store(address, static_cast<uint64_t>(value), sizeof(T),
+                           static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
+}
+
+template <Scope scope>
+KCCL_DEVICE Packet load_packet(const Packet* address) {
+    Packet packet;
+    kccl_sim_engine->load_packet(address, packet.half, kPacketUnitBytes,
+                                 static_cast<uint32_t>(scope));
+    return packet;
+}
+
+template <Scope scope>
+KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
+    kccl_sim_engine->store_packet(address, packet.half, kPacketUnitBytes,
+                                  static_cast<uint32_t>(scope));
+}
+
+KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
+    return kccl_sim_engine->claim(address, value) != 0;
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    kccl_sim_engine->add(address, value, static_cast<uint32_t>(order),
+                         static_cast<uint32_t>(scope));
+}
+
+template <Order order, Scope scope>
+KCCL_DEVICE void fence() {
+    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
+    kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
+}
+
+// For mem_copies.cuh, which a machine without asynchronous copies uses.
+#define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
+
+KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
+    return kccl_sim_engine->add(word, value, static_cast<uint32_t>(Order::kAcqRel),
+                                static_cast<uint32_t>(Scope::kBlock));
+}
+
+KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
+    return load<Order::kAcquire, Scope::kBlock>(word);
+}
+
+KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
+    store<Order::kRelease, Scope::kBlock>(word, value);
+}
+
+KCCL_DEVICE uint64_t clock_ns() { return kccl_sim_engine->clock_ns(); }
+
+KCCL_DEVICE void poll_pause() { kccl_sim_engine->poll_pause(); }
+
+KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+
+KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t, uint32_t missing, uint32_t* gone) {
+    return kccl_sim_engine->idle(idle_context, missing, gone);
+}
+
+KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
+
+}  // namespace kccl::mem

@@ -1,0 +1,1 @@
+"""What every other room uses: errors, settings, types, arguments, the ABI."""

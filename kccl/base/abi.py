@@ -1,0 +1,63 @@
+"""The compiled core: its functions, and the constants and structs of abi.inc by name."""
+
+import re
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+try:
+    from .. import _core as core
+except ImportError as error:
+    raise ImportError(
+        f"the compiled core of kccl is not in {Path(__file__).parents[1]} ({error}). "
+        "In a checkout, build it in place: pip install -e ."
+    ) from error
+
+ffi: Any = core.ffi
+lib: Any = core.lib
+
+
+def _load_fastcall() -> Any:
+    # The second module of the same shared library, which an ordinary import would not find.
+    loader = ExtensionFileLoader("kccl._fastcall", core.__file__)
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+fastcall: Any = _load_fastcall()
+
+
+def _snake_case(camel: str) -> str:
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", camel).lower()
+
+
+def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
+    """name in snake case -> value, of one enum of C, without its closing `Num...` entry."""
+    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
+    names = [(_snake_case(name.removeprefix(prefix)), value) for value, name in elements.items()]
+    return dict(sorted((pair for pair in names if pair[0][:4] != "num_"), key=lambda pair: pair[1]))
+
+
+MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
+MAX_BLOCKS: int = lib.kKcclMaxBlocks
+NUM_SIGNALS: int = lib.kKcclNumSignals
+NUM_SENTINEL_SLOTS: int = lib.kKcclNumSentinelSlots
+NUM_EXCHANGE_SLOTS: int = lib.kKcclNumExchangeSlots
+LINE_BYTES: int = lib.kKcclLineBytes
+PACKET_UNIT: int = lib.kKcclPacketUnit
+LEAST_STAGING_BYTES: int = lib.kKcclLeastStagingBytes
+GPU_POLLS_PER_CHECK: int = lib.kKcclGpuPollsPerCheck
+NUM_FLAGS: int = lib.kKcclNumFlags
+ABI_VERSION: int = lib.kKcclAbiVersion
+KERNELS = members("KcclKernel")
+DTYPES = members("KcclDtype")
+OPS = members("KcclOp")
+
+
+def kernel_name(kernel: int) -> str:
+    """The name of the kernel's file for a value of KcclKernel."""
+    return next(name for name, value in KERNELS.items() if value == kernel)

@@ -1,0 +1,340 @@
+"""What every collective of a communicator has in common, and what `.prepare` returns.
+
+Both `comm.all_reduce(x)` and prepared calls rest on kccl._fastcall, which makes a known call
+without a Python frame. What it does not know comes through `_slow` of the collective's own file in
+kccl/collectives, is checked there argument by argument, and is taught to it here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..base import arguments
+from ..base.abi import fastcall, ffi
+from ..base.arrays import ArrayView
+from ..base.errors import InvalidArgument
+from ..plan.choice import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..comm import Communicator
+
+
+# Calls a communicator remembers; a program that uses more sizes plans some of them again.
+_KNOWN_CALLS = 1024
+# Of calls on a GPU, so many share a look at the clock, which costs the stream as much as a call.
+_CALLS_PER_LOOK = 100
+
+
+def _address(handle: Any) -> int:
+    return int(ffi.cast("uintptr_t", handle))
+
+
+class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
+    """A call planned once, to be made many times: `op()` runs it and returns the result array.
+
+    Attributes:
+        plan: How it runs, and why so.
+    """
+
+    def __init__(
+        self,
+        comm: "Communicator",
+        plan: Plan,
+        handle: Any,
+        result: Any,
+        keep: Any,
+        stream: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(_address(handle), result, comm._raise_failure, stream)
+        self.plan = plan
+        self._comm = comm
+        self._handle = handle
+        self._keep = keep
+
+    def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
+        """Makes the call back to back, clocked in C. Collective.
+
+        Args:
+            iterations: Number of clocked calls.
+            warmup: Calls before them.
+
+        Returns:
+            float64 [iterations]: microseconds from the end of the call before to the end of each.
+
+        Raises:
+            InvalidArgument: iterations is not positive, or warmup negative.
+        """
+        import numpy as np
+
+        _check_counts(iterations, warmup)
+        us = np.empty(max(iterations, warmup, 1), np.float64)
+        for number in (warmup, iterations):
+            self.clock(number, us.ctypes.data)
+        return us[:iterations]
+
+
+class Checked(Prepared):
+    """A prepared call under KCCL_CHECK=1: the ranks first compare what they are about to do."""
+
+    def __init__(self, signature: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._signature = signature
+
+    def __call__(self) -> Any:
+        self._comm._check_agreement(self._signature)
+        return super().__call__()
+
+
+class OnStream(Prepared):
+    """A prepared call that is enqueued on a stream: the one it was given, else the current one."""
+
+    def __init__(
+        self,
+        comm: "Communicator",
+        plan: Plan,
+        handle: Any,
+        result: Any,
+        keep: Any,
+        stream: int | Callable[[], int],
+    ) -> None:
+        follows = stream if callable(stream) else None
+        super().__init__(comm, plan, handle, result, keep, follows)
+        self._stream = stream
+        if not callable(stream):
+            comm._backend.place(handle, stream)
+        self._recorded = comm._backend.record(handle)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks of a run, and threads of each."""
+        return self._comm._backend.shape_of(self._handle)
+
+    def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
+        """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
+
+        The events bracket blocks of up to 100 calls, which C enqueues while they run: a block takes
+        what the device takes or what the host takes to enqueue it, whichever is longer. Waits for
+        the last one.
+
+        Args:
+            iterations: Number of clocked calls.
+            warmup: Calls before them.
+
+        Returns:
+            float64 [iterations]: microseconds a call, of each the mean of its block.
+
+        Raises:
+            InvalidArgument: iterations is not positive, or warmup negative.
+        """
+        import numpy as np
+
+        _check_counts(iterations, warmup)
+        sizes = [
+            min(_CALLS_PER_LOOK, iterations - begin)
+            for begin in range(0, iterations, _CALLS_PER_LOOK)
+        ]
+        # How long C took to enqueue each call, which nobody asked for.
+        enqueued_us = np.empty(max(*sizes, warmup), np.float64)
+
+        def enqueue(count: int) -> None:
+            self.clock(count, enqueued_us.ctypes.data)
+
+        stream = self._stream() if callable(self._stream) else self._stream
+        enqueue(warmup)
+        blocks_us = self._comm._backend.intervals_us(
+            stream, [partial(enqueue, size) for size in sizes]
+        )
+        self._comm._check_usable()
+        return np.repeat(np.array(blocks_us) / sizes, sizes)
+
+
+class CheckedOnStream(Checked, OnStream):
+    """The same under KCCL_CHECK=1."""
+
+
+def prepared(
+    comm: "Communicator",
+    signature: str,
+    plan: Plan,
+    handle: Any,
+    result: Any,
+    keep: tuple[Any, ...],
+    given: Any,
+) -> Prepared:
+    """What `.prepare` returns.
+
+    Args:
+        comm, plan, handle, result: As Prepared has them.
+        signature: For KCCL_CHECK=1.
+        keep: What must live as long, the view of the caller's array first; () for no arrays.
+        given: The caller's stream.
+    """
+    backend = comm._backend
+    if backend.has_streams:
+        stream = backend.follow(given, keep[0] if keep else None)
+        facts = comm, plan, handle, result, (*keep, given), stream
+        return CheckedOnStream(signature, *facts) if comm.checks else OnStream(*facts)
+    if comm.checks:
+        return Checked(signature, comm, plan, handle, result, keep)
+    return Prepared(comm, plan, handle, result, keep)
+
+
+def _check_counts(iterations: int, warmup: int) -> None:
+    if iterations <= 0 or warmup < 0:
+        raise InvalidArgument(
+            f"iterations is {iterations} and warmup {warmup}, must be positive and not negative"
+        )
+
+
+class Empty:
+    """A prepared call over no elements: there is nothing to send."""
+
+    def __init__(self, comm: "Communicator", plan: Plan, signature: str, result: Any) -> None:
+        self.plan = plan
+        self._comm = comm
+        self._signature = signature
+        self._result = result
+
+    def __call__(self) -> Any:
+        self._comm._check_usable()
+        self._comm._check_agreement(self._signature)
+        return self._result
+
+
+@dataclass(slots=True)
+class Case:
+    """One call, its arguments checked.
+
+    Attributes:
+        x, out: What it reads and writes; the same memory when it works in place.
+        result: What it returns.
+        array: The caller's x.
+        nbytes: Size of the message in nccl-tests' sense.
+        count: Of KcclCall.
+        fields: The arguments of Backend.op() besides.
+        option: Value of the collective's option.
+        what: The option in words, for the other ranks.
+        is_given: The caller has given `out`.
+        place: Where in the larger of x and out the smaller may lie, in bytes.
+    """
+
+    x: ArrayView
+    out: ArrayView
+    result: Any
+    array: Any
+    nbytes: int
+    count: int
+    fields: Mapping[str, Any]
+    option: Any = None
+    what: str = ""
+    is_given: bool = False
+    place: int = 0
+
+
+class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
+    """One collective of one communicator. Subclasses say in `_slow` what its arguments mean."""
+
+    _NAME: str
+    # The keyword whose values the fast path tells apart, and its default.
+    _OPTION = ""
+    _DEFAULT: Any = None
+    _slow: Callable[..., Any]
+
+    def __init__(self, comm: "Communicator") -> None:
+        super().__init__(self._slow, self._OPTION)
+        self._comm = comm
+        self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
+        """Makes a call, planned the first time; returns its result."""
+        comm = self._comm
+        channel = self._channel(channel)
+        place = comm._backend.stream(stream, case.x)
+        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        if case.count == 0:
+            comm._check_usable()
+            self._check_agreement(case, plan, channel)
+            return case.result
+        key = (case.x.dtype, case.count, case.option, channel, plan.name)
+        known = self._ops.get(key)
+        if known is None:
+            if len(self._ops) >= _KNOWN_CALLS:
+                self._ops.clear()
+            handle = self._make(case, plan, channel)
+            known = handle, fastcall.Op(_address(handle), None, comm._raise_failure)
+            self._ops[key] = known
+        handle, op = known
+        handle.call.input = case.x.address
+        handle.call.output = case.out.address
+        comm._backend.place(handle, place)
+        self._check_agreement(case, plan, channel)
+        op()
+        if channel == 0 and not algorithm:
+            self._learn(case, handle)
+        return case.result
+
+    def _prepare(
+        self,
+        case: Case,
+        stream: Any,
+        channel: Any,
+        algorithm: str,
+        blocks: Any = 0,
+        threads: Any = 0,
+    ) -> Any:
+        """The same, to be made by whoever calls what this returns."""
+        comm = self._comm
+        channel = self._channel(channel)
+        comm._backend.stream(stream, case.x)
+        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        if blocks or threads:
+            comm._backend.check_shape(blocks, threads)
+            plan = replace(plan, blocks=blocks, threads=threads)
+        signature = self._signature(case, plan, channel)
+        if case.count == 0:
+            return Empty(comm, plan, signature, case.result)
+        handle = self._make(case, plan, channel)
+        handle.call.input = case.x.address
+        handle.call.output = case.out.address
+        keep = (case.x, case.out, case.array)
+        return prepared(comm, signature, plan, handle, case.result, keep, stream)
+
+    def _channel(self, channel: Any) -> int:
+        return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
+
+    def _make(self, case: Case, plan: Plan, channel: int) -> Any:
+        backend = self._comm._backend
+        shape = plan.blocks, plan.threads
+        return backend.op(plan.name, shape, count=case.count, channel=channel, **case.fields)
+
+    def _signature(self, case: Case, plan: Plan, channel: int) -> str:
+        what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"
+        shape = f" by {plan.blocks} blocks of {plan.threads}" if plan.blocks else ""
+        return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}{shape}"
+
+    def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
+        if self._comm.checks:
+            self._comm._check_agreement(self._signature(case, plan, channel))
+
+    def _learn(self, case: Case, handle: Any) -> None:
+        """Lets the fast path take the next call with such arrays and this value of the option."""
+        is_in_place = case.result is case.array
+        if not (is_in_place or case.is_given) or self._comm.checks:
+            return
+        if not (case.x.is_buffer and case.out.is_buffer):
+            return
+        is_default = case.option == self._DEFAULT
+        for given in (case.option, ...) if is_default else (case.option,):
+            self.learn(
+                case.array.dtype,
+                case.x.nbytes,
+                given,
+                case.out.nbytes if case.is_given else 0,
+                case.place,
+                _address(handle),
+                handle,
+                self._comm._raise_failure,
+            )

@@ -1,0 +1,306 @@
+"""Arrays in GPU memory: what a caller's array is, and the arrays that KCCL itself gives out.
+
+A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba), or DLPack, by
+which JAX's are taken. Calls on it go, unless told otherwise, to the stream that its library uses at
+that moment. JAX does not say its streams: calls on its arrays go to the legacy default stream,
+which waits for them.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..base import dlpack, dtypes
+from ..base.arrays import ArrayView
+from ..base.errors import BackendError, InvalidArgument
+from . import driver
+
+# Neither their interface nor DLPack before its version 1 says of all their types that they are.
+_IMMUTABLE = ("jax", "jaxlib")
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def _legacy() -> int:
+    return driver.LEGACY_STREAM
+
+
+@dataclass(frozen=True)
+class DeviceView(ArrayView):
+    """A caller's memory on a GPU.
+
+    Attributes:
+        stream: Says which stream the array's library uses now.
+    """
+
+    stream: Callable[[], int] = _legacy
+
+
+class DeviceArray:
+    """An array in GPU memory; other libraries take it by __cuda_array_interface__ or DLPack.
+
+    Attributes:
+        address: Of the first element.
+        shape: In elements.
+        dtype: Their type.
+        nbytes: Size in bytes.
+        device: The device's number in this process.
+    """
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device: int, keep: Any
+    ) -> None:
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.device = device
+        self._keep = keep
+
+    def __repr__(self) -> str:
+        return f"<kccl array {self.shape} of {self.dtype.name} on device {self.device}>"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> "DeviceArray":
+        """Rows [a, b) as an array in the same memory; steps other than 1 are refused."""
+        if not isinstance(rows, slice):
+            raise TypeError(f"index is {rows!r}, must be a slice")
+        begin, end, step = rows.indices(len(self))
+        if step != 1:
+            raise InvalidArgument(f"the step of a slice is {step}, must be 1")
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        shape = (max(end - begin, 0), *self.shape[1:])
+        address = self.address + begin * row_bytes
+        return DeviceArray(address, shape, self.dtype, self.device, self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.name == "bfloat16":
+            raise AttributeError("__cuda_array_interface__ has no bfloat16; use DLPack")
+        kind = "f" if self.dtype.is_float else "i"
+        return {
+            "shape": self.shape,
+            "typestr": f"<{kind}{self.dtype.itemsize}",
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return dlpack.make(self.address, self.shape, self.dtype, self.device, self)
+
+
+def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
+    """Looks at a caller's array.
+
+    Args:
+        array: The array.
+        name: What the caller calls it, for error messages.
+        writable: Whether it will be written.
+        device: Number of the device on which it must be; None: any.
+
+    Raises:
+        InvalidArgument: It is no array on that device, not contiguous, read-only, or of a type that
+            KCCL does not have.
+    """
+    on: int | None
+    if isinstance(array, DeviceArray):
+        found, on = _view_of_own(array), array.device
+    elif _is_of_torch(array):
+        found, on = _view_of_torch(array, name)
+    elif _library(array) in _IMMUTABLE:
+        if writable:
+            raise InvalidArgument(
+                f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
+            )
+        found, on = _view_by_dlpack(array, name, driver.LEGACY_STREAM)
+    elif hasattr(array, "__cuda_array_interface__"):
+        found = _view_by_interface(array, name, writable)
+        on = device if device is None or found.count == 0 else _device_of(found.address, name)
+    elif hasattr(array, "__dlpack__"):
+        found, on = _view_by_dlpack(array, name, -1)
+    else:
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__}, must be an array in GPU memory: something with "
+            "__cuda_array_interface__ or DLPack"
+        )
+    if device is not None and on != device:
+        raise InvalidArgument(
+            f"{name} is on device {on}, must be on the communicator's, device {device}"
+        )
+    return found
+
+
+def like(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the library, type and device of a caller's.
+
+    Raises:
+        InvalidArgument: The library is not one that this can ask.
+    """
+    library = _library(array)
+    if hasattr(array, "new_empty"):
+        return array.new_empty(shape)
+    if library == "cupy":
+        with array.device:
+            return sys.modules["cupy"].empty(shape, array.dtype)
+    raise InvalidArgument(
+        f"out is None and x is a {type(array).__name__} of {library}: out must be given where x is "
+        "not an array of PyTorch or CuPy"
+    )
+
+
+def pointer(array: Any, name: str) -> tuple[int, Any]:
+    """The address of a kernel's argument, and what keeps its memory.
+
+    The kernel may write it; of whatever type it is, and on whatever device.
+
+    Raises:
+        InvalidArgument: As view(), but for the type.
+    """
+    if _is_of_torch(array):
+        _check_of_torch(array, name)
+        return array.data_ptr(), array
+    if hasattr(array, "__cuda_array_interface__") and _library(array) not in _IMMUTABLE:
+        facts = array.__cuda_array_interface__
+        _check_interface(facts, int(facts["typestr"][2:]), name, writable=True)
+        return int(facts["data"][0] or 0), array
+    found = view(array, name, writable=True, device=None)
+    return found.address, found
+
+
+def stream_of(stream: Any) -> int:
+    """A caller's `stream` as the driver's handle: an integer, or something with __cuda_stream__.
+
+    Raises:
+        InvalidArgument: It is neither.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    # PyTorch before 2.9.
+    handle = getattr(stream, "cuda_stream", None)
+    if handle is None:
+        raise InvalidArgument(
+            f"stream is {stream!r}, must be None, an integer, or something with __cuda_stream__"
+        )
+    return int(handle)
+
+
+def _view_of_own(array: DeviceArray) -> DeviceView:
+    count = math.prod(array.shape)
+    return DeviceView(array.address, count, array.dtype, False, array)
+
+
+def _is_of_torch(array: Any) -> bool:
+    return hasattr(array, "data_ptr") and hasattr(array, "is_cuda")
+
+
+def _check_of_torch(array: Any, name: str) -> None:
+    if not array.is_cuda:
+        raise InvalidArgument(
+            f"{name} is a tensor on {array.device}, must be in GPU memory: this communicator's "
+            "backend is cuda"
+        )
+    if not array.is_contiguous():
+        raise _not_contiguous(name, tuple(array.shape))
+
+
+def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
+    _check_of_torch(array, name)
+    on = int(array.device.index)
+    torch = sys.modules["torch"]
+    # What current_stream() asks, without making an object of it.
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+    return (
+        DeviceView(
+            array.data_ptr(),
+            array.numel(),
+            _dtype(str(array.dtype).removeprefix("torch."), name),
+            False,
+            array,
+            # Asked before each run of a prepared call: no Python frame of its own.
+            partial(current_stream, on),
+        ),
+        on,
+    )
+
+
+def _check_interface(facts: Any, itemsize: int, name: str, *, writable: bool) -> None:
+    shape, strides = tuple(facts["shape"]), facts.get("strides")
+    if writable and facts["data"][1]:
+        raise InvalidArgument(f"{name} is read-only, must be writable")
+    if strides is not None and not dlpack.is_contiguous(shape, tuple(strides), itemsize):
+        raise _not_contiguous(name, shape)
+
+
+def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
+    facts = array.__cuda_array_interface__
+    dtype = _dtype(getattr(array, "dtype", facts["typestr"]), name)
+    _check_interface(facts, dtype.itemsize, name, writable=writable)
+    stream = _stream_of_library(array, facts.get("stream"))
+    address, count = int(facts["data"][0] or 0), math.prod(facts["shape"])
+    return DeviceView(address, count, dtype, False, array, stream)
+
+
+def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
+    """What says the stream of an array's library; must not keep the array."""
+    if _library(array) == "cupy":
+        current_stream = sys.modules["cupy"].cuda.get_current_stream
+        return lambda: int(current_stream().ptr)
+    return lambda: now or driver.LEGACY_STREAM
+
+
+def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int]:
+    found = dlpack.read(array, name, stream=stream)
+    if found.device_type != dlpack.CUDA:
+        raise InvalidArgument(
+            f"{name} is a {type(array).__name__} in other memory, must be in GPU memory: this "
+            "communicator's backend is cuda"
+        )
+    if not found.is_contiguous:
+        raise _not_contiguous(name, found.shape)
+    count = math.prod(found.shape)
+    return DeviceView(
+        found.address, count, found.dtype, False, (array, found.keep)
+    ), found.device_id
+
+
+def _dtype(dtype: Any, name: str) -> dtypes.Dtype:
+    try:
+        if isinstance(dtype, str) and dtype[:1] == "<":
+            return dtypes.of({"f": "float", "i": "int"}.get(dtype[1], dtype[1]) + _bits(dtype))
+        return dtypes.of(dtype)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+
+
+def _bits(typestr: str) -> str:
+    return str(8 * int(typestr[2:]))
+
+
+def _device_of(address: int, name: str) -> int:
+    try:
+        return driver.device_of(address)
+    except BackendError as error:
+        raise InvalidArgument(f"{name} is not in a GPU's memory: {error}") from error
+
+
+def _not_contiguous(name: str, shape: tuple[int, ...]) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous"
+    )

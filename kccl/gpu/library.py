@@ -1,0 +1,81 @@
+"""Compiled kernels for NVIDIA GPUs, loaded: once a process, for all devices of the architecture."""
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ..jit import cache, nvrtc
+from ..jit import names as kernels
+from . import driver
+
+_loaded: dict[Path, tuple["Entry", ...]] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel that can be launched.
+
+    Attributes:
+        handle: Its CUkernel.
+        offsets: (offset, bytes) of each parameter, in order.
+    """
+
+    handle: int
+    offsets: tuple[tuple[int, int], ...]
+    _functions: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def parameters(self) -> tuple[tuple[int, int], ...]:
+        """(bytes, alignment) of each; an alignment may be larger than the type's."""
+        return tuple((size, (offset & -offset) or 1) for offset, size in self.offsets)
+
+    def function(self, shared_bytes: int = 0) -> int:
+        """The kernel on the current device, with so much dynamic shared memory."""
+        key = int(driver.call("cuCtxGetDevice")), shared_bytes
+        if key not in self._functions:
+            with driver.uncaptured():
+                self._functions[key] = driver.function(self.handle, shared_bytes)
+        return self._functions[key]
+
+
+def load(path: Path) -> tuple[Entry, ...]:
+    """The kernels of what jit_cuda.compile_cuda() returned, in order. They stay loaded.
+
+    Raises:
+        BackendError: There is no driver, or it refuses the code.
+    """
+    with _lock:
+        if path not in _loaded:
+            names, code = nvrtc.read(path)
+            with driver.uncaptured():
+                library = driver.Library(code)
+                handles = [library.kernel(name.encode()) for name in names]
+                _loaded[path] = tuple(Entry(each, driver.parameters(each)) for each in handles)
+        return _loaded[path]
+
+
+def library_kernel(
+    kernel: str, *, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
+) -> Entry:
+    """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
+
+    Args:
+        kernel: Name, as in "put".
+        dtype, op: For kernels that reduce.
+        world_size: Of the communicator.
+        arch: As in "sm_90a".
+        csrc: Root of the device source.
+    """
+    (entry,) = load(compile_kernel(kernel, dtype, op, world_size, arch, csrc))
+    return entry
+
+
+def compile_kernel(
+    kernel: str, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
+) -> Path:
+    """The same without loading it; needs no GPU."""
+    name = kernels.expression(kernel, dtype, op, csrc, world_size)
+    source = kernels.source(kernel, csrc)
+    return nvrtc.compile_cuda(source, [name], arch=arch, name=kernel, csrc=csrc)

@@ -1,0 +1,123 @@
+"""By which way the ranks of a communicator reach each other's GPU memory; gpu_memory.py goes it.
+
+Memory with a mapping of its own, exported as a file descriptor, comes first: a survivor keeps a
+dead peer's memory. Where the driver or the container refuses that, legacy IPC handles come second;
+for ranks that are threads of one process, which cannot open their own handles, peer access does.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+from ..base.errors import BackendError, InvalidArgument
+from ..ranks.mesh import Mesh
+from . import driver
+from .memory import Shareable
+
+CAVEAT = (
+    "windows are shared by legacy CUDA IPC handles, with which it is not guaranteed that a "
+    "survivor's GPU context outlives a lost peer"
+)
+_FORCED = "KCCL_WINDOWS asks for it"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A choice.
+
+    Attributes:
+        way: "vmm", "ipc" or "peer".
+        reason: Why not "vmm"; "" where it is.
+    """
+
+    way: str
+    reason: str = ""
+
+    @property
+    def caveat(self) -> str:
+        """What the survivors of a lost peer must know; "" for nothing."""
+        return f"{CAVEAT} ({self.reason})" if self.way == "ipc" else ""
+
+
+def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
+    """Why windows cannot be memory with a mapping of its own; "" when they can. Tries it.
+
+    Args:
+        device: Whose memory.
+        are_threads: It need not be exported.
+    """
+    name = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
+    if not are_threads:
+        name = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+    if not driver.attribute(device.ordinal, name):
+        return f"device {device.ordinal} ({device.name}) says that it has no {name}"
+    try:
+        memory = Shareable(device, 1)
+        if not are_threads:
+            os.close(memory.export())
+    except BackendError as error:
+        # Too little memory says nothing about the way, and the next is the worse one.
+        if isinstance(error, driver.DriverError) and error.code == driver.OUT_OF_MEMORY:
+            raise
+        return str(error)
+    return ""
+
+
+def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
+    """What this rank would take, whatever the others can.
+
+    Args:
+        device: Its device.
+        are_threads: The ranks are threads of this process.
+        forced: KCCL_WINDOWS.
+
+    Raises:
+        InvalidArgument: What is asked for is not for such ranks.
+        BackendError: What is asked for is impossible here.
+    """
+    second = "peer" if are_threads else "ipc"
+    if forced not in ("", "vmm", second):
+        raise InvalidArgument(
+            f"KCCL_WINDOWS={forced!r} must be vmm or {second}: the ranks are "
+            f"{'threads of one process' if are_threads else 'processes'}"
+        )
+    if forced == second:
+        return Sharing(second, _FORCED)
+    obstacle = why_not_vmm(device, are_threads=are_threads)
+    if obstacle and forced:
+        raise BackendError(f"KCCL_WINDOWS='vmm' is impossible: {obstacle}")
+    return Sharing(second, obstacle) if obstacle else Sharing("vmm")
+
+
+def agree(
+    mesh: Mesh, device: driver.Device, *, are_threads: bool, forced: str, timeout: float
+) -> Sharing:
+    """The way of all ranks: "vmm" where each of them can. Collective.
+
+    Raises:
+        InvalidArgument, BackendError: As choose(), or the ranks were asked for different ways.
+        BackendError: Two devices cannot access each other's memory.
+    """
+    mine = choose(device, are_threads=are_threads, forced=forced)
+    told = json.dumps([device.uuid, device.name, forced, mine.way, mine.reason]).encode()
+    everyone = [json.loads(reply) for reply in mesh.allgather(told, "start-up", timeout)]
+    _check_reach(mesh.rank, device, [(uuid, name) for uuid, name, *_ in everyone])
+    wishes = [wish for _, _, wish, *_ in everyone]
+    if len(set(wishes)) > 1:
+        raise InvalidArgument(f"KCCL_WINDOWS differs between ranks: {', '.join(map(repr, wishes))}")
+    for rank, (*_, way, reason) in enumerate(everyone):
+        if way != "vmm":
+            return Sharing(way, reason if reason == _FORCED else f"rank {rank}: {reason}")
+    return mine
+
+
+def _check_reach(rank: int, device: driver.Device, everyone: list[tuple[str, str]]) -> None:
+    known = {driver.uuid(ordinal): ordinal for ordinal in range(driver.num_devices())}
+    for peer, (uuid, name) in enumerate(everyone):
+        # A device that this process does not see is tried all the same.
+        if uuid in known and not driver.can_access(device.ordinal, known[uuid]):
+            raise BackendError(
+                f"rank {rank} on device {device.ordinal} ({device.name}) cannot access the "
+                f"memory of rank {peer} on device {known[uuid]} ({name}): there is no peer-to-peer "
+                'path between them. Use backend="host"'
+            )

@@ -1,0 +1,137 @@
+"""A rank's KcclState on a GPU, as the host sees it.
+
+The state proper lies in device memory, where kernels look at every call. The host keeps a copy. It
+writes both, by small copies on a stream without kernels, so that a limit can be changed while one
+runs. It reads its own, after a look at the mailbox, where the device leaves word of its failure.
+"""
+
+import os
+from typing import Any
+
+from ..base.abi import ffi, lib
+from . import driver, graphs
+from .memory import Memory, shared_stream
+
+# KcclGpuQueue's field -> the driver's function.
+_OF_CAPTURES = {
+    "launch_ex": "cuLaunchKernelEx",
+    "capture_info": "cuStreamGetCaptureInfo",
+    "node_type": "cuGraphNodeGetType",
+    "get_params": "cuGraphKernelNodeGetParams",
+    "set_params": "cuGraphKernelNodeSetParams",
+    "function_name": "cuFuncGetName",
+}
+
+
+class DeviceState:
+    """The fields of KcclState that the host uses; assignments reach the device at once.
+
+    Attributes:
+        address: Of the device's KcclState.
+        host: The host's copy, a KcclState.
+        queue: The KcclGpuQueue by which calls are launched.
+    """
+
+    def __init__(self, device: driver.Device, context: Any, *, has_dependents: bool) -> None:
+        """All zero at first.
+
+        Args:
+            device: Whose memory.
+            context: KcclHostContext of this rank.
+            has_dependents: Calls may be launched as programmatic dependents.
+        """
+        self._device = device
+        self._writes = shared_stream(device, "writes")
+        self._pid = os.getpid()
+        fills = shared_stream(device, "fills")
+        self._memory = Memory(device, ffi.sizeof("KcclState"), fills)
+        self._mail = Memory(device, ffi.sizeof("KcclMailbox"), fills, on_host=True)
+        self.address = self._memory.address
+        self.mailbox = ffi.cast("KcclMailbox *", self._mail.address)
+        self.host = ffi.new("KcclState *")
+        self.host.idle_context = int(ffi.cast("uintptr_t", context))
+        self.queue = ffi.new("KcclGpuQueue *")
+        self.queue.launch = driver.function_address("cuLaunchKernel")
+        self.queue.launch_graph = driver.function_address("cuGraphLaunch")
+        self.queue.is_capturing = driver.function_address("cuStreamIsCapturing")
+        if has_dependents and graphs.launches_dependents(device):
+            for field, name in _OF_CAPTURES.items():
+                setattr(self.queue, field, driver.function_address(name, graphs.WITH_EDGES))
+        self.queue.push_context = driver.function_address("cuCtxPushCurrent")
+        self.queue.pop_context = driver.function_address("cuCtxPopCurrent")
+        self.queue.context = device.context
+        self.queue.state = self.address
+        self.queue.mailbox = self.mailbox
+        self._write_all()
+
+    @property
+    def status(self) -> int:
+        """KcclStatus: the host's own, else what the device has said."""
+        return int(lib.kccl_gpu_hear(self.queue, self.host))
+
+    @status.setter
+    def status(self, value: int) -> None:
+        self._set("status", value)
+
+    @property
+    def record(self) -> Any:
+        """The KcclRecord beside the status."""
+        return self.host.record
+
+    @property
+    def limit_ns(self) -> int:
+        """How long one wait may last."""
+        return int(self.host.limit_ns)
+
+    @limit_ns.setter
+    def limit_ns(self, value: int) -> None:
+        self._set("limit_ns", value)
+
+    @property
+    def first_limit_ns(self) -> int:
+        """The same until the first call has completed."""
+        return int(self.host.first_limit_ns)
+
+    @first_limit_ns.setter
+    def first_limit_ns(self, value: int) -> None:
+        self._set("first_limit_ns", value)
+
+    def fail(self, record: Any) -> None:
+        """Fails this rank with a KcclRecord, unless it has failed already."""
+        if self.status != lib.kKcclOk:
+            return
+        self.host.record = record[0]
+        self._copy("record")
+        self.status = record.status
+
+    def clear(self) -> None:
+        """Forgets everything but the limits. No kernel runs."""
+        fresh = ffi.new("KcclState *")
+        for kept in ("limit_ns", "first_limit_ns", "idle_context"):
+            setattr(fresh, kept, getattr(self.host, kept))
+        ffi.memmove(self.host, fresh, ffi.sizeof("KcclState"))
+        # Who has gone stays gone.
+        self.mailbox.status = self.mailbox.interrupted = 0
+        self._write_all()
+
+    def write(self, address: int, data: bytes) -> None:
+        """Writes to device memory, this rank's or a peer's, on the stream for writes."""
+        # A forked child has no context, and says nothing.
+        if os.getpid() == self._pid:
+            with self._device.current():
+                driver.write(address, data, self._writes)
+
+    def _set(self, name: str, value: int) -> None:
+        setattr(self.host, name, value)
+        self._copy(name)
+
+    def _copy(self, name: str) -> None:
+        field = ffi.addressof(self.host, name)
+        offset = ffi.offsetof("KcclState", name)
+        num_bytes = ffi.sizeof(ffi.typeof(field).item)
+        self.write(self.address + offset, bytes(ffi.buffer(field, num_bytes)))
+
+    def _write_all(self) -> None:
+        device = ffi.new("KcclState *", self.host[0])
+        device.idle_context = self._mail.address
+        self.write(self.address, bytes(ffi.buffer(device)))

@@ -1,0 +1,270 @@
+"""Device source to a library at run time, and the cache on disk that spares doing it twice.
+
+An entry's name is a hash over everything that shapes it: source, every header it reaches, flags,
+the compiler's own words about its version, target, ABI. So an entry is never out of date; it is
+only not there. It ends with its own checksum, so one that was damaged is compiled anew.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from ..base.abi import ABI_VERSION
+from ..base.env import read
+from ..base.errors import BackendError, CompileError, InvalidArgument
+from . import compilers
+
+CSRC = Path(__file__).parents[1] / "csrc"
+WARP_SIZES = (32, 64)
+# Compiled as ThreadSanitizer would have it and linked without: csrc/sim/module.inc has the hooks.
+_SIM_FLAGS = (
+    *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
+)
+# Where compilers look for system headers beside their own folders.
+_COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+_MAGIC = b"kccl"
+_locks: dict[str, threading.Lock] = {}
+_ANY_BYTES = "surrogateescape"
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTILINE)
+
+
+# ---- The cache -------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where entries lie: KCCL_CACHE, else kccl in the user's cache folder."""
+    told = read().cache
+    if told:
+        return Path(told)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kccl"
+
+
+def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
+    """The file of an entry; `make` gives its content when there is none, or a damaged one.
+
+    Processes may do this at the same time: each makes its own, and the last one's stays.
+
+    Args:
+        key: From key_of().
+        suffix: Of the file's name, as in ".so".
+        make: Compiles.
+
+    Raises:
+        BackendError: The folder cannot be written to.
+    """
+    path = cache_folder() / key[:2] / f"{key}{suffix}"
+    # Ranks that are threads want the same kernel at the same time.
+    with _locks.setdefault(key, threading.Lock()):
+        if not _is_whole(path, key):
+            write(path, _sealed(make(), key))
+    return path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file that others see either whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, aside = tempfile.mkstemp(dir=path.parent, prefix=".aside-")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(aside)
+            raise
+    except OSError as error:
+        raise BackendError(
+            f"cannot write the compiled kernel {path}: {error}; "
+            "set KCCL_CACHE to a folder that can be written to"
+        ) from error
+
+
+def _sealed(content: bytes, key: str) -> bytes:
+    """With the checksum behind it, where loaders of libraries do not look."""
+    return content + _MAGIC + _checksum(content, key)
+
+
+def _is_whole(path: Path, key: str) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    end = len(content) - hashlib.sha256().digest_size
+    start = end - len(_MAGIC)
+    sealed = content[max(start, 0) : max(end, 0)] == _MAGIC
+    return sealed and content[end:] == _checksum(content[:start], key)
+
+
+def _checksum(content: bytes, key: str) -> bytes:
+    return hashlib.sha256(content + key.encode()).digest()
+
+
+def key_of(
+    source: str,
+    *,
+    target: str,
+    compiler: str,
+    flags: Sequence[str],
+    include_dirs: Sequence[Path],
+) -> str:
+    """The name of what a compiler makes of a source.
+
+    Args:
+        source: The whole text of the translation unit.
+        target: Target and architecture, as in "sim x86_64".
+        compiler: What tells this compiler and its version from every other.
+        flags: All of its flags.
+        include_dirs: Where headers are looked for.
+
+    Raises:
+        CompileError: An #include is a macro, so that the header cannot be known.
+    """
+    headers = [
+        (str(path), hashlib.sha256(text.encode(errors=_ANY_BYTES)).hexdigest())
+        for path, text in _headers(source, include_dirs).items()
+    ]
+    variables = [os.environ.get(name, "") for name in _COMPILER_VARIABLES]
+    parts = [ABI_VERSION, target, compiler, list(flags), variables, source, headers]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _headers(source: str, include_dirs: Sequence[Path]) -> dict[Path, str]:
+    """Every header that a source reaches, whatever its conditions say, with its text.
+
+    Those that are not found are the compiler's own, which its version stands for.
+    """
+    found: dict[Path, str] = {}
+    pending: list[tuple[str, Path | None]] = [(source, None)]
+    while pending:
+        text, folder = pending.pop()
+        for spelled in _INCLUDE.findall(text):
+            match = re.match(r'"([^"]+)"|<([^>]+)>', spelled)
+            if match is None:
+                raise CompileError(
+                    f"cannot follow #include {spelled.strip()}: name the file, because what is "
+                    "compiled is kept under a hash of all that it includes"
+                )
+            near = [folder] if folder is not None and match[1] else []
+            for place in (*near, *include_dirs):
+                path = Path(os.path.normpath(place / (match[1] or match[2])))
+                if path in found:
+                    break
+                if path.is_file():
+                    found[path] = path.read_text(errors=_ANY_BYTES)
+                    pending.append((found[path], path.parent))
+                    break
+    return dict(sorted(found.items()))
+
+
+# ---- The simulator's target ------------------------------------------------------------------
+
+
+def compile_sim(
+    source: str,
+    kernels: Sequence[str],
+    *,
+    warp_size: int = 32,
+    name: str = "source",
+    include_dirs: Sequence[Path] = (),
+    csrc: Path = CSRC,
+) -> Path:
+    """Compiles kernels for the simulator.
+
+    Args:
+        source: Text in the dialect of platform.cuh and mem.cuh.
+        kernels: Their names or template instances; entry i of the library is kernels[i].
+        warp_size: 32 or 64.
+        name: What messages and reports call the source.
+        include_dirs: Where else to look for headers.
+        csrc: Root of the device headers.
+
+    Returns:
+        The library, in the cache.
+
+    Raises:
+        InvalidArgument: An argument is wrong.
+        CompileError: The source does not compile; with the compiler's log.
+        BackendError: There is no compiler, or no place for its product.
+    """
+    if warp_size not in WARP_SIZES:
+        raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32 or 64")
+    cxx = compilers.find_cxx()
+    if cxx is None:
+        raise BackendError(
+            "the simulator compiles kernels at run time and there is no C++ compiler. "
+            f"{compilers.CURE}"
+        )
+    include_dirs = [csrc / "include", *include_dirs]
+    flags = [*_SIM_FLAGS, f"-DKCCL_SIM_WARP_SIZE={warp_size}", *(f"-I{at}" for at in include_dirs)]
+    if compilers.is_zig(cxx):
+        flags.append("-fno-sanitize=undefined")
+    unit = "\n".join(
+        (
+            f"#line 1 {json.dumps(name)}",
+            source,
+            '#line 1 "entries of the kernels"',
+            f'#include "{csrc}/sim/module.inc"',
+            *(f"KCCL_SIM_ENTRY({index}, ({kernel}))" for index, kernel in enumerate(kernels)),
+            "",
+        )
+    )
+    linker = compilers.linker_of(cxx)
+    key = key_of(
+        unit,
+        target=f"sim {platform.machine()}",
+        compiler=f"{_version(tuple(cxx))} {linker}",
+        flags=flags,
+        include_dirs=include_dirs,
+    )
+    return cached(key, ".so", lambda: _make_sim(unit, name, cxx, linker, flags))
+
+
+@lru_cache(maxsize=8)
+def _version(command: tuple[str, ...]) -> str:
+    """What a compiler says about itself."""
+    return _run([*command, "--version"], "the compiler's version").stdout
+
+
+def compiler_name() -> str:
+    """The first line of what the simulator's compiler says about itself; "" when there is none."""
+    cxx = compilers.find_cxx()
+    return "" if cxx is None else _version(tuple(cxx)).partition("\n")[0]
+
+
+def _make_sim(unit: str, name: str, cxx: list[str], linker: list[str], flags: list[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="kccl-") as folder:
+        source, compiled, linked = (Path(folder) / f"unit.{end}" for end in ("cpp", "o", "so"))
+        source.write_text(unit)
+        # So that the source's name alone remains in what the debugger's information says.
+        flags = [*flags, f"-fdebug-prefix-map={folder}=."]
+        _run([*cxx, *flags, "-c", str(source), "-o", str(compiled)], name, folder)
+        _run([*linker, "-shared", str(compiled), "-o", str(linked)], name, folder)
+        return linked.read_bytes()
+
+
+def _run(
+    command: list[str], what: str, folder: str | None = None
+) -> "subprocess.CompletedProcess[str]":
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+    except OSError as error:
+        raise BackendError(f"cannot run {command[0]} ({error}). {compilers.CURE}") from error
+    if done.returncode != 0:
+        log = done.stderr.strip() or done.stdout.strip()
+        raise CompileError(f"{what} does not compile with {command[0]}:\n{log}", log=log)
+    return done

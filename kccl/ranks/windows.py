@@ -1,0 +1,117 @@
+"""Symmetric windows in host memory: memfd segments that every rank maps.
+
+A segment lives as long as a process maps it or holds its descriptor, so a job that is killed at any
+moment leaves nothing behind.
+"""
+
+import mmap
+import os
+from typing import Any
+
+from ..base import abi
+from ..base.errors import BackendError, InvalidArgument, WaitFailed
+from .mesh import Mesh
+
+
+def layout(
+    world_size: int,
+    num_channels: int,
+    packet_bytes: int,
+    staging_bytes: int,
+    exchange_bytes: int,
+) -> dict[str, int]:
+    """The fields of KcclLayout, as csrc/include/kccl/layout.h computes them.
+
+    Args:
+        world_size: Number of ranks.
+        num_channels: Scratch channels: those of calls, times the blocks of each.
+        packet_bytes: Payload bytes of one ll16 or sentinel slot.
+        staging_bytes: Bytes of one staging slot.
+        exchange_bytes: Of all slices of an exchange of the grid.
+    """
+    regions = abi.ffi.new("KcclLayout *")
+    sizes = (world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes)
+    if abi.lib.kccl_host_layout(regions, *sizes, mmap.PAGESIZE) != 0:
+        raise InvalidArgument(
+            f"packet_bytes is {packet_bytes}, staging_bytes {staging_bytes} and exchange_bytes "
+            f"{exchange_bytes}, must be multiples of {abi.PACKET_UNIT}, {abi.LINE_BYTES} and "
+            f"{abi.LINE_BYTES}, and staging_bytes between {abi.LEAST_STAGING_BYTES} "
+            f"and 2^31"
+        )
+    return {name: getattr(regions, name) for name, _ in abi.ffi.typeof("KcclLayout").fields}
+
+
+class Window:
+    """Memory of the same size on every rank, mapped by all of them.
+
+    Attributes:
+        nbytes: Size in bytes.
+        mesh: The ranks it belongs to.
+        addresses: Where this rank maps each rank's part, in rank order.
+        local: This rank's part, as a writable buffer.
+    """
+
+    def __init__(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
+        """Allocates and maps. Collective.
+
+        Raises:
+            InvalidArgument: The size is not positive, or differs between ranks.
+            BackendError: The kernel refused the memory.
+        """
+        self.nbytes = nbytes
+        self.mesh = mesh
+        sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
+        for peer, size in enumerate(sizes):
+            if size != str(nbytes):
+                raise InvalidArgument(
+                    f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}: "
+                    "windows have the same size on every rank"
+                )
+        if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
+            raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
+        try:
+            self._attach(what, timeout)
+        except WaitFailed:  # an OSError too
+            raise
+        except OSError as error:
+            raise BackendError(
+                f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"
+            ) from error
+
+    def _attach(self, what: str, timeout: float) -> None:
+        """Maps every rank's part."""
+        maps = self._map(what, timeout)
+        # The buffers pin the mappings: an array in a window keeps it mapped after close.
+        self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
+        self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
+        self.local: Any = maps[self.mesh.rank]
+
+    def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
+        """Every rank's part, in rank order."""
+        fd = self._allocate(self.nbytes, self.mesh.rank)
+        fds = []
+        try:
+            fds = self.mesh.exchange_fds(fd, what, timeout)
+            return [mmap.mmap(peer_fd, self.nbytes) for peer_fd in fds]
+        finally:
+            for each in (fd, *fds):
+                os.close(each)
+
+    @staticmethod
+    def _allocate(nbytes: int, rank: int) -> int:
+        try:
+            fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise BackendError(f"memfd_create failed on rank {rank}: {error}") from error
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise BackendError(
+                f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}"
+            ) from error
+        return fd
+
+    def clear(self) -> None:
+        """Writes zeros over this rank's part."""
+        abi.ffi.memmove(self.local, b"\0" * self.nbytes, self.nbytes)

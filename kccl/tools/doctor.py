@@ -1,0 +1,86 @@
+"""`kccl doctor`: what runs on this machine, what does not, why, and what to do about it.
+
+The checks are in checks.py. One that raises is a finding too: "no", with the exception's words.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any
+
+from ..base.env import Env
+from .checks import CHECKS, Finding
+
+_STYLES = {"ok": "green", "warn": "yellow", "no": "red"}
+
+
+def main(*, as_json: bool) -> int:
+    """Runs all checks and prints them.
+
+    Args:
+        as_json: End with one JSON document as the last line.
+
+    Returns:
+        0, or 1 when something that the host backend needs is not there.
+    """
+    rows = [(name, is_needed, _run(check)) for name, is_needed, check in CHECKS]
+    is_well = all(found.status != "no" for _, is_needed, found in rows if is_needed)
+    _print_table(rows)
+    if as_json:
+        checks = [
+            {"name": name, "is_needed": is_needed, **asdict(found)}
+            for name, is_needed, found in rows
+        ]
+        document = {"is_well": is_well, "checks": checks, "variables": _variables()}
+        sys.stdout.write(json.dumps(document) + "\n")
+    return 0 if is_well else 1
+
+
+def _run(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        return Finding(
+            "no",
+            f"{type(error).__name__}: {error}",
+            "The check itself failed.",
+            "See the words of the exception.",
+        )
+
+
+def _print_table(rows: list[tuple[str, bool, Finding]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    for heading in ("check", "", "found"):
+        table.add_column(heading, overflow="fold")
+    for name, is_needed, found in rows:
+        what = "\n".join(part for part in (found.found, found.reason, found.cure) if part)
+        title = Text(name, "bold" if is_needed else "")
+        table.add_row(title, Text(found.status, _STYLES[found.status]), Text(what))
+    console.print(table)
+    variables = Table(box=SIMPLE_HEAD, show_edge=False)
+    for heading in ("variable", "value", ""):
+        variables.add_column(heading, overflow="fold")
+    for name, value in _variables().items():
+        variables.add_row(name, Text(value["value"]), "set" if value["is_set"] else "default")
+    console.print()
+    console.print(variables)
+    console.print("bold: the host backend needs it")
+
+
+def _variables() -> dict[str, dict[str, Any]]:
+    """Every variable that KCCL reads, and every other that is set and begins like one."""
+    defaults = {f"KCCL_{field.name.upper()}": str(field.default) for field in fields(Env)}
+    given = {name: text for name, text in os.environ.items() if name.startswith("KCCL_")}
+    return {
+        name: {"value": text, "is_set": name in given} for name, text in (defaults | given).items()
+    }

@@ -1,0 +1,371 @@
+"""`kccl run -n 4 -- python program.py`: ranks as child processes of this machine, without MPI.
+
+Every rank leads a process group of its own, so that a signal reaches it and its helpers together
+and no other rank. A rank that ends does not end the others: they raise PeerLost and may go on with
+comm.shrink().
+
+Beside the launcher stands a guard, a process that does nothing until the launcher is gone and then
+ends what the ranks' groups still hold. It sees that by the end of a pipe, so also after kill -9.
+Unlike a parent-death signal it needs no code between fork and exec, and reaches ranks behind a
+shell.
+"""
+
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import IO, BinaryIO
+
+from ..base.errors import BackendError, InvalidArgument
+from .remains import remains_of
+
+_GRACE_S = 2.0
+_TIMED_OUT = 124  # as timeout(1) has it
+# How often ranks are looked at, and for how long a rank may be ending: a driver that takes back a
+# GPU's memory needs seconds.
+_LOOK_S = 2.0
+_ENDING_S = 15.0
+
+
+def run(
+    command: Sequence[str],
+    world_size: int,
+    *,
+    timeout: float | None = None,
+    pins: bool = False,
+    labels: bool = False,
+) -> int:
+    """Runs `command` once a rank and waits for all of them.
+
+    Rank 0 reads the launcher's standard input unless that is a terminal; the others read nothing.
+    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL. A rank that has ended and
+    that the kernel keeps all the same is waited for some seconds, then named and left.
+
+    Args:
+        command: Program and arguments, the same for every rank.
+        world_size: Number of ranks.
+        timeout: Seconds after which ranks that still run are ended.
+        pins: Pin rank i to the i-th allowed core; SMT siblings come after all cores.
+        labels: Put the rank before each line of output.
+
+    Returns:
+        0 if every rank ended with 0; else the code of the first that did not, 128 + s for signal s;
+        124 after `timeout`.
+
+    Raises:
+        InvalidArgument: There are fewer cores than ranks to pin, or nothing to run.
+        BackendError: The command cannot be started.
+    """
+    if world_size < 1:
+        raise InvalidArgument(f"the number of ranks is {world_size}, must be at least 1")
+    if not command:
+        raise InvalidArgument("there is no command: kccl run -n 4 -- python program.py")
+    if timeout is not None and not timeout > 0:
+        raise InvalidArgument(f"timeout is {timeout}, must be positive")
+    cpus = _cores() if pins else []
+    if pins and len(cpus) < world_size:
+        raise InvalidArgument(f"{world_size} ranks cannot be pinned to {len(cpus)} allowed cores")
+    with _Guard() as guard, selectors.DefaultSelector() as selector:
+        job = _Job(guard, selector, labels)
+        with _signals(selector, job):
+            job.start(command, world_size, cpus)
+            return job.wait(timeout)
+
+
+class _Guard:
+    """The process that ends the ranks' groups once the launcher is gone or has closed it."""
+
+    def __init__(self) -> None:
+        orders, self._pipe = os.pipe()
+        # The launcher has one thread, so a fork here copies no lock that another thread holds.
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._pipe)
+                _guard(orders)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(0)
+        os.close(orders)
+
+    def __enter__(self) -> "_Guard":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._pipe)
+        os.waitpid(self._pid, 0)
+
+    def begin(self, group: int) -> None:
+        os.write(self._pipe, b"+%d\n" % group)
+
+    def end(self, group: int) -> None:
+        os.write(self._pipe, b"-%d\n" % group)
+
+
+def _guard(orders: int) -> None:
+    # A session of its own: what a terminal sends to the launcher's group does not arrive here.
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    with os.fdopen(orders, "rb") as lines:
+        for line in lines:
+            group = int(line)
+            groups.add(abs(group))
+            # A group without members is forgotten at once, because its number may be used again;
+            # one with members keeps its number.
+            if group < 0 and not _signal_group(-group, 0):
+                groups.discard(-group)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        groups = {group for group in groups if _signal_group(group, number)}
+        deadline = time.monotonic() + _GRACE_S
+        while groups and time.monotonic() < deadline:
+            time.sleep(0.005)
+            groups = {group for group in groups if _signal_group(group, 0)}
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """False when the group has no members."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class _Job:
+    """The ranks that run, and the code to end with."""
+
+    def __init__(self, guard: _Guard, selector: selectors.BaseSelector, labels: bool) -> None:
+        self._guard = guard
+        self._selector = selector
+        self._labels = labels
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._looked = 0.0
+        # rank -> when it was first seen to be ending.
+        self._ending: dict[int, float] = {}
+        self._streams: dict[int, list[_Labelled]] = {}
+        self._exit_code = 0
+        self._num_signals = 0
+
+    def start(self, command: Sequence[str], world_size: int, cpus: Sequence[int]) -> None:
+        token = secrets.token_hex(16)
+        allowed = os.sched_getaffinity(0)
+        try:
+            for rank in range(world_size):
+                if cpus:
+                    # Inherited from the start, where setting the child's own would come late.
+                    os.sched_setaffinity(0, {cpus[rank]})
+                variables = {
+                    "KCCL_RANK": str(rank),
+                    "KCCL_WORLD_SIZE": str(world_size),
+                    "KCCL_RENDEZVOUS": token,
+                }
+                self._start_rank(rank, command, os.environ | variables)
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+    def _start_rank(self, rank: int, command: Sequence[str], environ: dict[str, str]) -> None:
+        # A rank's group is not the terminal's foreground group: a read from there would stop it.
+        reads = rank == 0 and sys.stdin is not None and not sys.stdin.isatty()
+        output = subprocess.PIPE if self._labels else None
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=None if reads else subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                bufsize=0,
+                process_group=0,
+            )
+        except OSError as error:
+            raise BackendError(f"cannot start {command[0]!r}: {error.strerror}") from error
+        self._guard.begin(process.pid)
+        self._running[rank] = process
+        self._pidfds[rank] = pidfd = os.pidfd_open(process.pid)
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, rank))
+        self._streams[rank] = [
+            _Labelled(rank, source, sink.buffer, self._selector)
+            for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+            if source is not None
+        ]
+
+    def wait(self, timeout: float | None) -> int:
+        ends = None if timeout is None else time.monotonic() + timeout
+        kills = None
+        while self._running:
+            next_deadline = kills if ends is None else ends
+            remaining = _LOOK_S
+            if next_deadline is not None:
+                remaining = min(remaining, max(0, next_deadline - time.monotonic()))
+            for key, _ in self._selector.select(remaining):
+                key.data()
+            now = time.monotonic()
+            self._look_at_ranks(now)
+            if ends is not None and now >= ends and self._running:
+                ranks = ", ".join(str(rank) for rank in self._running)
+                _report(f"{timeout:g} s have passed: ending rank(s) {ranks}")
+                ends, kills = None, now + _GRACE_S
+                self._signal_all(signal.SIGTERM)
+                self._exit_code = self._exit_code or _TIMED_OUT
+            elif kills is not None and now >= kills:
+                kills = now + _GRACE_S
+                self._signal_all(signal.SIGKILL)
+        return self._exit_code
+
+    def on_signal(self, number: int) -> None:
+        """Passes a signal on; the second one, whichever it is, as SIGKILL."""
+        self._num_signals += 1
+        self._signal_all(number if self._num_signals == 1 else signal.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        for process in self._running.values():
+            _signal_group(process.pid, number)
+
+    def _look_at_ranks(self, now: float) -> None:
+        """Goes on without ranks that have ended and that the kernel does not give back; takes those
+        that it does give back and has not told of.
+        """
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                self._end(rank, code)
+                continue
+            remains = remains_of(process.pid)
+            if remains is None:
+                self._ending.pop(rank, None)
+            elif now - self._ending.setdefault(rank, now) >= _ENDING_S:
+                kept = "; ".join(map(str, remains.threads))
+                _report(f"rank {rank} has ended and is not waited for: the kernel keeps {kept}")
+                self._end(rank, os.waitstatus_to_exitcode(remains.status))
+
+    def _reap(self, rank: int) -> None:
+        self._end(rank, self._running[rank].wait())
+
+    def _end(self, rank: int, code: int) -> None:
+        """Takes note of a rank's exit code, as subprocess has it."""
+        pidfd = self._pidfds.pop(rank)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        process = self._running.pop(rank)
+        self._guard.end(process.pid)
+        for stream in self._streams.pop(rank):
+            stream.close()
+        if code == 0:
+            return
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        _report(f"rank {rank} {how}")
+        self._exit_code = self._exit_code or (128 - code if code < 0 else code)
+
+
+class _Labelled:
+    """One stream of one rank, passed on line by line behind the rank's number."""
+
+    def __init__(
+        self, rank: int, source: IO[bytes], sink: BinaryIO, selector: selectors.BaseSelector
+    ) -> None:
+        self._prefix = b"[%d] " % rank
+        self._source = source.fileno()
+        self._file = source
+        self._sink = sink
+        self._selector = selector
+        self._line = b""
+        self._is_open = True
+        os.set_blocking(self._source, False)
+        selector.register(self._source, selectors.EVENT_READ, self._pass_on)
+
+    def _pass_on(self) -> bool:
+        """Passes on what has arrived; False when there is no more for now."""
+        if not self._is_open:
+            # Its rank has ended, and this is what was ready at the same time.
+            return False
+        try:
+            data = os.read(self._source, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(self._source)
+            self._is_open = False
+            return False
+        *lines, self._line = (self._line + data).split(b"\n")
+        self._write(lines)
+        return True
+
+    def close(self) -> None:
+        """Passes on the rest. A helper of the rank may hold the stream open, so not to its end."""
+        while self._is_open and self._pass_on():
+            pass
+        if self._is_open:
+            self._selector.unregister(self._source)
+            self._is_open = False
+        self._write([self._line] if self._line else [])
+        self._file.close()
+
+    def _write(self, lines: list[bytes]) -> None:
+        if lines:
+            self._sink.write(b"".join(self._prefix + line + b"\n" for line in lines))
+            self._sink.flush()
+
+
+@contextmanager
+def _signals(selector: selectors.BaseSelector, job: _Job) -> Iterator[None]:
+    """SIGINT and SIGTERM wake the selector and reach the job as numbers."""
+    source, sink = os.pipe()
+    os.set_blocking(source, False)
+    os.set_blocking(sink, False)
+
+    def pass_on() -> None:
+        for number in os.read(source, 64):
+            job.on_signal(number)
+
+    selector.register(source, selectors.EVENT_READ, pass_on)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    wakeup_before = signal.set_wakeup_fd(sink)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        selector.unregister(source)
+        os.close(source)
+        os.close(sink)
+
+
+def _cores() -> list[int]:
+    """The allowed logical CPUs: one of each core, then their SMT siblings."""
+    from ..topology import discover
+
+    machine = discover()
+    allowed = sorted(os.sched_getaffinity(0))
+    siblings = {cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in machine.cpus}
+
+    def turn(cpu: int) -> tuple[int, int]:
+        return sum(other in allowed for other in siblings.get(cpu, ()) if other < cpu), cpu
+
+    return sorted(allowed, key=turn)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _report(sentence: str) -> None:
+    # One write, so that lines of ranks do not come between.
+    os.write(2, f"kccl: {sentence}\n".encode())

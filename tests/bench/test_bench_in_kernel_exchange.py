@@ -1,0 +1,188 @@
+"""`kccl bench exchange --in-kernel` as far as it needs no GPU: shapes, the end, the simulator."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from device_compilers import find_nvrtc
+
+import kccl
+from kccl.bench.harness import collective, measure
+from kccl.bench.in_kernel import contenders, exchange
+from kccl.bench.in_kernel import side as in_kernel_side
+
+TABLE = collective.load("exchange")
+
+
+def problem(world_size, nbytes, table=TABLE):
+    dtype = table.dtype or "float32"
+    (found,) = table.problems(
+        [nbytes],
+        dtype=dtype,
+        np_dtype=kccl.dtypes.to_numpy(dtype),
+        op="sum",
+        root=0,
+        in_place=table.name != "exchange",
+        world_size=world_size,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "blocks", "threads", "words"),
+    [
+        (8, 132, 288, 1),
+        (2048, 132, 288, 2),
+        (8192, 132, 544, 8),
+        (8192, 128, 544, 8),
+        (64, 4, 32, 2),
+    ],
+)
+def test_every_block_has_whole_words(nbytes, blocks, threads, words):
+    shape = exchange.exchange_shape(problem(4, nbytes), blocks)
+    assert shape == contenders.Shape(blocks, threads, words)
+    # A slice takes a line of its own.
+    assert exchange.exchange_bytes(shape, 4) == 4 * blocks * 64
+
+
+def test_the_end_is_that_of_call_after_call():
+    slices = np.random.default_rng(0).integers(2**64, size=(6, 3), dtype=np.uint64)
+    first = 2**64 - 5
+    published = slices + np.uint64(first)
+    for call in range(1, 20):
+        assert (exchange.end(slices, first, call) == published).all()
+        published = np.stack([published[(g + call) % 6] for g in range(6)]) + np.uint64(1)
+
+
+def measured(comm, *, nbytes, iterations, table=TABLE):
+    made = problem(comm.world_size, nbytes, table)
+    side = in_kernel_side.InKernelSide(comm, table, [made])
+    rows = measure.measure(
+        table,
+        made,
+        side.contenders(made),
+        rank=comm.rank,
+        gather=comm.gather_objects,
+        repeats=1,
+        iterations=iterations,
+    )
+    rows, notes = side.finish(rows, None, made)
+    side.close()
+    return rows, notes
+
+
+def on_simulator(world_size=2, seed=0, nbytes=64, iterations=9):
+    main = partial(measured, nbytes=nbytes, iterations=iterations)
+    return kccl.run_threads(main, world_size, backend="sim", seed=seed)[0]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("nbytes", [8, 500])
+def test_rows(world_size, nbytes):
+    rows, notes = on_simulator(world_size, nbytes=nbytes)
+    # Of one rank, the blocks of all ranks are those of one GPU.
+    sizes = dict.fromkeys([1, world_size])
+    wanted = [(size, order) for size in sizes for order in ("relaxed", "acq_rel")]
+    assert [(row["world_size"], row["order"]) for row in rows] == wanted
+    for row in rows:
+        assert tuple(row) == measure.COLUMNS
+        assert (row["algorithm"], row["mode"], row["wrong"]) == ("grid_exchange", "in_kernel", 0)
+        assert (row["complete"], row["blocks"], row["dtype"]) == ("message", 4, "int64")
+        assert row["time_us"] > 0 and row["p99_us"] > 0
+        # Nothing that a machine could be measured by.
+        assert row["floor_us"] is row["busbw_gbps"] is row["skewed_us"] is None
+    assert notes == []
+
+
+def test_each_reach_has_its_own_floor(monkeypatch):
+    ways = {True: lambda: 0.25, False: lambda: 0.75}
+    monkeypatch.setattr(in_kernel_side.SimPlace, "probe", lambda self, *, within: ways[within])
+    rows, _ = on_simulator(2)
+    assert [(row["world_size"], row["floor_us"]) for row in rows] == [
+        *[(1, 0.25)] * 2,
+        *[(2, 0.75)] * 2,
+    ]
+
+
+def spoil(monkeypatch, folder, old, new):
+    """The kernels from `folder`, with another text where `old` comes first."""
+    texts = {path: path.read_text() for path in (contenders.SOURCE, exchange.SOURCE)}
+    assert sum(old in text for text in texts.values()) == 1, old
+    for path, text in texts.items():
+        (folder / path.name).write_text(text.replace(old, new, 1))
+    source = folder / exchange.SOURCE.name
+    monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", source)
+
+
+# What is wrong with the kernels -> the text and what takes its place.
+BROKEN = {
+    "a call is left out": (
+        "const Status status = call();",
+        "if (k == 7) continue; const Status status = call();",
+    ),
+    "a slice is not what was collected": ("load_plain(from + i) + 1", "load_plain(mine_ + i) + 1"),
+    "a word is not collected": ("load_plain(other_ + i)", "load_plain(other_ + (i == 3 ? 2 : i))"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch, tmp_path):
+    spoil(monkeypatch, tmp_path, *BROKEN[what])
+    rows, _ = on_simulator(2)
+    assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
+
+
+def test_one_place_to_collect_to_is_a_race(monkeypatch, tmp_path):
+    """A relaxed exchange does not wait for those of a block that still read the last one."""
+    spoil(monkeypatch, tmp_path, "to_ = other_;", "other_ = to_;")
+    with pytest.raises(kccl.ProtocolError):
+        on_simulator(1, nbytes=500)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_the_kernels_compile_for_gpus(world_size):
+    made = contenders.forms("exchange", world_size)
+    names = [each for form in made for each in form.names(TABLE.dtype, world_size)]
+    kccl.compile(exchange.SOURCE, names, target="cuda", arch="sm_90a")
+
+
+def test_the_kernels_are_bounded_by_the_most_threads():
+    assert f"kMostThreads = {exchange._MOST_THREADS};" in exchange.SOURCE.read_text()
+    assert max(exchange._THREADS.values()) <= exchange._MOST_THREADS
+
+
+# What is wrong with the sums -> the text and what takes its place.
+BROKEN_SUMS = {
+    "a slice is not what was summed": ("        mine_ = other_;\n", ""),
+    "a rank is counted twice": (
+        "kccl::publish<Order::kRelaxed>(exchange_, static_cast<const T*>(mine_), count_);",
+        "block().sync(); if (exchange_.comm().rank == 1) between(0); "
+        "kccl::publish<Order::kRelaxed>(exchange_, static_cast<const T*>(mine_), count_);",
+    ),
+    "a block keeps another slice": ("copy(out, mine_);", "copy(out, other_);"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_SUMS)
+def test_sums_that_are_wrong_have_no_time(what, monkeypatch, tmp_path):
+    spoil(monkeypatch, tmp_path, *BROKEN_SUMS[what])
+    main = partial(measured, nbytes=256, iterations=9, table=collective.load("all_reduce"))
+    rows = kccl.run_threads(main, 2, backend="sim")[0][0]
+    by_blocks, by_grid, sums = rows
+    assert by_blocks["wrong"] == by_grid["wrong"] == 0
+    assert (sums["algorithm"], sums["time_us"]) == ("grid_exchange", None) and sums["wrong"] > 0
+
+
+@pytest.mark.parametrize("nbytes", [8, 64, 1000, 4096])
+def test_sums_of_any_number_of_words(nbytes):
+    main = partial(measured, nbytes=nbytes, iterations=40, table=collective.load("all_reduce"))
+    rows = kccl.run_threads(main, 3, backend="sim")[0][0]
+    assert [row["wrong"] for row in rows] == [0, 0, 0]
+
+
+def test_a_message_of_no_whole_words_has_no_row_of_the_grid():
+    main = partial(measured, nbytes=12, iterations=3, table=collective.load("all_reduce"))
+    rows, notes = kccl.run_threads(main, 2, backend="sim")[0]
+    assert len(rows) == 2
+    assert notes == ["12 B have no row of grid_exchange: no whole words of 8"]

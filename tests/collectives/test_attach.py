@@ -1,0 +1,135 @@
+"""all_reduce_two_shot_cma_simple: reading peers' memory, where it is allowed and where not."""
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from ranks import Job
+
+import kccl
+from kccl.backends.host import HostBackend
+from kccl.plan.choice import Request, choose, tuning_for
+
+CMA = "all_reduce_two_shot_cma_simple"
+STAGED = "all_reduce_two_shot_pull_simple"
+LONG = 1 << 20  # float32 elements: 4 MiB
+
+
+def test_plan_without_permission_says_why():
+    request = Request("all_reduce", 1 << 26, 2, "host", kccl.float32, can_attach=False)
+    plan = choose(request, tuning_for("host"))
+    assert plan.name != CMA
+    assert f"not {CMA}: the ranks' processes may not read each other's memory" in plan.explain()
+    with pytest.raises(kccl.InvalidArgument, match="may not read each other's memory"):
+        choose(request, tuning_for("host"), forced=CMA)
+
+
+def sum_of_ranks(comm):
+    x = np.full(LONG, comm.rank + 1, np.float32)
+    plan = comm.plan("all_reduce", x.nbytes, x.dtype)
+    comm.all_reduce(x)
+    return plan.name, x.min(), x.max()
+
+
+def test_one_rank_without_permission_keeps_all_from_it(monkeypatch):
+    real = HostBackend._try_to_attach
+
+    def refused_on_rank_1(self, mesh, timeout):
+        if mesh.rank == 1:
+            # What a refusal looks like from inside: the peers' answers count, not only one's own.
+            mesh.allgather(b'{"pid": 1, "address": 0, "token": 1}', "start-up", timeout)
+            mesh.allgather(b"0", "start-up", timeout)
+            return False
+        return real(self, mesh, timeout)
+
+    monkeypatch.setattr(HostBackend, "_try_to_attach", refused_on_rank_1)
+    results = kccl.run_threads(sum_of_ranks, 3)
+    assert {name for name, *_ in results} <= {STAGED, "all_reduce_one_shot_pull_simple"}
+    assert {(low, high) for _, low, high in results} == {(6.0, 6.0)}
+
+
+def secret_memory(num_bytes):
+    """Memory of this process that not even the kernel reads for another one (memfd_secret)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(447, 0)
+    if fd < 0:
+        pytest.skip(f"memfd_secret: {os.strerror(ctypes.get_errno())}")
+    os.ftruncate(fd, num_bytes)
+    try:
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        pytest.skip(f"memfd_secret memory cannot be mapped: {error}")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("what", ["x", "out"])
+def test_memory_that_nobody_may_read_is_staged(what):
+    count = 16384
+    memory = secret_memory(4 * count)
+
+    def main(comm):
+        x = np.full(count, comm.rank + 1, np.float32)
+        out = np.zeros(count, np.float32)
+        if comm.rank == 1:
+            special = np.frombuffer(memory, np.float32)
+            special[:] = x
+            x, out = (special, out) if what == "x" else (x, special)
+        for _ in range(3):
+            out[:] = 0
+            comm.all_reduce(x, out=out, algorithm=CMA)
+        return out.min(), out.max()
+
+    assert kccl.run_threads(main, 3) == [(6.0, 6.0)] * 3
+
+
+def test_late_rank_believes_nothing_of_a_rank_that_gave_up():
+    def main(comm):
+        x = np.full(LONG, comm.rank + 1, np.float32)
+        comm.all_reduce(x, algorithm=CMA)
+        x[:] = comm.rank + 1
+        comm.timeout = 0.2 if comm.rank == 0 else 20
+        if comm.rank == 1:
+            time.sleep(0.6)
+        try:
+            comm.all_reduce(x, algorithm=CMA)
+        except kccl.Timeout as error:
+            x[:] = -1000
+            if comm.rank == 1:
+                return str(error)
+            time.sleep(0.8)
+            return error.peer
+        return x.tolist()
+
+    rank_0, rank_1 = kccl.run_threads(main, 2)
+    assert rank_0 == 1
+    assert "rank 1 heard it from rank 0" in rank_1
+
+
+def test_rank_killed_during_long_messages():
+    program = """
+comm = kccl.init()
+x = np.ones(1 << 22, np.float32)
+assert comm.all_reduce.prepare(x, op="max").plan.name.startswith("all_reduce_two_shot")
+if comm.rank == 1:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+began = time.monotonic()
+try:
+    while True:
+        comm.all_reduce(x, op="max", algorithm="all_reduce_two_shot_cma_simple")
+except kccl.PeerLost as error:
+    small = comm.shrink()
+    small.all_reduce(x)
+    say(peer=error.peer, after=time.monotonic() - began, sum=float(x.max()))
+"""
+    with Job(3, program) as job:
+        output, errors = job.process.communicate(timeout=30)
+    assert job.process.returncode == 128 + signal.SIGKILL, errors
+    facts = [json.loads(line) for line in output.splitlines()]
+    assert [fact["sum"] for fact in facts] == [2.0, 2.0], output + errors
+    assert all(fact["after"] < 4 for fact in facts)

@@ -1,0 +1,57 @@
+"""csrc/host/cuda_driver.h has the driver's types as cuda.h has them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from device_compilers import find_cuda_headers
+
+HERE = Path(__file__).parent
+HEADER = HERE.parents[1] / "csrc/host/cuda_driver.h"
+
+
+def compiled(header, tmp_path):
+    """What the compiler says of the comparison with a header, and whether it took it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    headers = find_cuda_headers()
+    if compiler is None or headers is None:
+        pytest.skip("no C++ compiler" if compiler is None else "cuda.h is not there")
+    if int((headers / "cuda.h").read_text().split("#define CUDA_VERSION ")[1].split()[0]) < 12030:
+        pytest.skip("cuda.h is older than CUDA 12.3")
+    (tmp_path / "cuda_driver.h").write_text(header)
+    command = [compiler, "-std=c++20", "-Wall", "-Werror", "-fsyntax-only"]
+    command += [
+        "-isystem",
+        headers,
+        f"-I{tmp_path}",
+        HERE.parent / "linking/compare_cuda_driver.cpp",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode == 0, done.stderr
+
+
+def test_it_has_the_layouts_and_values_of_cuda_h(tmp_path):
+    is_right, said = compiled(HEADER.read_text(), tmp_path)
+    assert is_right, said
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("kStreamSerialization = 6", "kStreamSerialization = 7"),
+        ("uint64_t kernel, context;", "uint64_t context, kernel;"),
+        ("alignas(8) int id;", "int id;"),
+        ("char rest[60];", "char rest[52];"),
+        ("uint64_t stream;\n    LaunchAttribute*", "LaunchAttribute*"),
+        ("uint64_t stream, int* status);", "int* status, uint64_t stream);"),
+        ("size_t* count);", "size_t* count, int more);"),
+        ("SetParams = int (*)(uint64_t node,", "SetParams = int (*)(int node,"),
+    ],
+)
+def test_a_difference_is_seen(tmp_path, right, wrong):
+    text = HEADER.read_text()
+    assert text.count(right) == 1
+    is_right, said = compiled(text.replace(right, wrong), tmp_path)
+    assert not is_right
+    assert "static assertion failed" in said or "error:" in said

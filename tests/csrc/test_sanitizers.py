@@ -1,0 +1,150 @@
+"""Every kernel with ranks as threads under ThreadSanitizer, AddressSanitizer and UBSan.
+
+A third build carries a planted bug that ThreadSanitizer must find: a check must be able to fail.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import kccl
+from kccl.base import abi
+from kccl.ranks import windows
+
+CSRC = Path(kccl.include_dir()).parent
+DRIVER = Path(__file__).parent / "sanitize" / "ranks_as_threads.cpp"
+SOURCES = ("core", "idle", "probe", "kernels_baseline")
+# Small slots, so that short messages already go in rounds.
+SETTINGS = {"num_channels": 3, "packet_bytes": 64, "staging_bytes": 1024, "exchange_bytes": 256}
+COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]
+# Why -O0: with both, optimising takes three times as long as all the rest.
+ADDRESS = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREAD = ["-O1", "-fsanitize=thread"]
+OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+# Three builds of some ten seconds each, on two cores that others may be using too.
+pytestmark = pytest.mark.timeout(400)
+
+
+def _works(compiler: str, folder: Path) -> bool:
+    """Whether a program with ThreadSanitizer builds and runs; some kernels' ASLR defeats it."""
+    source = folder / "empty.cpp"
+    source.write_text("int main() { return 0; }\n")
+    built = subprocess.run([compiler, *THREAD, source, "-o", folder / "empty"], capture_output=True)
+    return built.returncode == 0 and subprocess.run([folder / "empty"]).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("works")
+    found = [name for name in ("g++", "clang++") if shutil.which(name)]
+    for name in found:
+        if _works(name, folder):
+            return name
+    pytest.skip(
+        f"no compiler with a working ThreadSanitizer; found {found or 'no g++, no clang++'}"
+    )
+
+
+def _copy_csrc(folder: Path, dtypes: tuple[str, ...]) -> Path:
+    """A copy of csrc with kernels for these dtypes only, because each takes a second to compile."""
+    csrc = folder / "csrc"
+    shutil.copytree(CSRC, csrc)
+    table = csrc / "host" / "kernel_table.inc"
+    text, num_lines = re.subn(
+        r"^ +add_dtype<\w+>\(table, kKccl(\w+)\);\n",
+        lambda line: line[0] if line[1].lower() in dtypes else "",
+        table.read_text(),
+        flags=re.MULTILINE,
+    )
+    assert num_lines == len(abi.DTYPES), f"{table.name} changed: cut dtypes out at their new place"
+    table.write_text(text)
+    return csrc
+
+
+def _write_layouts(path: Path, dtypes: tuple[str, ...]) -> None:
+    """The numbers of kccl.memory.layout as C++, so that the driver has none of its own."""
+    rows = []
+    for world_size in range(5):
+        fields = windows.layout(world_size, **SETTINGS)
+        rows.append("{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "},")
+    path.write_text(
+        f"""#pragma once
+#include "csrc/include/kccl/abi.h"
+constexpr int kDtypes[] = {{ {", ".join(str(abi.DTYPES[dtype]) for dtype in dtypes)} }};
+constexpr int kNumChannels = {SETTINGS["num_channels"]};
+constexpr uint64_t kPacketBytes = {SETTINGS["packet_bytes"]};
+constexpr uint64_t kStagingBytes = {SETTINGS["staging_bytes"]};
+constexpr KcclLayout kLayouts[] = {{
+    {"".join(rows)}
+}};
+"""
+    )
+
+
+def _build_and_run(
+    compiler: str,
+    folder: Path,
+    flags: list[str],
+    dtypes: tuple[str, ...],
+    spoil: Callable[[Path], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    csrc = _copy_csrc(folder, dtypes)
+    if spoil is not None:
+        spoil(csrc)
+    _write_layouts(folder / "layouts.h", dtypes)
+    program = folder / "ranks_as_threads"
+    sources = [DRIVER, *(csrc / "host" / f"{name}.cpp" for name in SOURCES)]
+    command = [compiler, *COMMON, *flags, f"-I{folder}", *sources, "-o", program]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return subprocess.run([program], capture_output=True, text=True, env=os.environ | OPTIONS)
+
+
+def _plant_a_race(csrc: Path) -> None:
+    """Lets one kernel say "staged" without ordering what it staged."""
+    kernel = csrc / "include" / "kccl" / "kernels" / "all_reduce_one_shot_pull_simple.cuh"
+    text = kernel.read_text()
+    right, wrong = (
+        f"arrive<mem::Order::{order}>(kKcclFlagStaged" for order in ("kRelease", "kRelaxed")
+    )
+    assert text.count(right) == 1, f"{kernel.name} changed: plant the bug at its new place"
+    kernel.write_text(text.replace(right, wrong))
+
+
+@pytest.fixture(scope="module")
+def runs(
+    compiler: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, "Future[subprocess.CompletedProcess[str]]"]:
+    """All builds, begun side by side."""
+    builds = {
+        "address": (ADDRESS, tuple(abi.DTYPES)),
+        "thread": (THREAD, ("float32", "bfloat16", "int64")),
+        "planted": (THREAD, ("float32",), _plant_a_race),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        return {
+            name: pool.submit(_build_and_run, compiler, tmp_path_factory.mktemp(name), *build)
+            for name, build in builds.items()
+        }
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_results_are_right_and_the_sanitizer_is_silent(sanitizer, runs):
+    run = runs[sanitizer].result()
+    assert run.stderr == ""
+    assert run.returncode == 0
+    assert run.stdout == "all results are right\n"
+
+
+def test_a_planted_race_is_found(runs):
+    run = runs["planted"].result()
+    assert run.returncode != 0
+    assert "ThreadSanitizer: data race" in run.stderr
+    assert "all_reduce_one_shot_pull_simple.cuh" in run.stderr

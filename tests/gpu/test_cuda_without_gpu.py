@@ -1,0 +1,339 @@
+"""The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
+
+import contextlib
+import ctypes
+import gc
+import operator
+import os
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from device_compilers import find_nvrtc
+
+import kccl
+from kccl.backends.cuda import launch_shape as shape
+from kccl.base import dlpack
+from kccl.gpu import arrays, graphs, library, memory, release
+from kccl.gpu import driver as gpu
+from kccl.jit import names as kernels
+from kccl.jit import nvrtc
+from kccl.jit.cache import CSRC
+from kccl.plan.choice import SPECS, Request, choose, tuning_for
+
+needs_nvrtc = pytest.mark.skipif(
+    find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
+)
+KERNEL = "template <class T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }\n"
+
+
+def has_gpu():
+    try:
+        return gpu.num_devices() > 0
+    except kccl.BackendError:
+        return False
+
+
+@needs_nvrtc
+def test_names_and_code_come_from_the_cache(monkeypatch):
+    calls = []
+    call = nvrtc._call
+    monkeypatch.setattr(nvrtc, "_call", lambda name, *args: calls.append(name) or call(name, *args))
+    names = ["twice<float>", "twice<int>"]
+    path = nvrtc.compile_cuda(KERNEL, names, arch="sm_90a")
+    assert "nvrtcCompileProgram" in calls
+    lowered, code = nvrtc.read(path)
+    assert lowered == ["_Z5twiceIfEvPT_", "_Z5twiceIiEvPT_"]
+    assert code.startswith(b"\x7fELF")
+    calls.clear()
+    assert nvrtc.compile_cuda(KERNEL, names, arch="sm_90a") == path
+    assert "nvrtcCompileProgram" not in calls
+    for other in (
+        nvrtc.compile_cuda(KERNEL, names[:1], arch="sm_90a"),
+        nvrtc.compile_cuda(KERNEL, names, arch="sm_100a"),
+        nvrtc.compile_cuda(KERNEL + "//", names, arch="sm_90a"),
+    ):
+        assert other != path
+
+
+@needs_nvrtc
+def test_a_changed_header_compiles_anew(tmp_path):
+    header = tmp_path / "factor.h"
+    source = '#include "factor.h"\n__global__ void k(int* x) { *x = FACTOR; }'
+    paths = []
+    for factor in (2, 3):
+        header.write_text(f"#define FACTOR {factor}\n")
+        paths.append(nvrtc.compile_cuda(source, ["k"], arch="sm_90a", include_dirs=[tmp_path]))
+    assert paths[0] != paths[1]
+
+
+@needs_nvrtc
+def test_what_does_not_compile_has_its_log():
+    with pytest.raises(
+        kccl.CompileError, match=r"mine\.cu\(1\): error: identifier \"y\""
+    ) as caught:
+        nvrtc.compile_cuda(
+            "__global__ void k(int* x) { *x = y; }", ["k"], arch="sm_90a", name="mine.cu"
+        )
+    assert "is undefined" in caught.value.log
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_999", "gfx942", "90"])
+def test_an_architecture_that_is_none(arch):
+    with pytest.raises(kccl.InvalidArgument, match=f"arch is '{arch}', must .*sm_80.*sm_90"):
+        kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch=arch)
+
+
+@needs_nvrtc
+def test_a_module_needs_a_gpu_only_to_run():
+    module = kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch="sm_90a")
+    assert (module.target, module.arch, module.names) == ("cuda", "sm_90a", ("twice<int>",))
+    with pytest.raises(kccl.InvalidArgument, match="must be one of twice<int>"):
+        module.kernel("twice")
+    if not has_gpu():
+        with pytest.raises(kccl.BackendError, match="driver cannot be loaded"):
+            module.kernel("twice<int>")
+    with pytest.raises(kccl.InvalidArgument, match="warp_size is 64"):
+        kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch="sm_90a", warp_size=64)
+    with pytest.raises(kccl.InvalidArgument, match="arch is 'sm_90a'"):
+        kccl.compile(KERNEL, ["twice<int>"], target="sim", arch="sm_90a")
+
+
+@needs_nvrtc
+def test_the_librarys_kernels_compile_for_a_world_size():
+    for world_size in (1, 2, 8):
+        path = library.compile_kernel(
+            "all_reduce_one_shot_ll16", "float16", "avg", world_size, "sm_90a"
+        )
+        (symbol,) = nvrtc.read(path)[0]
+        assert f"Li{world_size}E" in symbol
+    source = kernels.source("put", CSRC)
+    name = kernels.expression("put", "float32", "sum", CSRC, 4)
+    assert (source.count("\n"), name) == (1, "kccl::kernels::put")
+
+
+def test_nothing_runs_without_a_gpu():
+    if has_gpu():
+        pytest.skip("there is a GPU")
+    with pytest.raises(kccl.BackendError, match=r"driver cannot be loaded|cuda.bindings cannot"):
+        kccl.run_threads(lambda comm: None, 2, backend="cuda")
+    with pytest.raises(kccl.BackendError, match=r"driver cannot be loaded|cuda.bindings cannot"):
+        kccl.init(backend="cuda")
+
+
+def test_plans_for_gpus_push():
+    for world_size in range(1, 9):
+        for collective in {spec.collective for spec in SPECS}:
+            for dtype in (kccl.float32, kccl.int64):
+                for nbytes in (0, 8, 8192, 2**24):
+                    request = Request(collective, nbytes, world_size, "cuda", dtype)
+                    plan = choose(request, tuning_for("cuda"))
+                    assert "pull" not in plan.name and "cma" not in plan.name
+                    (spec,) = (spec for spec in SPECS if spec.name == plan.name)
+                    assert spec.why_not(request) is None
+
+
+def test_blocks_have_a_thread_a_packet():
+    ll16, sentinel = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
+    assert shape(ll16, 0, "float32", 1024) == (1, 32)
+    assert shape(ll16, 64, "float32", 1024) == (1, 32)
+    assert shape(ll16, 65, "float32", 1024) == (1, 64)
+    assert shape(sentinel, 130, "float32", 1024) == (1, 64)
+    assert shape(ll16, 4096, "bfloat16", 1024) == (8, 128)
+    assert shape(ll16, 64 * 1024, "float32", 1024) == (128, 256)
+    assert shape(ll16, 10**6, "bfloat16", 1024) == (128, 1024)
+    assert shape(ll16, 10**6, "bfloat16", 700) == (128, 672)
+    assert shape("reduce_scatter_direct_ll16", 400, "bfloat16", 1024) == (1, 128)
+    assert shape("reduce_scatter_direct_ll16", 4096, "float64", 1024) == (32, 128)
+    assert shape("all_gather_direct_ll16", 800, "float64", 1024) == (1, 128)
+    assert shape("broadcast_direct_ll16", 800, "float32", 1024) == (1, 128)
+    assert shape("all_gather_push_simple", 1600, "float64", 1024) == (1, 128)
+    assert shape("reduce_scatter_push_simple", 4096, "float64", 1024) == (16, 128)
+    assert shape("broadcast_push_simple", 4096, "float32", 1024) == (2, 128)
+    assert shape("barrier_direct", 0, "float32", 1024) == (1, 32)
+
+
+def test_a_tuned_shape_bounds_the_blocks_and_their_threads():
+    ll16 = "all_reduce_one_shot_ll16"
+    assert shape(ll16, 4096, "bfloat16", 1024, 128, 64) == (16, 64)
+    assert shape(ll16, 4096, "bfloat16", 1024, 4, 64) == (4, 256)
+    assert shape(ll16, 4096, "bfloat16", 1024, 1, 1024) == (1, 1024)
+    assert shape(ll16, 64, "bfloat16", 1024, 128, 512) == (1, 32)
+    assert shape(ll16, 10**6, "bfloat16", 500, 2, 1024) == (2, 480)
+    assert shape("put", 10**6, "bfloat16", 500, 2, 1024) == (1, 480)
+
+
+def test_results_are_allocated_by_the_arrays_library():
+    """By PyTorch's way, of which nothing but new_empty() is asked; others are refused by name."""
+
+    class Tensor:
+        def new_empty(self, shape):
+            return "a tensor", shape
+
+    assert arrays.like(Tensor(), (2, 3)) == ("a tensor", (2, 3))
+    with pytest.raises(kccl.InvalidArgument, match="x is a DeviceArray of kccl: out must be given"):
+        arrays.like(arrays.DeviceArray(0, (2,), kccl.float32, 0, None), (2,))
+
+
+def test_dlpack_says_what_an_array_is():
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    found = dlpack.read(x, "x")
+    assert (found.address, found.shape) == (x.ctypes.data, (2, 3, 4))
+    assert (found.dtype, found.device_type, found.is_contiguous) == (kccl.float32, 1, True)
+    assert not dlpack.read(x[:, :, ::2], "x").is_contiguous
+    assert dlpack.read(x[1:], "x").address == x[1:].ctypes.data
+    with pytest.raises(kccl.InvalidArgument, match="type code 1 of 8 bits"):
+        dlpack.read(x.view(np.uint8), "x")
+
+
+def test_dlpack_capsules_keep_their_owner_and_let_it_go():
+    before = len(dlpack._alive)
+    array = arrays.DeviceArray(0x1000, (5, 2), kccl.bfloat16, 3, keep=object())
+    capsules = [array.__dlpack__()]
+    assert array.__dlpack_device__() == (dlpack.CUDA, 3)
+    assert len(dlpack._alive) == before + 1
+
+    class Taken:
+        """What a library sees."""
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 3
+
+        def __dlpack__(self, stream=None):
+            assert stream == -1
+            return capsules.pop()
+
+    found = dlpack.read(Taken(), "x")
+    assert (found.address, found.shape, found.dtype) == (0x1000, (5, 2), kccl.bfloat16)
+    assert (found.device_id, found.is_contiguous) == (3, True)
+    del found
+    gc.collect()
+    assert len(dlpack._alive) == before
+
+
+def test_streams_are_integers_or_have_the_protocol():
+    class Stream:
+        def __cuda_stream__(self):
+            return 0, 1234
+
+    assert arrays.stream_of(7) == 7
+    assert arrays.stream_of(Stream()) == 1234
+    for wrong in ("7", True, object()):
+        with pytest.raises(kccl.InvalidArgument, match="must be None, an integer, or something"):
+            arrays.stream_of(wrong)
+
+
+def test_host_arrays_are_refused():
+    with pytest.raises(kccl.InvalidArgument, match="must be in GPU memory"):
+        arrays.view(np.zeros(3), "x", writable=True, device=0)
+    with pytest.raises(kccl.InvalidArgument, match="is a list, must be an array"):
+        arrays.view([1.0], "x", writable=True, device=0)
+
+
+def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
+    """Or the rank that a kernel waits for might, in whatever it does when memory is collected."""
+    made = []
+    may_go_on, is_over = threading.Event(), threading.Event()
+
+    def attempt(name, *args):
+        made.append((name, *args))
+        if name == "cuCtxSynchronize":
+            may_go_on.wait(20)
+        if name == "cuCtxPopCurrent":
+            is_over.set()
+        return 0
+
+    monkeypatch.setattr(gpu, "attempt", attempt)
+    owner = memory.Memory.__new__(memory.Memory)
+    release.at_end(owner, SimpleNamespace(context=7), (("cuMemFree", (0x1000,)),))
+    del owner
+    gc.collect()
+    assert ("cuMemFree", 0x1000) not in made
+    may_go_on.set()
+    assert is_over.wait(20)
+    pushed, synchronised, *rest = made
+    assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
+    assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
+
+
+def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    made = []
+    is_over = threading.Event()
+
+    def attempt(name, *args):
+        made.append(name)
+        if name == "cuCtxPopCurrent":
+            is_over.set()
+        return 0
+
+    def call(name, *args, **note):
+        made.append(name)
+        if name == "cuGraphAddKernelNode":
+            (node,) = (each for each in args if hasattr(each, "kernelParams"))
+            assert (int(node.func), node.gridDimX, node.blockDimX) == (0x77, 8, 128)
+            address = ctypes.c_uint64.from_address(node.kernelParams).value
+            assert ctypes.string_at(address, 5) == b"hello"
+        return 9 if name in ("cuGraphCreate", "cuGraphInstantiate") else None
+
+    monkeypatch.setattr(gpu, "attempt", attempt)
+    monkeypatch.setattr(gpu, "call", call)
+    monkeypatch.setattr(gpu, "constant", lambda name: operator.attrgetter(name)(driver))
+    where = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
+    graph = graphs.KernelGraph(where, 0x77, b"hello", grid=8, block=128)
+    assert graph.handle == 9 and made[-2:] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuCtxPopCurrent",
+    ]
+    made.clear()
+    is_over.clear()
+    del graph
+    gc.collect()
+    assert is_over.wait(20)
+    relax = "cuThreadExchangeStreamCaptureMode"
+    assert made == ["cuCtxPushCurrent", relax, "cuGraphExecDestroy", relax, "cuCtxPopCurrent"]
+
+
+def test_what_cannot_be_given_back_leaves_no_context_behind(monkeypatch):
+    made = []
+    monkeypatch.setattr(gpu, "attempt", lambda name, *args: made.append(name) or 0)
+
+    @contextlib.contextmanager
+    def uncaptured():
+        raise gpu.DriverError("cuThreadExchangeStreamCaptureMode failed", 719)
+        yield
+
+    monkeypatch.setattr(gpu, "uncaptured", uncaptured)
+    with pytest.raises(gpu.DriverError):
+        release.undo(
+            SimpleNamespace(context=7), (("cuGraphExecDestroy", (9,)),), os.getpid(), False
+        )
+    assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
+
+
+def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
+    """What JAX has is made up: its immutable arrays say nothing of their stream."""
+    streams = []
+
+    class ArrayImpl:
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("it does not wait for what JAX still computes")
+
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 0
+
+        def __dlpack__(self, *, stream=None):
+            streams.append(stream)
+            return dlpack.make(0x2000, (3, 4), kccl.bfloat16, 0, None)
+
+    ArrayImpl.__module__ = "jaxlib._jax"
+    found = arrays.view(ArrayImpl(), "x", writable=False, device=0)
+    assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
+    assert streams == [gpu.LEGACY_STREAM] == [found.stream()]
+    with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
+        arrays.view(ArrayImpl(), "x", writable=True, device=0)
+    with pytest.raises(kccl.InvalidArgument, match="out must be given"):
+        arrays.like(ArrayImpl(), (3, 4))

@@ -1,0 +1,342 @@
+"""How windows on GPUs are shared: the choice, and the two ways without VMM, by a made-up driver."""
+
+import gc
+import itertools
+import os
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from ranks import eventually
+
+import kccl
+from kccl.base import env, failure
+from kccl.base.abi import ffi, lib
+from kccl.gpu import driver as gpu
+from kccl.gpu import memory, release, sharing
+from kccl.tools import checks_cuda
+
+FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
+UNIT = 2 << 20
+
+
+class Driver:
+    """Two devices. A rank is a process of its own: what it opens lies at addresses of its own."""
+
+    def __init__(self, monkeypatch):
+        self.lacks = set()
+        self.refuses = ""
+        self.enabled = []
+        self.calls = []
+        self._next = UNIT
+        self._lock = threading.Lock()
+        release._start_releasing(os.getpid())
+        self.devices = [
+            SimpleNamespace(ordinal=i, name="H200", uuid=f"uuid{i}", context=100 + i, arch="sm_90a")
+            for i in range(2)
+        ]
+        for device in self.devices:
+            device.current = lambda device=device: self._current(device)
+        self.current = threading.local()
+        for name in ("call", "attempt", "constant", "attribute", "device", "num_devices", "uuid"):
+            monkeypatch.setattr(gpu, name, getattr(self, name))
+        monkeypatch.setattr(gpu, "can_access", lambda a, b: True)
+        monkeypatch.setattr(gpu, "fill", lambda *args: None)
+        monkeypatch.setattr(gpu, "error_text", lambda name, code, note: f"{name} {code} {note}")
+
+    def _current(self, device):
+        self.current.context = device.context
+        return nullcontext()
+
+    def device(self, ordinal):
+        return self.devices[ordinal]
+
+    def num_devices(self):
+        return 2
+
+    def uuid(self, ordinal):
+        return f"uuid{ordinal}"
+
+    def attribute(self, ordinal, name):
+        return int(name not in self.lacks)
+
+    def constant(self, name):
+        return {"CUipcMemHandle": SimpleNamespace}.get(name, SimpleNamespace)
+
+    def call(self, name, *args, note=""):
+        self.calls.append((name, *args))
+        if name == "cuMemAlloc":
+            with self._lock:
+                address, self._next = self._next, self._next + args[0]
+            return address
+        if name == "cuIpcGetMemHandle":
+            return SimpleNamespace(reserved=args[0].to_bytes(64, "little"))
+        if name == "cuIpcOpenMemHandle":
+            handle, flags = args
+            assert flags == 1 and len(handle.reserved) == 64
+            return int.from_bytes(handle.reserved, "little") + (1 << 40)
+        raise AssertionError(name)
+
+    def attempt(self, name, *args):
+        self.calls.append((name, *args))
+        if name == "cuCtxEnablePeerAccess":
+            pair = self.current.context, args[0]
+            code = 704 if pair in self.enabled else 0
+            self.enabled.append(pair)
+            return 217 if self.refuses == name else code
+        return 0
+
+
+class Shareable:
+    """In place of the real one, in tests of the choice."""
+
+    def __init__(self, driver, device):
+        if driver.refuses == "cuMemCreate":
+            raise gpu.DriverError("cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)", 800)
+        self.refuses = driver.refuses
+
+    def export(self):
+        if self.refuses == "export":
+            raise gpu.DriverError("cuMemExportToShareableHandle failed: NOT_SUPPORTED (801)", 801)
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = Driver(monkeypatch)
+    made = lambda device, nbytes: Shareable(driver, device)  # noqa: E731
+    monkeypatch.setattr(sharing, "Shareable", made)
+    yield driver
+    # What is dropped must find this driver, not the machine's.
+    gc.collect()
+    last = (SimpleNamespace(context=-1), (("the last", ()),), os.getpid(), True)
+    release._dropped.put(last)
+    assert eventually(lambda: driver.calls[-2:] == [("the last",), ("cuCtxPopCurrent",)])
+
+
+class Meshes:
+    """What threads in place of processes exchange."""
+
+    def __init__(self, world_size):
+        self._world_size = world_size
+        self._rounds = []
+        self._has_failed = False
+        self._changed = threading.Condition()
+
+    def _exchange(self, rank, number, payload):
+        with self._changed:
+            while len(self._rounds) <= number:
+                self._rounds.append({})
+            said = self._rounds[number]
+            said[rank] = payload
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(said) == self._world_size or self._has_failed, 20)
+            if len(said) < self._world_size:
+                raise kccl.PeerLost("a rank gave up", rank=rank)
+            return [said[each] for each in range(self._world_size)]
+
+    def run(self, main):
+        """main(mesh) on every rank; results by rank, or what was raised."""
+        found = [None] * self._world_size
+
+        def body(rank):
+            numbers = itertools.count()
+            mesh = SimpleNamespace(
+                rank=rank,
+                world_size=self._world_size,
+                allgather=lambda payload, *_: self._exchange(rank, next(numbers), payload),
+            )
+            try:
+                found[rank] = main(mesh)
+            except Exception as error:
+                found[rank] = error.with_traceback(None)
+                with self._changed:
+                    self._has_failed = True
+                    self._changed.notify_all()
+
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(len(found))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+
+# The choice
+
+
+def test_vmm_is_first_and_leaves_nothing_open(driver):
+    before = len(os.listdir("/proc/self/fd"))
+    for are_threads in (False, True):
+        made = sharing.choose(driver.devices[0], are_threads=are_threads, forced="")
+        assert (made.way, made.reason, made.caveat) == ("vmm", "", "")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("lacks", "refuses", "reason"),
+    [(FDS, "", FDS), ("", "cuMemCreate", "NOT_PERMITTED"), ("", "export", "NOT_SUPPORTED")],
+)
+def test_without_export_processes_take_ipc_handles_and_say_why(driver, lacks, refuses, reason):
+    driver.lacks, driver.refuses = {lacks}, refuses
+    made = sharing.choose(driver.devices[0], are_threads=False, forced="")
+    assert made.way == "ipc" and reason in made.reason
+    assert "not guaranteed that a survivor's GPU context outlives a lost peer" in made.caveat
+    with pytest.raises(kccl.BackendError, match=f"'vmm' is impossible: .*{reason}"):
+        sharing.choose(driver.devices[0], are_threads=False, forced="vmm")
+
+
+def test_threads_need_no_export_and_else_take_peer_access(driver):
+    driver.lacks, driver.refuses = {FDS}, "export"
+    assert sharing.choose(driver.devices[0], are_threads=True, forced="").way == "vmm"
+    driver.lacks = {VMM}
+    made = sharing.choose(driver.devices[0], are_threads=True, forced="")
+    assert made.way == "peer" and VMM in made.reason and made.caveat == ""
+
+
+@pytest.mark.parametrize(("are_threads", "way"), [(False, "ipc"), (True, "peer")])
+def test_a_way_can_be_forced_where_it_fits(driver, are_threads, way):
+    made = sharing.choose(driver.devices[0], are_threads=are_threads, forced=way)
+    assert (made.way, made.reason) == (way, "KCCL_WINDOWS asks for it")
+    other = {"ipc": "peer", "peer": "ipc"}[way]
+    with pytest.raises(kccl.InvalidArgument, match=f"KCCL_WINDOWS='{other}' must be vmm or {way}"):
+        sharing.choose(driver.devices[0], are_threads=are_threads, forced=other)
+
+
+def test_the_variable_is_checked():
+    assert env.read({"KCCL_WINDOWS": "ipc"}).windows == "ipc"
+    with pytest.raises(kccl.InvalidArgument, match="KCCL_WINDOWS='fd' must be one of vmm, ipc"):
+        env.read({"KCCL_WINDOWS": "fd"})
+
+
+def agreed(driver, forced=("", "")):
+    return Meshes(2).run(
+        lambda mesh: sharing.agree(
+            mesh,
+            driver.devices[mesh.rank],
+            are_threads=False,
+            forced=forced[mesh.rank],
+            timeout=5,
+        )
+    )
+
+
+def test_all_ranks_take_the_way_that_each_can(driver):
+    assert [made.way for made in agreed(driver)] == ["vmm", "vmm"]
+    can = sharing.choose
+
+    def only_rank_0(device, **how):
+        return can(device, **how) if device.ordinal == 0 else sharing.Sharing("ipc", "no fds")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "choose", only_rank_0)
+        assert agreed(driver) == [sharing.Sharing("ipc", "rank 1: no fds")] * 2
+
+
+def test_ranks_that_are_asked_for_different_ways_say_so(driver):
+    for error in agreed(driver, ("ipc", "")):
+        assert isinstance(error, kccl.InvalidArgument)
+        assert "KCCL_WINDOWS differs between ranks: 'ipc', ''" in str(error)
+
+
+def test_devices_without_a_path_between_them_are_refused(driver, monkeypatch):
+    monkeypatch.setattr(gpu, "can_access", lambda a, b: a == b)
+    for error in agreed(driver):
+        assert isinstance(error, kccl.BackendError) and "no peer-to-peer path" in str(error)
+
+
+# The windows
+
+
+def window(driver, mesh, way, nbytes=5000):
+    return memory.GpuWindow(
+        mesh,
+        nbytes,
+        "window",
+        5,
+        device=driver.devices[mesh.rank],
+        are_threads=way == "peer",
+        way=way,
+        stream=1,
+    )
+
+
+def test_ipc_windows_open_the_peers_handles_and_close_but_never_free_them(driver):
+    windows = Meshes(2).run(lambda mesh: window(driver, mesh, "ipc"))
+    first, second = (each.addresses for each in windows)
+    assert first[1] == second[1] + (1 << 40) and second[0] == first[0] + (1 << 40)
+    sizes = [args[0] for name, *args in driver.calls if name == "cuMemAlloc"]
+    assert sizes == [UNIT] * 2, "a block of the driver of its own"
+    del windows
+    gc.collect()
+    closed = [("cuIpcCloseMemHandle", each) for each in (first[1], second[0])]
+    assert eventually(lambda: all(each in driver.calls for each in closed))
+    assert "cuMemFree" not in {name for name, *_ in driver.calls}
+
+
+def test_threads_windows_give_every_device_access_and_are_freed(driver):
+    for _ in range(2):
+        windows = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
+        assert windows[0].addresses == windows[1].addresses
+    assert set(driver.enabled) == {(101, 100), (100, 101)}
+    addresses = windows[0].addresses
+    del windows
+    gc.collect()
+    freed = [("cuMemFree", each) for each in addresses]
+    assert eventually(lambda: all(each in driver.calls for each in freed))
+
+
+def test_peer_access_that_is_refused_is_an_error(driver):
+    driver.refuses = "cuCtxEnablePeerAccess"
+    found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
+    assert any(isinstance(each, gpu.DriverError) and each.code == 217 for each in found)
+    # The other may find its part gone already.
+    assert all(isinstance(each, kccl.Error) for each in found)
+
+
+def test_a_rank_that_has_taken_its_part_back_is_named(driver, monkeypatch):
+    monkeypatch.setattr(memory, "_handed", Forgetful())
+    found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
+    assert any(
+        isinstance(each, kccl.PeerLost) and each.peer == 1 - i for i, each in enumerate(found)
+    )
+
+
+class Forgetful(dict):
+    """What is handed over is there for nobody but its owner."""
+
+    def __contains__(self, address):
+        return False
+
+
+# What is said
+
+
+def lost(caveat):
+    record = ffi.new("KcclRecord *")
+    record.status = lib.kKcclPeerLost
+    record.peer = 1
+    return str(failure.error_of(lib.kKcclPeerLost, record, 0, caveat))
+
+
+def test_a_lost_peer_has_the_caveat_of_ipc_handles():
+    caveat = sharing.Sharing("ipc", "rank 1: no fds").caveat
+    assert lost(caveat).endswith(f"comm.shrink(); {caveat}") and "rank 1: no fds" in caveat
+    assert lost("").endswith("comm.shrink()")
+
+
+@pytest.mark.parametrize("variable", ["", "ipc", "peer"])
+def test_doctor_warns_of_ipc_handles(driver, monkeypatch, variable):
+    monkeypatch.setattr(checks_cuda, "compiler_name", lambda: "NVRTC 13.0")
+    monkeypatch.setenv("KCCL_WINDOWS", variable)
+    status, found, *words = checks_cuda.look()
+    if variable == "ipc":
+        assert status == "warn" and "windows by CUDA IPC" in found
+        assert "not guaranteed" in words[0] and "KCCL_WINDOWS asks for it" in words[0]
+    else:
+        assert status == "ok" and words == []
+    driver.refuses = "export"
+    monkeypatch.delenv("KCCL_WINDOWS")
+    status, _, reason, _ = checks_cuda.look()
+    assert status == "warn" and "cuMemExportToShareableHandle failed" in reason

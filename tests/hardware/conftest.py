@@ -1,0 +1,148 @@
+"""Tests that need a GPU: each is skipped, with the reason, where there is none.
+
+    python3 -m pytest tests/hardware
+
+needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks. By pytest-xdist
+they run side by side, `-n 2 --dist loadgroup`, each worker on GPUs of its own (tests/conftest.py).
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kccl import gpu
+from kccl.base.errors import BackendError
+
+# oracle.py and ranks.py.
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+HERE = Path(__file__).parent
+# Files whose tests of a world size share slow work.
+SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
+SHARING += ("test_modules",)
+IS_SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def num_gpus():
+    """How many GPUs there are, and why there are none."""
+    try:
+        return gpu.num_devices(), "no GPU"
+    except BackendError as error:
+        return 0, str(error)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--world-sizes",
+        metavar="N,...",
+        help="only tests with so many ranks; of one rank are those without a world size",
+    )
+    parser.addoption(
+        "--most-of",
+        type=int,
+        metavar="N",
+        help="of tests that differ in the number of ranks only, the one with most, of at most N",
+    )
+
+
+def world_size_of(item):
+    if "world_size" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+        return item.callspec.params.get("world_size", 1)
+    return 1
+
+
+def kind_of(item):
+    """What tests have in common that differ in the number of ranks only."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    others = sorted((name, repr(value)) for name, value in params.items() if name != "world_size")
+    return item.path, getattr(item, "originalname", item.name), tuple(others)
+
+
+def is_chosen(config, items):
+    """item -> whether the options choose it."""
+    wanted = config.getoption("world_sizes", None)
+    sizes = set(map(int, wanted.split(","))) if wanted else None
+    limit = config.getoption("most_of", None) or 0
+    most = {}
+    for item in items:
+        if world_size_of(item) <= limit:
+            most[kind_of(item)] = max(most.get(kind_of(item), 0), world_size_of(item))
+
+    def chosen(item):
+        size = world_size_of(item)
+        return (sizes is None or size in sizes) and most.get(kind_of(item), size) == size
+
+    return chosen
+
+
+# First, because pytest-xdist reads the marks of groups in its own.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    chosen = is_chosen(config, [item for item in items if HERE in item.path.parents])
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = [item for item in items if chosen(item)]
+    count, reason = num_gpus()
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        wanted = world_size_of(item)
+        if item.path.stem in SHARING:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}_{wanted}"))
+        if count < wanted:
+            why = reason if count == 0 else f"needs {wanted} GPUs, there are {count}"
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _long_work_has_begun(request):
+    """Before the first test, so that those that need it wait for less of it."""
+    if not num_gpus()[0] or request.config.getoption("collectonly"):
+        return
+    import preloaded
+
+    preloaded.begin()
+    # Of pytest-xdist's workers only one runs those tests, and none knows which.
+    if IS_SIDE_BY_SIDE:
+        return
+    run = [item for item in request.session.items if not item.get_closest_marker("skip")]
+    for name in ("programs", "publish_kernels"):
+        if any(name in getattr(item, "fixturenames", ()) for item in run):
+            request.getfixturevalue(name)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """See linked_programs.start()."""
+    import linked_programs
+
+    with ThreadPoolExecutor() as pool:
+        yield linked_programs.start(pool, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def publish_kernels():
+    """Waits for publish_rounds.compiled() in a process of its own, and returns the same."""
+    import publish_rounds
+
+    where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = "import publish_rounds; publish_rounds.compiled()"
+    with subprocess.Popen([sys.executable, "-c", program], env=where) as process:
+
+        def compiled():
+            assert process.wait(100) == 0
+            return publish_rounds.compiled()
+
+        try:
+            yield compiled
+        finally:
+            process.kill()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """A failure is told at once too: `make gpu` may end the run before its summary."""
+    if report.failed and not IS_SIDE_BY_SIDE:
+        print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)

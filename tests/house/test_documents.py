@@ -1,0 +1,111 @@
+"""What README and examples promise: every command runs, every table comes from its record."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kccl.bench import readme
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+BIN = Path(sys.executable).parent
+ENVIRONMENT = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def commands(text):
+    """Lines of the sh blocks, without comments."""
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+def run(words, folder, timeout=100):
+    return subprocess.run(
+        words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def torchrun(program):
+    """The command that runs it with two ranks; skips where it cannot be run."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    if "torch.compile(" in program.read_text() and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs g++")
+    return ["torchrun", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where a reader stands, but with the installed package only."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_readme_names_make_demo_and_make_test():
+    assert [words for words in commands(README) if words[0] == "make"] == [
+        ["make", "demo"],
+        ["make", "test"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in commands(README) if words[0] != "make"], ids=shlex.join
+)
+def test_readme_command(words, folder):
+    done = run(words, folder)
+    # In 04_lost_rank one rank is killed on purpose, which `kccl run` reports.
+    expected = 128 + 9 if "examples/04_lost_rank.py" in words else 0
+    assert done.returncode == expected, done.stdout + done.stderr
+    assert done.stdout.strip(), done.stderr
+
+
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_readme_python_block(folder):
+    block, _, _ = PYTHON_BLOCKS
+    # 1 + 2 = 3 on both ranks, then twice that by op().
+    (folder / "block.py").write_text(block + "assert x.tolist() == [6.0] * 4, x\n")
+    done = run(["mpirun", "-n", "2", "python", "block.py"], folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_python_block_for_torch(folder):
+    # The one between them is for GPUs: tests/hardware/test_processes.py.
+    _, _, block = PYTHON_BLOCKS
+    program = folder / "block.py"
+    program.write_text(block + "assert x.tolist() == [2.0] * 4, x\nassert (y == 4).all()\n")
+    done = run([*torchrun(program), program], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_example_runs_as_its_head_says(path, folder):
+    head = path.read_text().split('"""')[1]
+    starts = ("mpirun ", "kccl run ", "python ", "torchrun ")
+    lines = [line for line in head.splitlines() if line.startswith(starts)]
+    assert lines, f"{path.name} does not say how to run it"
+    if "torch" in path.stem:
+        assert lines == [shlex.join([*torchrun(path), f"examples/{path.name}"])]
+    for line in lines:
+        done = run(shlex.split(line), folder)
+        if path.stem == "04_lost_rank":
+            assert done.returncode == 128 + 9, done.stdout + done.stderr
+            assert "PeerLost" not in done.stderr
+            assert "the process of peer 1 has ended" in done.stdout
+            assert "goes on as rank 1 of 2: [2. 2. 2. 2.]" in done.stdout
+        else:
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert done.stdout.strip()
+
+
+def test_readme_tables_come_from_the_records():
+    assert "<!-- record " in README
+    assert readme.update(README, ROOT / "bench" / "records") == README

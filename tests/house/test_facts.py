@@ -1,0 +1,137 @@
+"""Facts that stand in several places and must agree: ABI, kernel names, documents, lengths."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, source_files
+
+from kccl.base import abi
+from kccl.plan import choice
+
+ABI = ROOT / "csrc/include/kccl/abi.inc"
+LINES = 400
+# Kernels that are called by name, with nothing to choose between.
+NOT_PLANNED = {"grid_sync", "grid_exchange", "put", "get", "signal", "wait"}
+
+
+def test_a_kernel_has_one_name_everywhere():
+    files = {path.stem for path in (ROOT / "csrc/include/kccl/kernels").glob("*.cuh")}
+    assert set(abi.KERNELS) == files
+    assert {spec.name for spec in choice.SPECS} == files - NOT_PLANNED
+    for name in files:
+        text = (ROOT / f"csrc/include/kccl/kernels/{name}.cuh").read_text()
+        assert re.findall(r"KCCL_KERNEL(?:_OF\(.*\))?\s+void (\w+)\(", text) == [name]
+        assert text.count(f"KCCL_DEVICE Status {name}(") >= 1, f"{name}.cuh has no such function"
+    included = re.findall(r'kernels/(\w+)\.cuh"', (ROOT / "csrc/include/kccl/kccl.cuh").read_text())
+    assert included == sorted(files)
+
+
+def test_a_planned_kernel_is_named_after_its_collective():
+    for spec in choice.SPECS:
+        assert spec.name.startswith(f"{spec.collective}_")
+
+
+def test_operators_and_dtypes_are_the_abis():
+    from kccl.base import dtypes
+
+    assert sorted(abi.OPS, key=abi.OPS.__getitem__) == list(choice.OPS)
+    assert sorted(abi.DTYPES, key=abi.DTYPES.__getitem__) == [dtype.name for dtype in dtypes.ALL]
+
+
+def test_abi_has_no_preprocessor_lines():
+    assert re.findall(r"^\s*#.*", ABI.read_text(), re.MULTILINE) == []
+
+
+def test_compilers_and_cffi_agree_on_every_offset(tmp_path):
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    structs = re.findall(r"typedef struct (\w+)", ABI.read_text())
+    fields = [(struct, name) for struct in structs for name, _ in abi.ffi.typeof(struct).fields]
+    lines = [f'std::printf("%zu\\n", sizeof({struct}));' for struct in structs]
+    lines += [f'std::printf("%zu\\n", offsetof({struct}, {name}));' for struct, name in fields]
+    (tmp_path / "abi.cpp").write_text(
+        "#include <cstddef>\n#include <cstdio>\n"
+        f'#include "{ABI.with_name("abi.h")}"\n'
+        "int main() {\n" + "\n".join(lines) + "\n}\n"
+    )
+    program = tmp_path / "abi"
+    subprocess.run([compiler, "-std=c++20", tmp_path / "abi.cpp", "-o", program], check=True)
+    told = [int(line) for line in subprocess.check_output([program], text=True).split()]
+    known = [abi.ffi.sizeof(struct) for struct in structs]
+    known += [abi.ffi.offsetof(struct, name) for struct, name in fields]
+    assert len(fields) > 40
+    assert told == known
+
+
+def test_files_are_short_enough_to_be_read():
+    exempt = (ROOT / "DECISIONS.md").read_text() if (ROOT / "DECISIONS.md").exists() else ""
+    long = {}
+    for path in source_files(".", "py", "cuh", "cu", "h", "hpp", "cpp", "inc"):
+        where = path.relative_to(ROOT).as_posix()
+        length = path.read_text().count("\n")
+        if length >= LINES and where not in exempt:
+            long[where] = length
+    assert long == {}
+
+
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for path in source_files(".", "md") if path.parent != ROOT)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_in_documents_exist(document: Path):
+    missing = []
+    for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
+        # A path of the repository: a known folder or a file of the root, nothing to fill in.
+        if not re.fullmatch(r"[\w./-]+", quoted):
+            continue
+        is_path = "/" in quoted and quoted.split("/")[0] in FOLDERS
+        is_file = "/" not in quoted and re.fullmatch(
+            r"[A-Za-z_]\w*\.(?:py|md|cuh|cpp|toml)", quoted
+        )
+        if is_path and not any((base / quoted).exists() for base in (ROOT, document.parent)):
+            missing.append(quoted)
+        if is_file and not any(path.name == quoted for path in EVERY_FILE):
+            missing.append(quoted)
+    assert missing == []
+
+
+FOLDERS = {"csrc", "kccl", "bench", "topology", "tests", "examples", "engine"}
+EVERY_FILE = [
+    *source_files(".", "py", "md", "cuh", "h", "cpp", "inc"),
+    ROOT / "pyproject.toml",
+]
+
+
+# Not in the list: nothing that `import kccl` needs.
+LAZY = (
+    "numpy",
+    "ml_dtypes",
+    "mpi4py",
+    "torch",
+    "matplotlib",
+    "pandas",
+    "rich",
+    "cffi",
+    "kccl._core",
+)
+
+
+def test_import_is_quick_and_loads_no_library():
+    program = (
+        "import sys, time\n"
+        "started = time.perf_counter()\n"
+        "import kccl\n"
+        "print(time.perf_counter() - started)\n"
+        f"print(*(name for name in {LAZY} if name in sys.modules))\n"
+    )
+    seconds = []
+    for _ in range(5):
+        told = subprocess.check_output([sys.executable, "-c", program], text=True).split("\n")
+        seconds.append(float(told[0]))
+        assert told[1] == ""
+    assert min(seconds) < 0.15

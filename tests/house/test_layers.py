@@ -1,0 +1,314 @@
+"""Who may use what: the layers of csrc and kccl as tables, held against the text of the source."""
+
+import re
+from pathlib import Path
+
+import pytest
+from source_tree import (
+    ROOT,
+    identifiers,
+    include_graph,
+    python_files,
+    python_imports,
+    source_files,
+    without_comments,
+)
+
+import kccl
+
+# ---- csrc: which header may include which ------------------------------------------------------
+
+# The targets' parts of mem.cuh, which includes one of them.
+MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
+INCLUDES = {
+    # The host's side of a wait, and the simulator's of every access.
+    "host_idle.h": set(),
+    "sim_device.h": set(),
+    "platform.cuh": {"sim_device.h"},
+    "abi.inc": set(),
+    "abi.h": {"platform.cuh", "abi.inc"},
+    "mem.cuh": {"abi.h", *MEM},
+    "mem_cpu.cuh": set(),
+    "mem_cuda.cuh": set(),
+    "mem_hip.cuh": set(),
+    "mem_host.cuh": {"mem_cpu.cuh", "host_idle.h"},
+    "mem_sim.cuh": {"mem_cpu.cuh", "sim_device.h"},
+    "mem_copies.cuh": set(),
+    # For programs without Python; device code needs none of these.
+    "layout.h": {"abi.h"},
+    "host_team.hpp": {"abi.h"},
+    "host.hpp": {"host_team.hpp", "layout.h"},
+    "coop.cuh": {"mem.cuh"},
+    "window.cuh": {"mem.cuh"},
+    "payload.cuh": {"coop.cuh"},
+    "ll16.cuh": {"payload.cuh", "window.cuh"},
+    "reduce.cuh": {"payload.cuh"},
+    "wait.cuh": {"coop.cuh", "window.cuh"},
+    "barrier.cuh": {"wait.cuh"},
+    "grid.cuh": {"wait.cuh"},
+    "ring.cuh": {"wait.cuh"},
+    "grid_exchange.cuh": {"barrier.cuh", "grid.cuh", "ll16.cuh"},
+    "publish.cuh": {"grid_exchange.cuh", "reduce.cuh"},
+    "channel.cuh": {"barrier.cuh", "payload.cuh"},
+    "exchange.cuh": {"channel.cuh", "ll16.cuh"},
+    "sentinel.cuh": {"channel.cuh"},
+    "rounds.cuh": {"channel.cuh"},
+}
+GUIDE = (ROOT / "csrc/README.md").read_text()
+KERNELS = ROOT / "csrc/include/kccl/kernels"
+FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
+FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
+# A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
+FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
+FOR_HOST = {
+    "abi.h",
+    "api.inc",
+    "cuda_driver.h",
+    "fastcall.h",
+    "host.h",
+    "host_idle.h",
+    "kccl.cuh",
+    "kernel_table.inc",
+    "layout.h",
+    "mem.cuh",
+}
+FOR_HOST |= {"wait.cuh"}
+
+
+def test_the_public_headers_are_self_contained():
+    """What a user's compiler is given with -I has all that it includes."""
+    for path in source_files("csrc/include", "cuh", "h", "hpp", "inc"):
+        for target in re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            included = (path.parent / target).resolve()
+            assert included.is_file(), f"{path.relative_to(ROOT)} includes {target}"
+            assert included.is_relative_to(ROOT / "csrc/include/kccl"), path.relative_to(ROOT)
+
+
+def test_the_guide_to_csrc_names_the_same_layers():
+    rows = re.findall(r"^\| `include/kccl/(\w+)\.cuh` \|.*\| ([\w, ]+) \|$", GUIDE, re.MULTILINE)
+    listed = {name: set(above.split(", ")) for name, above in rows}
+    wanted = {
+        file.removesuffix(".cuh"): {Path(above).stem for above in included - MEM}
+        for file, included in INCLUDES.items()
+        if file.endswith(".cuh") and not file.startswith(("mem", "platform"))
+    }
+    assert {name: listed[name] for name in wanted} == wanted
+
+
+def test_csrc_includes_only_what_lies_below():
+    graph = include_graph()
+    assert set(INCLUDES) <= {path.name for path in graph}
+    for path, included in graph.items():
+        if path.name in INCLUDES and path.parent.name != "kernels":
+            allowed = INCLUDES[path.name]
+        elif path.parent.name == "kernels":
+            allowed = FOR_KERNELS | FALLS_BACK_TO.get(path.stem, set())
+        elif path.name == "collectives.cuh":
+            allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
+            allowed |= {"grid.cuh"}
+        elif path.name == "kccl.cuh":
+            # What no kernel of the library needs, it adds itself.
+            allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
+            allowed |= {"ring.cuh", "collectives.cuh"}
+        elif path.parent.name == "sim":
+            allowed = {each.name for each in (ROOT / "csrc/sim").iterdir()} | {
+                "abi.h",
+                "sim_device.h",
+            }
+        else:
+            assert path.parent.name == "host", f"{path}: give it a line in INCLUDES"
+            allowed = FOR_HOST
+        assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
+
+
+# What only the targets' parts of mem.cuh may contain, and who else may for which reason.
+ONLY_IN_MEM = {
+    r"\basm\b": {},
+    r"\b__atomic_\w+": {
+        "probe.cpp": {"__atomic_signal_fence"},
+        # The simulated memory itself, which the ranks' host threads share.
+        "accesses.cpp": {"__atomic_store_n"},
+        "memory.h": {"__atomic_load_n"},
+    },
+    # Below mem.cuh: AMD has no block-wide vote, so the block counts in shared memory of its own.
+    r"\b__scoped_atomic_\w+": {
+        "platform.cuh": {"__scoped_atomic_fetch_or", "__scoped_atomic_load_n"}
+    },
+    r"\bvolatile\b": {},
+}
+
+
+@pytest.mark.parametrize("pattern", ONLY_IN_MEM)
+def test_instructions_live_in_mem(pattern):
+    elsewhere = ONLY_IN_MEM[pattern]
+    for path in source_files("csrc", "cuh", "h", "hpp", "inc", "cpp"):
+        if path.name in MEM:
+            continue
+        found = set(re.findall(pattern, without_comments(path)))
+        assert found <= elsewhere.get(path.name, set()), f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_volatile_is_a_property_of_assembly_only():
+    for name in MEM:
+        text = without_comments(ROOT / "csrc/include/kccl/targets" / name)
+        # keep() of mem_cuda.cuh has it as part of two instructions.
+        assert re.findall(r"(?<!asm )(?<!(?:st|ld)\.)\bvolatile\b", text) == []
+
+
+def test_the_simulators_stacks_are_switched_in_one_file():
+    for path in source_files("csrc", "cuh", "h", "hpp", "inc", "cpp"):
+        if path.stem == "fiber":
+            continue
+        found = re.findall(r"\b\w*(?:ucontext|setjmp|longjmp|jmp_buf)\w*", without_comments(path))
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+# ---- kccl: which module may import which -------------------------------------------------------
+
+# Rooms of kccl, lowest first: a module imports from its own room and from rooms below it. The files
+# at the top of kccl are one room.
+TOP = "the top of kccl"
+ROOMS = ("base", "jit", "plan", "ranks", "gpu", "sim", "backends", "collectives", TOP)
+ROOMS += ("interop", "tools")
+# Beside the rooms: symbolic links to top-level folders. bench sees public names only, and only
+# `kccl bench` starts it; topology knows nothing of kccl, and everyone may use it.
+BESIDE = ("bench", "topology")
+# The command and lazy names load what lies above them, when they are used.
+MAY_REACH_UP = {"__main__", "__init__"}
+# The compiled core, which belongs to no room.
+CORE = "kccl._core"
+# Only for annotations: these name a class of a room above and never run.
+ANNOTATED_UPWARDS = {("collectives.prepared", "kccl.comm"), ("ranks.agreement", "kccl.comm")}
+
+
+def room_of(module: str) -> str:
+    """The room of a module, given as in "plan.choice"; names of kccl itself are at its top."""
+    first = module.split(".")[0]
+    return first if first in ROOMS or first in BESIDE else TOP
+
+
+def test_kccl_imports_only_downwards():
+    for path in python_files("kccl"):
+        parts = path.relative_to(ROOT / "kccl").with_suffix("").parts
+        module = ".".join(parts)
+        if module in MAY_REACH_UP:
+            continue
+        room = room_of(module)
+        if len(parts) > 1:
+            assert parts[0] in ROOMS, f"{path}: give {parts[0]} a place in ROOMS"
+        for name, when in python_imports(path):
+            if not name.startswith("kccl.") or name == CORE:
+                continue
+            below = room_of(name.removeprefix("kccl."))
+            if below in BESIDE:
+                assert below == "topology" or room == "tools", f"{module} imports {name}"
+            elif when != "annotation" or (module, name) not in ANNOTATED_UPWARDS:
+                assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
+
+
+def test_topology_imports_nothing_of_kccl():
+    for path in python_files("topology"):
+        for name, _ in python_imports(path):
+            assert name.startswith("kccl.topology.") or name.split(".")[0] != "kccl", path.name
+
+
+@pytest.mark.parametrize("folder", ["bench", "examples"])
+def test_users_of_kccl_see_its_public_names_only(folder):
+    public = {*kccl.__all__, "bench", "interop"}
+    for path in python_files(folder):
+        for name, _ in python_imports(path):
+            parts = name.split(".")
+            if parts[0] == "kccl" and len(parts) > 1:
+                assert parts[1] in public, f"{path.name} imports {name}"
+        text = path.read_text()
+        used = set(re.findall(r"(?<![.\w/])kccl\.(\w+)", text)) - {"cuh"}
+        assert used <= public, f"{path.name} uses kccl.{used - public}"
+        private = set(re.findall(r"\bcomm\.(_\w+)", text))
+        assert not private, f"{path.name} uses comm.{private}"
+
+
+# A program that imports one of these has asked for its library.
+INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_tensors", "_work")}
+# Who may import a big library, inside a function only.
+LAZY_ONLY = {
+    "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
+    "torch": {*INTEROP, "bench/peers/torch.py"},
+    "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
+    "pandas": {"bench/harness/report.py"},
+    "rich": None,  # anywhere
+}
+
+
+@pytest.mark.parametrize("library", LAZY_ONLY)
+def test_big_libraries_are_imported_lazily(library):
+    allowed = LAZY_ONLY[library]
+    for folder in ("kccl", "bench", "topology"):
+        for path in python_files(folder):
+            where = path.relative_to(ROOT).as_posix()
+            for name, when in python_imports(path):
+                if name.split(".")[0] != library or when == "annotation":
+                    continue
+                is_lazy = when == "function" or where in INTEROP
+                assert is_lazy, f"{where} imports {name} when it is imported"
+                assert allowed is None or where in allowed, f"{where} imports {name}"
+
+
+# ---- Names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["kccl", "kccl.topology"])
+def test_all_names_only_what_exists(package):
+    module = __import__(package, fromlist=["__all__"])
+    missing = [name for name in module.__all__ if not hasattr(module, name)]
+    assert missing == []
+
+
+# One concept, one word: what is refused, and what is said instead.
+REFUSED = {
+    "nranks": "world_size",
+    "num_ranks": "world_size",
+    "n_ranks": "world_size",
+    "n_devices": "world_size",
+    "my_rank": "rank",
+    "cur_rank": "rank",
+    "my_pe": "rank",
+    "npes": "world_size",
+    "remote_rank": "peer",
+    "dst_rank": "peer",
+    "source_rank": "root",
+    "sym_mem": "window",
+    "ipc_buffer": "window",
+    "semaphore": "signal",
+    "workspace": "scratch",
+    "buf_id": "parity",
+    "allpair": "one_shot",
+    "fullmesh": "one_shot",
+    "1stage": "one_shot",
+    "rsag": "two_shot",
+    "2stage": "two_shot",
+    "nvls": "multimem",
+    "low_latency": "ll8, ll16",
+    "num_sms": "num_blocks",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+}
+# MPI's, NCCL's, PyTorch's and FlashInfer's own names; the out-of-band exchange is named as mpi4py
+# names its own.
+FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
+FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def test_refused_words_are_in_no_identifier():
+    refused = re.compile("|".join(map(re.escape, REFUSED)))
+    found = []
+    for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp", "py"):
+        for name in identifiers(path):
+            match = refused.search(_snake_case(name))
+            if match and name not in FOREIGN:
+                found.append(f"{path.relative_to(ROOT)}: {name}, say {REFUSED[match[0]]}")
+    assert found == []

@@ -1,0 +1,164 @@
+"""The wheel and the sdist: built as for a release, installed, used without the checkout."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+# The build compiles all kernels for every instruction set.
+pytestmark = pytest.mark.timeout(400)
+
+NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
+
+USE = """
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+
+import kccl
+import kccl.bench.collective
+from kccl import topology
+from kccl.plan import tuning_for
+
+
+def main(comm):
+    x = np.full(5, comm.rank + 1, np.float32)
+    comm.all_reduce(x)
+    return x.tolist()
+
+
+(command,) = entry_points(group="console_scripts", name="kccl")
+print(json.dumps({
+    "version": kccl.__version__,
+    "results": kccl.run_threads(main, world_size=2),
+    "simulated": kccl.run_threads(main, world_size=2, backend="sim"),
+    "machines": sorted(topology.recorded()),
+    "command": command.load().__module__,
+    "files": {
+        "package": kccl.__file__,
+        "header": str(Path(kccl.include_dir()) / "kccl" / "kccl.cuh"),
+        "tuning": tuning_for("host").source,
+        "bench": kccl.bench.collective.__file__,
+        "topology": topology.__file__,
+    },
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel; `build` makes the wheel from the unpacked sdist."""
+    checkout = tmp_path_factory.mktemp("checkout") / "kccl"
+    shutil.copytree(ROOT, checkout, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCE))
+    dist = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, checkout]
+    built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert built.returncode == 0, built.stdout[-4000:]
+    return dist
+
+
+@pytest.fixture(scope="module")
+def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed into an empty folder."""
+    site = tmp_path_factory.mktemp("site")
+    (wheel,) = dist.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", site, wheel], check=True)
+    return site
+
+
+def test_one_wheel_serves_all_python_versions(dist):
+    (wheel,) = dist.glob("*.whl")
+    assert re.fullmatch(r"kccl-[\d.]+-cp311-abi3-\w+\.whl", wheel.name)
+
+
+def test_wheel_holds_the_package_and_nothing_else(dist):
+    (wheel,) = dist.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"kccl"}
+    assert [name for name in names if name.endswith(".so")] == ["kccl/_core.abi3.so"]
+    for folder, ending in (
+        ("", "py"),
+        ("bench", "py"),
+        ("bench", "cuh"),
+        ("topology", "py"),
+        ("csrc", "cuh"),
+    ):
+        sources = (ROOT / "kccl" / folder).rglob(f"*.{ending}")
+        wanted = {path.relative_to(ROOT).as_posix() for path in sources}
+        assert wanted
+        assert wanted <= set(names)
+
+
+def test_sdist_has_no_links_and_no_build_products(dist):
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert [member.name for member in members if not (member.isfile() or member.isdir())] == []
+    assert [member.name for member in members if member.name.endswith((".so", ".pyc"))] == []
+
+
+def test_installed_copy_works_without_the_checkout(installed, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    told = subprocess.check_output(
+        [sys.executable, "-P", "-c", USE], cwd=tmp_path, env=environment, text=True
+    )
+    facts = json.loads(told)
+    assert facts["results"] == facts["simulated"] == [[3.0] * 5] * 2
+    assert facts["version"] == re.search(
+        r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    ).group(1)
+    recorded = ROOT.glob("topology/machines/*.json")
+    assert facts["machines"] == sorted(path.stem for path in recorded)
+    assert facts["command"] == "kccl"
+    for what, path in facts["files"].items():
+        assert Path(path).is_relative_to(installed), f"{what} comes from {path}"
+        assert Path(path).is_file()
+
+
+def test_installed_headers_are_all_a_program_needs(installed, tmp_path):
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "program.cpp"
+    program.write_text("#include <kccl/kccl.cuh>\n")
+    include = installed / "kccl" / "csrc" / "include"
+    subprocess.run([compiler, "-std=c++20", "-fsyntax-only", f"-I{include}", program], check=True)
+
+
+def test_cmake_finds_the_installed_version_and_no_other(installed, tmp_path):
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("there is no cmake")
+    text = (ROOT / "pyproject.toml").read_text()
+    version = re.search(r'^version = "(.*)"', text, re.MULTILINE).group(1)
+    series, _, patch = version.rpartition(".")
+    major, _, minor = series.rpartition(".")
+    suits = {f"{version} EXACT": True, series: True, f"{series}.{int(patch) + 1}": False}
+    suits |= {f"{major}.{int(minor) + 1}": False, f"{int(major) + 1}": False, "0.0.1": False}
+    for wanted, is_found in suits.items():
+        folder = tmp_path / wanted.replace(" ", "-")
+        folder.mkdir()
+        (folder / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES NONE)\n"
+            f"find_package(kccl {wanted} CONFIG REQUIRED)\n"
+            'message(STATUS "found ${kccl_VERSION} in ${kccl_INCLUDE_DIR}")\n'
+        )
+        where = f"-Dkccl_DIR={installed / 'kccl' / 'csrc' / 'cmake'}"
+        done = subprocess.run(
+            [cmake, "-S", folder, "-B", folder / "out", where], capture_output=True, text=True
+        )
+        assert (done.returncode == 0) == is_found, wanted + done.stdout + done.stderr
+        found = f"found {version} in {installed / 'kccl' / 'csrc' / 'include'}"
+        assert (found in done.stdout) == is_found
+        assert is_found or f"version: {version}" in done.stderr

@@ -1,0 +1,143 @@
+"""csrc/include/kccl/host.hpp between processes of MPI, over a driver of the CPU's memory.
+
+The program is C++ without Python, linked against linking/fake_cuda.cpp, which stands in for CUDA's
+driver; the library's calls run on the CPU. gpu/test_gpu_linking.py has what host.hpp does on GPUs.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_compilers import find_cuda_headers
+
+import kccl
+from kccl.base import abi
+
+HERE = Path(__file__).parents[1] / "linking"
+WORLD_SIZE = 3
+BIN = Path(sys.executable).parent
+FLAGS = ("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror")
+pytestmark = pytest.mark.skipif(
+    find_cuda_headers() is None, reason="cuda.h is not there: no toolkit, no nvidia-cuda-runtime"
+)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The program's path; it finds the driver beside it."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    mpi = shutil.which("mpicxx", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    if compiler is None or mpi is None:
+        pytest.skip("no C++ compiler" if compiler is None else "no mpicxx: pip install mpich")
+    folder = tmp_path_factory.mktemp("linking")
+    includes = [f"-I{kccl.include_dir()}", "-isystem", find_cuda_headers()]
+    driver = [compiler, *FLAGS, *includes, "-shared", "-fPIC", HERE / "fake_cuda.cpp"]
+    subprocess.run([*driver, "-o", folder / "libcuda.so"], check=True)
+    ranks = [mpi, f"-cxx={compiler}", *FLAGS, *includes, HERE / "ranks_on_cpus.cpp"]
+    link = ["-o", folder / "ranks", f"-L{folder}", "-lcuda", f"-Wl,-rpath,{folder}"]
+    subprocess.run([*ranks, *link], check=True)
+    return folder / "ranks"
+
+
+def told(program, part, **environment):
+    """What each rank said, in rank order."""
+    command = [BIN / "mpirun", "-n", str(WORLD_SIZE), program, part]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "leaked" not in done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.partition(":")[0] for line in lines] == [f"rank {k}" for k in range(WORLD_SIZE)]
+    return [line.partition(": ")[2] for line in lines]
+
+
+def test_ranks_add_on_every_channel(program):
+    assert told(program, "sum") == ["right"] * WORLD_SIZE
+
+
+def test_a_late_rank_is_named_with_the_call(program):
+    first, late, last = told(program, "late")
+    assert late == "came late"
+    for sentence in (first, last):
+        assert re.search(
+            r"^all_reduce_one_shot_ll16 on channel 0: peer 1 did not arrive; rank [02] waited for "
+            r"it: epoch seen 0, wanted 1, after 0\.5\d* s",
+            sentence,
+        )
+
+
+def test_a_message_too_long_is_refused_on_all_ranks(program):
+    for rank, sentence in enumerate(told(program, "long")):
+        assert sentence == (
+            "all_reduce_one_shot_ll16 on channel 0: "
+            f"1200 bytes on rank {rank}, must be at most 1024"
+        )
+
+
+def test_an_exception_on_one_rank_ends_the_others_waits(program):
+    said = told(program, "throw")
+    assert said.pop(1) == "on purpose"
+    assert said == [f"rank 1 gave up outside of a call (rank {k} heard it)" for k in (0, 2)]
+
+
+def test_ranks_that_differ_are_told_so(program):
+    said = told(program, "differ")
+    assert said == ["max_bytes is 1000 on rank 0 and 1001 on rank 1"] * WORLD_SIZE
+
+
+def test_a_window_is_mapped_by_all_ranks(program):
+    assert told(program, "window") == ["right"] * WORLD_SIZE
+
+
+def test_wrong_arguments_are_said_once(program):
+    said = "num_bytes is 0, must be positive"
+    assert told(program, "empty") == [said] * WORLD_SIZE
+    said = "rank 3 of 3: there can be 8 ranks, from 0"
+    assert told(program, "number") == [said] * WORLD_SIZE
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuInit",
+        "cuMemCreate",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemAlloc",
+        "cuMemHostAlloc",
+    ],
+)
+def test_what_the_driver_refuses_one_rank_is_thrown_on_all(program, function):
+    for sentence in told(program, "sum", FAKE_CUDA_FAILS=f"{function}:2"):
+        assert sentence.startswith(f"{function} failed: CUDA_ERROR_OUT_OF_MEMORY (2) on rank 2")
+
+
+def test_a_rank_without_a_device_is_named(program):
+    for sentence in told(program, "sum", FAKE_CUDA_FAILS="cuCtxGetCurrent:0"):
+        assert sentence == "rank 0 has no current device: cudaSetDevice()"
+
+
+def test_it_names_every_kernel(program, tmp_path):
+    source = tmp_path / "names.cpp"
+    source.write_text(
+        "#include <kccl/host.hpp>\n#include <cstdio>\n"
+        "int main() { for (uint32_t kernel = 0; kernel < kKcclNumKernels; ++kernel)\n"
+        "    std::puts(kccl::host::kernel_name("
+        "kernel, std::make_index_sequence<kKcclNumKernels>()).c_str()); }\n"
+    )
+    for compiler in filter(None, map(shutil.which, ("g++", "clang++", "nvcc"))):
+        out = tmp_path / Path(compiler).name
+        includes = [f"-I{kccl.include_dir()}", "-isystem", find_cuda_headers()]
+        link = [f"-L{program.parent}", "-lcuda", "-o", out]
+        subprocess.run([compiler, "-std=c++20", *includes, source, *link], check=True)
+        found = os.environ | {"LD_LIBRARY_PATH": str(program.parent)}
+        names = subprocess.check_output([out], env=found, text=True).split()
+        assert names == sorted(abi.KERNELS, key=abi.KERNELS.__getitem__)

@@ -1,0 +1,149 @@
+"""KCCL in other builds: NVRTC, nvcc, CMake. gpu/test_gpu_linking.py runs what they make."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_compilers import find_cuda_headers, find_nvrtc
+from source_tree import ROOT
+
+import kccl
+from kccl.base import abi
+
+EXAMPLES = ROOT / "examples"
+# In each a block's threads write what its call then sends.
+IN_A_KERNEL = {
+    "07_all_reduce_in_a_kernel": "descend",
+    "09_fused_gemv": "gemv",
+    "10_monokernel_step": "decode",
+}
+WITH_NVRTC = {**IN_A_KERNEL, "08_fused_rmsnorm": "add_and_normalise"}
+WITH_NVRTC["gpu/cupy_raw_kernel"] = "scaled_sum"
+pytestmark = pytest.mark.timeout(300)
+
+
+def source_of(example):
+    """The kernels of an example, which is not run."""
+    tree = ast.parse((EXAMPLES / f"{example}.py").read_text())
+    (text,) = (
+        node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
+    )
+    return text
+
+
+def tool(name):
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if path is None:
+        pytest.skip(f"there is no {name}")
+    return path
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def told(command):
+    return run(sys.executable, "-m", "kccl", command).strip()
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120a"])
+@pytest.mark.parametrize("example", WITH_NVRTC)
+def test_kernels_of_examples_compile_with_nvrtc(example, arch):
+    kernel = WITH_NVRTC[example]
+    assert kccl.compile(source_of(example), [kernel], target="cuda", arch=arch).names == (kernel,)
+
+
+@pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+def test_the_kernel_of_the_readme_compiles():
+    (block,) = re.findall(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    source = "#include <kccl/kccl.cuh>\n" + block
+    assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
+    nvcc = tool("nvcc")
+    (tmp_path / "mine.cu").write_text(source_of("gpu/cupy_raw_kernel"))
+    command = [nvcc, "-std=c++20", f"-arch={arch}", f"-I{told('include-dir')}", "-cubin"]
+    run(*command, "-Werror", "all-warnings", "-o", "mine.cubin", "mine.cu", cwd=tmp_path)
+    assert b"scaled_sum" in (tmp_path / "mine.cubin").read_bytes()
+
+
+@pytest.mark.parametrize("example", IN_A_KERNEL)
+def test_the_simulator_misses_an_examples_sync(example, tmp_path):
+    text = (EXAMPLES / f"{example}.py").read_text()
+    assert text.count("block.sync();") == 1
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(text.replace("block.sync();", ""))
+    done = subprocess.run([sys.executable, wrong], capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "ProtocolError" in done.stderr and "race" in done.stderr
+
+
+# ---- CMake -----------------------------------------------------------------------------------
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES CXX)
+find_package(kccl CONFIG REQUIRED)
+find_package(kccl CONFIG REQUIRED)
+add_executable(consumer consumer.cpp)
+target_link_libraries(consumer PRIVATE kccl::kccl)
+"""
+CONSUMER = """
+#include <kccl/layout.h>
+
+#include <cstdio>
+
+int main() {
+    constexpr KcclLayout layout = kccl::layout(2, 3, 64, kKcclLeastStagingBytes, 256, 4096);
+    std::printf("%zu %d %llu", sizeof(kccl::DeviceComm), int{kKcclAbiVersion},
+                static_cast<unsigned long long>(layout.scratch_bytes));
+}
+"""
+
+
+def configure(folder, source, *arguments):
+    run(tool("cmake"), "-S", source, "-B", folder, f"-Dkccl_DIR={told('cmake-dir')}", *arguments)
+
+
+def test_cmake_finds_the_headers_for_cxx(tmp_path):
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("there is no C++ compiler")
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    (tmp_path / "consumer.cpp").write_text(CONSUMER)
+    configure(tmp_path / "out", tmp_path)
+    run(tool("cmake"), "--build", tmp_path / "out")
+    size, version, scratch_bytes = map(int, run(tmp_path / "out" / "consumer").split())
+    assert (size, version) == (abi.ffi.sizeof("KcclDeviceComm"), abi.ABI_VERSION)
+    regions = abi.ffi.new("KcclLayout *")
+    assert abi.lib.kccl_host_layout(regions, 2, 3, 64, abi.LEAST_STAGING_BYTES, 256, 4096) == 0
+    assert scratch_bytes == regions.scratch_bytes
+
+
+def test_cmake_and_nvcc_build_the_example_without_python(tmp_path):
+    # libcuda comes with the driver, which machines without a GPU lack.
+    nvcc, mpi, compiler = tool("nvcc"), tool("mpicxx"), tool("g++")
+    libcuda = tmp_path / "libcuda.so"
+    headers = ["-isystem", find_cuda_headers()]
+    fake = Path(__file__).parents[1] / "linking" / "fake_cuda.cpp"
+    run(compiler, "-std=c++20", *headers, "-shared", "-fPIC", fake, "-o", libcuda)
+    configure(
+        tmp_path / "out",
+        EXAMPLES / "cpp",
+        f"-DCMAKE_CUDA_COMPILER={nvcc}",
+        f"-DMPI_CXX_COMPILER={mpi}",
+        f"-DCUDA_cuda_driver_LIBRARY={libcuda}",
+    )
+    run(tool("cmake"), "--build", tmp_path / "out")
+    assert (tmp_path / "out" / "all_reduce_mpi").is_file()

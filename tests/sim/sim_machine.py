@@ -1,0 +1,96 @@
+"""What a program of sim_programs.py runs on, what a run ends with, and the kernels there are."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from kccl import module
+from kccl.backends.base import Settings
+from kccl.jit import cache
+from kccl.sim.library import load
+from kccl.sim.machine import Simulation
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+LL16 = "all_reduce_one_shot_ll16"
+SENTINEL = "all_reduce_one_shot_sentinel"
+TWO_SHOT_SENTINEL = "all_reduce_two_shot_sentinel"
+PULL = "all_reduce_one_shot_pull_simple"
+PUSH = "all_reduce_two_shot_push_simple"
+SCATTER = "reduce_scatter_direct_ll16"
+SCATTER_PULL = "reduce_scatter_pull_simple"
+SCATTER_PUSH = "reduce_scatter_push_simple"
+GATHER = "all_gather_direct_ll16"
+GATHER_PULL = "all_gather_pull_simple"
+GATHER_PUSH = "all_gather_push_simple"
+BROADCAST = "broadcast_direct_ll16"
+BROADCAST_PUSH = "broadcast_push_simple"
+BARRIER = "barrier_direct"
+# Of a staging slot: the least that the layout allows.
+STAGING_BYTES = 1024
+# What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
+ALL_KINDS = (LL16, SENTINEL, TWO_SHOT_SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
+ALL_KINDS += (SCATTER_PUSH, GATHER_PUSH, BROADCAST_PUSH)
+ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync", "grid_exchange")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a program runs on; the fields that are not Simulation's are its windows'.
+
+    Attributes:
+        csrc: Root of the device source; mutations have a copy of their own.
+    """
+
+    warp_size: int = 32
+    model: str = "sm_90"
+    epoch_bits: int = 32
+    packet_bytes: int = 256
+    exchange_bytes: int = 2048
+    num_channels: int = 1
+    schedule: str = "mixed"
+    is_weak: bool = True
+    checks: bool = True
+    ends_when_stuck: bool = True
+    trace_events: int = 0
+    csrc: Path = cache.CSRC
+
+    def simulation(self):
+        own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
+        fields = {name: getattr(self, name) for name in (*own, "trace_events")}
+        # A hundred times what the longest program here takes.
+        return Simulation(max_steps=10**9, **fields)
+
+    def settings(self):
+        return Settings(
+            num_channels=self.num_channels,
+            packet_bytes=self.packet_bytes,
+            staging_bytes=STAGING_BYTES,
+            exchange_bytes=self.exchange_bytes,
+            epoch_bits=self.epoch_bits,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes:
+        kind: "": all is right; that of the first finding; "wrong_data"; "failed_call".
+        message: In words.
+        stats: Fields of KcclSimStats.
+        statuses: Each rank's KcclStatus.
+    """
+
+    kind: str
+    message: str
+    stats: dict = field(repr=False)
+    statuses: tuple = ()
+
+
+@lru_cache(maxsize=256)
+def compiled(file, kernel, warp_size, csrc):
+    """A kernel of the folder kernels, with this device source."""
+    source = (KERNELS / file).read_text()
+    path = cache.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
+    entries = load(path, 1).entries
+    return module.Module("sim", warp_size, [kernel], lambda: entries).kernel(kernel)

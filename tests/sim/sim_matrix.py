@@ -1,0 +1,317 @@
+"""The matrix that the simulator has to find nothing in: every collective, length, world size, warp
+width, memory model and width of epochs. test_sim_matrix.py takes a share of it, sim_soak.py all.
+"""
+
+import time
+import zlib
+from collections import Counter
+from dataclasses import astuple, dataclass, field
+from itertools import product
+
+import numpy as np
+from sim_machine import (
+    BROADCAST,
+    BROADCAST_PUSH,
+    GATHER,
+    GATHER_PUSH,
+    LL16,
+    PUSH,
+    SCATTER,
+    SCATTER_PUSH,
+    SENTINEL,
+    STAGING_BYTES,
+    TWO_SHOT_SENTINEL,
+    Machine,
+)
+from sim_programs import Script
+
+from kccl.jit import cache
+
+# In bytes; None: an odd number of elements, or of bytes where a call counts those.
+SIZES = {"0": 0, "8": 8, "odd": None, "8K": 8192, "64K": 65536}
+DTYPES = ("float32", "bfloat16")
+_ODD = 37
+_LONG = 8192
+_CHANNELS = 4
+# The staging is short, so what is pushed into it takes more rounds than packets do.
+_MOST_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination; str() names it and parse() finds it again."""
+
+    collective: str
+    size: str
+    world_size: int
+    warp_size: int
+    model: str
+    epoch_bits: int
+
+    def __str__(self):
+        return "/".join(map(str, astuple(self)))
+
+    @staticmethod
+    def parse(name):
+        return {str(cell): cell for cell in CELLS}[name]
+
+
+# ---- One call of a cell's collective -----------------------------------------------------------
+
+
+def _count(script, size):
+    itemsize = script.inputs(1)[0].itemsize
+    return _ODD if SIZES[size] is None else SIZES[size] // itemsize
+
+
+def _num_bytes(size):
+    return _ODD if SIZES[size] is None else SIZES[size]
+
+
+def _either(rng, packets, push, nbytes, num_parts):
+    """A kernel of the two, where the parts of the staging do not make the other endless."""
+    is_short = nbytes <= _MOST_ROUNDS * STAGING_BYTES // num_parts
+    return push if bool(rng.integers(2)) and is_short else packets
+
+
+def _all_reduce(kernel):
+    def add(script, actors, size, rng):
+        in_place = bool(rng.integers(2))
+        shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
+        for actor in actors:
+            script.reduce(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
+
+    return add
+
+
+def _reduce_scatter(script, actors, size, rng):
+    in_place = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
+    kernel = _either(rng, SCATTER, SCATTER_PUSH, _num_bytes(size), script.world_size)
+    for actor in actors:
+        script.scatter(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
+
+
+def _all_gather(script, actors, size, rng):
+    in_place = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    kernel = _either(rng, GATHER, GATHER_PUSH, _num_bytes(size), script.world_size)
+    for actor in actors:
+        script.gather(actor, kernel, _num_bytes(size), in_place=in_place, shifts=shifts)
+
+
+def _broadcast(script, actors, size, rng):
+    root = int(rng.integers(script.world_size))
+    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    kernel = _either(rng, BROADCAST, BROADCAST_PUSH, _num_bytes(size), 1)
+    for actor in actors:
+        script.broadcast(actor, _num_bytes(size), root, kernel=kernel, shifts=shifts)
+
+
+def _put_signal_wait(script, actors, size, rng):
+    anyone = bool(rng.integers(2))
+    for actor in actors:
+        script.signal_ring(actor, _num_bytes(size), anyone=anyone)
+
+
+def _barrier(script, actors, size, rng):
+    pulls = bool(rng.integers(2))
+    for actor in actors:
+        script.barrier_ring(actor, _num_bytes(size), pulls=pulls)
+
+
+def _grid_sync(script, actors, size, rng):
+    """Every block takes what another reduced."""
+    kernel = str(rng.choice([LL16, SENTINEL]))
+    results = [script.reduce(actor, kernel, _count(script, size)) for actor in actors]
+    is_narrow = script.machine.epoch_bits == 4
+    script.grid_sync(int(rng.integers(4, 9) if is_narrow else rng.integers(1, 3)))
+    if SIZES[size] != 65536:
+        for actor in actors:
+            source = results[(actor + 1) % len(actors)]
+            script.reduce(actor, LL16, _count(script, size), source=source)
+
+
+def _exchange(script, actors, size, rng):
+    """Every block reads the slices of all, and takes what another reduced before."""
+    is_long = SIZES[size] == 65536
+    results = [] if is_long else [script.reduce(a, LL16, _count(script, size)) for a in actors]
+    is_narrow = script.machine.epoch_bits == 4
+    times = int(rng.integers(4, 9) if is_narrow and not is_long else rng.integers(1, 3))
+    reaches_all = bool(rng.integers(2))
+    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
+    # Blocks of one rank may take each other's results after either.
+    orders = bool(results) or bool(rng.integers(2))
+    some = {"orders": orders, "share": int(rng.choice([0, 0, 1, 2]))}
+    if reaches_all and bool(rng.integers(2)):
+        count = _num_bytes(size) // script.inputs(1)[0].itemsize
+        script.exchange_reduced(count, times, **some)
+    else:
+        nbytes = _num_bytes(size)
+        script.exchange(nbytes, times, reaches_all=reaches_all, shifts=shifts, **some)
+    for actor, source in zip(actors, results[1:] + results[:1], strict=False):
+        script.reduce(actor, LL16, _count(script, size), source=source)
+
+
+COLLECTIVES = {
+    LL16: _all_reduce(LL16),
+    SENTINEL: _all_reduce(SENTINEL),
+    TWO_SHOT_SENTINEL: _all_reduce(TWO_SHOT_SENTINEL),
+    PUSH: _all_reduce(PUSH),
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+    "put_signal_wait": _put_signal_wait,
+    "barrier": _barrier,
+    "grid_sync": _grid_sync,
+    "exchange": _exchange,
+    "stage": None,  # launches of its own
+}
+CELLS = tuple(
+    Cell(*each)
+    for each in product(COLLECTIVES, SIZES, (2, 3, 4, 8), (32, 64), ("sm_90", "gfx942"), (4, 32))
+)
+# What all blocks of a kernel do together.
+GRIDS = ("grid_sync", "exchange")
+# What comes between on the same channel, always short.
+_FILLING = (LL16, SENTINEL, TWO_SHOT_SENTINEL)
+_FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
+_FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
+
+
+# ---- A cell's programs -------------------------------------------------------------------------
+
+
+def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
+    """Program `number` of a cell: its collective several times on one channel, with others between,
+    for longer than the epochs last where they are narrow.
+    """
+    rng = np.random.default_rng([zlib.crc32(str(cell).encode()), number])
+    nbytes = _num_bytes(cell.size)
+    is_long = nbytes >= _LONG
+    # Short calls: one round or several. Long ones: a scrub of long slots takes its time.
+    sizes = (64, 256) if not is_long else (4096, 8192) if nbytes > _LONG else (2048, 4096)
+    machine = Machine(
+        warp_size=cell.warp_size,
+        model=cell.model,
+        epoch_bits=cell.epoch_bits,
+        packet_bytes=int(rng.choice(sizes)),
+        exchange_bytes=_exchange_bytes(cell),
+        num_channels=_CHANNELS,
+        trace_events=trace_events,
+        csrc=csrc,
+    )
+    script = Script(cell.world_size, machine, dtype=str(rng.choice(DTYPES)), salt=number)
+    threads, blocks, coop, style = _shape(cell, is_long, rng)
+    actors = range(blocks if coop == "Block" else threads // cell.warp_size)
+    shape = {"threads": threads, "blocks": blocks, "coop": coop, "style": style}
+    script.begin(**shape)
+    # Fillers put short messages.
+    script.window(max(nbytes, 64), len(actors))
+
+    def fill(times):
+        for _ in range(times):
+            size = str(rng.choice(["0", "8", "odd"], p=[0.2, 0.6, 0.2]))
+            _FILLERS[rng.integers(len(_FILLERS))](script, actors, size, rng)
+
+    # Where in its period the channel is when the long calls come.
+    lead = int(rng.integers(16)) if cell.epoch_bits == 4 else 0
+    num_calls = 1 if nbytes > _LONG else 2 if is_long else 8 if cell.epoch_bits == 4 else 4
+    if cell.collective in GRIDS:
+        # Each of these is several calls of each block.
+        num_calls = min(num_calls, 3)
+    if is_long:
+        fill(lead)
+    for _ in range(num_calls):
+        if cell.collective == "stage":
+            num_copying = int(rng.choice([1, 2, 3])) * cell.warp_size
+            in_flight = int(rng.integers(1, 6))
+            script.stage(-(-nbytes // 16) * 4, threads=num_copying, in_flight=in_flight)
+            script.begin(**shape)
+        else:
+            COLLECTIVES[cell.collective](script, actors, cell.size, rng)
+        fill(int(rng.integers(1, 3)))
+    return script
+
+
+def _exchange_bytes(cell):
+    """Room for the slices of three blocks of all ranks: what there is, a scrub goes through."""
+    if cell.collective != "exchange":
+        return 0
+    slice_bytes = -(-max(_num_bytes(cell.size), 1) // 64) * 64
+    return -(-3 * cell.world_size * slice_bytes // 128) * 128
+
+
+def _shape(cell, is_long, rng):
+    """Threads of a block, blocks, who acts, and how the calls are launched."""
+    warps = int(rng.choice([2, 4] if is_long else [1, 2, 2, 3]))
+    threads = min(warps * cell.warp_size, 128)
+    if cell.collective in GRIDS:
+        return threads, int(rng.integers(2, 4)), "Block", "kernel"
+    coop, style = (("Block", "kernel"), ("Warp", "kernel"), ("Block", "calls"))[
+        rng.choice(3, p=[0.7, 0.2, 0.1])
+    ]
+    return min(threads, 64) if is_long and coop == "Warp" else threads, 1, coop, style
+
+
+# ---- Runs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """Runs of one program: of a cell, by number, under `num_seeds` seeds."""
+
+    cell: str
+    program: int
+    first_seed: int
+    num_seeds: int
+
+
+@dataclass
+class Result:
+    """What became of a task.
+
+    Attributes:
+        task: It.
+        kind, message, seed: Of what was wrong, as in Outcome; after that no other seed is run.
+        num_runs: Schedules.
+        stats: Sums over the runs, by the fields of KcclSimStats.
+        seconds: Of this process.
+    """
+
+    task: Task
+    kind: str = ""
+    message: str = ""
+    seed: int = -1
+    num_runs: int = 0
+    stats: Counter = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __str__(self):
+        if not self.kind:
+            return f"{self.task.cell}: right"
+        return f"{self.kind} in {self.task.cell}\n{self.message}\nreplay: {self.replay}"
+
+    @property
+    def replay(self):
+        return (
+            f".venv/bin/python tests/sim/sim_soak.py --replay {self.task.cell} "
+            f"--program {self.task.program} --seed {self.seed} --trace out/trace.json"
+        )
+
+
+def run(task):
+    """Makes a task's program and runs it."""
+    begin = time.perf_counter()
+    result = Result(task)
+    script = script_of(Cell.parse(task.cell), task.program)
+    for seed in range(task.first_seed, task.first_seed + task.num_seeds):
+        outcome = script.run(seed)
+        result.num_runs += 1
+        result.stats.update(outcome.stats)
+        if outcome.kind:
+            result.kind, result.message, result.seed = outcome.kind, outcome.message, seed
+            break
+    script.close()
+    result.seconds = time.perf_counter() - begin
+    return result

@@ -1,0 +1,178 @@
+"""Plants every bug of mutations.py and lets the simulator find it; then runs the source as it is.
+
+    make sim-mutations
+
+Prints one line a bug, writes them to bench/records/sim_mutations.jsonl, and exits with 1 when a bug
+is missed or the source as it is does not pass.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from mutations import MUTATIONS
+from mutations.programs import PROGRAMS
+from rich.console import Console
+from rich.table import Table
+
+from kccl.bench.harness import document
+from kccl.jit import cache as jit
+
+RECORD = Path(__file__).resolve().parents[2] / "bench" / "records" / "sim_mutations.jsonl"
+BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a mutation, or of a program with the source as it is.
+
+    Attributes:
+        is_right: Caught by one of its verdicts; or, of the source as it is, passed.
+        name, broken: The mutation's; "" and the program's name.
+        verdict: The kind of the last run's Outcome.
+        seeds: How many were run.
+        seconds: With compiling.
+        message: Of the last run.
+    """
+
+    is_right: bool
+    name: str
+    broken: str
+    verdict: str
+    seeds: int
+    seconds: float
+    message: str
+
+
+def plant(mutation, folder):
+    """A copy of the device source with the bug in it. Returns its root."""
+    root = Path(folder) / "csrc"
+    shutil.copytree(jit.CSRC, root)
+    for edit in mutation.edits:
+        path = root / edit.file
+        text = path.read_text()
+        assert text.count(edit.old) == 1, f"{mutation.name}: not once in {edit.file}: {edit.old}"
+        path.write_text(text.replace(edit.old, edit.new))
+    return root
+
+
+def hunt(name):
+    """Looks for a mutation."""
+    mutation = BY_NAME[name]
+    begin = time.perf_counter()
+    right = PROGRAMS[mutation.program].right
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = plant(mutation, folder)
+        script = PROGRAMS[mutation.program].script(csrc=csrc, **mutation.machine)
+        for seed in range(mutation.max_seeds):
+            outcome = script.run(seed)
+            if outcome.kind != right:
+                break
+    return Row(
+        outcome.kind in mutation.verdicts,
+        mutation.name,
+        mutation.broken,
+        outcome.kind,
+        seed + 1,
+        round(time.perf_counter() - begin, 2),
+        outcome.message,
+    )
+
+
+def controls():
+    """The programs, on the machines that mutations run them on: each once."""
+    found = {}
+    for mutation in MUTATIONS:
+        key = mutation.program, tuple(mutation.machine.items())
+        found[key] = max(found.get(key, 0), mutation.max_seeds)
+    return [(*key, max_seeds) for key, max_seeds in found.items()]
+
+
+def control(case):
+    """Runs a program with the source as it is."""
+    program, machine, max_seeds = case
+    begin = time.perf_counter()
+    script = PROGRAMS[program].script(**dict(machine))
+    for seed in range(max_seeds):
+        outcome = script.run(seed)
+        if outcome.kind != PROGRAMS[program].right:
+            break
+    on = "".join(f", {name} {value}" for name, value in machine)
+    return Row(
+        outcome.kind == PROGRAMS[program].right,
+        "",
+        f"{program}{on}",
+        outcome.kind,
+        seed + 1,
+        round(time.perf_counter() - begin, 2),
+        outcome.message,
+    )
+
+
+def workers():
+    """Processes that compile and run, one a core."""
+    cores = len(os.sched_getaffinity(0))
+    return ProcessPoolExecutor(cores, mp_context=get_context("spawn"))
+
+
+def table(title, words, rows):
+    result = Table(title=title, box=None, title_justify="left", padding=(0, 2, 0, 0))
+    for column in ("", "bug", "verdict", "seeds", "seconds", "what is broken"):
+        result.add_column(column, justify="right" if column in ("seeds", "seconds") else "left")
+    for row in rows:
+        result.add_row(
+            words[row.is_right],
+            row.name,
+            row.verdict,
+            str(row.seeds),
+            f"{row.seconds:.2f}",
+            row.broken,
+        )
+    return result
+
+
+def main():
+    console = Console(width=160)
+    with tempfile.TemporaryDirectory(prefix="kccl-mutations-") as cache:
+        # Nobody needs these kernels again.
+        os.environ["KCCL_CACHE"] = cache
+        with workers() as pool:
+            cases = controls()
+            running = [pool.submit(hunt, mutation.name) for mutation in MUTATIONS]
+            running += [pool.submit(control, case) for case in cases]
+            rows = [future.result() for future in running]
+    found, passed = rows[: len(MUTATIONS)], rows[len(MUTATIONS) :]
+    console.print(table("Planted bugs", ("MISSED", "caught"), found))
+    console.print(table("The source as it is", ("FAILED", "passed"), passed))
+    wrong = [row for row in rows if not row.is_right]
+    for row in wrong:
+        console.print(
+            f"{row.name} {row.broken}: {row.message}", style="red", markup=False, soft_wrap=True
+        )
+    machine = document.machine(0)
+    del machine["ranks"]
+    record = {
+        "machine": machine,
+        "commit": document.commit(),
+        "command": "make sim-mutations",
+        "rows": [{"library": "simulator", **asdict(row)} for row in rows],
+    }
+    with RECORD.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    caught = sum(row.is_right for row in found)
+    console.print(
+        f"{caught} of {len(found)} bugs caught; the source as it is passes "
+        f"{sum(row.is_right for row in passed)} of {len(passed)} programs"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,385 @@
+"""Programs for the simulator that know what is right: calls of several kinds, in one launch or in
+several, and what memory must hold after them.
+
+    script = Script(4, Machine(epoch_bits=4))
+    script.begin(threads=64)
+    for _ in range(20):
+        script.reduce(0, "all_reduce_one_shot_ll16", 37)
+        script.broadcast(0, 100, root=2)
+    outcome = script.run(seed=1)
+    assert not outcome.kind, outcome
+
+What orders the launches of a rank is stronger than what orders the calls within one; so most
+programs make their calls in one launch, of the kernel in kernels/sequence.cuh. An actor is a coop
+of that launch, a block or a warp, with a channel of its own.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
+import numpy as np
+import oracle
+from sim_chunks import Chunks
+from sim_machine import (
+    ALL_KINDS,
+    BARRIER,
+    BROADCAST,
+    LL16,
+    SENTINEL,
+    TWO_SHOT_SENTINEL,
+    Outcome,
+    compiled,
+)
+from worlds import World
+
+from kccl.base import abi
+from kccl.base.abi import ffi
+from kccl.jit import names
+
+_CAPACITY = 1 << 23  # bytes of a rank's memory; what is not used costs nothing
+_GAP = 16  # between arrays, so that what is written beyond an end shows
+_UNTOUCHED = 0xB5
+_STAGE_WORDS = 128  # of SumRing in kernels/stage_sum.cuh
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array on every rank: where it lies in the rank's memory, and what it holds in the end."""
+
+    offsets: tuple
+    values: tuple
+
+
+class Script(Chunks):
+    """A program, made call by call. Of all ranks together: each makes its part of every call."""
+
+    def __init__(self, world_size, machine, *, dtype="float32", op="sum", salt=0, kinds=ALL_KINDS):
+        self.machine = machine
+        self.world = World(world_size, machine.simulation(), machine.settings(), csrc=machine.csrc)
+        self.world_size = world_size
+        self.dtype, self.op, self.kinds = dtype, op, kinds
+        self._salt = salt * 1000
+        self._memory = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
+        self._initial = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
+        self._want = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
+        self._used = [0] * world_size
+        self._what = [[] for _ in self.ranks]
+        self._launches = [[] for _ in self.ranks]
+        self._group = None
+        self._windows = None
+        self._window_stride = 0
+
+    @property
+    def ranks(self):
+        return range(self.world_size)
+
+    def close(self):
+        self.world.close()
+
+    # ---- Memory ------------------------------------------------------------------------------
+
+    def _place(self, rank, values, *, is_written, shift=0, align=8, what=""):
+        """Room for an array in the rank's memory."""
+        data = np.frombuffer(values.tobytes(), np.uint8)
+        at = -(-(self._used[rank] + _GAP) // align) * align + shift
+        end = at + data.size
+        assert end + _GAP <= _CAPACITY
+        before = slice(self._used[rank], at)
+        self._initial[rank][before] = self._want[rank][before] = _UNTOUCHED
+        self._initial[rank][at:end] = _UNTOUCHED if is_written else data
+        self._want[rank][at:end] = data
+        self._used[rank] = end
+        self._what[rank].append((at, what))
+        return at
+
+    def _address(self, rank, offset):
+        return self._memory[rank].ctypes.data + offset
+
+    def inputs(self, count, *, armed=False):
+        """Each rank's own elements, different in every call; `armed`: some are sentinels."""
+        self._salt += 1
+        inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
+        if armed:
+            for rank, x in enumerate(inputs):
+                words = oracle.bits(x[: count * x.itemsize // 8 * 8 // x.itemsize]).view(np.uint64)
+                words[(rank + self._salt) % 3 :: 3] = ~np.uint64(0)
+        return inputs
+
+    def _bytes(self, nbytes):
+        """Each rank's own bytes, different in every call."""
+        self._salt += 1
+        rng = np.random.default_rng(self._salt)
+        return list(rng.integers(0, 256, (self.world_size, nbytes), dtype=np.uint8))
+
+    def array(self, inputs, **options):
+        """The ranks' arrays in memory, as input of a call."""
+        offsets = [self._place(r, x, is_written=False, **options) for r, x in enumerate(inputs)]
+        return Array(tuple(offsets), tuple(inputs))
+
+    # ---- Launches ----------------------------------------------------------------------------
+
+    def begin(self, *, threads=64, blocks=1, coop="Block", style="kernel"):
+        """The next calls are made by a new launch.
+
+        Args:
+            threads: Of a block.
+            blocks: Each an actor, or each of their warps.
+            coop: "Block" or "Warp".
+            style: "kernel": all in one launch; "calls": each by a launch of the library's kernel.
+        """
+        self._flush()
+        per_block = 1 if coop == "Block" else threads // self.machine.warp_size
+        num_actors = blocks * per_block
+        assert style == "kernel" or num_actors == 1
+        self._group = (threads, blocks, coop, style)
+        self._calls = [[[] for _ in range(num_actors)] for _ in self.ranks]
+
+    def _flush(self):
+        if self._group is None:
+            return
+        threads, blocks, coop, style = self._group
+        self._group = None
+        if style == "calls":
+            for rank in self.ranks:
+                self._launches[rank] += [
+                    self.world.call(rank, block=threads, dtype=self.dtype, op=self.op, **call)
+                    for call in self._calls[rank][0]
+                ]
+            return
+        kernel = self._kernel(coop)
+        for rank in self.ranks:
+            lists = self._calls[rank]
+            (count,) = {len(calls) for calls in lists}
+            array = self._pack(rank, lists)
+            comm = self.world.device_comm(rank)
+            launch = self.world.launch(
+                rank, kernel, comm, array, np.uint32(count), grid=blocks, block=threads
+            )
+            self._launches[rank].append(launch)
+
+    def _kernel(self, coop):
+        bits = sum(1 << abi.KERNELS[kind] for kind in self.kinds)
+        expression = names.expression(LL16, self.dtype, self.op, self.machine.csrc)
+        element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2]) + ">"
+        name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {element_and_op}"
+        return compiled("sequence.cuh", name, self.machine.warp_size, self.machine.csrc)
+
+    def _pack(self, rank, lists):
+        """The calls of all actors as an array of KcclCall."""
+        comm = ffi.from_buffer("KcclDeviceComm *", self.world.device_comm(rank).data)
+        calls = ffi.new("KcclCall[]", sum(map(len, lists)) or 1)
+        flat = (call for calls_of_one in lists for call in calls_of_one)
+        for at, fields in zip(calls, flat, strict=False):
+            at.comm = comm[0]
+            at.kernel = abi.KERNELS[fields["kernel"]]
+            at.dtype, at.op = abi.DTYPES[self.dtype], abi.OPS[self.op]
+            for name in ("input", "output", "count", "peer", "channel", "share"):
+                setattr(at, name, fields.get(name, 0))
+        return np.frombuffer(bytearray(ffi.buffer(calls)), np.uint8)
+
+    def call(self, actor, rank, kernel, **fields):
+        """One rank's part of a call, as KcclCall has it."""
+        assert kernel in self.kinds
+        self._calls[rank][actor].append({"kernel": kernel, "channel": actor, **fields})
+
+    # ---- Calls -------------------------------------------------------------------------------
+
+    def reduce(
+        self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0), absent=()
+    ):
+        """An all_reduce; of the result of an earlier call, if `source` says so. Returns its own.
+
+        Ranks that are `absent` do not make it.
+        """
+        armed = kernel in (SENTINEL, TWO_SHOT_SENTINEL)
+        values = self.inputs(count, armed=armed) if source is None else list(source.values)
+        want = oracle.all_reduce(values, self.op)
+        what = f"result of {kernel}, {count} {self.dtype}"
+        if in_place:
+            offsets = [self._place_over(r, want, values[r], what=what) for r in self.ranks]
+            source = out = Array(tuple(offsets), tuple(values))
+        else:
+            source = source or self.array(values, shift=shifts[0])
+            offsets = [
+                self._place(r, want, is_written=True, shift=shifts[1], what=what)
+                for r in self.ranks
+            ]
+            out = Array(tuple(offsets), (want,) * self.world_size)
+        for rank in set(self.ranks) - set(absent):
+            self.call(
+                *(actor, rank, kernel),
+                input=self._address(rank, source.offsets[rank]),
+                output=self._address(rank, out.offsets[rank]),
+                count=count,
+            )
+        return Array(out.offsets, (want,) * self.world_size)
+
+    def broadcast(self, actor, nbytes, root, *, kernel=BROADCAST, shifts=(0, 0)):
+        """Bytes of the root to all others."""
+        sent = self._bytes(nbytes)[root]
+        for rank in self.ranks:
+            is_root = rank == root
+            offset = self._place(
+                *(rank, sent),
+                is_written=not is_root,
+                shift=shifts[0 if is_root else 1],
+                what=f"{kernel} of {nbytes} bytes from {root}",
+            )
+            address = self._address(rank, offset)
+            where = {"input": address} if is_root else {"output": address}
+            self.call(actor, rank, kernel, count=nbytes, peer=root, **where)
+
+    def barrier(self, actor):
+        for rank in self.ranks:
+            self.call(actor, rank, BARRIER)
+
+    def grid_sync(self, times=1):
+        """Of all blocks: every one makes it at the same place of its list."""
+        for rank in self.ranks:
+            for actor in range(len(self._calls[rank])):
+                self.call(actor, rank, "grid_sync", count=times)
+
+    def window(self, nbytes, num_actors=1):
+        """Memory that peers may use: so many bytes for each actor."""
+        self._window_stride = -(-nbytes // 128) * 128
+        self._windows = self.world.window(self._window_stride * num_actors)
+
+    def _in_window(self, rank, actor):
+        return self._windows[rank].ctypes.data + actor * self._window_stride
+
+    def _put(self, actor, rank, peer, values):
+        assert values.nbytes <= self._window_stride
+        at = self._place(rank, values, is_written=False)
+        self.call(
+            *(actor, rank, "put"),
+            input=self._address(rank, at),
+            output=self._in_window(peer, actor),
+            count=values.nbytes,
+            peer=peer,
+        )
+
+    def _get(self, actor, rank, peer, values, what):
+        at = self._place(rank, values, is_written=True, what=what)
+        self.call(
+            *(actor, rank, "get"),
+            input=self._in_window(peer, actor),
+            output=self._address(rank, at),
+            count=values.nbytes,
+            peer=peer,
+        )
+
+    def signal_ring(self, actor, nbytes, *, anyone=False):
+        """Bytes to the right neighbour's window and a signal; then one back, for the room."""
+        values = self._bytes(nbytes)
+        there, back = 2 * actor, 2 * actor + 1
+        for rank in self.ranks:
+            right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
+            self._put(actor, rank, right, values[rank])
+            self.call(actor, rank, "signal", peer=right, channel=there)
+            peer = -1 if anyone else left
+            self.call(actor, rank, "wait", peer=peer, channel=there, count=1)
+            self._get(actor, rank, rank, values[left], "bytes that were put and signalled")
+            self.call(actor, rank, "signal", peer=left, channel=back)
+            self.call(actor, rank, "wait", peer=right, channel=back, count=1)
+
+    def barrier_ring(self, actor, nbytes, *, pulls=False):
+        """Bytes through the right neighbour's window, or from it, between barriers."""
+        values = self._bytes(nbytes)
+        for rank in self.ranks:
+            right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
+            self._put(actor, rank, rank if pulls else right, values[rank])
+        self.barrier(actor)
+        for rank in self.ranks:
+            right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
+            seen = values[right if pulls else left]
+            self._get(actor, rank, right if pulls else rank, seen, "bytes of a neighbour")
+        self.barrier(actor)
+
+    def stage(self, num_words, *, threads, in_flight, num_left=0):
+        """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank.
+
+        Args:
+            num_words: How many.
+            threads: Of the block.
+            in_flight: Copies that may be on their way.
+            num_left: Copies of which nobody takes the bytes: 0 or 2.
+        """
+        self._flush()
+        warp_size = self.machine.warp_size
+        name = f"kccl::kernels::{'stage_leave' if num_left else 'stage_sum'}"
+        kernel = compiled("stage_sum.cuh", name, warp_size, self.machine.csrc)
+        num_taken = (-(-num_words // _STAGE_WORDS) - num_left) * _STAGE_WORDS
+        consumers = max(threads - warp_size, warp_size)
+        place = np.arange(min(num_words, num_taken), dtype=np.uint64)
+        thread = (place % _STAGE_WORDS % consumers).astype(int)
+        for rank, x in enumerate(self._bytes(num_words * 4)):
+            words = x.view(np.uint32)
+            want = np.zeros(threads, np.uint64)
+            np.add.at(want, thread, words[: place.size].astype(np.uint64) * (place + 1))
+            begin = self._place(rank, words, is_written=False, align=16)
+            end = self._place(rank, want, is_written=True, what="sums of a stream")
+            call = {"kernel": LL16, "input": begin, "output": end}
+            call |= {name: self._address(rank, call[name]) for name in ("input", "output")}
+            data = self._pack(rank, [[call | {"count": num_words, "peer": in_flight}]])
+            launch = self.world.launch(rank, kernel, _Call.from_buffer(data), block=threads)
+            self._launches[rank].append(launch)
+
+    # ---- Runs --------------------------------------------------------------------------------
+
+    @cached_property
+    def program(self):
+        """Of all ranks; nothing can be added any more."""
+        self._flush()
+        return self._launches
+
+    def run(self, seed):
+        """Runs the program under one seed and looks at what it left."""
+        program = self.program
+        self.reset()
+        return self.judge(self.world.run(program, seed))
+
+    def explore(self, deviations, limit):
+        """The outcomes of all schedules that World.explore() knows."""
+        program = self.program
+        self.reset()
+        for report in self.world.explore(program, deviations=deviations, limit=limit):
+            yield self.judge(report)
+            self.reset()
+
+    def reset(self):
+        """Memory as before the first call."""
+        for rank, end in enumerate(self._used):
+            self._memory[rank][:end] = self._initial[rank][:end]
+
+    def judge(self, report):
+        """What a report of the World stands for."""
+        kind = message = ""
+        if report.findings:
+            kind, message = report.findings[0].kind, str(report.findings[0])
+        elif any(report.statuses):
+            kind, message = "failed_call", f"statuses {report.statuses}"
+        else:
+            message = self._difference()
+            kind = "wrong_data" if message else ""
+        return Outcome(kind, message, report.stats, report.statuses)
+
+    def _difference(self):
+        for rank, end in enumerate(self._used):
+            got, want = self._memory[rank][:end], self._want[rank][:end]
+            if np.array_equal(got, want):
+                continue
+            first = int(np.flatnonzero(got != want)[0])
+            at, what = max(each for each in self._what[rank] if each[0] <= first)
+            return (
+                f"wrong data: rank {rank}, byte {first - at} of the {what or 'input'}: "
+                f"{got[first]:#x}, must be {want[first]:#x}"
+            )
+        return ""
+
+
+class _Call(ctypes.Structure):
+    """A KcclCall, which goes by value."""
+
+    _fields_ = (("bytes", ctypes.c_uint8 * ffi.sizeof("KcclCall")),)

@@ -1,0 +1,149 @@
+"""Collectives by push: by several blocks, in several rounds, on arrays that begin anywhere, in the
+forms that GPUs run; and whom the planner keeps from them.
+"""
+
+import numpy as np
+import oracle
+import pytest
+from sim_machine import BROADCAST_PUSH, GATHER_PUSH, PUSH, SCATTER_PUSH
+from worlds import Simulation, World
+
+import kccl
+from kccl.backends.base import Settings
+from kccl.plan import choice
+
+BLOCKS = 3
+# Parts of few lines: a long block's slice takes several rounds, a short one's less than a line.
+SETTINGS = Settings(
+    num_channels=1, blocks_per_channel=BLOCKS, packet_bytes=64, staging_bytes=2048, exchange_bytes=0
+)
+COUNTS = (1, 37, 512, 1500)
+# Parts of several lines a thread, which copies some at once, in several turns.
+WIDE = Settings(num_channels=1, packet_bytes=64, staging_bytes=8192, exchange_bytes=0)
+MANY = (4000, 4003)
+
+
+@pytest.fixture(params=[2, 3, 8])
+def world(request):
+    with World(request.param, Simulation(ends_when_stuck=True), SETTINGS) as world:
+        yield world
+
+
+@pytest.fixture(params=[2, 4])
+def wide_world(request):
+    """One block of a warp, and kernels for just so many ranks."""
+    with World(request.param, Simulation(ends_when_stuck=True), WIDE) as world:
+        yield world
+
+
+def shifted(array, shift):
+    """A copy that begins so many bytes behind a word."""
+    memory = np.zeros(array.nbytes + 16, np.uint8)
+    memory[shift : shift + array.nbytes] = array.view(np.uint8)
+    return memory[shift : shift + array.nbytes]
+
+
+def run(world, kernel, inputs, outputs, grid=BLOCKS, block=64, **fields):
+    """One call on each rank; twice, because the second meets the staging of the first."""
+    program = [
+        [
+            world.call(rank, kernel, input=x, output=y, grid=grid, block=block, **fields)
+            for _ in range(2)
+        ]
+        for rank, (x, y) in enumerate(zip(inputs, outputs, strict=True))
+    ]
+    report = world.run(program, seed=len(inputs))
+    assert not report.findings, report.findings[0]
+    assert set(report.statuses) == {0}
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("count", COUNTS)
+def test_all_gather(world, count, shift):
+    ranks = range(world.world_size)
+    inputs = [shifted(oracle.exact("int32", "sum", count, r, 1), shift) for r in ranks]
+    outputs = [np.zeros(world.world_size * 4 * count, np.uint8) for _ in ranks]
+    run(world, GATHER_PUSH, inputs, outputs, count=4 * count)
+    for output in outputs:
+        assert (output == np.concatenate(inputs)).all()
+
+
+@pytest.mark.parametrize(("dtype", "shift"), [("float32", 0), ("bfloat16", 2)])
+@pytest.mark.parametrize("count", COUNTS)
+def test_reduce_scatter(world, count, dtype, shift):
+    ranks = range(world.world_size)
+    inputs = [oracle.exact(dtype, "sum", count * world.world_size, r, 2) for r in ranks]
+    outputs = [np.zeros(inputs[0].itemsize * count, np.uint8) for _ in ranks]
+    given = [shifted(x, shift) for x in inputs]
+    run(world, SCATTER_PUSH, given, outputs, count=count, dtype=dtype)
+    for rank, output in enumerate(outputs):
+        want = oracle.reduce_scatter(inputs, "sum", rank)
+        oracle.assert_same(output.view(want.dtype), want, rank)
+
+
+@pytest.mark.parametrize("shift", [0, 5])
+@pytest.mark.parametrize("count", COUNTS)
+def test_broadcast(world, count, shift):
+    root = world.world_size - 1
+    sent = oracle.exact("int32", "sum", count, root, 3).view(np.uint8)
+    arrays = [shifted(sent if r == root else 0 * sent, shift) for r in range(world.world_size)]
+    run(world, BROADCAST_PUSH, arrays, arrays, count=sent.size, peer=root)
+    for array in arrays:
+        assert (array == sent).all()
+
+
+ONE_WARP = {"grid": 1, "block": 32, "unrolls": True}
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_all_reduce_in_the_form_of_a_gpu(wide_world, count):
+    ranks = range(wide_world.world_size)
+    inputs = [oracle.exact("bfloat16", "sum", count, r, 4) for r in ranks]
+    outputs = [np.zeros_like(x) for x in inputs]
+    run(wide_world, PUSH, inputs, outputs, count=count, dtype="bfloat16", **ONE_WARP)
+    want = oracle.all_reduce(inputs, "sum")
+    for rank, output in enumerate(outputs):
+        oracle.assert_same(output, want, rank)
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_reduce_scatter_in_the_form_of_a_gpu(wide_world, count):
+    ranks = range(wide_world.world_size)
+    inputs = [oracle.exact("float32", "sum", count * len(ranks), r, 5) for r in ranks]
+    outputs = [np.zeros(count, np.float32) for _ in ranks]
+    run(wide_world, SCATTER_PUSH, inputs, outputs, count=count, **ONE_WARP)
+    for rank, output in enumerate(outputs):
+        oracle.assert_same(output, oracle.reduce_scatter(inputs, "sum", rank), rank)
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_all_gather_in_the_form_of_a_gpu(wide_world, count):
+    ranks = range(wide_world.world_size)
+    inputs = [oracle.exact("int32", "sum", count, r, 6) for r in ranks]
+    outputs = [np.zeros(len(ranks) * count, np.int32) for _ in ranks]
+    run(wide_world, GATHER_PUSH, inputs, outputs, count=4 * count, **ONE_WARP)
+    for output in outputs:
+        assert (output == np.concatenate(inputs)).all()
+
+
+@pytest.mark.parametrize("root", [0, 1])
+@pytest.mark.parametrize("count", MANY)
+def test_broadcast_in_the_form_of_a_gpu(wide_world, count, root):
+    ranks = range(wide_world.world_size)
+    sent = oracle.exact("int32", "sum", 4 * count, root, 7)
+    arrays = [sent.copy() if r == root else 0 * sent for r in ranks]
+    run(wide_world, BROADCAST_PUSH, arrays, arrays, count=sent.nbytes, peer=root, **ONE_WARP)
+    for array in arrays:
+        assert (array == sent).all()
+
+
+@pytest.mark.parametrize("name", [GATHER_PUSH, SCATTER_PUSH, BROADCAST_PUSH])
+def test_why_not(name):
+    (spec,) = (spec for spec in choice.SPECS if spec.name == name)
+
+    def why_not(world_size, backend):
+        return spec.why_not(choice.Request(spec.collective, 8, world_size, backend, kccl.float32))
+
+    assert [why_not(2, backend) for backend in ("cuda", "sim")] == [None, None]
+    assert "on the host peers pull" in why_not(2, "host")
+    assert "nobody to push to" in why_not(1, "cuda")

@@ -1,0 +1,188 @@
+"""The simulator finds nothing: a share of the matrix, the largest machine, and all schedules of the
+smallest.
+
+The whole matrix takes hours: `make sim-soak`.
+"""
+
+import json
+import os
+import resource
+import shlex
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import sim_matrix
+import sim_soak
+from rich.console import Console
+from sim_machine import LL16, Machine
+from sim_matrix import CELLS, COLLECTIVES, GRIDS, SIZES, Task
+from sim_mutations import BY_NAME, plant
+from sim_programs import Script
+
+from kccl.jit import cache
+
+# Of warp size, model and epoch bits: every pair of two of them, in half of the combinations.
+PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
+# Every one of them, in a quarter.
+ONCE = {(32, "sm_90", 4), (64, "gfx942", 32)}
+
+
+def share(collective, size):
+    """The tasks of a row of the matrix, by what one run of them costs."""
+    for cell in CELLS:
+        if (cell.collective, cell.size) != (collective, size):
+            continue
+        machine = (cell.warp_size, cell.model, cell.epoch_bits)
+        is_first = machine == min(PAIRS)
+        num_seeds = 1
+        is_grid = collective in GRIDS
+        if is_grid and (cell.world_size == 8 or size == "8K"):
+            # Three blocks of each rank.
+            takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
+        elif size in ("0", "8", "odd"):
+            if cell.world_size == 2 and not is_grid:
+                num_seeds = 2
+            # Of large worlds the lengths that are no whole packets.
+            few = {min(PAIRS)} if size == "odd" else set()
+            machines = {2: PAIRS, 3: PAIRS, 4: ONCE if size == "odd" else {min(PAIRS)}, 8: few}
+            takes = machine in machines[cell.world_size]
+            takes = takes or (cell.world_size == 2 and size != "0" and not is_grid)
+        elif size == "8K":
+            takes = (machine in PAIRS and cell.world_size < 4) or (
+                is_first and (cell.world_size == 4 or collective == LL16)
+            )
+        else:
+            takes = is_first and (cell.world_size == 2 or collective == LL16)
+        if takes:
+            yield Task(str(cell), 0, 1, num_seeds)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """As many processes as there are cores for us."""
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def running(request, pool):
+    """What runs, by collective and size, for all tests: no core idles between two."""
+    mine = (each for each in request.session.items if each.name.startswith("test_nothing_is_found"))
+    rows = [(each.callspec.params["collective"], each.callspec.params["size"]) for each in mine]
+    return {row: [pool.submit(sim_matrix.run, task) for task in share(*row)] for row in rows}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_nothing_is_found(running, collective, size):
+    futures = running[collective, size]
+    assert futures
+    total = Counter()
+    for result in (future.result() for future in futures):
+        assert not result.kind, str(result)
+        total.update(result.stats)
+    # The memory was bent, or a run shows nothing.
+    assert size == "0" or total["old_loads"] > 0
+
+
+def test_a_seed_is_a_run_in_any_process(pool):
+    """Or a finding could not be replayed: nothing depends on where memory lies."""
+    cells = [cell for cell in CELLS if cell.size == "odd" and cell.world_size == 3]
+    tasks = [Task(str(cell), 7, 3, 2) for cell in cells[::6]]
+    there = list(pool.map(sim_matrix.run, tasks))
+    _shifts_what_comes_next = [bytearray(77 * size) for size in range(40)]
+    for task, result in zip(reversed(tasks), reversed(there), strict=True):
+        assert sim_matrix.run(task).stats == result.stats, task
+
+
+def largest():
+    """One program on a machine of 132 blocks x 512 threads x 4 ranks, and the bytes it took."""
+    machine = Machine(num_channels=132, packet_bytes=64, schedule="round_robin")
+    script = Script(4, machine, kinds=(LL16, "grid_sync"))
+    script.begin(threads=512, blocks=132)
+    for block in range(132):
+        script.reduce(block, LL16, 5)
+    script.grid_sync()
+    outcome = script.run(1)
+    return outcome, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_the_largest_machine():
+    """270,336 threads fit: each block with an all_reduce of its own, then all blocks together."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        outcome, peak_bytes = pool.submit(largest).result()
+    assert not outcome.kind, outcome.message
+    assert outcome.stats["loads"] > 4 * 132 * 512
+    assert peak_bytes < 4e9
+
+
+# Threads, calls and deviations; more than so many schedules.
+SMALLEST = [(32, 1, 1, 500), (32, 2, 1, 1000), (32, 3, 1, 1500), (64, 1, 1, 1700), (64, 2, 1, 3000)]
+
+
+def smallest(threads, calls, csrc=cache.CSRC):
+    """Two ranks of one block, where all decisions are made one by one."""
+    machine = Machine(schedule="exhaustive", epoch_bits=4, packet_bytes=32, csrc=csrc)
+    script = Script(2, machine, kinds=(LL16,))
+    script.begin(threads=threads)
+    for _ in range(calls):
+        script.reduce(0, LL16, 2)
+    return script
+
+
+def explored(threads, calls, deviations):
+    """How many schedules of the smallest there are, and what was found, in words."""
+    outcomes = list(smallest(threads, calls).explore(deviations, limit=20000))
+    return len(outcomes), [outcome.message for outcome in outcomes if outcome.kind]
+
+
+def test_all_schedules_of_the_smallest(pool):
+    *arguments, least = zip(*SMALLEST, strict=True)
+    # The longest first.
+    results = pool.map(explored, *(reversed(each) for each in arguments))
+    for (num_schedules, wrong), more_than in zip(results, reversed(least), strict=True):
+        assert not wrong, wrong[0]
+        # That there are no more was seen by the search itself.
+        assert more_than < num_schedules < 20000
+
+
+@pytest.mark.parametrize("name", ["one_flag_of_two", "packets_tear_at_4_bytes", "wrong_parity"])
+def test_one_deviation_shows_a_bug(name, tmp_path):
+    csrc = plant(BY_NAME[name], tmp_path)
+    outcomes = smallest(32, 1, csrc).explore(2, limit=20000)
+    assert any(outcome.kind in BY_NAME[name].verdicts for outcome in outcomes)
+
+
+def test_names_of_cells():
+    assert len({str(cell) for cell in CELLS}) == len(CELLS)
+    assert all(sim_matrix.Cell.parse(str(cell)) == cell for cell in CELLS[::97])
+
+
+# ---- The soak ----------------------------------------------------------------------------------
+
+
+def test_the_soak_counts_what_it_does():
+    console = Console(record=True, width=140)
+    results = sim_soak.soak(0.03, first=1, console=console)
+    assert results and not any(result.kind for result in results)
+    found = sim_soak.rows(results)
+    assert sum(row["schedules"] for row in found) == sum(result.num_runs for result in results)
+    console.print(sim_soak.table(found))
+    assert "overtaken stores" in console.export_text()
+
+
+def test_a_finding_can_be_replayed(monkeypatch, capsys, tmp_path):
+    result = sim_matrix.Result(Task("broadcast/odd/3/64/gfx942/4", 2, 5, 1), "deadlock", seed=6)
+    script, *arguments = shlex.split(result.replay)[1:]
+    assert Path(script).name == Path(sim_soak.__file__).name
+    trace = tmp_path / "trace.json"
+    arguments[arguments.index("--trace") + 1] = str(trace)
+    monkeypatch.setattr("sys.argv", [script, *arguments])
+    # Nothing is wrong with this one.
+    assert sim_soak.main() == 0
+    assert "right" in capsys.readouterr().out
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 1000

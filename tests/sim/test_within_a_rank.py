@@ -1,0 +1,168 @@
+"""What waits within a rank: grid_sync's blocks for each other, a ring's warps for its copies."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.base import abi, failure
+from kccl.base.abi import ffi, lib
+
+CSRC = Path(kccl.include_dir()).parent
+KERNELS = Path(__file__).parents[1] / "kernels"
+
+SOURCE = """
+#include <kccl/kccl.cuh>
+
+// Block `absent` does not come to the sync after `count`.
+KCCL_KERNEL void leave(kccl::DeviceComm comm, uint32_t absent, uint32_t count, uint32_t* statuses) {
+    const uint32_t block = kccl::platform::block_in_grid();
+    kccl::Status status = kKcclOk;
+    for (uint32_t i = 0; i <= count && status == kKcclOk; ++i) {
+        if (i == count && block == absent) return;
+        status = kccl::grid_sync(comm);
+    }
+    if (kccl::leads(kccl::block())) kccl::mem::store_plain(statuses + block, uint32_t(status));
+}
+
+using SmallRing = kccl::Ring<4, 512>;
+
+// Copies more than the ring has stages for, and consumes the first only.
+KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* pushed) {
+    KCCL_BLOCK_SHARED(SmallRing, ring);
+    kccl::init_ring(kccl::block(), ring, 1);
+    kccl::Producer<SmallRing> producer(ring, comm);
+    kccl::Consumer<SmallRing> consumer(ring, comm);
+    uint32_t count = 0;
+    while (count < 8 && producer.push(words + 128 * count, 512, 2) == kKcclOk) {
+        if (count == 0 && consumer.front() != nullptr) consumer.pop();
+        ++count;
+    }
+    producer.drain();
+    if (kccl::leads(kccl::block())) kccl::mem::store_plain(pushed, count);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def module():
+    return kccl.compile(SOURCE, ["leave", "hoard"])
+
+
+def on_sim(main, world_size=2):
+    return kccl.run_threads(main, world_size, backend="sim", timeout=0.01)
+
+
+# grid_sync
+
+
+def test_a_single_block_waits_for_nobody():
+    """On the host a kernel is one block; the words in the window stay as they are."""
+
+    def main(comm):
+        handle = comm._backend.op("grid_sync", count=1000)
+        assert lib.kccl_host_run(handle) == lib.kKcclOk
+        call_comm = handle.call.comm
+        words = ffi.cast("char *", call_comm.scratch[comm.rank]) + call_comm.layout.grid
+        assert not any(ffi.buffer(words, abi.MAX_BLOCKS * abi.LINE_BYTES)[:])
+        comm.barrier()
+
+    kccl.run_threads(main, 2)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_block_that_does_not_come(module, count):
+    """The record names it, the other blocks and the peers fail, and all go on after reset()."""
+    blocks, absent = 5, 3
+
+    def main(comm):
+        leave = module.kernel("leave")
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
+        statuses = np.full(blocks, 99, np.uint32)
+        if comm.rank == 0:
+            with pytest.raises(kccl.Timeout) as caught:
+                leave(
+                    *(comm, device_comm, np.uint32(absent), np.uint32(count), statuses),
+                    grid=blocks,
+                )
+            told = str(caught.value)
+            assert f"grid_sync on rank 0: block {absent} did not arrive" in told
+            assert f"epoch seen {count}, wanted {count + 1}" in told
+            assert list(statuses) == [1, 1, 1, 99, 1]
+        else:
+            comm.timeout = 1000
+            with pytest.raises(kccl.Timeout, match=f"block {absent} did not arrive.*heard it from"):
+                comm.barrier()
+        comm.reset()
+        comm.timeout = 1000
+        leave(*(comm, device_comm, np.uint32(blocks), np.uint32(4), statuses), grid=blocks)
+        assert not statuses.any()
+
+    on_sim(main)
+
+
+def test_too_many_blocks(module):
+    """More than have words of their own: refused, and the rank goes on after reset()."""
+    blocks = abi.MAX_BLOCKS + 1
+
+    def main(comm):
+        leave = module.kernel("leave")
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
+        statuses = np.zeros(blocks, np.uint32)
+        arguments = comm, device_comm, np.uint32(blocks), np.uint32(1), statuses
+        message = f"grid_sync: the kernel on rank 0 has {blocks} blocks, must have at most"
+        with pytest.raises(kccl.InvalidArgument, match=message):
+            leave(*arguments, grid=blocks, block=32)
+        comm.reset()
+        leave(*arguments, grid=2, block=32)
+        assert not statuses[:2].any()
+
+    on_sim(main, 1)
+
+
+# Rings
+
+
+def test_copies_that_nobody_consumes(module):
+    """The producer gives up, its copies have landed, and the kernel ends."""
+
+    def main(comm):
+        device_comm = comm.device_comm(channels=1, max_bytes=16)
+        words, pushed = np.zeros(8 * 128, np.uint32), np.zeros(1, np.uint32)
+        with pytest.raises(kccl.Timeout) as caught:
+            module.kernel("hoard")(comm, device_comm, words, pushed, block=32)
+        told = str(caught.value)
+        assert "a warp of the same block did not arrive" in told
+        assert "copy 5 seen, 6 wanted" in told
+        assert pushed[0] == 5
+
+    on_sim(main, 1)
+
+
+def test_an_interrupt_is_nobodys_copy():
+    """The record of an interrupt names the rank itself, but not because it waits for itself."""
+    record = ffi.new("KcclRecord *")
+    record.status = lib.kKcclInterrupted
+    record.rank = record.peer = 1
+    record.kernel = lib.kKcclBarrierDirect
+    record.seen, record.wanted = 4, 5
+    told = str(failure.error_of(lib.kKcclInterrupted, record, 1))
+    assert "rank 1 was interrupted; rank 1 waited for its peers: epoch seen 4, wanted 5" in told
+
+
+def test_a_ring_on_the_host(tmp_path):
+    """A block of one thread copies ahead and consumes in turn."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path / "stage_sum"
+    command = [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command += [f"-I{CSRC}/include", KERNELS / "stage_sum_on_host.cpp", CSRC / "host" / "idle.cpp"]
+    built = subprocess.run([*command, "-o", program], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("all sums are right\n", "")

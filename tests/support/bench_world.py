@@ -1,0 +1,208 @@
+"""Ranks as threads with a fake communicator, and rows to report on: for the tests of bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.bench import cli
+from kccl.bench.harness import collective, measure
+
+Broken = Callable[[np.ndarray, int], None]
+
+
+class FakeWorld:
+    """Ranks as threads of one process; `broken` may spoil the result that a rank is given."""
+
+    def __init__(self, world_size: int, broken: Broken | None = None) -> None:
+        self.world_size = world_size
+        self.broken = broken
+        self.slots: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size)
+
+    def run(self, main: Callable[[FakeComm], Any]) -> list[Any]:
+        """main(comm) in one thread per rank; results by rank, the first exception raised."""
+        results: list[Any] = [None] * self.world_size
+        errors: list[BaseException] = []
+
+        def body(rank: int) -> None:
+            try:
+                results[rank] = main(FakeComm(self, rank))
+            except BaseException as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+    def exchange(self, rank: int, item: Any) -> list[Any]:
+        self.slots[rank] = item
+        self.barrier.wait(30)
+        items = list(self.slots)
+        self.barrier.wait(30)
+        return items
+
+
+class FakeComm:
+    """The part of a communicator that the benchmarks use."""
+
+    backend = "host"
+
+    def __init__(self, world: FakeWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.world_size = world.world_size
+        self.all_reduce = FakeCollective("all_reduce", self._all_reduce)
+        self.all_gather = FakeCollective("all_gather", self._all_gather)
+        self.reduce_scatter = FakeCollective("reduce_scatter", self._reduce_scatter)
+        self.broadcast = FakeCollective("broadcast", self._broadcast)
+        self.barrier = FakeCollective("barrier", self._barrier)
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        # The real one carries what JSON can.
+        return [json.loads(text) for text in self.world.exchange(self.rank, json.dumps(item))]
+
+    def algorithms(self, name: str) -> list[str]:
+        return [f"{name}_one_shot_ll16", f"{name}_slow"]
+
+    def _all_reduce(self, x: np.ndarray, out: np.ndarray | None = None, op: str = "sum") -> None:
+        steps = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+        inputs = self.world.exchange(self.rank, x.copy())
+        total = inputs[0]
+        for other in inputs[1:]:
+            total = steps[op](total, other)
+        result = x if out is None else out
+        result[:] = total
+        if self.world.broken:
+            self.world.broken(result, self.rank)
+
+    def _all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
+        out[:] = np.concatenate(self.world.exchange(self.rank, x.copy()))
+
+    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
+        assert op == "sum"
+        total = sum(self.world.exchange(self.rank, x.copy()))
+        out[:] = total[self.rank * out.size :][: out.size]
+
+    def _broadcast(self, x: np.ndarray, root: int = 0) -> None:
+        x[:] = self.world.exchange(self.rank, x.copy())[root]
+
+    def _barrier(self) -> None:
+        self.world.exchange(self.rank, None)
+
+
+class FakeCollective:
+    def __init__(self, name: str, function: Callable[..., None]) -> None:
+        self.name = name
+        self.function = function
+
+    def __call__(self, *args: Any, **keywords: Any) -> None:
+        self.function(*args, **keywords)
+
+    def prepare(self, *args: Any, algorithm: str | None = None, **keywords: Any) -> FakeOp:
+        if algorithm is not None and algorithm.endswith("_slow") and args and args[0].nbytes < 16:
+            raise kccl.InvalidArgument(f"{algorithm} needs 16 bytes")
+        name = algorithm or f"{self.name}_one_shot_ll16"
+        return FakeOp(partial(self.function, *args, **keywords), name)
+
+
+class FakeOp:
+    def __init__(self, call: Callable[[], None], name: str) -> None:
+        self.call = call
+        self.delay_s = 0.003 if name.endswith("_slow") else 0.0
+        self.plan = SimpleNamespace(name=name, blocks=1)
+
+    def __call__(self) -> None:
+        time.sleep(self.delay_s)
+        self.call()
+
+    def time(self, iterations: int, warmup: int = 0) -> np.ndarray:
+        for _ in range(warmup):
+            self()
+        times_us = np.empty(iterations)
+        for i in range(iterations):
+            start = time.perf_counter_ns()
+            self()
+            times_us[i] = (time.perf_counter_ns() - start) / 1e3
+        return times_us
+
+
+def off_by_one(result: np.ndarray, rank: int) -> None:
+    result[:] = np.roll(result, 1)
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kccl.probe, "one_way_latency_us", lambda comm: 0.25)
+    monkeypatch.setattr(kccl.probe, "copy_us", lambda comm, nbytes: nbytes / 1000)
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args([*argv, "--iterations", "4", "--repeats", "2"])
+
+
+def problem(dtype: str = "float32", op: str = "sum", count: int = 64, n: int = 4) -> Any:
+    numpy_dtype = kccl.dtypes.to_numpy(dtype)
+    table = collective.load("all_reduce")
+    return table.problems(
+        [count * numpy_dtype.itemsize],
+        dtype=dtype,
+        np_dtype=numpy_dtype,
+        op=op,
+        root=0,
+        in_place=True,
+        world_size=n,
+    )[0]
+
+
+def row(**changes: Any) -> measure.Row:
+    values = {
+        "library": "kccl",
+        "collective": "all_reduce",
+        "algorithm": "all_reduce_one_shot_ll16",
+        "mode": "eager",
+        "call": "prepared",
+        "complete": "message",
+        "order": "relaxed",
+        "world_size": 2,
+        "blocks": 1,
+        "bytes": 8,
+        "dtype": "float32",
+        "op": "sum",
+        "in_place": True,
+        "time_us": 1.0,
+        "p99_us": 2.0,
+        "skew_us": 0.1,
+        "skewed_us": None,
+        "host_us": None,
+        "floor_us": 0.1,
+        "algbw_gbps": 0.008,
+        "busbw_gbps": 0.008,
+        "wrong": 0,
+    }
+    assert tuple(values) == measure.COLUMNS
+    return values | changes
+
+
+def gpu_document(*rows: measure.Row) -> dict[str, Any]:
+    """As of a run on two GPUs."""
+    machine = {"cpu_model": "some CPU", "cpus": 2, "gpus": ["NVIDIA H200"] * 2, "ranks": 2}
+    return {"machine": machine, "commit": "abc", "command": "kccl bench", "rows": list(rows)}

@@ -1,0 +1,117 @@
+"""Ranks forked off a process that has imported PyTorch, whose import takes longer than most tests.
+
+As those of ranks.py, but that `kccl run` does not start them: for tests of what ranks do together,
+not of how they are started.
+"""
+
+import atexit
+import multiprocessing
+import os
+import secrets
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from multiprocessing import forkserver
+from pathlib import Path
+
+import ranks
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Not CUDA, whose state does not survive a fork, and not kccl, which reads variables.
+_CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch"])
+TIMED_OUT = 124
+_ENDING_S = 10
+
+
+def begin():
+    """Lets the import begin, so that the first test need not wait for all of it."""
+    forkserver.ensure_running()
+
+
+def run(world_size, program, *, timeout=60, **variables):
+    """Exit code, facts by rank, stderr; as ranks.run, without its launcher's options."""
+    with Job(world_size, program, **variables) as job:
+        return job.end(timeout)
+
+
+class Job:
+    """Ranks that have been started."""
+
+    def __init__(self, world_size, program, **variables):
+        self._folder = tempfile.TemporaryDirectory()
+        environment = ranks.environment(**variables) | {
+            "KCCL_WORLD_SIZE": str(world_size),
+            "KCCL_RENDEZVOUS": secrets.token_hex(16),
+        }
+        self.outputs = [Path(self._folder.name) / str(rank) for rank in range(world_size)]
+        self.processes = [
+            _CONTEXT.Process(
+                target=_be_rank,
+                args=(ranks.PRELUDE + program, environment | {"KCCL_RANK": str(rank)}, output),
+            )
+            for rank, output in enumerate(self.outputs)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            # Not for ever: the kernel may keep it, see kccl/tools/remains.py.
+            process.join(_ENDING_S)
+            if process.exitcode is None:
+                said = f"process {process.pid} has not ended though it is killed"
+                warnings.warn(said, stacklevel=2)
+        self._folder.cleanup()
+
+    def end(self, timeout=60):
+        """Exit code, the facts that ranks said, by rank, and stderr."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        errors = [output.with_suffix(".err") for output in self.outputs]
+        err = "".join(
+            f"rank {rank}: exit code {code}\n{path.read_text() if path.exists() else ''}"
+            for rank, (code, path) in enumerate(zip(codes, errors, strict=True))
+        )
+        code = TIMED_OUT if None in codes else next(filter(None, codes), 0)
+        return code, {fact["rank"]: fact for fact in self.facts()}, err
+
+    def facts(self):
+        """What ranks have said until now."""
+        texts = [output.read_text() for output in self.outputs if output.exists()]
+        return ranks.facts("".join(texts))
+
+
+def _be_rank(program, environment, output):
+    """The whole life of a rank, in its process."""
+    for descriptor, path in ((1, output), (2, output.with_suffix(".err"))):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 0
+    try:
+        exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit as ended:
+        code = ended.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # As where an interpreter ends, which a forked process does not.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,98 @@
+"""Random programs: calls of every kind, size and algorithm, and who is late."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import oracle
+
+from kccl.base import dtypes
+from kccl.plan.choice import SPECS, Request
+
+# Mostly short; some longer than a packet slot, so that a call takes several epochs.
+COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
+COLLECTIVES = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call, the same on every rank; `late` is the rank that comes late, if there is one.
+
+    `wants`: each rank's result.
+    """
+
+    collective: str
+    inputs: tuple
+    wants: tuple
+    op: str
+    root: int
+    algorithm: str
+    channel: int
+    late: int
+
+
+def algorithms_for(collective, world_size, dtype):
+    """Names of the algorithms that can run such calls."""
+    request = Request(collective, 8, world_size, "host", dtypes.of(dtype))
+    specs = [spec for spec in SPECS if spec.collective == collective]
+    return [spec.name for spec in specs if spec.why_not(request) is None]
+
+
+def random_program(world_size, num_calls, seed, *, counts=COUNTS, num_channels=1):
+    rng = np.random.default_rng(seed)
+    return [_random_step(world_size, salt, rng, counts, num_channels) for salt in range(num_calls)]
+
+
+def _random_step(world_size, salt, rng, counts, num_channels):
+    collective = str(rng.choice(COLLECTIVES))
+    dtype = str(rng.choice(oracle.DTYPES))
+    op = str(rng.choice(oracle.ops_of(dtype)))
+    count = int(rng.choice(counts))
+    root = int(rng.integers(world_size))
+    names = algorithms_for(collective, world_size, dtype)
+    size = count * world_size if collective == "reduce_scatter" else count
+    inputs = tuple(oracle.exact(dtype, op, size, rank, salt) for rank in range(world_size))
+    return Step(
+        collective,
+        inputs,
+        tuple(_want(collective, inputs, op, root, rank) for rank in range(world_size)),
+        op,
+        root,
+        str(rng.choice(["", *names])),
+        int(rng.integers(num_channels)),
+        int(rng.integers(3 * world_size)),
+    )
+
+
+def _want(collective, inputs, op, root, rank):
+    if collective == "broadcast":
+        return inputs[root]
+    if collective == "all_gather":
+        return oracle.all_gather(inputs)
+    if collective == "reduce_scatter":
+        return oracle.reduce_scatter(inputs, op, rank)
+    return oracle.all_reduce(inputs, op)
+
+
+def run_program(comm, steps):
+    """Makes the calls and checks each."""
+    barriers = [comm.barrier.prepare(channel=channel) for channel in range(comm.num_channels)]
+    for number, step in enumerate(steps):
+        if comm.rank == step.late:
+            # By about as much as a call takes, or by much more.
+            time.sleep(0 if number % 16 else 0.0005)
+        if step.collective == "barrier":
+            barriers[step.channel]()
+            continue
+        got = _make(comm, step, step.inputs[comm.rank].copy())
+        what = (number, step.collective, step.algorithm, step.op, step.root, comm.rank)
+        oracle.assert_same(got.reshape(-1), step.wants[comm.rank], *what)
+
+
+def _make(comm, step, x):
+    keywords = {"algorithm": step.algorithm, "channel": step.channel}
+    if step.collective == "broadcast":
+        return comm.broadcast(x, step.root, **keywords)
+    if step.collective == "all_gather":
+        return comm.all_gather(x, **keywords)
+    return getattr(comm, step.collective)(x, op=step.op, **keywords)

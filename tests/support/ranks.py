@@ -1,0 +1,127 @@
+"""Programs run as ranks under `kccl run`, and what must not be left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+LAUNCHER = [sys.executable, "-m", "kccl", "run"]
+_JOB = "RANKS_OF_A_TEST"
+
+PRELUDE = """
+import json, os, signal, sys, threading, time
+import numpy as np
+import kccl
+
+def say(**facts):
+    os.write(1, (json.dumps(facts) + "\\n").encode())
+"""
+
+
+def environment(**variables):
+    """This process's variables without a launcher's, and `variables`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if (not name.startswith(("KCCL_", "PMI", "OMPI", "MPI")) or name == "KCCL_CACHE")
+        and name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    return kept | {"KCCL_TIMEOUT": "20", "KCCL_FIRST_TIMEOUT": "20"} | variables
+
+
+class Job:
+    """A launcher that has been started, and its ranks."""
+
+    def __init__(self, world_size, program, *options, **variables):
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [
+                *LAUNCHER, "-n", str(world_size), *options,
+                "--", sys.executable, "-c", PRELUDE + program,
+            ],
+            env=environment(**variables) | {_JOB: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        # Again and again, because a process between fork and exec does not show its mark.
+        eventually(self._has_no_more)
+        self.process.communicate()
+
+    def _has_no_more(self):
+        pids = self.pids()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    def end(self, timeout=60):
+        """Exit code, the facts that ranks said, by rank, and stderr."""
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, {fact["rank"]: fact for fact in facts(out)}, err
+
+    def wait_for(self, num_lines):
+        """The next lines of standard output."""
+        return [json.loads(self.process.stdout.readline()) for _ in range(num_lines)]
+
+    def pids(self):
+        """Processes of the job that run, the launcher and its guard among them."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                environ = (folder / "environ").read_bytes()
+                if f"{_JOB}={self.mark}".encode() in environ.split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+    def rank_pids(self):
+        """rank -> process id."""
+        found = {}
+        for pid in self.pids():
+            with suppress(OSError):
+                for text in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    name, _, value = text.partition(b"=")
+                    if name == b"KCCL_RANK":
+                        found[int(value)] = pid
+        return found
+
+
+def run(world_size, program, *options, timeout=60, **variables):
+    """Exit code, facts by rank, stderr."""
+    with Job(world_size, program, *options, **variables) as job:
+        return job.end(timeout)
+
+
+def facts(out):
+    """What ranks said in a standard output."""
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def traces():
+    """Names in the kernel that a job may leave: shared memory files and sockets."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    names = {line.split()[-1] for line in sockets if "@kccl-" in line}
+    return names | {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def eventually(condition, limit_s=5.0):
+    """True as soon as `condition()` holds."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())

@@ -1,0 +1,254 @@
+"""The command `kccl`."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import environment
+
+from kccl.base import abi
+from kccl.base import errors as kccl_errors
+from kccl.gpu import driver
+from kccl.plan import choice
+from kccl.tools import warm
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+def kccl(*arguments, launcher=(), **variables):
+    return subprocess.run(
+        [*launcher, sys.executable, "-m", "kccl", *arguments],
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_doctor():
+    done = kccl("doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["is_well"]
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["2 ranks"]["status"] == "ok"
+    for check in checks.values():
+        assert check["found"]
+        assert (check["status"] == "ok") == (not check["reason"] and not check["cure"])
+    assert "cuda backend needs" in checks["CUDA"]["reason"]
+    assert checks["simulator"]["status"] == "ok"
+    assert document["variables"]["KCCL_TIMEOUT"] == {"value": "20", "is_set": True}
+
+
+def test_doctor_shows_what_fails():
+    done = kccl("doctor", "--json", KCCL_TIMEOT="5")
+    assert done.returncode == 1
+    document = json.loads(done.stdout.splitlines()[-1])
+    failed = {check["name"] for check in document["checks"] if check["status"] == "no"}
+    assert {"variables", "1 rank", "2 ranks"} <= failed
+    assert "KCCL_TIMEOT is no variable of KCCL" in done.stdout
+    assert document["variables"]["KCCL_TIMEOT"] == {"value": "5", "is_set": True}
+
+
+def test_topo():
+    done = kccl("topo", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    machine = json.loads(done.stdout.splitlines()[-1])
+    assert machine["format"] == 1
+    assert machine["core_to_core_us"] is None
+    assert "CPU model" in done.stdout
+
+
+def test_topo_plot_probes(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "distances.svg"
+    done = kccl("topo", "--json", "--plot", str(picture))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout.splitlines()[-1])["core_to_core_us"][0][1] > 0
+    assert picture.read_text().startswith("<?xml")
+    done = kccl("topo", "--plot", str(tmp_path / "nowhere" / "distances.svg"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("kccl: cannot write ")
+
+
+def test_plan():
+    done = kccl("plan", "all_reduce", "--bytes", "8", "-n", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("all_reduce of 8 bytes float32 over 4 ranks on host\n")
+    done = kccl(
+        "plan", "all_reduce", "--bytes", "8K", KCCL_ALGORITHM="all_reduce_two_shot_pull_simple"
+    )
+    assert "  all_reduce_two_shot_pull_simple: asked for by name" in done.stdout
+    assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
+
+
+def test_warm(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wanted = ("-n", "2", "-d", "bfloat16", "--op", "sum", "--arch", "sm_90a")
+    for _ in range(2):
+        done = kccl("warm", *wanted, KCCL_CACHE=str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"15 kernels for sm_90a in {tmp_path}\n")
+        assert len(list(tmp_path.glob("*/*.cubin"))) == 15
+    # What a call then looks for is there.
+    (found,) = warm.warm([("all_reduce_one_shot_ll16", "bfloat16", "sum", 2)], "sm_90a")
+    assert (tmp_path / found.parent.name / found.name).exists()
+    for arch, must in (("sm_33", "must with NVRTC "), ("sm_90", "must be 'sm_90a': ")):
+        done = kccl("warm", "-n", "2", "-d", "int32", "--op", "sum", "--arch", arch)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"kccl: arch is {arch!r}, {must}")
+
+
+def test_errors_of_the_driver_come_out_of_other_processes():
+    error = pickle.loads(pickle.dumps(driver.DriverError("cuGraphLaunch failed", 719)))
+    assert (type(error), str(error), error.code) == (
+        driver.DriverError,
+        "cuGraphLaunch failed",
+        719,
+    )
+    error = pickle.loads(pickle.dumps(kccl_errors.CompileError("no", log="line 3")))
+    assert (str(error), error.log) == ("no", "line 3")
+
+
+def test_warm_knows_what_gpus_take():
+    alone, four = warm.instances([1]), warm.instances([4])
+    names = {name for name, *_ in four}
+    assert {"put", "get", "signal", "wait", "barrier_direct"} < names
+    assert {spec.name for spec in choice.SPECS} - names == {
+        name for name in abi.KERNELS if name.endswith(("_pull_simple", "_cma_simple"))
+    }
+    assert not any("two_shot" in name or "push" in name for name, *_ in alone)
+    assert ("all_reduce_one_shot_ll16", "int32", "avg", 4) not in four
+    # What moves bytes has one form for all types.
+    assert len([each for each in four if each[0] == "all_gather_direct_ll16"]) == 1
+    without_op = {name for name, *_ in warm.instances([4], ["int32"], ["avg"])}
+    assert without_op == {name for name in names if "reduce" not in name}
+    assert len(warm.instances([1, 4, 4])) < len(alone) + len(four)
+
+
+def test_bench_alone():
+    done = kccl("bench", "all_reduce", "-b", "8", "-e", "16", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {row["wrong"] for row in json.loads(done.stdout.splitlines()[-1])["rows"]} == {0}
+
+
+def test_bench_simulated():
+    arguments = ("--backend", "sim", "-n", "3", "-e", "16", "--seed", "2", "--json")
+    done = kccl("bench", "all_reduce", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# kccl bench all_reduce: 3 ranks, backend sim, in place\n")
+    assert "# times are those of the simulation on this CPU, not of any GPU" in done.stdout
+    assert "# floor:" not in done.stdout
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert {row["bytes"] for row in rows} == {8, 16}
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)
+    assert all(row[name] is None for row in rows for name in ("floor_us", "busbw_gbps"))
+
+
+def test_version_and_folders():
+    import kccl as package
+
+    assert kccl("--version").stdout == f"kccl {package.__version__}\n"
+    folder = Path(kccl("include-dir").stdout.strip())
+    assert (folder / "kccl" / "kccl.cuh").exists()
+    assert (Path(kccl("cmake-dir").stdout.strip()) / "kcclConfig.cmake").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nonsense",),
+        ("bench",),
+        ("bench", "nonsense"),
+        ("bench", "all_reduce", "-d", "float7"),
+        ("bench", "all_reduce", "-b", "x"),
+        ("bench", "all_reduce", "-n", "2"),
+        ("bench", "all_reduce", "--backend", "sim", "-n", "9"),
+        ("plan", "nonsense"),
+        ("plan", "all_reduce", "--bytes", "6"),
+        ("plan", "all_reduce", "--bytes", "x"),
+        ("plan", "all_reduce", "--dtype", "float7"),
+        ("plan", "all_reduce", "-n", "9"),
+        ("warm", "-n", "9"),
+        ("warm", "-n", "2", "--op", "median"),
+        ("warm", "-n", "2", "-d", "int7"),
+        ("run", "--", "true"),
+        ("run", "-n", "2"),
+        ("run", "-n", "0", "--", "true"),
+        ("run", "-n", "2", "--timeout", "0", "--", "true"),
+        ("topo", "--nonsense"),
+        ("doctor", "nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_give_one_line(arguments):
+    done = kccl(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("kccl")
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrong_variables_give_one_line():
+    for variables in ({"KCCL_EPOCH_BITS": "x"}, {"KCCL_TIMEOT": "1"}, {"PMI_RANK": "x"}):
+        done = kccl("plan", "barrier", **variables)
+        assert done.returncode == 2
+        assert done.stderr.startswith("kccl: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m kccl topo --json | true"
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+
+
+def test_start_is_cheap():
+    program = (
+        "import sys; from kccl.tools import cli; cli.main(['--version']); "
+        "print([name for name in ('numpy', 'rich', 'mpi4py', 'kccl._core') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (("topo",), "Machine"),
+        (("plan", "barrier"), "barrier of 0 bytes over 2 ranks on host"),
+        (("doctor",), " check"),
+        (("--version",), "kccl "),
+        (("include-dir",), "/"),
+        (("cmake-dir",), "/"),
+        (("bench", "barrier"), "# kccl bench barrier: 2 ranks, backend host"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("way", ["mpirun", "kccl run"])
+def test_under_a_launcher_rank_0_prints(arguments, first, way):
+    if way == "mpirun":
+        if not MPIRUN.exists():
+            pytest.skip("no mpirun beside this Python")
+        launcher = [str(MPIRUN), "-n", "2"]
+    else:
+        launcher = [sys.executable, "-m", "kccl", "run", "-n", "2", "--"]
+    done = kccl(*arguments, launcher=launcher)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(first)]
+    assert len(lines) == 1
+
+
+def test_run_under_mpirun_is_refused():
+    if not MPIRUN.exists():
+        pytest.skip("no mpirun beside this Python")
+    done = kccl("run", "-n", "2", "--", "true", launcher=[str(MPIRUN), "-n", "2"])
+    assert done.returncode == 2
+    assert done.stderr.count("kccl run starts the ranks itself") == 1

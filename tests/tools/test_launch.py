@@ -1,0 +1,361 @@
+"""`kccl run`, start-up, and ranks that end before their time."""
+
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import LAUNCHER, PRELUDE, Job, environment, eventually, run, traces
+
+from kccl.tools import run as launch
+
+SUM = """
+comm = kccl.init()
+x = np.full(5, comm.rank + 1, np.float64)
+comm.all_reduce(x)
+say(rank=comm.rank, world_size=comm.world_size, launcher=comm.launcher, sum=x.tolist())
+"""
+
+# Ranks exchange until one is lost, then go on with the rest.
+LOST = """
+victims = VICTIMS
+comm = kccl.init()
+x = np.empty(64, np.float32)
+comm.barrier()
+if comm.rank in victims:
+    def end():
+        time.sleep(0.3)
+        say(rank=comm.rank, killed_at=time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=end).start()
+error = None
+while error is None:
+    x.fill(1)
+    try:
+        comm.all_reduce(x)
+        assert (x == comm.world_size).all()
+    except kccl.PeerLost as caught:
+        error, lost_at = caught, time.monotonic()
+smaller = comm.shrink()
+y = np.full(64, smaller.rank + 1, np.float32)
+for _ in range(100):
+    z = smaller.all_reduce(y.copy())
+smaller.barrier()
+say(rank=comm.rank, lost_at=lost_at, message=str(error), peer=error.peer,
+    collective=error.collective, epoch=error.epoch_wanted, new_rank=smaller.rank,
+    new_size=smaller.world_size, sum=float(z[0]))
+"""
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_find_each_other(world_size):
+    code, facts, err = run(world_size, SUM)
+    assert (code, err) == (0, "")
+    assert sorted(facts) == list(range(world_size))
+    for fact in facts.values():
+        assert fact["world_size"] == world_size
+        assert fact["launcher"] == "kccl run"
+        assert fact["sum"] == [world_size * (world_size + 1) / 2] * 5
+
+
+def test_exit_code_is_the_first_that_is_not_zero():
+    program = "rank = int(os.environ['KCCL_RANK']); time.sleep(rank / 4); sys.exit(3 * rank)"
+    code, _, err = run(3, program)
+    assert code == 3
+    assert err.splitlines() == [
+        "kccl: rank 1 ended with exit code 3",
+        "kccl: rank 2 ended with exit code 6",
+    ]
+
+
+def test_a_signal_is_named():
+    code, _, err = run(1, "os.kill(os.getpid(), signal.SIGSEGV)")
+    assert code == 128 + signal.SIGSEGV
+    assert err == "kccl: rank 0 was ended by SIGSEGV\n"
+
+
+@pytest.mark.parametrize(
+    ("world_size", "victims"), [(2, [0]), (2, [1]), (3, [1]), (4, [0]), (4, [1, 2]), (4, [0, 3])]
+)
+def test_survivors_go_on(world_size, victims):
+    code, facts, err = run(world_size, LOST.replace("VICTIMS", str(victims)))
+    assert code == 128 + signal.SIGKILL, err
+    assert all(f"kccl: rank {victim} was ended by SIGKILL" in err for victim in victims)
+    survivors = [rank for rank in range(world_size) if rank not in victims]
+    killed_at = max(facts[victim]["killed_at"] for victim in victims)
+    for new_rank, rank in enumerate(survivors):
+        fact = facts[rank]
+        assert fact["lost_at"] - killed_at < 2
+        assert fact["peer"] in victims
+        assert fact["collective"].startswith("all_reduce")
+        assert fact["epoch"] > 0
+        assert f"peer {fact['peer']}" in fact["message"]
+        assert (fact["new_rank"], fact["new_size"]) == (new_rank, len(survivors))
+        assert fact["sum"] == len(survivors) * (len(survivors) + 1) / 2
+
+
+BUSY = """
+comm = kccl.init()
+say(rank=comm.rank)
+while True:
+    window = comm.window(1 << 16)
+    half = comm.split(comm.rank % 2)
+    half.all_reduce(np.ones(100000, np.float32))
+    half.close()
+    comm.all_reduce(np.ones(10, np.float32))
+"""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_leaves_nothing_behind(seed):
+    before = traces()
+    with Job(3, BUSY) as job:
+        moment = random.Random(seed)
+        if seed:
+            job.wait_for(3)
+            time.sleep(moment.uniform(0, 0.2))
+        else:
+            assert eventually(lambda: len(job.rank_pids()) == 3)
+            time.sleep(moment.uniform(0, 0.2))
+        for pid in job.rank_pids().values():
+            os.kill(pid, signal.SIGKILL)
+        code, _, err = job.end()
+        assert code == 128 + signal.SIGKILL
+        assert err.count("was ended by SIGKILL") == 3
+        assert job.pids() == []
+    assert eventually(lambda: not traces() - before)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_end_with_their_launcher(seed):
+    before = traces()
+    with Job(3, BUSY) as job:
+        if seed:
+            job.wait_for(3)
+        time.sleep(random.Random(seed).uniform(0, 0.3))
+        job.process.kill()
+        assert eventually(lambda: job.pids() == [])
+    assert eventually(lambda: not traces() - before)
+
+
+def test_helpers_and_ranks_behind_a_shell_end_with_the_launcher():
+    program = """
+import subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sh", "-c", "sleep 1000; true"])
+say(rank=0)
+time.sleep(1000)
+"""
+    with Job(1, program) as job:
+        job.wait_for(1)
+        # Launcher, guard, rank, shell and its sleep.
+        assert eventually(lambda: len(job.pids()) == 5)
+        job.process.kill()
+        assert eventually(lambda: job.pids() == [])
+
+
+def test_interrupt_reaches_waiting_ranks_once():
+    program = """
+comm = kccl.init()
+comm.barrier()
+say(rank=comm.rank)
+try:
+    comm.wait(7) if comm.rank == 0 else comm.barrier()
+except KeyboardInterrupt:
+    comm.close()
+    time.sleep(0.1)
+    say(rank=comm.rank, interrupted=True)
+"""
+    with Job(3, program) as job:
+        job.wait_for(3)
+        time.sleep(0.3)
+        start = time.monotonic()
+        os.killpg(job.process.pid, signal.SIGINT)
+        code, facts, err = job.end()
+        assert time.monotonic() - start < 2
+    assert (code, err) == (0, "")
+    assert all(facts[rank]["interrupted"] for rank in range(3))
+
+
+def test_second_signal_kills():
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: say(rank=int(os.environ["KCCL_RANK"])))
+say(rank=-1)
+while True:
+    time.sleep(1)
+"""
+    with Job(2, program) as job:
+        job.wait_for(2)
+        job.process.terminate()
+        job.wait_for(2)
+        job.process.terminate()
+        code, _, err = job.end()
+    assert code == 128 + signal.SIGKILL
+    assert err.count("was ended by SIGKILL") == 2
+
+
+def test_timeout_option():
+    code, _, err = run(2, "time.sleep(100)", "--timeout", "0.5")
+    assert code == 124
+    assert "0.5 s have passed: ending rank(s) 0, 1" in err
+
+
+def test_labels():
+    program = "print('one\\ntwo', end=''); sys.stderr.write('three\\n')"
+    with Job(2, program, "--label") as job:
+        out, err = job.process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["[0] one", "[0] two", "[1] one", "[1] two"]
+    assert sorted(err.splitlines()) == ["[0] three", "[1] three"]
+
+
+def test_a_stream_that_is_closed_may_have_been_ready_at_the_same_time(capfdbinary):
+    """As where a rank ends, and a helper of it has said something, before the launcher looks."""
+    source, sink = os.pipe()
+    with (
+        selectors.DefaultSelector() as selector,
+        open(source, "rb") as said,
+        open(sink, "wb", buffering=0) as helper,
+    ):
+        stream = launch._Labelled(0, said, sys.stdout.buffer, selector)
+        helper.write(b"said by a helper\n")
+        ((key, _),) = selector.select()
+        stream.close()
+        assert key.data() is False
+    assert capfdbinary.readouterr().out == b"[0] said by a helper\n"
+
+
+def test_pins():
+    cores = sorted(os.sched_getaffinity(0))
+    program = "say(rank=int(os.environ['KCCL_RANK']), cores=sorted(os.sched_getaffinity(0)))"
+    code, facts, _ = run(len(cores), program, "--pin")
+    assert code == 0
+    assert sorted(fact["cores"] for fact in facts.values()) == [[core] for core in cores]
+    code, _, err = run(len(cores) + 1, program, "--pin")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be pinned" in err
+
+
+def test_standard_input_is_rank_0s():
+    program = "import os, sys; os.write(1, (os.environ['KCCL_RANK'] + sys.stdin.read()).encode())"
+    done = subprocess.run(
+        [*LAUNCHER, "-n", "2", "--", sys.executable, "-c", program],
+        env=environment(),
+        input="x",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert sorted(done.stdout) == ["0", "1", "x"]
+
+
+def test_command_that_does_not_exist():
+    done = subprocess.run(
+        [*LAUNCHER, "-n", "2", "--", "/nonexistent/program"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "kccl: cannot start '/nonexistent/program': No such file or directory\n"
+
+
+def start(program, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_torchruns_variables():
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
+    ranks = [start(SUM, RANK=str(rank), **variables) for rank in range(2)]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert '"launcher": "torchrun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
+
+
+def test_alone():
+    out, err = (process := start(SUM)).communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert '"world_size": 1, "launcher": "alone", "sum": [1.0, 1.0' in out
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_rank_that_never_comes_is_named(absent):
+    program = """
+try:
+    kccl.init()
+except kccl.Timeout as error:
+    say(peer=error.peer, message=str(error))
+"""
+    variables = {
+        "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent}",
+        "KCCL_WORLD_SIZE": "3",
+        "KCCL_FIRST_TIMEOUT": "1",
+    }
+    present = [rank for rank in range(3) if rank != absent]
+    ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert f'"peer": {absent}' in out
+        assert f"rank {absent} at start-up" in out
+
+
+def test_two_communicators_at_once():
+    program = """
+first, second = kccl.init(), kccl.init()
+for i in range(200):
+    x, y = np.full(3, i, np.int64), np.full(70000, 1, np.float32)
+    first.all_reduce(x)
+    second.all_reduce(y)
+    second.barrier()
+    first.broadcast(x, root=1)
+    assert (x == 3 * i).all() and (y == 3).all()
+first.close()
+second.all_reduce(y)
+say(rank=second.rank, y=float(y[0]))
+"""
+    code, facts, err = run(3, program)
+    assert (code, err) == (0, "")
+    assert [facts[rank]["y"] for rank in range(3)] == [9, 9, 9]
+
+
+def test_a_fork_may_not_use_the_communicator():
+    program = """
+comm = kccl.init()
+x = np.ones(4, np.float32)
+op = comm.all_reduce.prepare(x)
+comm.all_reduce(x)
+pid = os.fork()
+if pid == 0:
+    calls = (lambda: comm.all_reduce(x), op, comm.barrier, lambda: comm.broadcast(x),
+             lambda: comm.window(64), lambda: comm.split(0), lambda: comm.gather_objects(1),
+             lambda: comm.signal(0), comm.shrink, comm.reset)
+    for call in calls:
+        try:
+            call()
+        except kccl.Error as error:
+            assert "fork of rank" in str(error), error
+        else:
+            os._exit(1)
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+comm.barrier()
+x.fill(1)
+comm.all_reduce(x)
+say(rank=comm.rank, child=code, x=float(x[0]), gathered=comm.gather_objects(comm.rank))
+"""
+    code, facts, err = run(2, program)
+    assert (code, err) == (0, "")
+    for rank in range(2):
+        assert facts[rank] == {"rank": rank, "child": 0, "x": 2.0, "gathered": [0, 1]}
