@@ -1,9 +1,22 @@
 """The communicator: what ranks do together.
 
-The main path of a call: `comm.all_reduce(x)` is collectives/all_reduce.py, which checks x; calls.py
-asks plan.choose for an algorithm and backends/host.py for a call struct, and hands that to
-kccl._fastcall. From there it is csrc/host/core.cpp, then the kernel file that bears the plan's
-name, then exchange.cuh or barrier.cuh, then mem.cuh.
+The path of `comm.all_reduce(x)`, file by file. C answers a call that it knows; the first call with
+such arguments is checked in Python and taught to C.
+
+    csrc/host/dispatcher.cpp      does C know the call?  yes ----------------.
+      | no                                                                   |
+    collectives/all_reduce.py     checks x, out and op                       |
+    collectives/prepared.py       plans the call, keeps it, teaches it       |
+    plan/choice.py                chooses a kernel of plan/specs.py          |
+    backends/host.py or cuda.py   fills a KcclHostOp or a KcclGpuOp          |
+      |                                                                      |
+    csrc/host/core.cpp <-----------------------------------------------------'
+      | on the host calls the kernel; for a GPU csrc/host/gpu.cpp enqueues it on the stream
+      v
+    csrc/include/kccl/kernels/all_reduce_one_shot_ll16.cuh        the algorithm
+      channel.cuh     which slots the call uses, and why they may be used again
+      exchange.cuh    how packets go to the peers and are waited for
+      mem.cuh         one store instruction, one load instruction
 """
 
 import contextlib
@@ -20,24 +33,20 @@ from .base import abi, arguments, dtypes
 from .base.abi import lib
 from .base.env import Env
 from .base.errors import Error, InvalidArgument, PeerLost
-from .base.failure import error_of, unfinished_reset
 from .collectives.all_gather import AllGather
 from .collectives.all_reduce import AllReduce
-from .collectives.barrier import Barrier, BarrierOnStream, CheckedBarrier
+from .collectives.barrier import Barrier, barrier
 from .collectives.broadcast import Broadcast
+from .collectives.context import Context
 from .collectives.one_sided import OneSided
-from .collectives.prepared import Prepared, prepared
 from .collectives.reduce_scatter import ReduceScatter
-from .plan.choice import Plan, Request, choose, tuning_for
-from .plan.choice import algorithms as algorithms_of
-from .ranks import agreement, mesh, windows
+from .plan import specs
+from .plan.choice import Plan
+from .ranks import agreement, windows
+from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
-    from .module import Kernel
     from .topology import Machine
-
-# Plans a communicator remembers; a program that uses more sizes makes some of them again.
-_KNOWN_PLANS = 1024
 
 _open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
 _fork_hook_registered = False
@@ -57,13 +66,14 @@ class Communicator(OneSided):
         launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Independent streams of calls, for the `channel` keywords.
+        context: What calls are given of this rank; for modules of the library.
         all_gather, all_reduce, barrier, broadcast, reduce_scatter: See the folder collectives.
-        put, get, signal, wait: See one_sided.py.
+        put, get, signal, wait: See collectives/one_sided.py.
     """
 
     def __init__(
         self,
-        ranks: mesh.Mesh,
+        ranks: Mesh,
         env: Env,
         *,
         launcher: str,
@@ -73,7 +83,6 @@ class Communicator(OneSided):
     ) -> None:
         """Connects windows and checks that all ranks mean the same. Collective; see kccl.init()."""
         global _fork_hook_registered
-        super().__init__()
         if ranks.world_size > abi.MAX_WORLD_SIZE:
             raise InvalidArgument(
                 f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
@@ -83,7 +92,6 @@ class Communicator(OneSided):
         self.local_rank = local_rank
         self.launcher = launcher
         self.backend = opens.name
-        self.checks = bool(env.check)
         self.num_channels = settings.num_channels
         self._mesh = ranks
         self._env = env
@@ -106,12 +114,14 @@ class Communicator(OneSided):
         )
         for name, limit in limits.items():
             setattr(self._backend.state, name, limit)
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self.all_gather = AllGather(self)
-        self.all_reduce = AllReduce(self)
-        self.broadcast = Broadcast(self)
-        self.reduce_scatter = ReduceScatter(self)
-        self.barrier: Barrier = self._barrier()
+        self.context = Context(ranks, self._backend, env, settings.num_channels)
+        self.checks = self.context.checks
+        super().__init__(self.context)
+        self.all_gather = AllGather(self.context)
+        self.all_reduce = AllReduce(self.context)
+        self.broadcast = Broadcast(self.context)
+        self.reduce_scatter = ReduceScatter(self.context)
+        self.barrier: Barrier = barrier(self.context)
         self._meet_at_start()
         if not _fork_hook_registered:
             os.register_at_fork(after_in_child=_disown_after_fork)
@@ -133,7 +143,7 @@ class Communicator(OneSided):
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is not None:
-            self._abort()
+            self.abort()
         self.close()
 
     @property
@@ -166,7 +176,7 @@ class Communicator(OneSided):
         Raises:
             InvalidArgument: The size is not positive, or differs between ranks.
         """
-        self._check_usable()
+        self.context.check_usable()
         nbytes = arguments.integer("nbytes", nbytes)
         return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
 
@@ -197,7 +207,7 @@ class Communicator(OneSided):
             max_bytes: Of one coop's message.
             exchange_bytes: Of all slices in publish() and collect(), each rounded up to 64 bytes.
         """
-        self._check_usable()
+        self.context.check_usable()
         arguments.between("channels", channels, 1, 2**20)
         arguments.between("max_bytes", max_bytes, 1, 2**31)
         arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
@@ -213,92 +223,18 @@ class Communicator(OneSided):
         Raises:
             Timeout, PeerLost: A rank did not come, or went.
         """
-        self._check_usable()
-
-    def _launch(self, kernel: "Kernel", data: bytes, **shape: int) -> None:
-        self._check_usable()
-        self._backend.launch(kernel, data, **shape)
-        self._check_usable()
+        self.context.check_usable()
 
     # ---- Plans -------------------------------------------------------------------------------
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
         """How a call would run; `.explain()` says why."""
         nbytes = arguments.not_negative("nbytes", nbytes)
-        return self._plan(collective, nbytes, None if dtype is None else dtypes.of(dtype), "")
+        return self.context.plan(collective, nbytes, None if dtype is None else dtypes.of(dtype))
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of the algorithms of a collective, for the `algorithm` keywords."""
-        return algorithms_of(collective)
-
-    def _plan(
-        self, collective: str, nbytes: int, dtype: dtypes.Dtype | None, algorithm: str
-    ) -> Plan:
-        key = (collective, nbytes, dtype, algorithm)
-        if key in self._plans:
-            return self._plans[key]
-        request = Request(
-            collective,
-            nbytes,
-            self.world_size,
-            self.backend,
-            dtype,
-            can_attach=self._backend.can_attach,
-        )
-        if len(self._plans) >= _KNOWN_PLANS:
-            self._plans.clear()
-        self._plans[key] = choose(
-            request,
-            tuning_for(self.backend, self._env.tuning),
-            forced=algorithm,
-            preferred=self._env.algorithm,
-        )
-        return self._plans[key]
-
-    def _barrier(self) -> Any:
-        chosen, handle, signature = self._barrier_on(0)
-        if self._backend.has_streams:
-            return BarrierOnStream(signature, self, chosen, handle)
-        if self.checks:
-            return CheckedBarrier(signature, self, chosen, handle, None, None)
-        return Barrier(self, chosen, handle, None, None)
-
-    def _prepared_barrier(self, stream: Any, channel: int) -> Prepared:
-        self._backend.stream(stream, None)
-        chosen, handle, signature = self._barrier_on(channel)
-        return prepared(self, signature, chosen, handle, None, (), stream)
-
-    def _barrier_on(self, channel: int) -> tuple[Plan, Any, str]:
-        channel = arguments.between("channel", channel, 0, self.num_channels - 1)
-        chosen = self._plan("barrier", 0, None, "")
-        handle = self._backend.op(chosen.name, channel=channel)
-        return chosen, handle, f"barrier, channel {channel}, {chosen.name}"
-
-    # ---- Checks and failures -----------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._backend.state.status != lib.kKcclOk:
-            self._raise_failure()
-
-    def _check_agreement(self, signature: str) -> None:
-        """Under KCCL_CHECK=1: raises on every rank when they are about to do different things."""
-        if not self.checks:
-            return
-        self._check_usable()
-        replies = self._mesh.allgather(signature.encode(), "KCCL_CHECK", self.timeout)
-        calls = [reply.decode() for reply in replies]
-        if len(set(calls)) > 1:
-            listing = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-            raise InvalidArgument(f"the ranks disagree about this call: {listing}")
-
-    def _raise_failure(self) -> None:
-        cause = self._backend.failure()
-        if cause is not None:
-            raise cause
-        state = self._backend.state
-        if self._mesh.is_resetting and not self._has_left():
-            raise unfinished_reset(self.rank)
-        raise error_of(state.status, state.record, self.rank, self._backend.caveat)
+        return specs.algorithms(collective)
 
     def _disown(self) -> None:
         """In a forked child: every use is an error, and the parent's peers do not hear from it."""
@@ -311,7 +247,7 @@ class Communicator(OneSided):
         """Every rank's `value` that JSON can carry, in rank order. Out of band: slow, sleeps."""
         self._check_open()
         if self._mesh.is_resetting:
-            self._raise_failure()
+            self.context.raise_failure()
         replies = self._mesh.allgather(
             json.dumps(value).encode(), "gather_objects", self._env.first_timeout
         )
@@ -325,8 +261,9 @@ class Communicator(OneSided):
         Returns:
             This rank's part; None for a color of None.
         """
-        self._check_usable()
-        return agreement.split(self, color, key)
+        self.context.check_usable()
+        ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
+        return None if ranks is None else self._part(ranks)
 
     def reset(self) -> None:
         """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
@@ -338,7 +275,17 @@ class Communicator(OneSided):
             Timeout: A rank did not call reset() in time; it may be called again.
         """
         self._check_open()
-        agreement.reset(self)
+        state = self._backend.state
+
+        def clear() -> None:
+            self._backend.clear()
+            state.status = lib.kKcclAborted
+
+        # Until all have come, every call fails here: the others count on it, see Mesh.reset.
+        if state.status == lib.kKcclOk:
+            state.status = lib.kKcclAborted
+        self._mesh.reset(clear, self._env.first_timeout)
+        state.status = lib.kKcclOk
 
     def shrink(self) -> "Communicator":
         """After a rank was lost: the survivors' communicator. Collective among them.
@@ -350,9 +297,31 @@ class Communicator(OneSided):
             Timeout: A rank that is alive did not call shrink() in time.
         """
         self._check_open()
-        smaller = agreement.shrink(self)
+        # Peers that still wait in a call, perhaps for this rank, leave it and come too.
+        self.context.give_up()
+        smaller = agreement.shrink(self._mesh, self._part, self._env.first_timeout)
         self.close()
         return smaller
+
+    def _part(self, ranks: Mesh) -> "Communicator":
+        """The communicator of some of the ranks, which `ranks` connects. Collective among them."""
+        try:
+            part = type(self)(
+                ranks,
+                self._env,
+                launcher=self.launcher,
+                local_rank=ranks.rank,
+                settings=self._settings,
+                opens=self._opens,
+            )
+        except BaseException:
+            # The peers hear at once that this rank gave up, and do not wait for it in vain.
+            ranks.close()
+            raise
+        # A new list each time, because another thread may be going through the old one.
+        known = [each for each in self._parts if each() is not None]
+        self._parts = [*known, weakref.ref(part)]
+        return part
 
     def close(self) -> None:
         """Ends this rank's use of the communicator. Idempotent; arrays in windows stay valid."""
@@ -367,26 +336,19 @@ class Communicator(OneSided):
         _open.discard(self)
 
     def _check_open(self) -> None:
-        if self._has_left():
-            self._raise_failure()
+        if self.context.has_left():
+            self.context.raise_failure()
         if self._is_closed:
             raise Error(f"the communicator is closed on rank {self.rank}")
 
-    def _has_left(self) -> bool:
-        return self._backend.state.status in (lib.kKcclClosed, lib.kKcclForked)
+    def abort(self) -> None:
+        """Makes all the peers' waits fail, here and in parts split off. Any thread may call it.
 
-    def _give_up(self) -> None:
-        """Makes the peers' waits in calls fail, because this rank will not go on."""
-        if self._mesh.is_resetting:
-            # It has failed without telling the peers, and they hear a rank's first failure only.
-            self._backend.state.status = lib.kKcclOk
-        self._backend.abort()
-
-    def _abort(self) -> None:
-        """Makes all the peers' waits fail, here and in parts split off. Any thread may call it."""
+        For a rank that cannot go on. The communicator stays to be closed.
+        """
         for part in [known() for known in self._parts]:
             if part is not None:
-                part._abort()
-        if not self._has_left():
-            self._give_up()
+                part.abort()
+        if not self.context.has_left():
+            self.context.give_up()
             self._mesh.hang_up()

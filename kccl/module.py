@@ -121,8 +121,9 @@ class Kernel:
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
         view = next((each for each in keep if isinstance(each, arrays.ArrayView)), None)
-        place = comm._backend.stream(stream, view)
-        comm._launch(self, data, grid=grid, block=block, shared_bytes=shared_bytes, stream=place)
+        comm.context.launch(
+            self, data, view, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
+        )
         del keep
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[Any]]:

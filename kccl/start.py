@@ -191,7 +191,7 @@ def _run(
         except BaseException as error:
             errors.append(error)
             if comm is not None:
-                comm._abort()
+                comm.abort()
             ranks.close()
         finally:
             if machine is not None:
@@ -210,7 +210,7 @@ def _run(
     except BaseException:
         # Ctrl-C reaches only this thread: it ends the ranks' waits.
         for comm in list(comms):
-            comm._abort()
+            comm.abort()
         for ranks in meshes:
             ranks.hang_up()
         for event in ended:

@@ -1,10 +1,17 @@
-"""Describes the extension kccl._core to cffi, from abi.inc and both api.inc read verbatim."""
+"""Describes the extension kccl._core to cffi, from abi.inc and both api.inc read verbatim.
 
+Paths of sources are relative to setup.py, which is where it runs, and go through the package's
+symbolic link: so they are the same in checkout and sdist.
+"""
+
+import sys
 from pathlib import Path
 
 from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[1]
+# Of what is written before the compiler runs.
+GENERATED = Path("build", "generated")
 DECLARATIONS = ("include/kccl/abi.inc", "host/api.inc", "sim/api.inc")
 
 SOURCES = [
@@ -35,26 +42,32 @@ SOURCES = [
     "sim/types.cpp",
 ]
 
+
+def write_kernel_table() -> None:
+    """Writes the host's table of kernels, unless it is there as it should be."""
+    sys.path.insert(0, str(Path.cwd()))
+    from kccl.csrc.host.kernel_table import kernel_table
+
+    text, path = kernel_table(), GENERATED / "kernel_table.inc"
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+write_kernel_table()
 ffibuilder = FFI()
 ffibuilder.cdef("".join((CSRC / name).read_text() for name in DECLARATIONS))
 ffibuilder.set_source(
     "kccl._core",
     '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n}\n',
-    # Relative to setup.py and through the package's symbolic link: the same in checkout and sdist.
     sources=[f"kccl/csrc/{name}" for name in SOURCES],
     depends=[
         str(path)
-        for folder in (
-            "include/kccl",
-            "include/kccl/kernels",
-            "include/kccl/targets",
-            "host",
-            "sim",
-        )
-        for path in (CSRC / folder).iterdir()
-        if path.suffix in (".cuh", ".h", ".inc")
+        for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", GENERATED)
+        for path in folder.rglob("*")
+        if path.suffix in (".cuh", ".h", ".hpp", ".inc")
     ],
-    include_dirs=["kccl"],
+    include_dirs=["kccl", str(GENERATED)],
     source_extension=".cpp",
     py_limited_api=True,
 )

@@ -43,14 +43,6 @@ uint32_t on_idle() {
     return raised != 0;
 }
 
-uint64_t num_bytes(const KcclCall& call) {
-    constexpr uint64_t kItemBytes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
-    const bool has_chunks =
-        kKcclReduceScatterDirectLl16 <= call.kernel && call.kernel <= kKcclAllGatherPullSimple;
-    const uint64_t count = has_chunks ? call.count * call.comm.world_size : call.count;
-    return call.kernel <= kKcclReduceScatterPullSimple ? count * kItemBytes[call.dtype] : count;
-}
-
 // Runs `call` with the interpreter's lock handled; an interrupt leaves its exception set.
 template <class F>
 uint32_t with_lock_handled(const KcclHostOp* op, bool is_long, F&& call) {
@@ -74,8 +66,8 @@ uint32_t with_lock_handled(const KcclHostOp* op, bool is_long, F&& call) {
 }  // namespace
 
 uint32_t run(KcclHostOp* op) {
-    return with_lock_handled(op, num_bytes(op->call) > kLongMessageBytes,
-                             [op] { return kccl_host_run(op); });
+    const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
+    return with_lock_handled(op, is_long, [op] { return kccl_host_run(op); });
 }
 
 void set_reference(PyObject** slot, PyObject* value) {

@@ -9,6 +9,7 @@ from ..base import abi, arrays, dtypes
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import Error, InvalidArgument
+from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window, layout
 
@@ -42,29 +43,6 @@ class Settings:
         """The fields of KcclLayout."""
         sizes = self.packet_bytes, self.staging_bytes, self.exchange_bytes
         return layout(world_size, self.scratch_channels, *sizes)
-
-
-# Kernels whose calls count elements; those of the others that move data count bytes.
-_COUNTING_ELEMENTS = ("all_reduce", "reduce_scatter")
-_SHARED_OUT_BYTES = 16  # What blocks' shares are counted in: payload.cuh.
-
-
-def slot_bytes(kernel: str, count: int, dtype: str) -> int:
-    """Bytes that a call of a kernel sends to one peer: what its threads share out among them.
-
-    Args:
-        kernel: Its name.
-        count: Of KcclCall.
-        dtype: What it counts, for kernels that reduce; the others count bytes.
-    """
-    is_elements = kernel.startswith(_COUNTING_ELEMENTS)
-    return count * dtypes.of(dtype).itemsize if is_elements else count
-
-
-def share_of(kernel: str, count: int, dtype: str, blocks: int) -> int:
-    """KcclCall.share of a call by so many blocks; the others as slot_bytes()."""
-    units = -(-slot_bytes(kernel, count, dtype) // _SHARED_OUT_BYTES)
-    return -(-units // blocks) if blocks > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +113,14 @@ def device_comm(
     for name, value in settings.layout(len(addresses)).items():
         setattr(comm.layout, name, value)
     return comm
+
+
+def fill_op(
+    handle: Any, comm: Any, kernel: str, dtype: str = "float32", op: str = "sum", **fields: int
+) -> None:
+    """Fills a KcclHostOp from names, but for its function; `fields` are KcclCall's other fields."""
+    fill_call(handle.call, comm, kernel, dtype, op, **fields)
+    handle.bytes_per_count = BY_NAME[kernel].message_bytes(1, dtype, comm.world_size)
 
 
 def fill_call(

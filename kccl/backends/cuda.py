@@ -20,10 +20,10 @@ from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel
 from ..gpu.memory import GpuWindow, Memory, shared_stream
 from ..gpu.state import DeviceState
-from ..plan.choice import MOST_BLOCKS, MOST_THREADS
+from ..plan.specs import BY_NAME, MOST_BLOCKS, MOST_THREADS, KernelSpec
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
-from .base import Backend, Scratch, Settings, fill_call, share_of, slot_bytes
+from .base import Backend, Scratch, Settings, fill_op
 from .watch import Watcher
 
 # A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
@@ -33,20 +33,6 @@ _STAGING_BYTES = 131072
 _WARP, _MOST_THREADS = 32, MOST_THREADS
 # While there are blocks for it: warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
-# Payload bytes of what one thread moves at a time. Kernels that are not here move words, not data.
-_BYTES_PER_THREAD = {
-    "all_reduce_one_shot_ll16": 8,
-    "all_reduce_one_shot_sentinel": 16,
-    "all_reduce_two_shot_sentinel": 64,
-    "all_reduce_two_shot_push_simple": 16,
-    "reduce_scatter_direct_ll16": 8,
-    "reduce_scatter_push_simple": 16,
-    "all_gather_direct_ll16": 8,
-    "all_gather_push_simple": 16,
-    "broadcast_direct_ll16": 8,
-    "broadcast_push_simple": 16,
-}
-_COPIES = ("put", "get")
 # KcclGpuLaunch -> the driver's function that may refuse it.
 _LAUNCHED_BY = {
     lib.kKcclNoLaunch: "cuCtxPushCurrent",
@@ -228,7 +214,7 @@ class CudaBackend(Backend):
             kernel, dtype=dtype, op=op, world_size=self._comm.world_size, arch=self.device.arch
         )
         gpu_op = ffi.new("KcclGpuOp *")
-        fill_call(gpu_op.op.call, self._comm, kernel, dtype, op, **fields)
+        fill_op(gpu_op.op, self._comm, kernel, dtype, op, **fields)
         gpu_op.op.call.comm.state = int(ffi.cast("uintptr_t", self.state.host))
         gpu_op.op.kernel = lib.kccl_gpu_run_op
         gpu_op.queue = self.state.queue
@@ -236,10 +222,9 @@ class CudaBackend(Backend):
             gpu_op.function = entry.function()
             most = driver.max_threads(gpu_op.function)
         gpu_op.stream = driver.LEGACY_STREAM
-        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
-            kernel, fields.get("count", 0), dtype, most, *shape
-        )
-        gpu_op.op.call.share = share_of(kernel, fields.get("count", 0), dtype, gpu_op.num_blocks)
+        spec, count = BY_NAME[kernel], fields.get("count", 0)
+        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
+        gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
         places = _places(self.device, gpu_op.function, gpu_op.threads_per_block)
         gpu_op.op.call.fit = 0 if self._has_company else places // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
@@ -374,23 +359,21 @@ def _places(device: driver.Device, function: int, threads: int) -> int:
 
 
 def launch_shape(
-    kernel: str, count: int, dtype: str, most: int, blocks: int = 0, threads: int = 0
+    spec: KernelSpec, count: int, dtype: str, most: int, blocks: int = 0, threads: int = 0
 ) -> tuple[int, int]:
     """Blocks of a call and threads of each: one thread a packet, as far as they go.
 
     Args:
-        kernel: Its name.
-        count, dtype: See slot_bytes().
+        spec: Of the kernel.
+        count, dtype: See KernelSpec.peer_bytes().
         most: Threads that a block of this kernel may have.
         blocks: Most blocks; 0 for as many as a channel has.
         threads: Of a block while there are blocks for them; 0 for 128.
     """
     most = min(most, _MOST_THREADS) // _WARP * _WARP
-    if kernel in _COPIES:
-        return 1, most
-    if kernel not in _BYTES_PER_THREAD:
-        return 1, _WARP
-    packets = max(-(-slot_bytes(kernel, count, dtype) // _BYTES_PER_THREAD[kernel]), 1)
+    if spec.bytes_per_thread == 0:
+        return 1, most if spec.one_block == "full" else _WARP
+    packets = max(-(-spec.peer_bytes(count, dtype) // spec.bytes_per_thread), 1)
     most_blocks = blocks or _BLOCKS_PER_CHANNEL
     num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
     each = -(-packets // (num_blocks * _WARP)) * _WARP

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
-from .base import Backend, Settings, fill_call
+from .base import Backend, Settings, fill_op
 
 # Polls between two looks at the clock: some 5 us when every rank has a core. A rank that shares its
 # core yields it soon, because what it waits for may be waiting for that core.
@@ -73,7 +73,7 @@ class HostBackend(Backend):
     ) -> Any:
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
-        fill_call(handle.call, self._comm, kernel, dtype, op, **fields)
+        fill_op(handle, self._comm, kernel, dtype, op, **fields)
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")
         return handle

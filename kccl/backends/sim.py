@@ -6,12 +6,13 @@ from typing import Any
 
 from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
+from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from .base import Backend, Settings, fill_call, slot_bytes
+from .base import Backend, Settings, fill_op
 
 # Threads of a call's one block, by bytes of the message: more threads take fewer turns, and cost
 # the simulation more.
@@ -20,8 +21,8 @@ _BYTES_PER_THREAD = 64
 
 
 def num_threads(kernel: str, count: int, dtype: str) -> int:
-    """Threads of a call's block; the same on all ranks, for either warp size. See slot_bytes()."""
-    nbytes = slot_bytes(kernel, count, dtype)
+    """Threads of a call's block; the same on all ranks, for either warp size."""
+    nbytes = BY_NAME[kernel].peer_bytes(count, dtype)
     wanted = -(-nbytes // (_BYTES_PER_THREAD * _FEWEST_THREADS)) * _FEWEST_THREADS
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
 
@@ -89,7 +90,7 @@ class SimBackend(Backend):
     ) -> Any:
         """See Backend."""
         sim_op = ffi.new("KcclSimOp *")
-        fill_call(sim_op.op.call, self._comm, kernel, dtype, op, **fields)
+        fill_op(sim_op.op, self._comm, kernel, dtype, op, **fields)
         entry = self._machine.kernel(kernel, dtype, op)
         sim_op.op.kernel = lib.kccl_sim_run_op
         sim_op.machine = self._machine.handle

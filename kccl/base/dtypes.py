@@ -20,22 +20,24 @@ class Dtype:
         name: "float32", "bfloat16", ...: also NumPy's and PyTorch's name.
         itemsize: Bytes of one element.
         is_float: False for integers.
+        cpp_name: Its type in device source.
     """
 
     name: str
     itemsize: int
     is_float: bool
+    cpp_name: str
 
     def __repr__(self) -> str:
         return f"kccl.{self.name}"
 
 
-float32 = Dtype("float32", 4, True)
-float64 = Dtype("float64", 8, True)
-float16 = Dtype("float16", 2, True)
-bfloat16 = Dtype("bfloat16", 2, True)
-int32 = Dtype("int32", 4, False)
-int64 = Dtype("int64", 8, False)
+float32 = Dtype("float32", 4, True, "float")
+float64 = Dtype("float64", 8, True, "double")
+float16 = Dtype("float16", 2, True, "kccl::f16")
+bfloat16 = Dtype("bfloat16", 2, True, "kccl::bf16")
+int32 = Dtype("int32", 4, False, "int32_t")
+int64 = Dtype("int64", 8, False, "int64_t")
 
 ALL = (float32, float64, float16, bfloat16, int32, int64)
 _BY_NAME = {dtype.name: dtype for dtype in ALL}

@@ -60,9 +60,9 @@ class AllGather(Collective):
         return self._prepare(self._case(x, out), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, out: Any) -> Case:
-        backend, world_size = self._comm._backend, self._comm.world_size
+        backend, world_size = self._context.backend, self._context.world_size
         view = backend.view(x, "x", writable=False)
-        place = self._comm.rank * view.nbytes
+        place = self._context.rank * view.nbytes
         result = out
         if out is None:
             result = backend.like(x, view, (world_size, *arrays.shape(x, view)))

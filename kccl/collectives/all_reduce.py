@@ -64,11 +64,11 @@ class AllReduce(Collective):
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, out: Any, op: str) -> Case:
-        view = self._comm._backend.view(x, "x", writable=out is None)
+        view = self._context.backend.view(x, "x", writable=out is None)
         check_op(op, view.dtype)
         result, out_view = x, view
         if out is not None:
-            result, out_view = out, self._comm._backend.view(out, "out", writable=True)
+            result, out_view = out, self._context.backend.view(out, "out", writable=True)
             arrays.check_result(view, out_view, view.count, 0)
         return Case(
             view,

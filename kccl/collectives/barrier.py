@@ -2,16 +2,23 @@
 
 from typing import Any
 
-from .prepared import Checked, CheckedOnStream, Prepared
+from ..base import arguments
+from ..plan.choice import Plan
+from .context import Context
+from .prepared import Checked, CheckedOnStream, Prepared, prepared
 
 
 class Barrier(Prepared):
-    """barrier(): returns when every rank has called it; orders earlier puts and ordinary stores."""
+    """barrier(): returns when every rank has called it; orders earlier puts and ordinary stores.
+
+    On a GPU it takes `stream`, and orders what that stream did before, on all ranks.
+    """
 
     def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
         """A barrier to be called many times, on the given channel, on a GPU on the given stream."""
-        barrier: Prepared = self._comm._prepared_barrier(stream, channel)
-        return barrier
+        self._context.backend.stream(stream, None)
+        plan, handle, signature = _on_channel(self._context, channel)
+        return prepared(self._context, signature, plan, handle, None, (), stream)
 
 
 class CheckedBarrier(Checked, Barrier):
@@ -21,9 +28,9 @@ class CheckedBarrier(Checked, Barrier):
 class BarrierOnStream(CheckedOnStream, Barrier):
     """The same on a GPU: orders what its stream did before, on all ranks."""
 
-    def __init__(self, signature: str, comm: Any, plan: Any, handle: Any) -> None:
+    def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
-        super().__init__(signature, comm, plan, handle, None, None, self._now)
+        super().__init__(signature, context, plan, handle, None, None, self._now)
 
     def __call__(self, *, stream: Any = None) -> Any:
         if stream is None:
@@ -35,4 +42,21 @@ class BarrierOnStream(CheckedOnStream, Barrier):
             self._given = None
 
     def _now(self) -> int:
-        return self._comm._backend.stream(self._given, None)
+        return self._context.backend.stream(self._given, None)
+
+
+def barrier(context: Context) -> Barrier:
+    """A communicator's barrier, on channel 0."""
+    plan, handle, signature = _on_channel(context, 0)
+    if context.backend.has_streams:
+        return BarrierOnStream(signature, context, plan, handle)
+    if context.checks:
+        return CheckedBarrier(signature, context, plan, handle, None, None)
+    return Barrier(context, plan, handle, None, None)
+
+
+def _on_channel(context: Context, channel: int) -> tuple[Plan, Any, str]:
+    channel = arguments.between("channel", channel, 0, context.num_channels - 1)
+    plan = context.plan("barrier")
+    handle = context.backend.op(plan.name, channel=channel)
+    return plan, handle, f"barrier, channel {channel}, {plan.name}"

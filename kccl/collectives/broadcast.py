@@ -51,8 +51,8 @@ class Broadcast(Collective):
         return self._prepare(self._case(x, root), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, root: Any) -> Case:
-        root = arguments.between("root", root, 0, self._comm.world_size - 1)
-        view = self._comm._backend.view(x, "x", writable=self._comm.rank != root)
+        root = arguments.between("root", root, 0, self._context.world_size - 1)
+        view = self._context.backend.view(x, "x", writable=self._context.rank != root)
         return Case(
             view,
             view,

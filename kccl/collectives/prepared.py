@@ -15,11 +15,10 @@ from ..base.abi import fastcall, ffi
 from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
+from .context import Context
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ..comm import Communicator
 
 
 # Calls a communicator remembers; a program that uses more sizes plans some of them again.
@@ -41,16 +40,16 @@ class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
 
     def __init__(
         self,
-        comm: "Communicator",
+        context: Context,
         plan: Plan,
         handle: Any,
         result: Any,
         keep: Any,
         stream: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(_address(handle), result, comm._raise_failure, stream)
+        super().__init__(_address(handle), result, context.raise_failure, stream)
         self.plan = plan
-        self._comm = comm
+        self._context = context
         self._handle = handle
         self._keep = keep
 
@@ -84,7 +83,7 @@ class Checked(Prepared):
         self._signature = signature
 
     def __call__(self) -> Any:
-        self._comm._check_agreement(self._signature)
+        self._context.check_agreement(self._signature)
         return super().__call__()
 
 
@@ -93,7 +92,7 @@ class OnStream(Prepared):
 
     def __init__(
         self,
-        comm: "Communicator",
+        context: Context,
         plan: Plan,
         handle: Any,
         result: Any,
@@ -101,16 +100,16 @@ class OnStream(Prepared):
         stream: int | Callable[[], int],
     ) -> None:
         follows = stream if callable(stream) else None
-        super().__init__(comm, plan, handle, result, keep, follows)
+        super().__init__(context, plan, handle, result, keep, follows)
         self._stream = stream
         if not callable(stream):
-            comm._backend.place(handle, stream)
-        self._recorded = comm._backend.record(handle)
+            context.backend.place(handle, stream)
+        self._recorded = context.backend.record(handle)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Blocks of a run, and threads of each."""
-        return self._comm._backend.shape_of(self._handle)
+        return self._context.backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
         """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
@@ -144,10 +143,10 @@ class OnStream(Prepared):
 
         stream = self._stream() if callable(self._stream) else self._stream
         enqueue(warmup)
-        blocks_us = self._comm._backend.intervals_us(
+        blocks_us = self._context.backend.intervals_us(
             stream, [partial(enqueue, size) for size in sizes]
         )
-        self._comm._check_usable()
+        self._context.check_usable()
         return np.repeat(np.array(blocks_us) / sizes, sizes)
 
 
@@ -156,7 +155,7 @@ class CheckedOnStream(Checked, OnStream):
 
 
 def prepared(
-    comm: "Communicator",
+    context: Context,
     signature: str,
     plan: Plan,
     handle: Any,
@@ -167,19 +166,19 @@ def prepared(
     """What `.prepare` returns.
 
     Args:
-        comm, plan, handle, result: As Prepared has them.
+        context, plan, handle, result: As Prepared has them.
         signature: For KCCL_CHECK=1.
         keep: What must live as long, the view of the caller's array first; () for no arrays.
         given: The caller's stream.
     """
-    backend = comm._backend
+    backend = context.backend
     if backend.has_streams:
         stream = backend.follow(given, keep[0] if keep else None)
-        facts = comm, plan, handle, result, (*keep, given), stream
-        return CheckedOnStream(signature, *facts) if comm.checks else OnStream(*facts)
-    if comm.checks:
-        return Checked(signature, comm, plan, handle, result, keep)
-    return Prepared(comm, plan, handle, result, keep)
+        facts = context, plan, handle, result, (*keep, given), stream
+        return CheckedOnStream(signature, *facts) if context.checks else OnStream(*facts)
+    if context.checks:
+        return Checked(signature, context, plan, handle, result, keep)
+    return Prepared(context, plan, handle, result, keep)
 
 
 def _check_counts(iterations: int, warmup: int) -> None:
@@ -192,15 +191,15 @@ def _check_counts(iterations: int, warmup: int) -> None:
 class Empty:
     """A prepared call over no elements: there is nothing to send."""
 
-    def __init__(self, comm: "Communicator", plan: Plan, signature: str, result: Any) -> None:
+    def __init__(self, context: Context, plan: Plan, signature: str, result: Any) -> None:
         self.plan = plan
-        self._comm = comm
+        self._context = context
         self._signature = signature
         self._result = result
 
     def __call__(self) -> Any:
-        self._comm._check_usable()
-        self._comm._check_agreement(self._signature)
+        self._context.check_usable()
+        self._context.check_agreement(self._signature)
         return self._result
 
 
@@ -243,19 +242,19 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
     _DEFAULT: Any = None
     _slow: Callable[..., Any]
 
-    def __init__(self, comm: "Communicator") -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(self._slow, self._OPTION)
-        self._comm = comm
+        self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
         """Makes a call, planned the first time; returns its result."""
-        comm = self._comm
+        context = self._context
         channel = self._channel(channel)
-        place = comm._backend.stream(stream, case.x)
-        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        place = context.backend.stream(stream, case.x)
+        plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
         if case.count == 0:
-            comm._check_usable()
+            context.check_usable()
             self._check_agreement(case, plan, channel)
             return case.result
         key = (case.x.dtype, case.count, case.option, channel, plan.name)
@@ -264,12 +263,12 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
             if len(self._ops) >= _KNOWN_CALLS:
                 self._ops.clear()
             handle = self._make(case, plan, channel)
-            known = handle, fastcall.Op(_address(handle), None, comm._raise_failure)
+            known = handle, fastcall.Op(_address(handle), None, context.raise_failure)
             self._ops[key] = known
         handle, op = known
         handle.call.input = case.x.address
         handle.call.output = case.out.address
-        comm._backend.place(handle, place)
+        context.backend.place(handle, place)
         self._check_agreement(case, plan, channel)
         op()
         if channel == 0 and not algorithm:
@@ -286,27 +285,27 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         threads: Any = 0,
     ) -> Any:
         """The same, to be made by whoever calls what this returns."""
-        comm = self._comm
+        context = self._context
         channel = self._channel(channel)
-        comm._backend.stream(stream, case.x)
-        plan = comm._plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
+        context.backend.stream(stream, case.x)
+        plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
         if blocks or threads:
-            comm._backend.check_shape(blocks, threads)
+            context.backend.check_shape(blocks, threads)
             plan = replace(plan, blocks=blocks, threads=threads)
         signature = self._signature(case, plan, channel)
         if case.count == 0:
-            return Empty(comm, plan, signature, case.result)
+            return Empty(context, plan, signature, case.result)
         handle = self._make(case, plan, channel)
         handle.call.input = case.x.address
         handle.call.output = case.out.address
         keep = (case.x, case.out, case.array)
-        return prepared(comm, signature, plan, handle, case.result, keep, stream)
+        return prepared(context, signature, plan, handle, case.result, keep, stream)
 
     def _channel(self, channel: Any) -> int:
-        return arguments.between("channel", channel, 0, self._comm.num_channels - 1)
+        return arguments.between("channel", channel, 0, self._context.num_channels - 1)
 
     def _make(self, case: Case, plan: Plan, channel: int) -> Any:
-        backend = self._comm._backend
+        backend = self._context.backend
         shape = plan.blocks, plan.threads
         return backend.op(plan.name, shape, count=case.count, channel=channel, **case.fields)
 
@@ -316,13 +315,13 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         return f"{what.removesuffix(', ')}, channel {channel}, {plan.name}{shape}"
 
     def _check_agreement(self, case: Case, plan: Plan, channel: int) -> None:
-        if self._comm.checks:
-            self._comm._check_agreement(self._signature(case, plan, channel))
+        if self._context.checks:
+            self._context.check_agreement(self._signature(case, plan, channel))
 
     def _learn(self, case: Case, handle: Any) -> None:
         """Lets the fast path take the next call with such arrays and this value of the option."""
         is_in_place = case.result is case.array
-        if not (is_in_place or case.is_given) or self._comm.checks:
+        if not (is_in_place or case.is_given) or self._context.checks:
             return
         if not (case.x.is_buffer and case.out.is_buffer):
             return
@@ -336,5 +335,5 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
                 case.place,
                 _address(handle),
                 handle,
-                self._comm._raise_failure,
+                self._context.raise_failure,
             )

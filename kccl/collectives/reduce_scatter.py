@@ -65,7 +65,7 @@ class ReduceScatter(Collective):
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, out: Any, op: str) -> Case:
-        backend, world_size = self._comm._backend, self._comm.world_size
+        backend, world_size = self._context.backend, self._context.world_size
         view = backend.view(x, "x", writable=False)
         check_op(op, view.dtype)
         count, rest = divmod(view.count, world_size)
@@ -80,7 +80,7 @@ class ReduceScatter(Collective):
             shape = (whole[0] // world_size, *whole[1:]) if is_split else (count,)
             result = backend.like(x, view, shape)
         out_view = backend.view(result, "out", writable=True)
-        place = self._comm.rank * count * view.dtype.itemsize
+        place = self._context.rank * count * view.dtype.itemsize
         if out is not None:
             arrays.check_result(view, out_view, count, place)
         return Case(

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
-from ..plan.choice import OPS
+from ..plan.specs import OPS
 
 
 def check_op(op: Any, dtype: Dtype) -> None:

@@ -164,7 +164,7 @@ class ProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Makes all ranks' waits fail, and ends this rank's part."""
         for comm in self._comms.values():
-            comm._abort()
+            comm.abort()
             comm.close()
 
     # ---- Collectives -------------------------------------------------------------------------

@@ -1,29 +1,21 @@
-"""What the library's own kernels are called in C++, for compilers at run time."""
+"""What the library's own kernels are called in C++, for compilers at run time and for setup.py."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from ..base import abi
+from ..base import dtypes
 
-_ELEMENTS = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "kccl::f16",
-    "bfloat16": "kccl::bf16",
-    "int32": "int32_t",
-    "int64": "int64_t",
-}
+
+def path_of(kernel: str, csrc: Path) -> Path:
+    """The file of a kernel, which bears its name."""
+    return csrc / "include" / "kccl" / "kernels" / f"{kernel}.cuh"
 
 
 def source(kernel: str, csrc: Path) -> str:
-    """A translation unit with this one kernel of the library.
-
-    Args:
-        kernel: Its name, which is its file's.
-        csrc: Root of the device source.
-    """
-    return f'#include "{csrc}/include/kccl/kernels/{kernel}.cuh"\n'
+    """A translation unit with this one kernel of the library."""
+    return f'#include "{path_of(kernel, csrc)}"\n'
 
 
 def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0) -> str:
@@ -37,15 +29,17 @@ def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0
         world_size: Of the communicator, where the algorithm's loops over ranks are to unroll; 0:
             any.
     """
-    assert op in abi.OPS
     known = {
-        "class T": _ELEMENTS[dtype],
+        "class T": dtypes.of(dtype).cpp_name,
         "class Op": f"kccl::{op.capitalize()}",
         "int WORLD_SIZE": str(world_size),
     }
-    values = [
-        known[name] for name in parameters(csrc / "include" / "kccl" / "kernels" / f"{kernel}.cuh")
-    ]
+    return instance(kernel, csrc, known)
+
+
+def instance(kernel: str, csrc: Path, known: Mapping[str, str]) -> str:
+    """The kernel as C++ names it, with its template parameters as `known` has them."""
+    values = [known[parameter] for parameter in parameters(path_of(kernel, csrc))]
     return f"kccl::kernels::{kernel}" + (f"<{', '.join(values)}>" if values else "")
 
 

@@ -4,22 +4,21 @@ import contextlib
 import json
 import os
 import time
-import weakref
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from socket import socket
+from typing import Protocol, TypeVar
 
 from ..base import abi
-from ..base.abi import lib
 from ..base.env import Env
 from ..base.errors import InvalidArgument, PeerLost
-from ..plan.choice import SPECS, tuning_for
-from . import mesh, sockets
+from ..plan.specs import SPECS
+from ..plan.tuning import tuning_for
+from . import sockets
+from .mesh import Mesh
 
-if TYPE_CHECKING:
-    from ..comm import Communicator
 
-
-def agree_at_start(ranks: mesh.Mesh, backend: str, env: Env, settings: object) -> set[int]:
+def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set[int]:
     """The cores of all ranks together, after a check that the ranks fit each other. Collective.
 
     Args:
@@ -56,49 +55,48 @@ def agree_at_start(ranks: mesh.Mesh, backend: str, env: Env, settings: object) -
     return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 
 
-def split(comm: "Communicator", color: int | None, key: int) -> "Communicator | None":
-    """See Communicator.split."""
+def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | None:
+    """Parts the ranks by `color`; the mesh of this rank's part, ordered by `key`. Collective."""
     listener, name = sockets.listen()
     try:
-        everyone = comm.gather_objects([color, key, name])
+        message = json.dumps([color, key, name]).encode()
+        replies = ranks.allgather(message, "split", timeout)
     except BaseException:
         listener.close()
         raise
     if color is None:
         listener.close()
         return None
+    everyone = [json.loads(reply) for reply in replies]
     members = sorted(
         (its_key, rank)
         for rank, (its_color, its_key, _) in enumerate(everyone)
         if its_color == color
     )
     names = {rank: everyone[rank][2] for _, rank in members}
-    return _connect(comm, names, listener)
+    return _connect(ranks, names, listener, timeout)
 
 
-def reset(comm: "Communicator") -> None:
-    """See Communicator.reset."""
-    state = comm._backend.state
+class Closable(Protocol):
+    """What can be closed."""
 
-    def clear() -> None:
-        comm._backend.clear()
-        state.status = lib.kKcclAborted
-
-    # Until all have come, every call fails here: the others count on it, see Mesh.reset.
-    if state.status == lib.kKcclOk:
-        state.status = lib.kKcclAborted
-    comm._mesh.reset(clear, comm._env.first_timeout)
-    state.status = lib.kKcclOk
+    def close(self) -> None:
+        """Ends it."""
 
 
-def shrink(comm: "Communicator") -> "Communicator":
-    """See Communicator.shrink."""
-    # Peers that still wait in a call, perhaps for this rank, leave it and come too.
-    comm._give_up()
+Part = TypeVar("Part", bound=Closable)
+
+
+def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
+    """What `make` makes of the mesh of the ranks that are alive. Collective among them.
+
+    Raises:
+        Timeout: A rank that is alive did not come in time.
+    """
     while True:
         listener, name = sockets.listen()
         try:
-            survivors = comm._mesh.agree_on_survivors(name.encode(), comm._env.first_timeout)
+            survivors = ranks.agree_on_survivors(name.encode(), timeout)
         except BaseException:
             listener.close()
             raise
@@ -107,35 +105,18 @@ def shrink(comm: "Communicator") -> "Communicator":
         # Another rank may go meanwhile, and perhaps only some see it: so each says whether it has
         # the new communicator, and it counts only if all have it.
         with contextlib.suppress(PeerLost):
-            part = _connect(comm, names, listener)
+            part = make(_connect(ranks, names, listener, timeout))
         vote = b"has it" if part is not None else b"has not"
-        votes = comm._mesh.agree_on_survivors(vote, comm._env.first_timeout)
+        votes = ranks.agree_on_survivors(vote, timeout)
         if part is not None and votes == dict.fromkeys(names, b"has it"):
             return part
         if part is not None:
             part.close()
 
 
-def _connect(comm: "Communicator", names: dict[int, str], listener: Any) -> "Communicator":
-    """A communicator of the ranks of `comm` that `names` lists, in its order."""
+def _connect(ranks: Mesh, names: dict[int, str], listener: socket, timeout: float) -> Mesh:
+    """The mesh of the ranks that `names` lists with their listeners' names, in its order."""
     members, listeners = list(names), list(names.values())
-    rank = members.index(comm.rank)
-    deadline = time.monotonic() + comm._env.first_timeout
-    streams = sockets.connect(rank, listeners, listener, deadline)
-    ranks = comm._mesh.part(rank, members, " ".join(listeners), streams)
-    try:
-        part = type(comm)(
-            ranks,
-            comm._env,
-            launcher=comm.launcher,
-            local_rank=rank,
-            settings=comm._settings,
-            opens=comm._opens,
-        )
-    except BaseException:
-        # The peers hear at once that this rank gave up, and do not wait for it in vain.
-        ranks.close()
-        raise
-    # A new list each time, because another thread may be going through the old one.
-    comm._parts = [known for known in comm._parts if known() is not None] + [weakref.ref(part)]
-    return part
+    rank = members.index(ranks.rank)
+    streams = sockets.connect(rank, listeners, listener, time.monotonic() + timeout)
+    return ranks.part(rank, members, " ".join(listeners), streams)

@@ -238,7 +238,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 def _plan(args: argparse.Namespace) -> int:
     from ..base import abi, dtypes, env
     from ..bench.harness.collective import parse_size
-    from ..plan import choice
+    from ..plan import choice, specs, tuning
 
     if not 1 <= args.n <= abi.MAX_WORLD_SIZE:
         raise errors.InvalidArgument(f"-n is {args.n}, must be 1 to {abi.MAX_WORLD_SIZE}")
@@ -250,11 +250,11 @@ def _plan(args: argparse.Namespace) -> int:
     if dtype is not None and nbytes % dtype.itemsize:
         raise errors.InvalidArgument(f"--bytes is {nbytes}, no whole number of {dtype.name}")
     variables = env.read()
-    request = choice.Request(args.collective, nbytes, args.n, "host", dtype)
+    request = specs.Request(args.collective, nbytes, args.n, "host", dtype)
     forced = variables.algorithm
-    if forced not in choice.algorithms(args.collective):
+    if forced not in specs.algorithms(args.collective):
         forced = ""
-    print(choice.choose(request, choice.tuning_for("host", variables.tuning), forced).explain())
+    print(choice.choose(request, tuning.tuning_for("host", variables.tuning), forced).explain())
     return 0
 
 
@@ -287,17 +287,17 @@ def _warm(args: argparse.Namespace) -> int:
     from ..base import abi, dtypes
     from ..gpu import driver
     from ..jit import cache
-    from ..plan import choice
+    from ..plan import specs
     from . import warm
 
     for count in args.n:
         if not 1 <= count <= abi.MAX_WORLD_SIZE:
             raise errors.InvalidArgument(f"-n is {count}, must be 1 to {abi.MAX_WORLD_SIZE}")
     for op in args.op or ():
-        if op not in choice.OPS:
-            raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(choice.OPS)}")
+        if op not in specs.OPS:
+            raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(specs.OPS)}")
     types = [dtypes.of(name).name for name in args.d or warm.ELEMENT_TYPES]
-    wanted = warm.instances(args.n, types, args.op or choice.OPS)
+    wanted = warm.instances(args.n, types, args.op or specs.OPS)
     try:
         arch = args.arch or driver.device(0).arch
     except errors.BackendError as error:

@@ -17,7 +17,7 @@ from ..base.errors import InvalidArgument
 from ..gpu import driver
 from ..gpu.library import compile_kernel
 from ..jit import cache, names
-from ..plan.choice import OPS, SPECS, Request
+from ..plan.specs import OPS, SPECS, Request
 
 ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
 _ONE_SIDED = ("put", "get", "signal", "wait")
@@ -57,14 +57,10 @@ def _combinations(
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
                     # A kernel that does not reduce is the same for all.
-                    takes_op = "class Op" in names.parameters(_file(spec.name))
+                    takes_op = "class Op" in names.parameters(names.path_of(spec.name, cache.CSRC))
                     for op in allowed if takes_op else OPS[:1]:
                         yield spec.name, dtype.name, op, world_size
             yield from ((name, dtype.name, OPS[0], world_size) for name in _ONE_SIDED)
-
-
-def _file(kernel: str) -> Path:
-    return cache.CSRC / "include" / "kccl" / "kernels" / f"{kernel}.cuh"
 
 
 def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:

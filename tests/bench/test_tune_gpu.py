@@ -15,7 +15,7 @@ from kccl.bench.gpu import clock as gpu_clock
 from kccl.bench.harness import collective
 from kccl.bench.tune import gpu as tune_gpu
 from kccl.bench.tune import tune
-from kccl.plan import choice
+from kccl.plan import choice, specs, tuning
 
 LL16, SENTINEL = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
 TWO_SHOT, PULL = "all_reduce_two_shot_push_simple", "all_reduce_one_shot_pull_simple"
@@ -146,7 +146,7 @@ def test_a_barrier_has_nothing_to_tune():
 
 
 def request(nbytes, dtype):
-    return choice.Request("all_reduce", nbytes, 2, "cuda", dtypes.of(dtype))
+    return specs.Request("all_reduce", nbytes, 2, "cuda", dtypes.of(dtype))
 
 
 def table(tmp_path, *entries, **more):
@@ -157,10 +157,10 @@ def table(tmp_path, *entries, **more):
 
 def test_the_planner_takes_algorithm_and_shape_from_the_table(tmp_path):
     _, found = World(cost_us).tune(64, 1 << 16, 1 << 21)
-    tuning = choice.read_tuning(table(tmp_path, *found))
+    measured = tuning.read_tuning(table(tmp_path, *found))
 
     def chosen(nbytes, dtype):
-        made = choice.choose(request(nbytes, dtype), tuning)
+        made = choice.choose(request(nbytes, dtype), measured)
         return made.name, made.blocks, made.threads
 
     assert chosen(64, "bfloat16") == (LL16, 8, 64)
@@ -168,9 +168,9 @@ def test_the_planner_takes_algorithm_and_shape_from_the_table(tmp_path):
     # Integers take the best of the others there, not what is for longer messages.
     assert chosen(128, "int32") == (LL16, 64, 64)
     assert chosen(1 << 22, "int32") == (TWO_SHOT, 64, 64)
-    made = choice.choose(request(64, "bfloat16"), tuning)
+    made = choice.choose(request(64, "bfloat16"), measured)
     assert "at most 8 blocks of 64 threads" in made.explain()
-    forced = choice.choose(request(64, "bfloat16"), tuning, forced=TWO_SHOT)
+    forced = choice.choose(request(64, "bfloat16"), measured, forced=TWO_SHOT)
     assert (forced.blocks, forced.threads) == (0, 0)
 
 
@@ -178,13 +178,13 @@ def test_the_planner_takes_algorithm_and_shape_from_the_table(tmp_path):
 def test_a_table_with_a_shape_that_is_none_is_refused(tmp_path, shape):
     path = table(tmp_path, entry(None, LL16, *shape))
     with pytest.raises(kccl.InvalidArgument, match=r"has .* blocks of .* threads"):
-        choice.read_tuning(path)
+        tuning.read_tuning(path)
 
 
 def test_a_tables_merit_is_kept(tmp_path):
     before = {"merit": "by runs on 2 H200", "tables": []}
     path = table(tmp_path, entry(None, LL16, 8, 64), **before)
-    assert choice.read_tuning(path).merit == "by runs on 2 H200"
+    assert tuning.read_tuning(path).merit == "by runs on 2 H200"
 
 
 def test_shapes_are_for_gpus():

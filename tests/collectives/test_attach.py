@@ -13,7 +13,9 @@ from ranks import Job
 
 import kccl
 from kccl.backends.host import HostBackend
-from kccl.plan.choice import Request, choose, tuning_for
+from kccl.plan.choice import choose
+from kccl.plan.specs import Request
+from kccl.plan.tuning import tuning_for
 
 CMA = "all_reduce_two_shot_cma_simple"
 STAGED = "all_reduce_two_shot_pull_simple"

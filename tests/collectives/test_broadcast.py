@@ -11,7 +11,7 @@ from programs import algorithms_for
 
 import kccl
 from kccl.backends.host import Settings
-from kccl.plan.choice import algorithms
+from kccl.plan.specs import algorithms
 
 NAMES = algorithms_for("broadcast", 3, "float16")
 ALGORITHMS = ["", *NAMES]

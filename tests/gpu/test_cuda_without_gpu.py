@@ -13,14 +13,17 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl.backends.cuda import launch_shape as shape
+from kccl.backends.cuda import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, graphs, library, memory, release
 from kccl.gpu import driver as gpu
 from kccl.jit import names as kernels
 from kccl.jit import nvrtc
 from kccl.jit.cache import CSRC
-from kccl.plan.choice import SPECS, Request, choose, tuning_for
+from kccl.plan import specs
+from kccl.plan.choice import choose
+from kccl.plan.specs import SPECS, Request
+from kccl.plan.tuning import tuning_for
 
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
@@ -133,6 +136,10 @@ def test_plans_for_gpus_push():
                     assert "pull" not in plan.name and "cma" not in plan.name
                     (spec,) = (spec for spec in SPECS if spec.name == plan.name)
                     assert spec.why_not(request) is None
+
+
+def shape(kernel, *args):
+    return launch_shape(specs.BY_NAME[kernel], *args)
 
 
 def test_blocks_have_a_thread_a_packet():

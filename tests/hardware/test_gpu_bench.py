@@ -8,8 +8,6 @@ import pytest
 from ranks import LAUNCHER, environment
 from suites import run_suite
 
-from kccl.plan import choice
-
 SHORT = ("--repeats", "3", "--iterations", "100", "--json")
 
 
@@ -90,7 +88,7 @@ def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
         timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = choice.read_tuning(table).thresholds[world_size][:1]
+    (made,) = tuning.read_tuning(table).thresholds[world_size][:1]
     assert (made.blocks, made.threads) in ((4, 64), (64, 64))
     bench = ["-m", "kccl", "bench", "all_reduce", "--backend", "cuda", "-b", "64", "-e", "64"]
     done = subprocess.run(

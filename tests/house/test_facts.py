@@ -10,7 +10,7 @@ import pytest
 from source_tree import ROOT, source_files
 
 from kccl.base import abi
-from kccl.plan import choice
+from kccl.plan import specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
 LINES = 400
@@ -21,7 +21,7 @@ NOT_PLANNED = {"grid_sync", "grid_exchange", "put", "get", "signal", "wait"}
 def test_a_kernel_has_one_name_everywhere():
     files = {path.stem for path in (ROOT / "csrc/include/kccl/kernels").glob("*.cuh")}
     assert set(abi.KERNELS) == files
-    assert {spec.name for spec in choice.SPECS} == files - NOT_PLANNED
+    assert {spec.name for spec in specs.SPECS} == files - NOT_PLANNED
     for name in files:
         text = (ROOT / f"csrc/include/kccl/kernels/{name}.cuh").read_text()
         assert re.findall(r"KCCL_KERNEL(?:_OF\(.*\))?\s+void (\w+)\(", text) == [name]
@@ -31,14 +31,14 @@ def test_a_kernel_has_one_name_everywhere():
 
 
 def test_a_planned_kernel_is_named_after_its_collective():
-    for spec in choice.SPECS:
+    for spec in specs.SPECS:
         assert spec.name.startswith(f"{spec.collective}_")
 
 
 def test_operators_and_dtypes_are_the_abis():
     from kccl.base import dtypes
 
-    assert sorted(abi.OPS, key=abi.OPS.__getitem__) == list(choice.OPS)
+    assert sorted(abi.OPS, key=abi.OPS.__getitem__) == list(specs.OPS)
     assert sorted(abi.DTYPES, key=abi.DTYPES.__getitem__) == [dtype.name for dtype in dtypes.ALL]
 
 

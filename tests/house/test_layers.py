@@ -68,11 +68,12 @@ FOR_HOST = {
     "host.h",
     "host_idle.h",
     "kccl.cuh",
+    "kernel_instances.h",
     "kernel_table.inc",
     "layout.h",
     "mem.cuh",
 }
-FOR_HOST |= {"wait.cuh"}
+FOR_HOST |= {"reduce.cuh", "wait.cuh"}
 
 
 def test_the_public_headers_are_self_contained():

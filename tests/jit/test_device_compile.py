@@ -24,7 +24,7 @@ from device_compilers import (
 import kccl
 from kccl.base import dtypes
 from kccl.jit import names as kernels
-from kccl.plan.choice import SPECS, Request
+from kccl.plan.specs import SPECS, Request
 
 INCLUDE = Path(kccl.include_dir())
 KERNELS = sorted(path.stem for path in (INCLUDE / "kccl" / "kernels").glob("*.cuh"))

@@ -10,7 +10,7 @@ import oracle
 import pytest
 
 import kccl
-from kccl.plan import choice
+from kccl.plan import specs
 from kccl.sim.machine import Machine
 
 
@@ -41,7 +41,7 @@ def test_all_reduce(name):
     on_sim(main, 3, seed=len(name))
 
 
-@pytest.mark.parametrize("algorithm", choice.algorithms("all_reduce"))
+@pytest.mark.parametrize("algorithm", specs.algorithms("all_reduce"))
 def test_every_algorithm_runs_or_says_why_not(algorithm):
     def main(comm):
         inputs = [oracle.exact("float32", "sum", 300, rank) for rank in range(comm.world_size)]
@@ -289,7 +289,7 @@ def test_survivors_go_on():
         comm.barrier()
         comm.gather_objects(None)
         if comm.rank == 1:
-            comm._abort()
+            comm.abort()
             return None
         with pytest.raises(kccl.PeerLost):
             comm.barrier()

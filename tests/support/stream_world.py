@@ -219,7 +219,7 @@ class Driver:
 
 
 class World:
-    """As much of a communicator on a GPU as a prepared call needs."""
+    """As much of a Context of a communicator on a GPU as a prepared call needs."""
 
     def __init__(self):
         self.driver = Driver()
@@ -227,7 +227,7 @@ class World:
         self.state = ffi.new("KcclState *")
         self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
         self.now = 7
-        self._backend = SimpleNamespace(
+        self.backend = SimpleNamespace(
             place=lambda handle, stream: CudaBackend.place(None, handle, stream),
             record=self.record,
             stream=lambda given, view: self.now if given is None else given,
@@ -257,12 +257,12 @@ class World:
     def barrier(self):
         return BarrierOnStream("barrier", self, None, self.handle())
 
-    def _check_usable(self):
+    def check_usable(self):
         if self.state.status != lib.kKcclOk:
-            self._raise_failure()
+            self.raise_failure()
 
-    def _check_agreement(self, signature):
+    def check_agreement(self, signature):
         pass
 
-    def _raise_failure(self):
+    def raise_failure(self):
         raise kccl.BackendError(f"error {self.driver.queue.error}")

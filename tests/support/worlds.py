@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kccl import module
-from kccl.backends.base import DeviceComm, Settings, device_comm, fill_call, share_of
+from kccl.backends.base import DeviceComm, Settings, device_comm, fill_call
 from kccl.backends.sim import num_threads
 from kccl.base import arrays
 from kccl.base.abi import ffi, lib
 from kccl.base.errors import InvalidArgument, ProtocolError
 from kccl.jit import cache
+from kccl.plan.specs import BY_NAME
 from kccl.sim.machine import Machine, Simulation, launch_of
 from kccl.sim.regions import bytes_namer, state_namer, window_namer
 
@@ -202,7 +203,7 @@ class World:
             count=count,
             peer=peer,
             channel=channel,
-            share=share_of(kernel, count, dtype, grid),
+            share=BY_NAME[kernel].share(count, dtype, grid),
         )
         entry = self._machine.kernel(kernel, dtype, op, self.world_size if unrolls else 0)
         block = block or num_threads(kernel, count, dtype)

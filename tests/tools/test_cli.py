@@ -12,7 +12,7 @@ from ranks import environment
 from kccl.base import abi
 from kccl.base import errors as kccl_errors
 from kccl.gpu import driver
-from kccl.plan import choice
+from kccl.plan import specs
 from kccl.tools import warm
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -118,7 +118,7 @@ def test_warm_knows_what_gpus_take():
     alone, four = warm.instances([1]), warm.instances([4])
     names = {name for name, *_ in four}
     assert {"put", "get", "signal", "wait", "barrier_direct"} < names
-    assert {spec.name for spec in choice.SPECS} - names == {
+    assert {spec.name for spec in specs.SPECS} - names == {
         name for name in abi.KERNELS if name.endswith(("_pull_simple", "_cma_simple"))
     }
     assert not any("two_shot" in name or "push" in name for name, *_ in alone)

@@ -1,0 +1,315 @@
+"""The kernels of the library, and everything that anyone asks of one.
+
+Nothing here needs a device, a communicator or the compiled core: setup.py reads this table too, and
+makes the host's table of kernels from it (csrc/host/kernel_table.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from ..base import dtypes
+from ..base.dtypes import Dtype
+
+OPS = ("sum", "prod", "min", "max", "avg")
+# Of a call on a GPU.
+MOST_BLOCKS, MOST_THREADS = 128, 1024
+SHARE_UNIT_BYTES = 16  # what KcclCall.share counts: payload.cuh
+
+GPUS = ("sim", "cuda")
+EVERYWHERE = ("host", *GPUS)
+
+
+class Counts(Enum):
+    """What KcclCall.count counts in a call of a kernel."""
+
+    ELEMENTS = "elements of the message"
+    CHUNK_ELEMENTS = "elements of one rank's chunk of the message"
+    BYTES = "bytes of the message"
+    CHUNK_BYTES = "bytes of one rank's chunk of the message"
+    EVENTS = "signals or syncs, which move no data"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run.
+
+    Attributes:
+        collective: As in "all_reduce".
+        nbytes: Message size in nccl-tests' sense: of the larger of a rank's arrays.
+        world_size: Number of ranks.
+        backend: "host", "sim" or "cuda".
+        dtype: Element type; None for barrier.
+        can_attach: Every rank's process may read every other's memory.
+    """
+
+    collective: str
+    nbytes: int
+    world_size: int
+    backend: str
+    dtype: Dtype | None = None
+    can_attach: bool = True
+
+
+Condition = Callable[[Request], str | None]
+"""Says why a kernel cannot run a request, or None when it can."""
+
+
+def needs_peers(request: Request) -> str | None:
+    """The algorithm shares the work out among two ranks or more."""
+    return "one rank has no peer to share the work with" if request.world_size == 1 else None
+
+
+def needs_floats(request: Request) -> str | None:
+    """The protocol marks words that have not arrived by a NaN pattern."""
+    if request.dtype is None or request.dtype.is_float:
+        return None
+    return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
+
+
+def needs_attach(request: Request) -> str | None:
+    """The kernel reads the memory of the peers' processes."""
+    if request.can_attach:
+        return None
+    return "the ranks' processes may not read each other's memory (process_vm_readv)"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel of the library: the facts about it, each here alone.
+
+    Attributes:
+        collective: What it runs, as in "all_reduce"; a kernel that is called by its own name and
+            has no alternative ("put", "grid_sync") bears that name here.
+        algorithm: Its algorithm, as in "two_shot"; "" for a kernel without alternatives.
+        protocol: Its protocol, as in "ll16"; "" where the algorithm says it.
+        moves: What moves, one line for people.
+        counts: What KcclCall.count counts.
+        bytes_per_thread: On GPUs, payload bytes that one thread moves at a time. 0: the kernel runs
+            in one block, and `one_block` says how large.
+        one_block: On GPUs, the threads of a kernel that runs in one block: one warp for words, or
+            as many as a block may have for data whose length is not known before.
+        targets: Backends whose planner may choose it. For other targets it need not be fast.
+        needs: Conditions on a request.
+        unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two:
+            worth it where instructions cost more than waiting.
+    """
+
+    collective: str
+    algorithm: str = ""
+    protocol: str = ""
+    moves: str = ""
+    counts: Counts = Counts.EVENTS
+    bytes_per_thread: int = 0
+    one_block: Literal["warp", "full"] = "warp"
+    targets: tuple[str, ...] = EVERYWHERE
+    needs: tuple[Condition, ...] = ()
+    unrolls_for_two: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of kernel and file, benchmark row and line of a tuning table."""
+        return "_".join(filter(None, (self.collective, self.algorithm, self.protocol)))
+
+    @property
+    def constant(self) -> str:
+        """Its member of KcclKernel in abi.inc."""
+        return "kKccl" + "".join(word.capitalize() for word in self.name.split("_"))
+
+    def why_not(self, request: Request) -> str | None:
+        """Why it cannot run a request; None when it can."""
+        if request.backend not in self.targets:
+            return f"for {' and '.join(self.targets)} only"
+        return next(filter(None, (condition(request) for condition in self.needs)), None)
+
+    def peer_bytes(self, count: int, dtype: str) -> int:
+        """Bytes that a call sends to one peer, which the threads of a rank share out.
+
+        Args:
+            count: Of KcclCall.
+            dtype: Element type's name; unused where bytes are counted.
+        """
+        match self.counts:
+            case Counts.ELEMENTS | Counts.CHUNK_ELEMENTS:
+                return count * dtypes.of(dtype).itemsize
+            case Counts.BYTES | Counts.CHUNK_BYTES:
+                return count
+        return 0
+
+    def share(self, count: int, dtype: str, blocks: int) -> int:
+        """KcclCall.share of a call by so many blocks; the others as in peer_bytes()."""
+        units = -(-self.peer_bytes(count, dtype) // SHARE_UNIT_BYTES)
+        return -(-units // blocks) if blocks > 1 else 0
+
+    def message_bytes(self, count: int, dtype: str, world_size: int) -> int:
+        """Bytes of a call's message; arguments as in peer_bytes()."""
+        is_chunk = self.counts in (Counts.CHUNK_ELEMENTS, Counts.CHUNK_BYTES)
+        return self.peer_bytes(count, dtype) * (world_size if is_chunk else 1)
+
+
+KERNELS = (
+    KernelSpec(
+        "all_reduce",
+        "one_shot",
+        "ll16",
+        moves="packets to every peer; each reduces everything",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=8,
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "all_reduce",
+        "one_shot",
+        "sentinel",
+        moves="bare words to every peer; each reduces everything",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=16,
+        needs=(needs_floats,),
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "all_reduce",
+        "two_shot",
+        "sentinel",
+        moves="bare words of each chunk to its owner, who sends every peer the result",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=64,
+        needs=(needs_peers, needs_floats),
+    ),
+    KernelSpec(
+        "all_reduce",
+        "one_shot_pull",
+        "simple",
+        moves="each rank copies its input to its window; each pulls and reduces everything",
+        counts=Counts.ELEMENTS,
+        targets=("host",),
+    ),
+    KernelSpec(
+        "all_reduce",
+        "two_shot_pull",
+        "simple",
+        moves="each rank copies its input to its window, pulls and reduces its chunk, pulls the "
+        "others' results",
+        counts=Counts.ELEMENTS,
+        targets=("host",),
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "all_reduce",
+        "two_shot_push",
+        "simple",
+        moves="each rank sends every peer its chunk, reduces its own, sends every peer the result",
+        counts=Counts.ELEMENTS,
+        bytes_per_thread=16,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "all_reduce",
+        "two_shot_cma",
+        "simple",
+        moves="each rank reads its chunk of the others' memory, reduces it, reads the others' "
+        "results",
+        counts=Counts.ELEMENTS,
+        targets=("host",),
+        needs=(needs_attach, needs_peers),
+    ),
+    KernelSpec(
+        "reduce_scatter",
+        "direct",
+        "ll16",
+        moves="packets of each chunk to its owner, who reduces it",
+        counts=Counts.CHUNK_ELEMENTS,
+        bytes_per_thread=8,
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "reduce_scatter",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; each pulls and reduces its chunk",
+        counts=Counts.CHUNK_ELEMENTS,
+        targets=("host",),
+    ),
+    KernelSpec(
+        "reduce_scatter",
+        "push",
+        "simple",
+        moves="each rank sends every peer its chunk, reduces its own",
+        counts=Counts.CHUNK_ELEMENTS,
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "all_gather",
+        "direct",
+        "ll16",
+        moves="packets to every peer",
+        counts=Counts.CHUNK_BYTES,
+        bytes_per_thread=8,
+        unrolls_for_two=True,
+    ),
+    KernelSpec(
+        "all_gather",
+        "pull",
+        "simple",
+        moves="each rank copies its input to its window; each pulls the others'",
+        counts=Counts.CHUNK_BYTES,
+        targets=("host",),
+    ),
+    KernelSpec(
+        "all_gather",
+        "push",
+        "simple",
+        moves="each rank sends every peer its input",
+        counts=Counts.CHUNK_BYTES,
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec(
+        "broadcast",
+        "direct",
+        "ll16",
+        moves="packets from the root to every peer",
+        counts=Counts.BYTES,
+        bytes_per_thread=8,
+    ),
+    KernelSpec(
+        "broadcast",
+        "pull",
+        "simple",
+        moves="the root copies its array to its window; every peer pulls it",
+        counts=Counts.BYTES,
+        targets=("host",),
+    ),
+    KernelSpec(
+        "broadcast",
+        "push",
+        "simple",
+        moves="the root sends each peer a chunk, which it forwards to the others",
+        counts=Counts.BYTES,
+        bytes_per_thread=16,
+        targets=GPUS,
+        needs=(needs_peers,),
+    ),
+    KernelSpec("barrier", "direct", moves="one word to every peer"),
+    KernelSpec("put", moves="an array to a peer's window", counts=Counts.BYTES, one_block="full"),
+    KernelSpec("get", moves="an array of a peer's window", counts=Counts.BYTES, one_block="full"),
+    KernelSpec("signal", moves="one word to a peer"),
+    KernelSpec("wait", moves="nothing: polls this rank's words"),
+    KernelSpec("grid_sync", moves="one word between the blocks of a GPU"),
+    KernelSpec("grid_exchange", moves="packets between the blocks of all GPUs"),
+)
+"""All kernels; those of a collective in the order in which a plan lists them."""
+
+SPECS = tuple(spec for spec in KERNELS if spec.algorithm)
+"""Those that a plan chooses among."""
+
+BY_NAME = {spec.name: spec for spec in KERNELS}
+
+
+def algorithms(collective: str) -> list[str]:
+    """Names of the algorithms of a collective."""
+    return [spec.name for spec in SPECS if spec.collective == collective]
