@@ -1,4 +1,4 @@
-"""Write the README's tables from the records: `python -m kccl.bench.readme README.md`.
+"""Write READMEs' tables from the records: `python -m kccl.bench.readme README.md bench/README.md`.
 
 A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest
 document of bench/records/FILE that has rows of the collective. `<!-- record FILE in_kernel -->`
@@ -179,16 +179,19 @@ def update(text: str, records: Path = RECORDS) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m kccl.bench.readme")
-    parser.add_argument("readme", type=Path)
+    parser.add_argument("readme", type=Path, nargs="+")
     parser.add_argument("--check", action="store_true", help="change nothing, say what is stale")
     args = parser.parse_args(argv)
-    old = args.readme.read_text()
-    new = update(old)
-    if args.check:
-        print("up to date" if new == old else f"{args.readme} is older than its records")
-        return int(new != old)
-    args.readme.write_text(new)
-    return 0
+    are_stale = False
+    for path in args.readme:
+        old = path.read_text()
+        new = update(old)
+        if not args.check:
+            path.write_text(new)
+            continue
+        print(f"{path} is up to date" if new == old else f"{path} is older than its records")
+        are_stale |= new != old
+    return int(are_stale)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,21 @@ def test_example_runs_as_its_head_says(path, folder):
             assert done.stdout.strip()
 
 
-def test_readme_tables_come_from_the_records():
-    assert "<!-- record " in README
-    assert readme.update(README, ROOT / "bench" / "records") == README
+@pytest.mark.parametrize("path", ["README.md", "bench/README.md"])
+def test_readme_tables_come_from_the_records(path):
+    text = (ROOT / path).read_text()
+    assert "<!-- record " in text
+    assert readme.update(text, ROOT / "bench" / "records") == text
+
+
+def test_check_names_the_files_that_are_stale(tmp_path, capsys):
+    stale = tmp_path / "stale.md"
+    stale.write_text("<!-- record intel-xeon-2-cores_2.jsonl barrier -->\nold\n<!-- end -->\n")
+    fresh = ROOT / "bench" / "README.md"
+    assert readme.main(["--check", str(fresh), str(stale)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{fresh} is up to date",
+        f"{stale} is older than its records",
+    ]
+    assert readme.main([str(stale)]) == 0
+    assert readme.main(["--check", str(stale), str(fresh)]) == 0

@@ -100,6 +100,19 @@ def test_paths_in_documents_exist(document: Path):
     assert missing == []
 
 
+@pytest.mark.parametrize(
+    ("document", "lines", "width"), [("bench/LOG.md", 12, 160), ("DECISIONS.md", 15, 120)]
+)
+def test_dated_entries_are_short(document, lines, width):
+    text = (ROOT / document).read_text()
+    assert [line for line in text.splitlines() if len(line) > width] == []
+    _, *entries = re.split(r"^## (?=\d{4}-\d\d-\d\d )", text, flags=re.MULTILINE)
+    assert len(entries) == text.count("\n## "), "every heading has a date"
+    for entry in entries:
+        heading, *body = filter(str.strip, entry.splitlines())
+        assert len(body) < lines, heading
+
+
 FOLDERS = {"csrc", "kccl", "bench", "topology", "tests", "examples", "engine"}
 EVERY_FILE = [
     *source_files(".", "py", "md", "cuh", "h", "cpp", "inc"),
