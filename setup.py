@@ -12,6 +12,7 @@ from typing import Any
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
 
 # No contraction, because a fused multiply-add would change the bits of a result.
 COMMON_FLAGS = [
@@ -120,6 +121,17 @@ class BuildExt(build_ext):
             super().build_extensions()
 
 
+class EditableWheel(editable_wheel):
+    """An editable install by a line in a .pth file, which mypy and editors follow.
+
+    Setuptools' own choice is an import hook, because of the symbolic links in the package.
+    """
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.mode = "compat"
+
+
 class BuildPy(build_py):
     """Copies the package, and writes the version where CMake reads it."""
 
@@ -143,6 +155,6 @@ class BuildPy(build_py):
 setup(
     # Through the package's symbolic link, because an sdist has only what lies in the package.
     cffi_modules=["kccl/csrc/host/build_ffi.py:ffibuilder"],
-    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy, "editable_wheel": EditableWheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

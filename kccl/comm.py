@@ -71,6 +71,20 @@ class Communicator(OneSided):
         put, get, signal, wait: See collectives/one_sided.py.
     """
 
+    # What help() says of these; C answers them, without a Python frame in between.
+    __slots__ = {
+        "all_gather": AllGather.__doc__,
+        "all_reduce": AllReduce.__doc__,
+        "barrier": Barrier.__doc__,
+        "broadcast": Broadcast.__doc__,
+        "reduce_scatter": ReduceScatter.__doc__,
+    }
+    all_gather: AllGather
+    all_reduce: AllReduce
+    barrier: Barrier
+    broadcast: Broadcast
+    reduce_scatter: ReduceScatter
+
     def __init__(
         self,
         ranks: Mesh,
@@ -121,7 +135,7 @@ class Communicator(OneSided):
         self.all_reduce = AllReduce(self.context)
         self.broadcast = Broadcast(self.context)
         self.reduce_scatter = ReduceScatter(self.context)
-        self.barrier: Barrier = barrier(self.context)
+        self.barrier = barrier(self.context)
         self._meet_at_start()
         if not _fork_hook_registered:
             os.register_at_fork(after_in_child=_disown_after_fork)

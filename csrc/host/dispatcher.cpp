@@ -17,7 +17,7 @@ struct Known {
     PyObject* value;
     Py_ssize_t num_bytes;
     Py_ssize_t out_bytes;  // 0: x is the result, and no out is given
-    Py_ssize_t place;      // where in the larger of x and out the smaller may lie
+    Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
     KcclHostOp* op;
     PyObject* owner;  // keeps `op` alive
     PyObject* on_failure;
@@ -91,12 +91,12 @@ bool view_of(Dispatcher* self, PyObject* array, int flags, Py_buffer* view, PyOb
     return false;
 }
 
-// True when the smaller of the two lies at its place in the larger, or they do not overlap.
-bool may_be_used(const Py_buffer& x, const Py_buffer& out, Py_ssize_t place) {
+// True when the smaller of the two lies at its own_offset in the larger, or they do not overlap.
+bool may_be_used(const Py_buffer& x, const Py_buffer& out, Py_ssize_t own_offset) {
     const auto x_begin = reinterpret_cast<uint64_t>(x.buf);
     const auto out_begin = reinterpret_cast<uint64_t>(out.buf);
     if (x_begin + x.len <= out_begin || out_begin + out.len <= x_begin) return true;
-    return x.len < out.len ? x_begin == out_begin + place : out_begin == x_begin + place;
+    return x.len < out.len ? x_begin == out_begin + own_offset : out_begin == x_begin + own_offset;
 }
 
 // The taught call for the arrays and the value, pointed at their memory, which the views then hold;
@@ -113,7 +113,7 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Py_bu
         const bool is_taught = known->dtype == dtype && known->value == value &&
                                known->num_bytes == x_view->len && known->out_bytes == out_bytes;
         const bool is_good =
-            out == nullptr || (out_dtype == dtype && may_be_used(*x_view, *out_view, known->place));
+            out == nullptr || (out_dtype == dtype && may_be_used(*x_view, *out_view, known->own_offset));
         if (is_taught && is_good) {
             const Py_buffer* result = out == nullptr ? x_view : out_view;
             known->op->call.input = reinterpret_cast<uint64_t>(x_view->buf);
@@ -162,13 +162,13 @@ void forget(Known& known) {
     Py_CLEAR(known.on_failure);
 }
 
-// learn(dtype, num_bytes, value, out_bytes, place, address, owner, on_failure); a value of ... means
+// learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure); a value of ... means
 // "not given".
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     PyObject *dtype, *value, *owner, *on_failure;
-    Py_ssize_t num_bytes, out_bytes, place;
+    Py_ssize_t num_bytes, out_bytes, own_offset;
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OnOnnKOO", &dtype, &num_bytes, &value, &out_bytes, &place,
+    if (!PyArg_ParseTuple(args, "OnOnnKOO", &dtype, &num_bytes, &value, &out_bytes, &own_offset,
                           &address, &owner, &on_failure)) {
         return nullptr;
     }
@@ -181,7 +181,7 @@ PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     known->on_failure = Py_NewRef(on_failure);
     known->num_bytes = num_bytes;
     known->out_bytes = out_bytes;
-    known->place = place;
+    known->own_offset = own_offset;
     known->op = reinterpret_cast<KcclHostOp*>(address);
     Py_RETURN_NONE;
 }
@@ -217,7 +217,7 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, num_bytes, value, out_bytes, place, address, owner, on_failure): such calls run "
+     "learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): such calls run "
      "this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};

@@ -4,7 +4,7 @@ import re
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from .. import _core as core
@@ -28,7 +28,12 @@ def _load_fastcall() -> Any:
     return module
 
 
-fastcall: Any = _load_fastcall()
+if TYPE_CHECKING:
+    from .. import _fastcall
+
+    fastcall = _fastcall
+else:
+    fastcall = _load_fastcall()
 
 
 def _snake_case(camel: str) -> str:

@@ -159,13 +159,13 @@ def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
     return (view.count,) if found is None else tuple(found)
 
 
-def check_result(x: ArrayView, out: ArrayView, count: int, place: int) -> None:
+def check_result(x: ArrayView, out: ArrayView, count: int, own_offset: int) -> None:
     """Checks that `out` can take the result of a collective over `x`.
 
     Args:
         x, out: The arrays.
         count: Elements of the result.
-        place: Where in the larger of the two the smaller may lie, in bytes.
+        own_offset: Where in the larger of the two this rank's chunk begins, in bytes.
 
     Raises:
         InvalidArgument: The types differ, the size is wrong, or the two overlap otherwise.
@@ -179,7 +179,7 @@ def check_result(x: ArrayView, out: ArrayView, count: int, place: int) -> None:
         raise InvalidArgument(f"out has {out.count} elements, x has {x.count}: {wanted}")
     is_apart = x.address + x.nbytes <= out.address or out.address + out.nbytes <= x.address
     larger, smaller = (out, x) if x.nbytes < out.nbytes else (x, out)
-    if not is_apart and smaller.address != larger.address + place:
+    if not is_apart and smaller.address != larger.address + own_offset:
         wanted = "the same memory" if x.count == out.count else "this rank's chunk"
         raise InvalidArgument(
             f"out begins at {out.address:#x} and x at {x.address:#x}: they overlap, "

@@ -3,15 +3,15 @@
 from typing import Any
 
 from ..base import arrays
-from .prepared import Case, Collective
+from .prepared import Case, Collective, Empty, Prepared
 
 
 class AllGather(Collective):
-    """all_gather(x, *, out=None, stream=None, channel=0): lays all ranks' x side by side."""
+    """Every rank gets all ranks' arrays, in rank order."""
 
     _NAME = "all_gather"
 
-    def _slow(
+    def __call__(
         self,
         x: Any,
         *,
@@ -51,7 +51,7 @@ class AllGather(Collective):
         algorithm: str = "",
         blocks: int = 0,
         threads: int = 0,
-    ) -> Any:
+    ) -> Prepared | Empty:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted.
 
         Arguments, result and errors as in the call itself and in all_reduce.prepare. The arrays
@@ -62,13 +62,13 @@ class AllGather(Collective):
     def _case(self, x: Any, out: Any) -> Case:
         backend, world_size = self._context.backend, self._context.world_size
         view = backend.view(x, "x", writable=False)
-        place = self._context.rank * view.nbytes
+        own_offset = self._context.rank * view.nbytes
         result = out
         if out is None:
             result = backend.like(x, view, (world_size, *arrays.shape(x, view)))
         out_view = backend.view(result, "out", writable=True)
         if out is not None:
-            arrays.check_result(view, out_view, world_size * view.count, place)
+            arrays.check_result(view, out_view, world_size * view.count, own_offset)
         return Case(
             view,
             out_view,
@@ -78,5 +78,5 @@ class AllGather(Collective):
             count=view.nbytes,
             fields={},
             is_given=out is not None,
-            place=place,
+            own_offset=own_offset,
         )

@@ -3,25 +3,25 @@
 from typing import Any
 
 from ..base import arrays
-from .prepared import Case, Collective
-from .reduction import check_op
+from .prepared import ArrayT, Case, Collective, Empty, Prepared
+from .reduction import Op, check_op
 
 
 class AllReduce(Collective):
-    """all_reduce(x, *, out=None, op="sum", stream=None, channel=0): reduces over all ranks."""
+    """Every rank gets the element-wise reduction of all ranks' arrays."""
 
     _NAME, _OPTION, _DEFAULT = "all_reduce", "op", "sum"
 
-    def _slow(
+    def __call__(
         self,
-        x: Any,
+        x: ArrayT,
         *,
-        out: Any = None,
-        op: str = "sum",
+        out: ArrayT | None = None,
+        op: Op = "sum",
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
-    ) -> Any:
+    ) -> ArrayT:
         """Every rank's `out` becomes the element-wise reduction of all ranks' `x`.
 
         Args:
@@ -41,20 +41,21 @@ class AllReduce(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        return self._call(self._case(x, out, op), stream, channel, algorithm)
+        result: ArrayT = self._call(self._case(x, out, op), stream, channel, algorithm)
+        return result
 
     def prepare(
         self,
-        x: Any,
+        x: ArrayT,
         *,
-        out: Any = None,
-        op: str = "sum",
+        out: ArrayT | None = None,
+        op: Op = "sum",
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
         blocks: int = 0,
         threads: int = 0,
-    ) -> Any:
+    ) -> Prepared | Empty:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted.
 
         Arguments, result and errors as in the call itself, besides `blocks` and `threads`, which

@@ -1,6 +1,6 @@
 """barrier: no rank leaves before the last one has arrived."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base import arguments
 from ..plan.choice import Plan
@@ -14,6 +14,10 @@ class Barrier(Prepared):
     On a GPU it takes `stream`, and orders what that stream did before, on all ranks.
     """
 
+    if TYPE_CHECKING:
+        # C answers the call on the host, where it takes nothing.
+        def __call__(self, *, stream: Any = None) -> None: ...
+
     def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
         """A barrier to be called many times, on the given channel, on a GPU on the given stream."""
         self._context.backend.stream(stream, None)
@@ -21,7 +25,7 @@ class Barrier(Prepared):
         return prepared(self._context, signature, plan, handle, None, (), stream)
 
 
-class CheckedBarrier(Checked, Barrier):
+class CheckedBarrier(Checked, Barrier):  # type: ignore[misc]  # the call takes no stream here
     """The same under KCCL_CHECK=1."""
 
 

@@ -3,23 +3,23 @@
 from typing import Any
 
 from ..base import arguments
-from .prepared import Case, Collective
+from .prepared import ArrayT, Case, Collective, Empty, Prepared
 
 
 class Broadcast(Collective):
-    """broadcast(x, root=0, *, stream=None, channel=0): copies the root's x to all ranks."""
+    """Every rank gets the root's array."""
 
     _NAME, _OPTION, _DEFAULT = "broadcast", "root", 0
 
-    def _slow(
+    def __call__(
         self,
-        x: Any,
+        x: ArrayT,
         root: int = 0,
         *,
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
-    ) -> Any:
+    ) -> ArrayT:
         """Every rank's `x` becomes the root's, bit by bit.
 
         Args:
@@ -34,11 +34,12 @@ class Broadcast(Collective):
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        return self._call(self._case(x, root), stream, channel, algorithm)
+        result: ArrayT = self._call(self._case(x, root), stream, channel, algorithm)
+        return result
 
     def prepare(
         self,
-        x: Any,
+        x: ArrayT,
         root: int = 0,
         *,
         stream: Any = None,
@@ -46,7 +47,7 @@ class Broadcast(Collective):
         algorithm: str = "",
         blocks: int = 0,
         threads: int = 0,
-    ) -> Any:
+    ) -> Prepared | Empty:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
         return self._prepare(self._case(x, root), stream, channel, algorithm, blocks, threads)
 

@@ -26,9 +26,9 @@ class OneSided:
         view = self._context.backend.view(x, "x", writable=False)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        place = self._context.backend.stream(stream, view)
+        number = self._context.backend.stream(stream, view)
         fields = {"input": view.address, "output": address, "count": view.nbytes}
-        self._run_one_sided("put", place, peer=peer, **fields)
+        self._run_one_sided("put", number, peer=peer, **fields)
 
     def get(
         self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
@@ -37,16 +37,16 @@ class OneSided:
         view = self._context.backend.view(x, "x", writable=True)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        place = self._context.backend.stream(stream, view)
+        number = self._context.backend.stream(stream, view)
         fields = {"input": address, "output": view.address, "count": view.nbytes}
-        self._run_one_sided("get", place, peer=peer, **fields)
+        self._run_one_sided("get", number, peer=peer, **fields)
         return x
 
     def signal(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> None:
         """Adds one to the peer's signals under this id, after all earlier puts and stores."""
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        place = self._context.backend.stream(stream, None)
-        self._run_one_sided("signal", place, peer=self._peer(peer), channel=signal_id)
+        number = self._context.backend.stream(stream, None)
+        self._run_one_sided("signal", number, peer=self._peer(peer), channel=signal_id)
 
     def wait(
         self,
@@ -70,8 +70,8 @@ class OneSided:
         sender = -1 if peer is None else self._peer(peer)
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
         count = arguments.between("count", count, 1, 2**31 - 1)
-        place = self._context.backend.stream(stream, None)
-        self._run_one_sided("wait", place, peer=sender, channel=signal_id, count=count)
+        number = self._context.backend.stream(stream, None)
+        self._run_one_sided("wait", number, peer=sender, channel=signal_id, count=count)
 
     def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
         if kernel not in self._one_sided:

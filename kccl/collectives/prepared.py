@@ -8,7 +8,8 @@ kccl/collectives, is checked there argument by argument, and is taught to it her
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from inspect import Parameter, Signature, getdoc, signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..base import arguments
 from ..base.abi import fastcall, ffi
@@ -31,7 +32,7 @@ def _address(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
 
 
-class Prepared(fastcall.Op):  # type: ignore[misc]  # a C type
+class Prepared(fastcall.Op):
     """A call planned once, to be made many times: `op()` runs it and returns the result array.
 
     Attributes:
@@ -203,6 +204,10 @@ class Empty:
         return self._result
 
 
+ArrayT = TypeVar("ArrayT")
+"""An array of the caller's, of whatever library."""
+
+
 @dataclass(slots=True)
 class Case:
     """One call, its arguments checked.
@@ -217,7 +222,7 @@ class Case:
         option: Value of the collective's option.
         what: The option in words, for the other ranks.
         is_given: The caller has given `out`.
-        place: Where in the larger of x and out the smaller may lie, in bytes.
+        own_offset: Where in the larger of x and out this rank's chunk begins, in bytes.
     """
 
     x: ArrayView
@@ -230,11 +235,15 @@ class Case:
     option: Any = None
     what: str = ""
     is_given: bool = False
-    place: int = 0
+    own_offset: int = 0
 
 
-class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
-    """One collective of one communicator. Subclasses say in `_slow` what its arguments mean."""
+class Collective(fastcall.Dispatcher):
+    """One collective of one communicator. A subclass writes the call as its `__call__`.
+
+    So signature and documentation stand where people, editors and mypy look for them. C answers the
+    call all the same: the method is renamed to `_slow`, which takes the calls that C does not know.
+    """
 
     _NAME: str
     # The keyword whose values the fast path tells apart, and its default.
@@ -242,16 +251,31 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
     _DEFAULT: Any = None
     _slow: Callable[..., Any]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._slow = cls.__dict__["__call__"]
+        # The first line is what help() shows of how to call it.
+        given = list(signature(cls._slow).parameters.values())[1:]
+        line = Signature([each.replace(annotation=Parameter.empty) for each in given])
+        cls.__doc__ = f"{cls._NAME}{line}\n\n{getdoc(cls._slow)}"
+        # The class has the C type's call again. Why no `del`: editors would forget the call too.
+        type.__delattr__(cls, "__call__")
+
     def __init__(self, context: Context) -> None:
         super().__init__(self._slow, self._OPTION)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
+    @property
+    def __signature__(self) -> Signature:
+        """What inspect and help() say of the call."""
+        return signature(self._slow)
+
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
         """Makes a call, planned the first time; returns its result."""
         context = self._context
         channel = self._channel(channel)
-        place = context.backend.stream(stream, case.x)
+        number = context.backend.stream(stream, case.x)
         plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
         if case.count == 0:
             context.check_usable()
@@ -268,7 +292,7 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         handle, op = known
         handle.call.input = case.x.address
         handle.call.output = case.out.address
-        context.backend.place(handle, place)
+        context.backend.place(handle, number)
         self._check_agreement(case, plan, channel)
         op()
         if channel == 0 and not algorithm:
@@ -283,7 +307,7 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
         algorithm: str,
         blocks: Any = 0,
         threads: Any = 0,
-    ) -> Any:
+    ) -> Prepared | Empty:
         """The same, to be made by whoever calls what this returns."""
         context = self._context
         channel = self._channel(channel)
@@ -332,7 +356,7 @@ class Collective(fastcall.Dispatcher):  # type: ignore[misc]  # a C type
                 case.x.nbytes,
                 given,
                 case.out.nbytes if case.is_given else 0,
-                case.place,
+                case.own_offset,
                 _address(handle),
                 handle,
                 self._context.raise_failure,

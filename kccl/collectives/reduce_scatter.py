@@ -4,21 +4,21 @@ from typing import Any
 
 from ..base import arrays
 from ..base.errors import InvalidArgument
-from .prepared import Case, Collective
-from .reduction import check_op
+from .prepared import Case, Collective, Empty, Prepared
+from .reduction import Op, check_op
 
 
 class ReduceScatter(Collective):
-    """reduce_scatter(x, *, out=None, op="sum", stream=None, channel=0): reduces, each its chunk."""
+    """Every rank gets its chunk of the element-wise reduction of all ranks' arrays."""
 
     _NAME, _OPTION, _DEFAULT = "reduce_scatter", "op", "sum"
 
-    def _slow(
+    def __call__(
         self,
         x: Any,
         *,
         out: Any = None,
-        op: str = "sum",
+        op: Op = "sum",
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
@@ -50,13 +50,13 @@ class ReduceScatter(Collective):
         x: Any,
         *,
         out: Any = None,
-        op: str = "sum",
+        op: Op = "sum",
         stream: Any = None,
         channel: int = 0,
         algorithm: str = "",
         blocks: int = 0,
         threads: int = 0,
-    ) -> Any:
+    ) -> Prepared | Empty:
         """Plans the call once; `op()` on what it returns makes it, as often as wanted.
 
         Arguments, result and errors as in the call itself and in all_reduce.prepare. The arrays
@@ -80,9 +80,9 @@ class ReduceScatter(Collective):
             shape = (whole[0] // world_size, *whole[1:]) if is_split else (count,)
             result = backend.like(x, view, shape)
         out_view = backend.view(result, "out", writable=True)
-        place = self._context.rank * count * view.dtype.itemsize
+        own_offset = self._context.rank * count * view.dtype.itemsize
         if out is not None:
-            arrays.check_result(view, out_view, count, place)
+            arrays.check_result(view, out_view, count, own_offset)
         return Case(
             view,
             out_view,
@@ -94,5 +94,5 @@ class ReduceScatter(Collective):
             option=op,
             what=op,
             is_given=out is not None,
-            place=place,
+            own_offset=own_offset,
         )

@@ -1,10 +1,12 @@
 """What collectives that reduce have in common."""
 
-from typing import Any
+from typing import Any, Literal
 
 from ..base.dtypes import Dtype
 from ..base.errors import InvalidArgument
 from ..plan.specs import OPS
+
+Op = Literal["sum", "prod", "min", "max", "avg"]
 
 
 def check_op(op: Any, dtype: Dtype) -> None:

@@ -17,6 +17,7 @@ from ..backends.base import Backend
 from ..backends.host import HostBackend
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
+from ..collectives.reduction import Op
 from ..comm import Communicator
 from ..ranks import bootstrap
 from ..start import join
@@ -24,7 +25,7 @@ from .torch_tensors import array, order, refuse_capture
 from .torch_work import Work
 
 DEVICES = ("cpu", "cuda")
-_OPS = (
+_OPS: tuple[tuple[Any, Op], ...] = (
     (dist.ReduceOp.SUM, "sum"),
     (dist.ReduceOp.PRODUCT, "prod"),
     (dist.ReduceOp.MIN, "min"),
@@ -271,7 +272,7 @@ def _only(tensors: list[Any]) -> Any:
     return tensors[0]
 
 
-def _op(given: Any) -> str:
+def _op(given: Any) -> Op:
     """KCCL's name for a ReduceOp."""
     for known, name in _OPS:
         if given == known:

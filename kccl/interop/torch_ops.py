@@ -4,9 +4,12 @@ An op takes tensors, numbers and strings only, so that compilers see through it:
 marked register_fake, and run or capture the op itself.
 """
 
+from typing import cast
+
 import torch
 
 from ..base.errors import Error, InvalidArgument
+from ..collectives.reduction import Op
 from ..comm import Communicator
 from .torch_tensors import array, order
 
@@ -57,7 +60,7 @@ def all_reduce(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     order(ranks, x.device)
     x = x.contiguous()
     out = torch.empty_like(x)
-    ranks.all_reduce(array(x, "x"), out=array(out, "out"), op=op)
+    ranks.all_reduce(array(x, "x"), out=array(out, "out"), op=cast(Op, op))
     return out
 
 
@@ -66,7 +69,7 @@ def all_reduce_in_place(x: torch.Tensor, op: str, comm: str) -> None:
     """See kccl.interop.torch.all_reduce_."""
     ranks = find(comm)
     order(ranks, x.device)
-    ranks.all_reduce(array(x, "x"), op=op)
+    ranks.all_reduce(array(x, "x"), op=cast(Op, op))
 
 
 @torch.library.custom_op("kccl::broadcast", mutates_args=())
@@ -103,7 +106,7 @@ def reduce_scatter(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.new_empty(_part(x, ranks))
-    ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=op)
+    ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=cast(Op, op))
     return out
 
 

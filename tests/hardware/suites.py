@@ -1,4 +1,4 @@
-"""Several benches in one job of bench/gpu/suite.py: starting ranks takes longer than a short bench."""
+"""Several benches in one job: starting the ranks takes longer than a short bench."""
 
 import json
 import subprocess

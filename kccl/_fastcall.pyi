@@ -1,0 +1,34 @@
+"""The second module of the compiled extension: csrc/host/fastcall.cpp and dispatcher.cpp."""
+
+from collections.abc import Callable
+from typing import Any
+
+class Op:
+    """A call made ready, to be made without a Python frame."""
+
+    def __init__(
+        self,
+        address: int,
+        result: Any,
+        on_failure: Callable[[], None],
+        stream: Callable[[], int] | None = None,
+    ) -> None: ...
+    def __call__(self) -> Any: ...
+    def clock(self, iterations: int, address: int) -> None: ...
+
+class Dispatcher:
+    """Finds a call that was made before, and makes it; what it does not know goes to `slow`."""
+
+    def __init__(self, slow: Callable[..., Any], option: str) -> None: ...
+    def learn(
+        self,
+        dtype: Any,
+        num_bytes: int,
+        value: Any,
+        out_bytes: int,
+        own_offset: int,
+        address: int,
+        owner: Any,
+        on_failure: Callable[[], None],
+    ) -> None: ...
+    def forget(self) -> None: ...
