@@ -160,7 +160,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
-        # The kernel may keep it: kccl/tools/remains.py.
+        # A driver may keep a process that has ended in the kernel.
         print(f"# process {process.pid} has not ended though it is killed: left", flush=True)
 
 

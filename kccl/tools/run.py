@@ -23,14 +23,9 @@ from functools import partial
 from typing import IO, BinaryIO
 
 from ..base.errors import BackendError, InvalidArgument
-from .remains import remains_of
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # as timeout(1) has it
-# How often ranks are looked at, and for how long a rank may be ending: a driver that takes back a
-# GPU's memory needs seconds.
-_LOOK_S = 2.0
-_ENDING_S = 15.0
 
 
 def run(
@@ -44,8 +39,7 @@ def run(
     """Runs `command` once a rank and waits for all of them.
 
     Rank 0 reads the launcher's standard input unless that is a terminal; the others read nothing.
-    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL. A rank that has ended and
-    that the kernel keeps all the same is waited for some seconds, then named and left.
+    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL.
 
     Args:
         command: Program and arguments, the same for every rank.
@@ -149,9 +143,6 @@ class _Job:
         self._labels = labels
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
-        self._looked = 0.0
-        # rank -> when it was first seen to be ending.
-        self._ending: dict[int, float] = {}
         self._streams: dict[int, list[_Labelled]] = {}
         self._exit_code = 0
         self._num_signals = 0
@@ -204,13 +195,12 @@ class _Job:
         kills = None
         while self._running:
             next_deadline = kills if ends is None else ends
-            remaining = _LOOK_S
+            remaining: float | None = None
             if next_deadline is not None:
-                remaining = min(remaining, max(0, next_deadline - time.monotonic()))
+                remaining = max(0, next_deadline - time.monotonic())
             for key, _ in self._selector.select(remaining):
                 key.data()
             now = time.monotonic()
-            self._look_at_ranks(now)
             if ends is not None and now >= ends and self._running:
                 ranks = ", ".join(str(rank) for rank in self._running)
                 _report(f"{timeout:g} s have passed: ending rank(s) {ranks}")
@@ -231,31 +221,8 @@ class _Job:
         for process in self._running.values():
             _signal_group(process.pid, number)
 
-    def _look_at_ranks(self, now: float) -> None:
-        """Goes on without ranks that have ended and that the kernel does not give back; takes those
-        that it does give back and has not told of.
-        """
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        for rank, process in list(self._running.items()):
-            code = process.poll()
-            if code is not None:
-                self._end(rank, code)
-                continue
-            remains = remains_of(process.pid)
-            if remains is None:
-                self._ending.pop(rank, None)
-            elif now - self._ending.setdefault(rank, now) >= _ENDING_S:
-                kept = "; ".join(map(str, remains.threads))
-                _report(f"rank {rank} has ended and is not waited for: the kernel keeps {kept}")
-                self._end(rank, os.waitstatus_to_exitcode(remains.status))
-
     def _reap(self, rank: int) -> None:
-        self._end(rank, self._running[rank].wait())
-
-    def _end(self, rank: int, code: int) -> None:
-        """Takes note of a rank's exit code, as subprocess has it."""
+        code = self._running[rank].wait()
         pidfd = self._pidfds.pop(rank)
         self._selector.unregister(pidfd)
         os.close(pidfd)

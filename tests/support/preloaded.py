@@ -63,7 +63,7 @@ class Job:
     def __exit__(self, *_):
         for process in self.processes:
             process.kill()
-            # Not for ever: the kernel may keep it, see kccl/tools/remains.py.
+            # Not for ever: a driver may keep a process that has ended in the kernel.
             process.join(_ENDING_S)
             if process.exitcode is None:
                 said = f"process {process.pid} has not ended though it is killed"
