@@ -14,25 +14,29 @@ from kccl.plan import specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
 LINES = 400
-# Kernels that are called by name, with nothing to choose between.
-NOT_PLANNED = {"grid_sync", "grid_exchange", "put", "get", "signal", "wait"}
 
 
 def test_a_kernel_has_one_name_everywhere():
     files = {path.stem for path in (ROOT / "csrc/include/kccl/kernels").glob("*.cuh")}
-    assert set(abi.KERNELS) == files
-    assert {spec.name for spec in specs.SPECS} == files - NOT_PLANNED
+    assert set(abi.KERNELS) == files == set(specs.BY_NAME)
     for name in files:
         text = (ROOT / f"csrc/include/kccl/kernels/{name}.cuh").read_text()
         assert re.findall(r"KCCL_KERNEL(?:_OF\(.*\))?\s+void (\w+)\(", text) == [name]
         assert text.count(f"KCCL_DEVICE Status {name}(") >= 1, f"{name}.cuh has no such function"
-    included = re.findall(r'kernels/(\w+)\.cuh"', (ROOT / "csrc/include/kccl/kccl.cuh").read_text())
-    assert included == sorted(files)
 
 
-def test_a_planned_kernel_is_named_after_its_collective():
-    for spec in specs.SPECS:
-        assert spec.name.startswith(f"{spec.collective}_")
+def test_the_simulator_makes_every_kernel_of_gpus_in_its_sequences():
+    text = (ROOT / "tests/kernels/sequence.cuh").read_text()
+    made = set(re.findall(r"call\.kernel == (\w+)", text))
+    assert {spec.constant for spec in specs.KERNELS if "sim" in spec.targets} <= made
+
+
+def test_constants_of_kernels_are_the_abis():
+    assert {spec.constant: abi.KERNELS[spec.name] for spec in specs.KERNELS} == {
+        name: getattr(abi.lib, name)
+        for name in abi.ffi.typeof("enum KcclKernel").relements
+        if name != "kKcclNumKernels"
+    }
 
 
 def test_operators_and_dtypes_are_the_abis():

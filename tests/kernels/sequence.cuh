@@ -2,6 +2,15 @@
 #pragma once
 
 #include <kccl/kccl.cuh>
+#include <kccl/kernels/all_gather_pull_simple.cuh>
+#include <kccl/kernels/all_gather_push_simple.cuh>
+#include <kccl/kernels/all_reduce_one_shot_pull_simple.cuh>
+#include <kccl/kernels/all_reduce_one_shot_sentinel.cuh>
+#include <kccl/kernels/all_reduce_two_shot_push_simple.cuh>
+#include <kccl/kernels/all_reduce_two_shot_sentinel.cuh>
+#include <kccl/kernels/broadcast_push_simple.cuh>
+#include <kccl/kernels/reduce_scatter_pull_simple.cuh>
+#include <kccl/kernels/reduce_scatter_push_simple.cuh>
 
 namespace kccl {
 

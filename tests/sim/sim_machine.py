@@ -7,6 +7,7 @@ from pathlib import Path
 from kccl import module
 from kccl.backends.base import Settings
 from kccl.jit import cache
+from kccl.plan.specs import KERNELS as KERNEL_SPECS
 from kccl.sim.library import load
 from kccl.sim.machine import Simulation
 
@@ -28,9 +29,7 @@ BARRIER = "barrier_direct"
 # Of a staging slot: the least that the layout allows.
 STAGING_BYTES = 1024
 # What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
-ALL_KINDS = (LL16, SENTINEL, TWO_SHOT_SENTINEL, PUSH, SCATTER, GATHER, BROADCAST, BARRIER)
-ALL_KINDS += (SCATTER_PUSH, GATHER_PUSH, BROADCAST_PUSH)
-ALL_KINDS += ("put", "get", "signal", "wait", "grid_sync", "grid_exchange")
+ALL_KINDS = tuple(spec.name for spec in KERNEL_SPECS if "sim" in spec.targets)
 
 
 @dataclass(frozen=True)

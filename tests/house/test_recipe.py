@@ -1,0 +1,156 @@
+"""The recipe of csrc/README.md, followed with a toy algorithm in a copy of the tree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from source_tree import ROOT
+
+# It builds the extension, for one element type.
+pytestmark = pytest.mark.timeout(400)
+
+KERNELS = "csrc/include/kccl/kernels"
+ABI = "csrc/include/kccl/abi.inc"
+SPECS = "kccl/plan/specs.py"
+SEQUENCE = "tests/kernels/sequence.cuh"
+LOG = "bench/LOG.md"
+TABLE = "kccl/plan/tables/host.json"
+NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
+FINDS_IT = """
+import numpy as np
+import kccl
+
+TOY = "all_reduce_toy_ll16"
+
+def main(comm):
+    assert TOY in comm.algorithms("all_reduce")
+    x = np.arange(1000, dtype=np.float32) * (comm.rank + 1)
+    comm.all_reduce(x, algorithm=TOY)
+    if comm.backend == "host":
+        assert comm.plan("all_reduce", 4, kccl.float32).name == TOY
+    return x.tolist() == (np.arange(1000) * 6).tolist()
+
+print(kccl.run_threads(main, 3), kccl.run_threads(main, 3, backend="sim"))
+"""
+
+
+def recipe():
+    """The files that the recipe names."""
+    text = (ROOT / "csrc/README.md").read_text()
+    steps = text[text.index("## Adding an algorithm") : text.index("## Adding a collective")]
+    return set(re.findall(r"^\d\. `([^`]+)`", steps, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the checkout with a toy algorithm: one_shot_ll16 under another name."""
+    tree = tmp_path_factory.mktemp("recipe") / "kccl"
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCE))
+
+    def change(file, *changes):
+        text = (tree / file).read_text()
+        for before, after in changes:
+            assert text.count(before) == 1, f"{file} changed: {before} is not there once"
+            text = text.replace(before, after)
+        (tree / file).write_text(text)
+
+    kernel = (tree / KERNELS / "all_reduce_one_shot_ll16.cuh").read_text()
+    toy = kernel.replace("one_shot", "toy").replace("OneShot", "Toy")
+    (tree / KERNELS / "all_reduce_toy_ll16.cuh").write_text(toy)
+    num_kernels = int(re.search(r"kKcclNumKernels = (\d+)", (tree / ABI).read_text())[1])
+    change(
+        ABI,
+        (
+            f"    kKcclNumKernels = {num_kernels}",
+            f"    kKcclAllReduceToyLl16 = {num_kernels},\n    kKcclNumKernels = {num_kernels + 1}",
+        ),
+    )
+    specs = (tree / SPECS).read_text()
+    (spec,) = re.findall(
+        r'    KernelSpec\(\n +"all_reduce",\n +"one_shot",\n +"ll16",.*?\n    \),\n',
+        specs,
+        re.DOTALL,
+    )
+    change(SPECS, (spec, spec + spec.replace("one_shot", "toy")))
+    include = "#include <kccl/kernels/all_reduce_two_shot_sentinel.cuh>\n"
+    (made,) = re.findall(
+        r"    if constexpr \(has<KERNELS>\(kKcclAllReduceOneShotLl16\)\) {\n.*?\n    }\n",
+        (tree / SEQUENCE).read_text(),
+        re.DOTALL,
+    )
+    toys = made.replace("OneShot", "Toy").replace("one_shot", "toy")
+    change(
+        SEQUENCE,
+        (include, "#include <kccl/kernels/all_reduce_toy_ll16.cuh>\n" + include),
+        (made, made + toys),
+    )
+    log = (tree / LOG).read_text()
+    first = log.index("\n## ")
+    entry = "\n## 2026-11-23 A toy is as fast as what it copies\n\n- Verdict: refused.\n"
+    (tree / LOG).write_text(log[:first] + entry + log[first:])
+    table = (tree / TABLE).read_text()
+    assert "all_reduce_one_shot_ll16" in table
+    (tree / TABLE).write_text(table.replace("all_reduce_one_shot_ll16", "all_reduce_toy_ll16"))
+    return tree
+
+
+def changed(tree):
+    """Files of the copy that are not as in the checkout."""
+    files = {path.relative_to(tree) for path in tree.rglob("*") if path.is_file()}
+    return {
+        file.as_posix()
+        for file in files
+        if not (ROOT / file).is_file() or (ROOT / file).read_bytes() != (tree / file).read_bytes()
+    }
+
+
+def run(tree, *command, **variables):
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def test_the_recipe_names_what_was_touched(tree):
+    touched = changed(tree)
+    assert len(touched) <= 6
+    names = recipe()
+    assert f"{KERNELS}/<collective>_<algorithm>[_<protocol>].cuh" in names
+    assert touched == {*(name for name in names if "<" not in name)} | {
+        f"{KERNELS}/all_reduce_toy_ll16.cuh"
+    }
+
+
+def test_the_algorithm_is_found_built_chosen_and_right(tree):
+    # One element type: each takes half a minute to compile.
+    dtypes = tree / "kccl/base/dtypes.py"
+    text = dtypes.read_text()
+    one = re.sub(r"^ALL = .*", "ALL = (float32,)", text, flags=re.MULTILINE)
+    assert one != text
+    dtypes.write_text(one)
+    run(tree, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    dtypes.write_text(text)
+    assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True, True] [True, True, True]\n"
+    tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
+    found = run(tree, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert " passed" in found
+    listed = run(
+        tree,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "tests/collectives",
+        "tests/sim",
+    )
+    assert listed.count("all_reduce_toy_ll16") > 10
