@@ -31,9 +31,22 @@ def main(comm):
     comm.all_reduce(x, algorithm=TOY)
     if comm.backend == "host":
         assert comm.plan("all_reduce", 4, kccl.float32).name == TOY
-    return x.tolist() == (np.arange(1000) * 6).tolist()
+    return x.tolist() == (np.arange(1000) * 3).tolist()
 
-print(kccl.run_threads(main, 3), kccl.run_threads(main, 3, backend="sim"))
+print(kccl.run_threads(main, 2), kccl.run_threads(main, 2, backend="sim"))
+"""
+# The lists of the tests on the host and on the simulator, and what is compiled for GPUs.
+TESTS_FIND_IT = """
+import programs
+import sim_machine
+from kccl.tools.warm import instances
+
+TOY = "all_reduce_toy_ll16"
+print(
+    TOY in programs.algorithms_for("all_reduce", 2, "float32"),
+    TOY in sim_machine.ALL_KINDS,
+    TOY in {kernel for kernel, *_ in instances([2])},
+)
 """
 
 
@@ -131,26 +144,19 @@ def test_the_recipe_names_what_was_touched(tree):
 
 
 def test_the_algorithm_is_found_built_chosen_and_right(tree):
-    # One element type: each takes half a minute to compile.
-    dtypes = tree / "kccl/base/dtypes.py"
+    # For one element type and without optimisation: it builds in a tenth of the time.
+    dtypes, setup = tree / "kccl/base/dtypes.py", tree / "setup.py"
     text = dtypes.read_text()
     one = re.sub(r"^ALL = .*", "ALL = (float32,)", text, flags=re.MULTILINE)
-    assert one != text
+    slow = setup.read_text().replace('"-O3"', '"-O0"')
+    assert one != text and slow != setup.read_text()
     dtypes.write_text(one)
+    setup.write_text(slow)
     run(tree, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     dtypes.write_text(text)
-    assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True, True] [True, True, True]\n"
+    assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True] [True, True]\n"
+    helpers = os.pathsep.join(map(str, (tree, tree / "tests/support", tree / "tests/sim")))
+    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=helpers)
+    assert told == "True True True\n"
     tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
-    found = run(tree, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
-    assert " passed" in found
-    listed = run(
-        tree,
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--collect-only",
-        "tests/collectives",
-        "tests/sim",
-    )
-    assert listed.count("all_reduce_toy_ll16") > 10
+    assert " passed" in run(tree, sys.executable, "-m", "pytest", "-q", *tests)
