@@ -1,9 +1,10 @@
 """Write READMEs' tables from the records: `python -m kccl.bench.readme README.md bench/README.md`.
 
 A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest
-document of bench/records/FILE that has rows of the collective. `<!-- record FILE in_kernel -->`
-shows the calls inside kernels, of each collective from its newest such document. `--check` only
-says whether the tables are up to date.
+document of bench/records/FILE that has rows of the collective. `<!-- record FILE COLLECTIVE
+headline -->` shows KCCL beside the best peer at twelve sizes at most. `<!-- record FILE in_kernel
+-->` shows the calls inside kernels, of each collective from its newest such document. `--check`
+only says whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .harness.measure import Row
 from .harness.report import best_peer
 
 RECORDS = Path(__file__).parent / "records"
-_TABLE = re.compile(r"(<!-- record (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- record (\S+) (\S+)( headline)? -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = (
     "| bytes | from C | `op()` | `comm.{collective}(x)` | best MPI | MPI / `op()` | floor |\n"
     "|---:|---:|---:|---:|---:|---:|---:|\n"
@@ -36,7 +37,16 @@ _PEERS_ON_GPUS = {
 }
 
 
+_NAMES = {
+    "nccl": "NCCL",
+    "torch_symm_mem": "PyTorch",
+    "flashinfer": "FlashInfer",
+    "nvshmem": "NVSHMEM",
+    "mpich": "MPICH",
+    "openmpi": "Open MPI",
+}
 _IN_KERNEL = "in_kernel"
+_MOST_HEADLINES = 12
 # Of what the records have; others lie between.
 _SIZES_IN_KERNELS = (16, 1024, 2048, 8192, 65536)
 _HEAD_IN_KERNELS = (
@@ -51,6 +61,50 @@ def table(document: Document, collective: str) -> str:
     rows = [row for row in document["rows"] if row["collective"] == collective]
     make = _on_gpus if document["machine"].get("gpus") else _on_the_host
     return make(document, rows, collective)
+
+
+def headline(document: Document, collective: str) -> str:
+    """A line a size: KCCL as a program calls it again and again, the best peer, ratio, floor."""
+    has_gpus = bool(document["machine"].get("gpus"))
+    mode, call = ("graph", None) if has_gpus else ("eager", "prepared")
+    rows = [
+        row
+        for row in document["rows"]
+        if row["collective"] == collective and row["time_us"] is not None
+    ]
+    ours = {
+        row["bytes"]: row
+        for row in rows
+        if row["library"] == "kccl" and row["mode"] == mode and call in (None, row["call"])
+    }
+    sizes = sorted(ours)
+    # Every so many, counted from the largest.
+    sizes = sizes[:: -(-(-len(sizes) // _MOST_HEADLINES))][::-1]
+    lines = [
+        "| bytes | KCCL | best peer | | peer / KCCL | floor |\n|---:|---:|---:|---|---:|---:|\n"
+    ]
+    for nbytes in sizes:
+        row = ours[nbytes]
+        peers = [
+            each
+            for each in rows
+            if (each["bytes"], each["mode"]) == (nbytes, mode) and each["library"] != "kccl"
+        ]
+        best = min(peers, key=lambda each: each["time_us"], default=None)
+        cells = [f"{nbytes:,}", _text(row["time_us"]), _text(_time(best))]
+        cells.append(_NAMES[best["library"]] if best else "")
+        cells.append(f"{best['time_us'] / row['time_us']:.2f}" if best else "")
+        cells.append(_text(row["floor_us"]))
+        lines.append("| " + " | ".join(cells) + " |\n")
+    machine = document["machine"]
+    where = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"
+    if has_gpus:
+        where = f"{len(machine['gpus'])} {machine['gpus'][0]}"
+    source = (
+        f"\nMicroseconds a call, medians of the slowest of {machine['ranks']} ranks on {where}; "
+        f"commit {document['commit']}.\n"
+    )
+    return "".join(lines) + source
 
 
 def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
@@ -160,7 +214,7 @@ def update(text: str, records: Path = RECORDS) -> str:
     """
 
     def replace(match: re.Match[str]) -> str:
-        begin, name, what, end = match.groups()
+        begin, name, what, is_headline, end = match.groups()
         newest: dict[tuple[bool, str], Document] = {}
         for document in load(records / name):
             for row in document["rows"]:
@@ -171,6 +225,8 @@ def update(text: str, records: Path = RECORDS) -> str:
             documents = [newest[key] for key in newest if key == (False, what)]
         if not documents:
             raise ValueError(f"{records / name} has no rows of {what}")
+        if is_headline:
+            return begin + headline(documents[0], what) + end
         made = in_kernels(documents) if what == _IN_KERNEL else table(documents[0], what)
         return begin + made + end
 

@@ -124,3 +124,11 @@ def test_check_names_the_files_that_are_stale(tmp_path, capsys):
     ]
     assert readme.main([str(stale)]) == 0
     assert readme.main(["--check", str(stale), str(fresh)]) == 0
+
+
+def test_headline_tables_are_short():
+    found = re.findall(r"<!-- record \S+ \S+ headline -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    assert len(found) == 2
+    for table in found:
+        rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+        assert 6 <= len(rows) <= 12
