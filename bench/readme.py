@@ -13,6 +13,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from .harness.document import Document, load
@@ -79,7 +80,7 @@ def headline(document: Document, collective: str) -> str:
     }
     sizes = sorted(ours)
     # Every so many, counted from the largest.
-    sizes = sizes[:: -(-(-len(sizes) // _MOST_HEADLINES))][::-1]
+    sizes = sizes[:: -ceil(len(sizes) / _MOST_HEADLINES)][::-1]
     lines = [
         "| bytes | KCCL | best peer | | peer / KCCL | floor |\n|---:|---:|---:|---|---:|---:|\n"
     ]
