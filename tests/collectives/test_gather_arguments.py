@@ -83,7 +83,7 @@ def test_wrong_keywords():
         (lambda comm: comm.reduce_scatter(X8, channel=-1), "channel is -1"),
         (
             lambda comm: comm.reduce_scatter(X8, algorithm="all_gather_direct_ll16"),
-            "algorithm is 'all_gather_direct_ll16', must for reduce_scatter be one of",
+            "algorithm is 'all_gather_direct_ll16', must be an algorithm of reduce_scatter: ",
         ),
     )
 
