@@ -7,18 +7,32 @@ and makes the host's table of kernels from it (csrc/host/kernel_table.py).
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from ..base import dtypes
 from ..base.dtypes import Dtype
+from ..base.errors import InvalidArgument
 
-OPS = ("sum", "prod", "min", "max", "avg")
+Op = Literal["sum", "prod", "min", "max", "avg"]
+OPS: tuple[Op, ...] = get_args(Op)
 # The largest launch of a call on a GPU.
 MOST_BLOCKS, MOST_THREADS = 128, 1024
 SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 
 GPUS = ("sim", "cuda")
 EVERYWHERE = ("host", *GPUS)
+
+
+def check_op(op: Any, dtype: Dtype) -> None:
+    """Checks the `op` argument of a collective that reduces.
+
+    Raises:
+        InvalidArgument: There is no such operator, or it does not take this element type.
+    """
+    if not isinstance(op, str) or op not in OPS:
+        raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
+    if op == "avg" and not dtype.is_float:
+        raise InvalidArgument(f"op is 'avg' and x has dtype {dtype.name}, must be a float")
 
 
 class Counts(Enum):
