@@ -1,1 +1,1 @@
-"""What every other room uses: errors, settings, types, arguments, the ABI."""
+"""What every other folder uses: errors, settings, types, checks of arguments, the ABI."""

@@ -1,4 +1,4 @@
-"""The compiled core: its functions, and the constants and structs of abi.inc by name."""
+"""Loads the compiled core: its functions, and the constants and structs of abi.inc by name."""
 
 import re
 from importlib.machinery import ExtensionFileLoader
@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"the compiled core of kccl is not in {Path(__file__).parents[1]} ({error}). "
-        "In a checkout, build it in place: pip install -e ."
+        "In a checkout, build it with: pip install -e ."
     ) from error
 
 ffi: Any = core.ffi
@@ -19,7 +19,7 @@ lib: Any = core.lib
 
 
 def _load_fastcall() -> Any:
-    # The second module of the same shared library, which an ordinary import would not find.
+    # One shared library holds both modules. An ordinary import finds only the first, _core.
     loader = ExtensionFileLoader("kccl._fastcall", core.__file__)
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -41,7 +41,10 @@ def _snake_case(camel: str) -> str:
 
 
 def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
-    """name in snake case -> value, of one enum of C, without its closing `Num...` entry."""
+    """The members of a C enum: {name in snake case: value}, sorted by value.
+
+    The prefix is cut off. The closing `Num...` entry is left out.
+    """
     elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
     names = [(_snake_case(name.removeprefix(prefix)), value) for value, name in elements.items()]
     return dict(sorted((pair for pair in names if pair[0][:4] != "num_"), key=lambda pair: pair[1]))
@@ -64,5 +67,5 @@ OPS = members("KcclOp")
 
 
 def kernel_name(kernel: int) -> str:
-    """The name of the kernel's file for a value of KcclKernel."""
+    """The name of a kernel, which is also its file's, for a value of KcclKernel."""
     return next(name for name, value in KERNELS.items() if value == kernel)

@@ -1,16 +1,20 @@
-"""Checks of single arguments. What is wrong is named with its value; nothing was sent."""
+"""Checks of single arguments.
+
+Each function raises InvalidArgument, before anything is sent. The error names the argument and its
+value.
+"""
 
 import operator
 from typing import Any
 
 from .errors import InvalidArgument
 
-# Some 31 years. In nanoseconds it fits 64 bits, and so does the clock when it has passed.
+# About 31 years. In nanoseconds, a clock plus this limit still fits 64 bits.
 _MAX_SECONDS = 1e9
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as a Python integer: anything that Python takes for an index, NumPy's too."""
+    """`value` as a Python integer. Takes what Python accepts as an index, as NumPy integers."""
     try:
         return operator.index(value)
     except TypeError:
@@ -18,7 +22,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def between(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an integer of `low` to `high`."""
+    """`value` as an integer from `low` to `high`, both included."""
     number = integer(name, value)
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}, must be between {low} and {high}")
@@ -26,7 +30,7 @@ def between(name: str, value: Any, low: int, high: int) -> int:
 
 
 def not_negative(name: str, value: Any) -> int:
-    """`value` as an integer of 0 or more."""
+    """`value` as an integer that is 0 or more."""
     number = integer(name, value)
     if number < 0:
         raise InvalidArgument(f"{name} is {number}, must not be negative")
@@ -34,7 +38,7 @@ def not_negative(name: str, value: Any) -> int:
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """The shape of an array: an integer, or integers, none negative."""
+    """`value` as the shape of an array: an integer or several, none negative."""
     try:
         sizes = tuple(value) if hasattr(value, "__iter__") else (value,)
         numbers = tuple(operator.index(size) for size in sizes)
@@ -48,7 +52,7 @@ def shape(value: Any) -> tuple[int, ...]:
 
 
 def nanoseconds(name: str, seconds: Any) -> int:
-    """A limit in seconds as whole nanoseconds, at least one."""
+    """A limit in seconds as whole nanoseconds, at least 1."""
     try:
         is_good = bool(0 < seconds <= _MAX_SECONDS)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What a caller's array is: address, size and element type, without copying it."""
+"""Looks at a caller's array in host memory: address, size and element type. Copies nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ class ArrayView:
     """A caller's memory.
 
     Attributes:
-        address: Of the first element.
+        address: Address of the first element.
         count: Number of elements.
-        dtype: Their type.
-        is_buffer: The array itself exports the buffer protocol and names its dtype: the fast path
-            can read both.
-        keep: What keeps the memory alive.
+        dtype: Element type.
+        is_buffer: True if the array itself exports the buffer protocol and has a `dtype`. Only then
+            can the dispatcher (csrc/host/dispatcher.cpp) take the array without Python.
+        keep: An object that keeps the memory alive.
     """
 
     address: int
@@ -35,16 +35,16 @@ class ArrayView:
 
 
 def view(array: Any, name: str, *, writable: bool) -> ArrayView:
-    """Looks at a caller's array: the buffer protocol, else DLPack.
+    """The view of a caller's array, by the buffer protocol or else by DLPack.
 
     Args:
         array: The array.
-        name: What the caller calls it, for error messages.
-        writable: Whether it will be written.
+        name: Name of the argument, for error messages.
+        writable: True if the call writes the array.
 
     Raises:
-        InvalidArgument: It is no array in host memory, not contiguous, read-only, or of a type
-            that KCCL does not have.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, read-only although
+            the call writes it, or of an element type that KCCL does not have.
     """
     try:
         dtype = dtypes.of(array.dtype)
@@ -55,10 +55,10 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
 
 
 def pointer(array: Any, name: str) -> tuple[int, Any]:
-    """The address of a writable array of any element type, and what keeps its memory.
+    """The address of a writable array of any element type, and what keeps its memory alive.
 
     Raises:
-        InvalidArgument: It is no array in host memory, not contiguous, or read-only.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, or read-only.
     """
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
@@ -73,7 +73,7 @@ def _address(buffer: Any) -> int:
 
 
 def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
-    """The same for what is not plainly a good NumPy array, or the error that says why."""
+    """view() for everything but plain NumPy arrays. Raises the error that says what is wrong."""
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
@@ -152,7 +152,7 @@ def _shape_of(array: Any, memory: memoryview | None) -> Any:
 
 
 def shape(array: Any, view: ArrayView) -> tuple[int, ...]:
-    """The shape of an array, of which `view` has been taken; that of a buffer or of DLPack, too."""
+    """The shape of an array. `view` is its view, for arrays of DLPack that have no shape."""
     found = getattr(array, "shape", None)
     if found is None and not hasattr(array, "__dlpack__"):
         found = memoryview(array).shape
@@ -164,11 +164,12 @@ def check_result(x: ArrayView, out: ArrayView, count: int, own_offset: int) -> N
 
     Args:
         x, out: The arrays.
-        count: Elements of the result.
-        own_offset: Where in the larger of the two this rank's chunk begins, in bytes.
+        count: Number of elements of the result.
+        own_offset: Offset in bytes of this rank's chunk in the larger of the two arrays.
 
     Raises:
-        InvalidArgument: The types differ, the size is wrong, or the two overlap otherwise.
+        InvalidArgument: The types differ, the size is wrong, or the arrays overlap and the call is
+            not in place: the smaller array is not this rank's chunk of the larger one.
     """
     if out.dtype != x.dtype:
         raise InvalidArgument(
@@ -180,8 +181,12 @@ def check_result(x: ArrayView, out: ArrayView, count: int, own_offset: int) -> N
     is_apart = x.address + x.nbytes <= out.address or out.address + out.nbytes <= x.address
     larger, smaller = (out, x) if x.nbytes < out.nbytes else (x, out)
     if not is_apart and smaller.address != larger.address + own_offset:
-        wanted = "the same memory" if x.count == out.count else "this rank's chunk"
+        if x.count == out.count:
+            wanted = "out must be the memory of x"
+        else:
+            chunk = ("out", "x") if smaller is out else ("x", "out")
+            wanted = f"{chunk[0]} must be this rank's chunk of {chunk[1]}"
         raise InvalidArgument(
-            f"out begins at {out.address:#x} and x at {x.address:#x}: they overlap, "
-            f"must be {wanted} or apart"
+            f"out begins at {out.address:#x} and x at {x.address:#x}: they overlap; {wanted}, or "
+            "the two must not overlap"
         )

@@ -1,4 +1,4 @@
-"""DLPack's capsules, read and made: how array libraries hand each other memory on a device."""
+"""Reads and makes DLPack capsules, by which array libraries exchange device memory."""
 
 import ctypes
 from dataclasses import dataclass
@@ -44,7 +44,8 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _api)
 )
-# By address, because the capsule that a destructor is given has no references any more.
+# These take the capsule's address. A destructor's capsule has no references left, so it cannot be
+# passed as a Python object.
 _is_unused = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", _api)
 )
@@ -52,7 +53,7 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_
     ("PyCapsule_GetPointer", _api)
 )
 
-# What capsules that somebody still holds point to, by address.
+# Address of a _Managed -> the objects that its capsule points to, until the consumer deletes it.
 _alive: dict[int, Any] = {}
 
 
@@ -70,15 +71,15 @@ _delete_in_c, _destroy_in_c = _Deleter(_delete), _Destructor(_destroy)
 
 @dataclass(frozen=True)
 class Found:
-    """What a capsule says.
+    """What a capsule describes.
 
     Attributes:
-        address: Of the first element.
-        shape: In elements.
-        dtype: Their type.
-        device_type, device_id: DLPack's.
-        is_contiguous: In C's order.
-        keep: What keeps the memory.
+        address: Address of the first element.
+        shape: Shape in elements.
+        dtype: Element type.
+        device_type, device_id: The device, by DLPack's numbers.
+        is_contiguous: True if the array is C-contiguous.
+        keep: The capsule, which keeps the memory alive.
     """
 
     address: int
@@ -93,7 +94,7 @@ class Found:
 def make(
     address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device_id: int, owner: Any
 ) -> Any:
-    """A capsule for memory of a CUDA device; whoever takes it keeps `owner`."""
+    """A capsule for memory of a CUDA device. It keeps `owner` alive until its consumer is done."""
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
     tensor = _Tensor(
@@ -106,15 +107,15 @@ def make(
 
 
 def read(array: Any, name: str, *, stream: int = -1) -> Found:
-    """What an array's __dlpack__ gives.
+    """What an array's __dlpack__ describes.
 
     Args:
         array: The array.
-        name: What the caller calls it, for error messages.
-        stream: Which waits for what the array's library still computes; -1: none does.
+        name: Name of the argument, for error messages.
+        stream: The array's library makes this stream wait for its own pending work. -1: no wait.
 
     Raises:
-        InvalidArgument: It gives none, or elements that KCCL does not have.
+        InvalidArgument: The array gives no capsule, or has a type that KCCL does not have.
     """
     try:
         device_type, _ = array.__dlpack_device__()
@@ -136,7 +137,7 @@ def read(array: Any, name: str, *, stream: int = -1) -> Found:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 1) -> bool:
-    """Whether strides, in `unit`s a step, are those of C's order."""
+    """Whether the strides are C-contiguous. `unit` is the stride of two neighbouring elements."""
     wanted = unit
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != wanted:

@@ -1,4 +1,4 @@
-"""Element types: one name everywhere, and what other libraries call them."""
+"""Element types: KCCL's names for them, and the names that other libraries use."""
 
 import struct
 import sys
@@ -17,10 +17,10 @@ class Dtype:
     """An element type.
 
     Attributes:
-        name: "float32", "bfloat16", ...: also NumPy's and PyTorch's name.
+        name: As in "float32" or "bfloat16"; NumPy and PyTorch use the same names.
         itemsize: Bytes of one element.
         is_float: False for integers.
-        cpp_name: Its type in device source.
+        cpp_name: The type in device source.
     """
 
     name: str
@@ -44,15 +44,15 @@ _BY_NAME = {dtype.name: dtype for dtype in ALL}
 
 
 def _formats(prefix: str) -> dict[str, Dtype]:
-    """Format strings of the buffer protocol that begin with a prefix for byte order and sizes."""
+    """The buffer protocol's format strings with this prefix, which sets byte order and sizes."""
     dtypes = {"e": float16, "f": float32, "d": float64}
     by_size = {dtype.itemsize: dtype for dtype in (int32, int64)}
-    # "l" has the size of C's long natively, and 4 bytes in the standard sizes.
+    # "l" is C's long in native sizes, and 4 bytes in standard sizes.
     dtypes |= {letter: by_size[struct.calcsize(prefix + letter)] for letter in "ilq"}
     return {prefix + letter: dtype for letter, dtype in dtypes.items()}
 
 
-# No prefix and "@" mean native sizes; "=" and "<" or ">" standard ones, which ctypes names.
+# No prefix and "@" mean native sizes. "=", "<" and ">" mean standard sizes; ctypes uses them.
 _BY_FORMAT = {
     name: dtype
     for prefix in ("", "@", "=", "<" if sys.byteorder == "little" else ">")
@@ -61,10 +61,11 @@ _BY_FORMAT = {
 
 
 def of(dtype: Any) -> Dtype:
-    """The Dtype that `dtype` means: a Dtype, its name, or a NumPy dtype or scalar type.
+    """The Dtype for `dtype`, which is a Dtype, its name, or a NumPy dtype or scalar type.
 
     Raises:
-        InvalidArgument: KCCL has no such element type, or its byte order is not the machine's.
+        InvalidArgument: KCCL does not have this element type, or its byte order is not the
+            machine's.
     """
     try:
         return _of(dtype)
@@ -87,10 +88,10 @@ def _of(dtype: Any) -> Dtype:
 
 
 def of_format(buffer_format: str) -> Dtype:
-    """The Dtype of a buffer whose elements have this format string.
+    """The Dtype for a format string of the buffer protocol.
 
     Raises:
-        InvalidArgument: No element type has it.
+        InvalidArgument: No element type has this format.
     """
     dtype = _BY_FORMAT.get(buffer_format)
     if dtype is None:
@@ -101,7 +102,7 @@ def of_format(buffer_format: str) -> Dtype:
 
 
 def to_numpy(dtype: Any) -> "np.dtype[Any]":
-    """NumPy's dtype of the same name; 16-bit floats that NumPy lacks come from ml_dtypes."""
+    """NumPy's dtype of the same name. bfloat16, which NumPy lacks, comes from ml_dtypes."""
     import numpy as np
 
     name = of(dtype).name

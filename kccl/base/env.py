@@ -1,4 +1,4 @@
-"""Every environment variable KCCL reads, in one object; `kccl doctor` prints it."""
+"""All environment variables that KCCL reads. `kccl doctor` prints them."""
 
 import os
 from collections.abc import Mapping
@@ -12,25 +12,25 @@ WINDOWS = ("vmm", "ipc", "peer")
 
 @dataclass(frozen=True)
 class Env:
-    """The variables with their defaults. A variable's name is `KCCL_` and the field in capitals.
+    """The variables and their defaults. Field `timeout` is the variable KCCL_TIMEOUT, and so on.
 
     Attributes:
-        timeout: Seconds one wait may last.
-        first_timeout: The same for start-up and first call, when ranks may be far apart.
+        timeout: Most seconds that one wait may last.
+        first_timeout: The same for start-up and for the first call, when ranks may be far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
-        epoch_bits: Width of epochs, 4 to 32. For tests: narrow epochs wrap soon.
-        cache: Folder of kernels compiled at run time; "" for kccl in $XDG_CACHE_HOME, which is
-            ~/.cache unless set.
-        windows: How ranks reach each other's GPU memory, by a name of gpu_sharing.py: "vmm", "ipc"
-            between processes, "peer" between threads; "" for what the machine allows. For tests.
-        dependents: 0: calls that are captured behind each other are launched as all others are, not
-            as programmatic dependents, and none comes onto a GPU before the last one has ended. For
-            programs that ask a captured graph for its edges without their data, as PyTorch's
-            allocator does with graph_capture_record_stream_reuse.
+        epoch_bits: Width of epochs in bits, 4 to 32. For tests: narrow epochs wrap soon.
+        cache: Folder of the kernels compiled at run time. "" means kccl in $XDG_CACHE_HOME, or in
+            ~/.cache where that is not set.
+        windows: How ranks map each other's GPU memory: "vmm", "ipc" (between processes) or "peer"
+            (between threads); see kccl/gpu/sharing.py. "" takes what the machine allows. For tests.
+        dependents: 0: a call captured behind another one is launched like any kernel, not as a
+            programmatic dependent. So it starts only when the one before has ended. For programs
+            that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
+            does with graph_capture_record_stream_reuse.
         rank, world_size, rendezvous: Set by `kccl run` for its children.
-        openmpi_prefix: Environment with mpi4py and Open MPI, for `kccl bench --baselines`.
+        openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """
 
     timeout: float = 30.0
@@ -52,7 +52,7 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
     """Reads the variables.
 
     Raises:
-        InvalidArgument: A value does not parse, or a variable that starts with `KCCL_` is unknown.
+        InvalidArgument: A value is wrong, or a variable that starts with `KCCL_` is unknown.
     """
     environ = os.environ if environ is None else environ
     known = {f"KCCL_{field.name.upper()}": field for field in fields(Env)}

@@ -1,25 +1,25 @@
-"""What can go wrong, by whose fault it is."""
+"""KCCL's exceptions."""
 
 from typing import Any
 
 
 class Error(Exception):
-    """Base of everything KCCL raises on purpose."""
+    """Base class of KCCL's exceptions."""
 
 
 class InvalidArgument(Error, ValueError):
-    """The caller's mistake. Names the argument and both values; nothing was sent."""
+    """An argument is wrong. The text names it, its value and what it must be. Nothing was sent."""
 
 
 class BackendError(Error, RuntimeError):
-    """The machine or a library below refused. Names the call and its code."""
+    """The machine, or a library that KCCL calls, refused. The text names the call and its code."""
 
 
 class CompileError(Error, RuntimeError):
-    """Device source did not compile.
+    """Device source does not compile.
 
     Attributes:
-        log: What the compiler said.
+        log: The compiler's messages.
     """
 
     def __init__(self, message: str, *, log: str = "") -> None:
@@ -28,16 +28,16 @@ class CompileError(Error, RuntimeError):
 
 
 class WaitFailed(Error):
-    """A wait ended without what it waited for. The communicator stays failed until `reset()`.
+    """A wait ended without success. The communicator stays failed until `reset()`.
 
     Attributes:
         rank: The rank that gave up.
-        peer: The rank it waited for, or None when any would have done.
+        peer: The rank it waited for; None if it waited for any rank.
         collective: Name of the kernel that waited.
-        channel: Its channel; for `wait`, the signal_id.
-        epoch_seen: The epoch (for `wait`, the count of signals) last seen from the peer.
-        epoch_wanted: The epoch (or count) waited for.
-        waited_s: How long, in seconds.
+        channel: The kernel's channel; for `wait`, the signal_id.
+        epoch_seen: The epoch last seen from the peer; for `wait`, the number of signals seen.
+        epoch_wanted: The epoch, or the number of signals, that it waited for.
+        waited_s: How long it waited, in seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WaitFailed(Error):
 
 
 class Timeout(WaitFailed, TimeoutError):
-    """A peer did not arrive within the limit. All ranks may go on after `comm.reset()`."""
+    """A peer did not arrive in time. All ranks may go on after `comm.reset()`."""
 
 
 class PeerLost(WaitFailed, ConnectionError):
@@ -71,21 +71,21 @@ class PeerLost(WaitFailed, ConnectionError):
 
 
 class ProtocolError(Error):
-    """The simulator found that ranks, blocks or threads do not exchange data soundly.
+    """The simulator found a bug in how ranks, blocks or threads synchronise.
 
-    The simulated machine has stopped, and every rank's next call raises this too. The text is the
-    whole report: what, who, where, and the last steps.
+    The simulated machine has stopped, and every rank's next call raises this error too. The text
+    says what happened, who did it, where, and the last steps.
 
     Attributes:
-        kind: What was found, as in "data_race": kccl/sim/report.py has all.
-        rank, block, thread: Who did it; a block of -1 is the rank's host, a thread of -1 what
-            copies for the block asynchronously.
-        site: Where in the source, as in "csrc/include/kccl/kernels/put.cuh:15".
-        kernel, channel, epoch: The library's call that the thread makes or made last; "", -1 and 0
-            without one.
-        seed: Replays it.
-        other: The earlier access, with the same attributes; None without one.
-        timeline: The last steps, one a line.
+        kind: The kind of bug, as in "data_race"; kccl/sim/report.py lists all kinds.
+        rank, block, thread: Who did it. Block -1 is the rank's host. Thread -1 is an asynchronous
+            copy of the block.
+        site: The source line, as in "csrc/include/kccl/kernels/put.cuh:15".
+        kernel, channel, epoch: The call of the library that the thread makes or made last; "", -1
+            and 0 if it made none.
+        seed: The seed that replays the run.
+        other: The earlier access in the conflict, with the same attributes; None if there is none.
+        timeline: The last steps, one in each line.
     """
 
     def __init__(

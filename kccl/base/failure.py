@@ -1,4 +1,4 @@
-"""From a failed wait's record to the sentence a person reads."""
+"""Makes the exception for the status of a communicator, and its text."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ _CURES = {
 
 
 def unfinished_reset(rank: int) -> Timeout:
-    """The exception for any use between a reset() that was given up and one that succeeds."""
+    """The exception for a call made after a reset() that failed and before one that succeeds."""
     return Timeout(
-        f"reset() has begun on rank {rank} and is not complete: call it again",
+        f"reset() has begun on rank {rank} and is not complete: call it again before other calls",
         rank=rank,
         collective="reset",
     )
@@ -25,10 +25,10 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     """The exception for a communicator's status.
 
     Args:
-        status: KcclStatus, not ok.
-        record: The KcclRecord beside it.
+        status: A KcclStatus other than ok.
+        record: The KcclRecord that was written with the status.
         rank: The rank that raises.
-        caveat: What the survivors of a lost peer must know.
+        caveat: A note for the survivors of a lost peer, added to the text; "" for none.
     """
     caveat = f"; {caveat}" if caveat else ""
     if status == lib.kKcclForked:
@@ -45,7 +45,7 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         )
     if record.status == lib.kKcclAborted:
         return PeerLost(
-            f"rank {record.rank} gave up outside of a call: an exception ended its part, or it "
+            f"rank {record.rank} gave up outside of a call: an exception ended its program, or it "
             f"called shrink(); {_CURES[PeerLost]}{caveat}",
             rank=record.rank,
             peer=record.peer,
@@ -68,17 +68,17 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
     awaited = peer
-    place = f"channel {record.channel}"
+    where = f"channel {record.channel}"
     seen = f"epoch seen {record.seen}, wanted {record.wanted}"
     if record.kernel == lib.kKcclGridSync:
-        place, awaited = f"rank {record.rank}", f"block {record.channel}"
+        where, awaited = f"rank {record.rank}", f"block {record.channel}"
     elif record.kernel == lib.kKcclGridExchange:
-        place, awaited = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
+        where, awaited = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
     elif record.kernel == lib.kKcclWait:
-        place = f"signal_id {record.channel}"
+        where = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
     elif is_ring:
-        place, awaited = f"rank {record.rank}", "a warp of the same block"
+        where, awaited = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
     if record.status == lib.kKcclTimeout:
@@ -89,10 +89,10 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         cause = f"{peer} has closed the communicator"
     else:
         kind, cause, awaited = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
-    where = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
+    waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
     told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
-        f"{name} on {place}: {cause}; {where}{told}; {_CURES[kind]}"
+        f"{name} on {where}: {cause}; {waited}{told}; {_CURES[kind]}"
         f"{caveat if kind is PeerLost else ''}",
         rank=record.rank,
         peer=record.peer if record.peer >= 0 else None,

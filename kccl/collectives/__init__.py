@@ -1,1 +1,1 @@
-"""The collectives of a communicator, each a file: what its arguments mean."""
+"""The collectives of a communicator, one in each file: what their arguments mean."""

@@ -1,4 +1,4 @@
-"""all_gather: every rank ends with all ranks' arrays, one after the other."""
+"""all_gather: every rank gets all ranks' arrays, one after another."""
 
 from typing import Any
 
@@ -20,20 +20,20 @@ class AllGather(Collective):
         channel: int = 0,
         algorithm: str = "",
     ) -> Any:
-        """Every rank's `out` becomes all ranks' `x` in rank order, bit by bit.
+        """Every rank's `out` gets all ranks' `x`, in rank order and bit by bit.
 
         Args:
-            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
+            x: C-contiguous array of any shape: float32, float64, float16, bfloat16, int32, int64.
                 The same size and type on every rank.
-            out: Array for the result, of x's type and world_size * x.size elements, of any shape,
-                C-contiguous. x may be this rank's chunk of it, elements rank * x.size and on, and
-                else does not overlap it. When None one of shape (world_size, *x.shape) is
-                allocated: by NumPy on the host; on a GPU by PyTorch or CuPy, whichever x belongs
-                to, and out must be given where x belongs to neither.
+            out: Array for the result: C-contiguous, of x's type, with world_size * x.size elements.
+                In place: x may be this rank's chunk of out, the x.size elements from rank * x.size
+                on. Otherwise x and out must not overlap. When None, an array of shape
+                (world_size, *x.shape) is allocated: on the host by NumPy, on a GPU by PyTorch or
+                CuPy if x is theirs. For other arrays on a GPU, out must be given.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
-            `out`, or what was allocated.
+            `out`, or the allocated array.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
@@ -52,10 +52,10 @@ class AllGather(Collective):
         blocks: int = 0,
         threads: int = 0,
     ) -> Prepared | Empty:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+        """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
 
-        Arguments, result and errors as in the call itself and in all_reduce.prepare. The arrays
-        stay referenced; every call returns the same one.
+        Arguments, result and errors are those of the call itself and of all_reduce.prepare. The
+        object keeps the arrays alive. Each `op()` returns the same result array.
         """
         return self._prepare(self._case(x, out), stream, channel, algorithm, blocks, threads)
 

@@ -1,10 +1,10 @@
-"""all_reduce: every rank ends with the reduction of all ranks' arrays."""
+"""all_reduce: every rank gets the reduction of all ranks' arrays."""
 
 from typing import Any
 
 from ..base import arrays
+from ..plan.specs import Op, check_op
 from .prepared import ArrayT, Case, Collective, Empty, Prepared
-from .reduction import Op, check_op
 
 
 class AllReduce(Collective):
@@ -22,20 +22,22 @@ class AllReduce(Collective):
         channel: int = 0,
         algorithm: str = "",
     ) -> ArrayT:
-        """Every rank's `out` becomes the element-wise reduction of all ranks' `x`.
+        """Every rank's `out` gets the element-wise reduction of all ranks' `x`.
 
         Args:
-            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
+            x: C-contiguous array of any shape: float32, float64, float16, bfloat16, int32, int64.
                 The same size and type on every rank.
-            out: Array for the result, same size and type; x itself when None.
+            out: Array for the result, of the same size and type. When None, x: the call is in
+                place.
             op: "sum", "prod", "min", "max", or for floats "avg".
-            stream: On a GPU, where the call is enqueued: an integer, or something with
-                __cuda_stream__; the current stream of x's library when None. On the host None.
-            channel: Independent stream of calls, below `comm.num_channels`.
-            algorithm: Name of the algorithm to use; the plan's choice when "".
+            stream: On a GPU, the stream of the call: an integer, or an object that has
+                __cuda_stream__. When None, the current stream of x's library. On the host None.
+            channel: Channel number, below `comm.num_channels`. Calls on different channels are
+                independent.
+            algorithm: Name of the algorithm to use. When "", the plan chooses.
 
         Returns:
-            `out`, or x. The same bits on every rank.
+            `out`, or x. It has the same bits on every rank.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
@@ -56,11 +58,12 @@ class AllReduce(Collective):
         blocks: int = 0,
         threads: int = 0,
     ) -> Prepared | Empty:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+        """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
 
-        Arguments, result and errors as in the call itself, besides `blocks` and `threads`, which
-        are for tuning calls on a GPU: at most so many blocks, of so many threads while there are
-        blocks for them. Both or neither; the plan's choice when 0. The arrays stay referenced.
+        Arguments, result and errors are those of the call itself. The object keeps the arrays
+        alive. `blocks` and `threads` are for tuning on a GPU, both or neither; 0 lets the plan
+        choose. A call uses blocks of `threads` threads, at most `blocks` of them. For longer
+        messages the blocks get more threads.
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 

@@ -1,4 +1,4 @@
-"""barrier: no rank leaves before the last one has arrived."""
+"""barrier: returns on no rank before all ranks have called it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,28 +9,29 @@ from .prepared import Checked, CheckedOnStream, Prepared, prepared
 
 
 class Barrier(Prepared):
-    """barrier(): returns when every rank has called it; orders earlier puts and ordinary stores.
+    """barrier(): returns when every rank has called it.
 
-    On a GPU it takes `stream`, and orders what that stream did before, on all ranks.
+    Puts and ordinary stores before it, on any rank, are visible after it on all ranks. On a GPU it
+    takes `stream`, and this holds for the work on that stream.
     """
 
     if TYPE_CHECKING:
-        # C answers the call on the host, where it takes nothing.
+        # On the host C answers the call, and it takes no arguments.
         def __call__(self, *, stream: Any = None) -> None: ...
 
     def prepare(self, *, stream: Any = None, channel: int = 0) -> Prepared:
-        """A barrier to be called many times, on the given channel, on a GPU on the given stream."""
-        self._context.backend.stream(stream, None)
+        """A barrier on the given channel and, on a GPU, the given stream. `op()` runs it."""
+        self._context.backend.stream(stream, None)  # checks the argument
         plan, handle, signature = _on_channel(self._context, channel)
         return prepared(self._context, signature, plan, handle, None, (), stream)
 
 
 class CheckedBarrier(Checked, Barrier):  # type: ignore[misc]  # the call takes no stream here
-    """The same under KCCL_CHECK=1."""
+    """The barrier of a communicator on the host under KCCL_CHECK=1."""
 
 
 class BarrierOnStream(CheckedOnStream, Barrier):
-    """The same on a GPU: orders what its stream did before, on all ranks."""
+    """The barrier of a communicator on a GPU. It is enqueued on a stream."""
 
     def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
@@ -50,7 +51,7 @@ class BarrierOnStream(CheckedOnStream, Barrier):
 
 
 def barrier(context: Context) -> Barrier:
-    """A communicator's barrier, on channel 0."""
+    """A communicator's barrier. It is on channel 0."""
     plan, handle, signature = _on_channel(context, 0)
     if context.backend.has_streams:
         return BarrierOnStream(signature, context, plan, handle)

@@ -1,4 +1,4 @@
-"""broadcast: every rank ends with the root's array."""
+"""broadcast: every rank gets the root's array."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ class Broadcast(Collective):
         channel: int = 0,
         algorithm: str = "",
     ) -> ArrayT:
-        """Every rank's `x` becomes the root's, bit by bit.
+        """Every rank's `x` gets the root's `x`, bit by bit.
 
         Args:
-            x: Array of any shape, C-contiguous; the same size and type on every rank.
-            root: The rank to copy from.
+            x: C-contiguous array of any shape. The same size and type on every rank.
+            root: The rank whose array is copied.
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
@@ -48,7 +48,11 @@ class Broadcast(Collective):
         blocks: int = 0,
         threads: int = 0,
     ) -> Prepared | Empty:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted."""
+        """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
+
+        Arguments, result and errors are those of the call itself and of all_reduce.prepare. The
+        object keeps the array alive.
+        """
         return self._prepare(self._case(x, root), stream, channel, algorithm, blocks, threads)
 
     def _case(self, x: Any, root: Any) -> Case:

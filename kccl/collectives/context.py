@@ -1,7 +1,7 @@
-"""What a call needs to know of the communicator that makes it.
+"""The part of a communicator that its calls use.
 
-Collectives, prepared calls, one-sided calls and kernels of one's own are given a Context. None of
-them knows the communicator.
+Collectives, prepared calls, one-sided calls and launches of users' kernels get a Context. They do
+not know the communicator itself.
 """
 
 from typing import Any
@@ -18,19 +18,19 @@ from ..plan.specs import Request
 from ..plan.tuning import tuning_for
 from ..ranks.mesh import Mesh
 
-# Plans a communicator remembers; a program that uses more sizes makes some of them again.
+# Number of plans that a communicator keeps. When there are more, all are dropped and made again.
 _KNOWN_PLANS = 1024
 
 
 class Context:
-    """One rank of a communicator, as its calls see it.
+    """The part of a communicator that its calls use.
 
     Attributes:
-        rank, world_size: This rank and their number.
-        num_channels: Independent streams of calls.
-        checks: KCCL_CHECK=1: before a call the ranks compare what they are about to do.
+        rank, world_size: This rank, and the number of ranks.
+        num_channels: Number of channels. Calls on different channels are independent.
+        checks: True under KCCL_CHECK=1: the ranks compare their calls before each one.
         mesh: The out-of-band connection of the ranks.
-        backend: Makes calls ready and runs them.
+        backend: Prepares and runs calls.
     """
 
     def __init__(self, mesh: Mesh, backend: Backend, env: Env, num_channels: int) -> None:
@@ -46,7 +46,7 @@ class Context:
     def plan(
         self, collective: str, nbytes: int = 0, dtype: Dtype | None = None, algorithm: str = ""
     ) -> Plan:
-        """How a call runs; `algorithm` forces one by name.
+        """The plan of a call. `algorithm` forces an algorithm by name; "" lets the plan choose.
 
         Raises:
             InvalidArgument: There is no such collective, or the algorithm cannot run the call.
@@ -79,25 +79,29 @@ class Context:
 
         Args:
             kernel: The kernel.
-            data: Its arguments' bytes.
-            view: The first array among them, whose library's stream it is enqueued on.
-            stream: The caller's, instead of that.
+            data: The bytes of its arguments.
+            view: The first array among the arguments.
+            stream: The stream. When None, the current stream of that array's library.
             shape: grid, block, shared_bytes.
         """
-        number = self.backend.stream(stream, view)
+        stream = self.backend.stream(stream, view)
         self.check_usable()
-        self.backend.launch(kernel, data, stream=number, **shape)
+        self.backend.launch(kernel, data, stream=stream, **shape)
         self.check_usable()
 
     # ---- Checks and failures -----------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raises what went wrong in calls made so far, as far as it is known; waits for nothing."""
+        """Raises if an earlier call is known to have failed. Does not wait."""
         if self.backend.state.status != lib.kKcclOk:
             self.raise_failure()
 
     def check_agreement(self, signature: str) -> None:
-        """Under KCCL_CHECK=1: raises on every rank when they are about to do different things."""
+        """Under KCCL_CHECK=1: raises on every rank if the ranks are about to make different calls.
+
+        Args:
+            signature: The call in words, for the comparison.
+        """
         if not self.checks:
             return
         self.check_usable()
@@ -109,7 +113,7 @@ class Context:
             raise InvalidArgument(f"the ranks disagree about this call: {listing}")
 
     def raise_failure(self) -> None:
-        """Raises what the status of this rank stands for."""
+        """Raises the exception for this rank's status."""
         cause = self.backend.failure()
         if cause is not None:
             raise cause
@@ -119,12 +123,13 @@ class Context:
         raise error_of(state.status, state.record, self.rank, self.backend.caveat)
 
     def has_left(self) -> bool:
-        """Whether this rank has closed the communicator, or is a fork of the rank's process."""
+        """Whether the communicator is closed, or this process is a fork of the rank's process."""
         return self.backend.state.status in (lib.kKcclClosed, lib.kKcclForked)
 
     def give_up(self) -> None:
         """Makes the peers' waits in calls fail, because this rank will not go on."""
         if self.mesh.is_resetting:
-            # It has failed without telling the peers, and they hear a rank's first failure only.
+            # reset() set a failed status without telling the peers. With a failed status abort()
+            # would not tell them either.
             self.backend.state.status = lib.kKcclOk
         self.backend.abort()

@@ -1,4 +1,4 @@
-"""put, get, signal, wait: calls that one rank makes alone, on windows of all ranks."""
+"""put, get, signal, wait: calls that one rank makes alone."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .context import Context
 
 
 class OneSided:
-    """The one-sided calls of a communicator, which is the only subclass."""
+    """The one-sided calls of a communicator. Communicator is the only subclass."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -18,35 +18,53 @@ class OneSided:
     def put(
         self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
     ) -> None:
-        """Copies x to byte `offset` of the peer's window; a later signal or barrier orders it.
+        """Copies x into the peer's window, from byte `offset` on.
 
-        Here and below, `stream` is as in all_reduce; calls without an array go where the call
-        before went.
+        The peer may read it after a later signal or barrier of this rank.
+
+        Args:
+            x: C-contiguous array.
+            peer: Rank that gets the data; may be this rank.
+            window: What comm.window() returned.
+            offset: Offset in bytes.
+            stream: As in all_reduce. signal() and wait() take no array. When stream is None, they
+                use the current stream of the library whose array was used last.
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: An earlier call failed.
         """
         view = self._context.backend.view(x, "x", writable=False)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        number = self._context.backend.stream(stream, view)
+        stream = self._context.backend.stream(stream, view)
         fields = {"input": view.address, "output": address, "count": view.nbytes}
-        self._run_one_sided("put", number, peer=peer, **fields)
+        self._run_one_sided("put", stream, peer=peer, **fields)
 
     def get(
         self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
     ) -> Any:
-        """Fills x from byte `offset` of the peer's window; returns x."""
+        """Copies bytes from `offset` on of the peer's window into x. Arguments as in put().
+
+        Returns:
+            x.
+        """
         view = self._context.backend.view(x, "x", writable=True)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        number = self._context.backend.stream(stream, view)
+        stream = self._context.backend.stream(stream, view)
         fields = {"input": address, "output": view.address, "count": view.nbytes}
-        self._run_one_sided("get", number, peer=peer, **fields)
+        self._run_one_sided("get", stream, peer=peer, **fields)
         return x
 
     def signal(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> None:
-        """Adds one to the peer's signals under this id, after all earlier puts and stores."""
+        """Adds one to the peer's signals with this id.
+
+        When the peer's wait() returns, it sees this rank's earlier puts and ordinary stores.
+        """
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        number = self._context.backend.stream(stream, None)
-        self._run_one_sided("signal", number, peer=self._peer(peer), channel=signal_id)
+        stream = self._context.backend.stream(stream, None)
+        self._run_one_sided("signal", stream, peer=self._peer(peer), channel=signal_id)
 
     def wait(
         self,
@@ -56,22 +74,23 @@ class OneSided:
         peer: int | None = None,
         stream: Any = None,
     ) -> None:
-        """Waits for `count` signals under this id and consumes them.
+        """Waits for `count` signals with this id, and consumes them.
 
         Args:
-            signal_id: Which signals.
-            count: How many.
-            peer: Only those of this rank; of any ranks together when None.
-            stream: On a GPU, which stream waits.
+            signal_id: The id of the signals.
+            count: Number of signals.
+            peer: Counts only this rank's signals. When None, those of all ranks together.
+            stream: On a GPU, the stream that waits.
 
         Raises:
-            Timeout, PeerLost: They did not come.
+            InvalidArgument: An argument is wrong.
+            Timeout, PeerLost: The signals did not come.
         """
         sender = -1 if peer is None else self._peer(peer)
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
         count = arguments.between("count", count, 1, 2**31 - 1)
-        number = self._context.backend.stream(stream, None)
-        self._run_one_sided("wait", number, peer=sender, channel=signal_id, count=count)
+        stream = self._context.backend.stream(stream, None)
+        self._run_one_sided("wait", stream, peer=sender, channel=signal_id, count=count)
 
     def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
         if kernel not in self._one_sided:
@@ -94,11 +113,11 @@ class OneSided:
         if not isinstance(window, windows.Window):
             raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
         if window.mesh is not self._context.mesh:
-            raise InvalidArgument("window is another communicator's, must be this one's")
+            raise InvalidArgument("window is another communicator's, must be this communicator's")
         offset = arguments.integer("offset", offset)
         if not 0 <= offset <= window.nbytes - nbytes:
             raise InvalidArgument(
-                f"offset is {offset} and x has {nbytes} bytes, must end within the window's "
+                f"offset is {offset} and x has {nbytes} bytes, must lie within the window's "
                 f"{window.nbytes} bytes"
             )
         return window.addresses[peer] + offset

@@ -1,8 +1,8 @@
-"""What every collective of a communicator has in common, and what `.prepare` returns.
+"""What the collectives have in common, and the objects that their `.prepare` returns.
 
-Both `comm.all_reduce(x)` and prepared calls rest on kccl._fastcall, which makes a known call
-without a Python frame. What it does not know comes through `_slow` of the collective's own file in
-kccl/collectives, is checked there argument by argument, and is taught to it here.
+C (kccl._fastcall) runs prepared calls, and calls that it knows, without a Python frame. It passes
+an unknown call to the collective's file in kccl/collectives, which checks the arguments. `_call`
+here plans the call, runs it, and teaches it to C.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Calls a communicator remembers; a program that uses more sizes plans some of them again.
+# Number of calls that a collective keeps. When there are more, all are dropped and planned again.
 _KNOWN_CALLS = 1024
-# Of calls on a GPU, so many share a look at the clock, which costs the stream as much as a call.
-_CALLS_PER_LOOK = 100
+# On a GPU two events clock this many calls together, because an event costs as much as a call.
+_CALLS_PER_EVENT = 100
 
 
 def _address(handle: Any) -> int:
@@ -33,10 +33,10 @@ def _address(handle: Any) -> int:
 
 
 class Prepared(fastcall.Op):
-    """A call planned once, to be made many times: `op()` runs it and returns the result array.
+    """A call that is planned once. `op()` runs it and returns the result array.
 
     Attributes:
-        plan: How it runs, and why so.
+        plan: How the call runs, and why.
     """
 
     def __init__(
@@ -55,17 +55,18 @@ class Prepared(fastcall.Op):
         self._keep = keep
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
-        """Makes the call back to back, clocked in C. Collective.
+        """Runs the call back to back, clocked in C. Collective.
 
         Args:
             iterations: Number of clocked calls.
-            warmup: Calls before them.
+            warmup: Number of calls before them.
 
         Returns:
-            float64 [iterations]: microseconds from the end of the call before to the end of each.
+            float64 [iterations]: for each call the microseconds since the end of the one before.
 
         Raises:
-            InvalidArgument: iterations is not positive, or warmup negative.
+            InvalidArgument: iterations is not positive, or warmup is negative.
+            Timeout, PeerLost: A rank did not come, or went.
         """
         import numpy as np
 
@@ -77,7 +78,7 @@ class Prepared(fastcall.Op):
 
 
 class Checked(Prepared):
-    """A prepared call under KCCL_CHECK=1: the ranks first compare what they are about to do."""
+    """A prepared call under KCCL_CHECK=1: the ranks first compare their calls."""
 
     def __init__(self, signature: str, *args: Any) -> None:
         super().__init__(*args)
@@ -89,7 +90,7 @@ class Checked(Prepared):
 
 
 class OnStream(Prepared):
-    """A prepared call that is enqueued on a stream: the one it was given, else the current one."""
+    """A prepared call on a GPU. It is enqueued on the given stream, or else on the current one."""
 
     def __init__(
         self,
@@ -100,43 +101,44 @@ class OnStream(Prepared):
         keep: Any,
         stream: int | Callable[[], int],
     ) -> None:
-        follows = stream if callable(stream) else None
-        super().__init__(context, plan, handle, result, keep, follows)
+        current = stream if callable(stream) else None
+        super().__init__(context, plan, handle, result, keep, current)
         self._stream = stream
         if not callable(stream):
             context.backend.place(handle, stream)
-        self._recorded = context.backend.record(handle)
+        self._recorded = context.backend.record(handle)  # kept alive for the handle
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Blocks of a run, and threads of each."""
+        """Number of blocks, and threads of each."""
         return self._context.backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
         """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
 
-        The events bracket blocks of up to 100 calls, which C enqueues while they run: a block takes
-        what the device takes or what the host takes to enqueue it, whichever is longer. Waits for
-        the last one.
+        Two events enclose each batch of up to 100 calls. C enqueues a batch while it runs. So the
+        time of a batch is the device's time or the host's time to enqueue it, whichever is longer.
+        Waits for the last call.
 
         Args:
             iterations: Number of clocked calls.
-            warmup: Calls before them.
+            warmup: Number of calls before them.
 
         Returns:
-            float64 [iterations]: microseconds a call, of each the mean of its block.
+            float64 [iterations]: microseconds of each call, as the mean over its batch.
 
         Raises:
-            InvalidArgument: iterations is not positive, or warmup negative.
+            InvalidArgument: iterations is not positive, or warmup is negative.
+            Timeout, PeerLost: A rank did not come, or went.
         """
         import numpy as np
 
         _check_counts(iterations, warmup)
         sizes = [
-            min(_CALLS_PER_LOOK, iterations - begin)
-            for begin in range(0, iterations, _CALLS_PER_LOOK)
+            min(_CALLS_PER_EVENT, iterations - begin)
+            for begin in range(0, iterations, _CALLS_PER_EVENT)
         ]
-        # How long C took to enqueue each call, which nobody asked for.
+        # clock() writes the host's time of each call here. It is not used.
         enqueued_us = np.empty(max(*sizes, warmup), np.float64)
 
         def enqueue(count: int) -> None:
@@ -144,15 +146,15 @@ class OnStream(Prepared):
 
         stream = self._stream() if callable(self._stream) else self._stream
         enqueue(warmup)
-        blocks_us = self._context.backend.intervals_us(
+        batches_us = self._context.backend.intervals_us(
             stream, [partial(enqueue, size) for size in sizes]
         )
         self._context.check_usable()
-        return np.repeat(np.array(blocks_us) / sizes, sizes)
+        return np.repeat(np.array(batches_us) / sizes, sizes)
 
 
 class CheckedOnStream(Checked, OnStream):
-    """The same under KCCL_CHECK=1."""
+    """A prepared call on a GPU under KCCL_CHECK=1."""
 
 
 def prepared(
@@ -164,13 +166,13 @@ def prepared(
     keep: tuple[Any, ...],
     given: Any,
 ) -> Prepared:
-    """What `.prepare` returns.
+    """The object that `.prepare` returns.
 
     Args:
-        context, plan, handle, result: As Prepared has them.
-        signature: For KCCL_CHECK=1.
-        keep: What must live as long, the view of the caller's array first; () for no arrays.
-        given: The caller's stream.
+        context, plan, handle, result: As in Prepared.
+        signature: The call in words, for KCCL_CHECK=1.
+        keep: Objects to keep alive. The first is the view of the caller's array; () for no array.
+        given: The caller's `stream` argument.
     """
     backend = context.backend
     if backend.has_streams:
@@ -205,24 +207,24 @@ class Empty:
 
 
 ArrayT = TypeVar("ArrayT")
-"""An array of the caller's, of whatever library."""
+"""Type of a caller's array, of any library."""
 
 
 @dataclass(slots=True)
 class Case:
-    """One call, its arguments checked.
+    """One call whose arguments have been checked.
 
     Attributes:
-        x, out: What it reads and writes; the same memory when it works in place.
-        result: What it returns.
+        x, out: Views of the memory that the call reads and writes. In place they are the same.
+        result: The object that the call returns.
         array: The caller's x.
-        nbytes: Size of the message in nccl-tests' sense.
-        count: Of KcclCall.
-        fields: The arguments of Backend.op() besides.
-        option: Value of the collective's option.
-        what: The option in words, for the other ranks.
-        is_given: The caller has given `out`.
-        own_offset: Where in the larger of x and out this rank's chunk begins, in bytes.
+        nbytes: Size of the message as nccl-tests counts it.
+        count: KcclCall.count.
+        fields: More arguments for Backend.op().
+        option: Value of the collective's option, as op or root.
+        what: The option in words, for KCCL_CHECK=1.
+        is_given: True if the caller has given `out`.
+        own_offset: Offset in bytes of this rank's chunk in the larger of x and out.
     """
 
     x: ArrayView
@@ -241,12 +243,13 @@ class Case:
 class Collective(fastcall.Dispatcher):
     """One collective of one communicator. A subclass writes the call as its `__call__`.
 
-    So signature and documentation stand where people, editors and mypy look for them. C answers the
-    call all the same: the method is renamed to `_slow`, which takes the calls that C does not know.
+    So people, editors and mypy find signature and documentation in the usual place. But C answers
+    the call: `__init_subclass__` renames the method to `_slow`, and C runs it for calls that it
+    does not know.
     """
 
     _NAME: str
-    # The keyword whose values the fast path tells apart, and its default.
+    # The keyword whose value is part of what C knows of a call, and its default.
     _OPTION = ""
     _DEFAULT: Any = None
     _slow: Callable[..., Any]
@@ -254,11 +257,11 @@ class Collective(fastcall.Dispatcher):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls._slow = cls.__dict__["__call__"]
-        # The first line is what help() shows of how to call it.
+        # help() shows the first line as the signature.
         given = list(signature(cls._slow).parameters.values())[1:]
         line = Signature([each.replace(annotation=Parameter.empty) for each in given])
         cls.__doc__ = f"{cls._NAME}{line}\n\n{getdoc(cls._slow)}"
-        # The class has the C type's call again. Why no `del`: editors would forget the call too.
+        # Now the class has the C type's call. Why not `del cls.__call__`: editors would believe it.
         type.__delattr__(cls, "__call__")
 
     def __init__(self, context: Context) -> None:
@@ -268,14 +271,14 @@ class Collective(fastcall.Dispatcher):
 
     @property
     def __signature__(self) -> Signature:
-        """What inspect and help() say of the call."""
+        """The signature of the call, for inspect and help()."""
         return signature(self._slow)
 
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
-        """Makes a call, planned the first time; returns its result."""
+        """Runs a call and returns its result. Plans it if it is the first of its kind."""
         context = self._context
         channel = self._channel(channel)
-        number = context.backend.stream(stream, case.x)
+        stream = context.backend.stream(stream, case.x)
         plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
         if case.count == 0:
             context.check_usable()
@@ -292,7 +295,7 @@ class Collective(fastcall.Dispatcher):
         handle, op = known
         handle.call.input = case.x.address
         handle.call.output = case.out.address
-        context.backend.place(handle, number)
+        context.backend.place(handle, stream)
         self._check_agreement(case, plan, channel)
         op()
         if channel == 0 and not algorithm:
@@ -308,10 +311,10 @@ class Collective(fastcall.Dispatcher):
         blocks: Any = 0,
         threads: Any = 0,
     ) -> Prepared | Empty:
-        """The same, to be made by whoever calls what this returns."""
+        """Plans a call. Calling the returned object runs it."""
         context = self._context
         channel = self._channel(channel)
-        context.backend.stream(stream, case.x)
+        context.backend.stream(stream, case.x)  # checks the argument
         plan = context.plan(self._NAME, case.nbytes, case.x.dtype, algorithm)
         if blocks or threads:
             context.backend.check_shape(blocks, threads)
@@ -343,7 +346,7 @@ class Collective(fastcall.Dispatcher):
             self._context.check_agreement(self._signature(case, plan, channel))
 
     def _learn(self, case: Case, handle: Any) -> None:
-        """Lets the fast path take the next call with such arrays and this value of the option."""
+        """Teaches C this call, for arrays of these sizes and types and this value of the option."""
         is_in_place = case.result is case.array
         if not (is_in_place or case.is_given) or self._context.checks:
             return

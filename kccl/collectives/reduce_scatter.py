@@ -1,11 +1,11 @@
-"""reduce_scatter: every rank ends with its chunk of the reduction of all ranks' arrays."""
+"""reduce_scatter: every rank gets its chunk of the reduction of all ranks' arrays."""
 
 from typing import Any
 
 from ..base import arrays
 from ..base.errors import InvalidArgument
+from ..plan.specs import Op, check_op
 from .prepared import Case, Collective, Empty, Prepared
-from .reduction import Op, check_op
 
 
 class ReduceScatter(Collective):
@@ -23,21 +23,23 @@ class ReduceScatter(Collective):
         channel: int = 0,
         algorithm: str = "",
     ) -> Any:
-        """This rank's `out` becomes the element-wise reduction of chunk `rank` of all ranks' `x`.
+        """This rank's `out` gets the element-wise reduction of chunk `rank` of all ranks' `x`.
 
         Args:
-            x: Array of any shape, C-contiguous: float32, float64, float16, bfloat16, int32, int64.
-                The same size and type on every rank; world_size divides the size. Chunk p is the
-                p-th of world_size equal parts.
-            out: Array for the result, of x's type and x.size / world_size elements, of any shape,
-                C-contiguous. It may be this rank's chunk of x, and else does not overlap it. When
-                None one is allocated as in all_gather, of shape (x.shape[0] / world_size,
-                *x.shape[1:]) if world_size divides x.shape[0], else one-dimensional.
+            x: C-contiguous array of any shape: float32, float64, float16, bfloat16, int32, int64.
+                The same size and type on every rank. The size must be divisible by world_size.
+                Chunk p is the p-th of world_size equal parts.
+            out: Array for the result: C-contiguous, of x's type, with x.size / world_size elements.
+                In place: out may be this rank's chunk of x. Otherwise x and out must not overlap.
+                When None, an array is allocated as in all_gather. Its shape is
+                (x.shape[0] / world_size, *x.shape[1:]) if world_size divides x.shape[0]; otherwise
+                it has one dimension.
             op: "sum", "prod", "min", "max", or for floats "avg".
             stream, channel, algorithm: As in all_reduce.
 
         Returns:
-            `out`, or what was allocated: the bits of this chunk of all_reduce's result.
+            `out`, or the allocated array. It has the same bits as this chunk of all_reduce's
+            result.
 
         Raises:
             InvalidArgument: An argument is wrong; nothing was sent.
@@ -57,10 +59,10 @@ class ReduceScatter(Collective):
         blocks: int = 0,
         threads: int = 0,
     ) -> Prepared | Empty:
-        """Plans the call once; `op()` on what it returns makes it, as often as wanted.
+        """Plans the call once. Calling the returned object, `op()`, runs it, any number of times.
 
-        Arguments, result and errors as in the call itself and in all_reduce.prepare. The arrays
-        stay referenced; every call returns the same one.
+        Arguments, result and errors are those of the call itself and of all_reduce.prepare. The
+        object keeps the arrays alive. Each `op()` returns the same result array.
         """
         return self._prepare(self._case(x, out, op), stream, channel, algorithm, blocks, threads)
 

@@ -17,8 +17,8 @@ from ..backends.base import Backend
 from ..backends.host import HostBackend
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
-from ..collectives.reduction import Op
 from ..comm import Communicator
+from ..plan.specs import Op
 from ..ranks import bootstrap
 from ..start import join
 from .torch_tensors import array, order, refuse_capture

@@ -9,8 +9,8 @@ from typing import cast
 import torch
 
 from ..base.errors import Error, InvalidArgument
-from ..collectives.reduction import Op
 from ..comm import Communicator
+from ..plan.specs import Op
 from .torch_tensors import array, order
 
 DEFAULT = "default"

@@ -1,1 +1,1 @@
-"""Device source to machine code at run time, and the cache of what was compiled."""
+"""Compiles device source at run time, and caches the result on disk."""

@@ -1,8 +1,8 @@
-"""Device source to a library at run time, and the cache on disk that spares doing it twice.
+"""The cache of compiled kernels on disk, and the compilation of kernels for the simulator.
 
-An entry's name is a hash over everything that shapes it: source, every header it reaches, flags,
-the compiler's own words about its version, target, ABI. So an entry is never out of date; it is
-only not there. It ends with its own checksum, so one that was damaged is compiled anew.
+The name of an entry is a hash over everything that shapes it: source, all headers that it includes,
+flags, the compiler's version, target, ABI. So an entry is never out of date. It ends with a
+checksum, so a damaged entry is compiled again.
 """
 
 import hashlib
@@ -25,12 +25,13 @@ from . import compilers
 
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
-# Compiled as ThreadSanitizer would have it and linked without: csrc/sim/module.inc has the hooks.
+# -fsanitize=thread makes the compiler call a hook at each access. The simulator provides the hooks
+# (csrc/sim/module.inc); ThreadSanitizer's own library is not linked.
 _SIM_FLAGS = (
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
 )
-# Where compilers look for system headers beside their own folders.
+# Variables that name further folders of system headers.
 _COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
 _MAGIC = b"kccl"
 _locks: dict[str, threading.Lock] = {}
@@ -42,7 +43,7 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTIL
 
 
 def cache_folder() -> Path:
-    """Where entries lie: KCCL_CACHE, else kccl in the user's cache folder."""
+    """The folder of the entries: KCCL_CACHE, or else kccl in the user's cache folder."""
     told = read().cache
     if told:
         return Path(told)
@@ -50,20 +51,20 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
-    """The file of an entry; `make` gives its content when there is none, or a damaged one.
+    """The file of an entry. If it is missing or damaged, `make` provides its content.
 
-    Processes may do this at the same time: each makes its own, and the last one's stays.
+    Several processes may call this at the same time. Each makes the entry, and the last one stays.
 
     Args:
-        key: From key_of().
-        suffix: Of the file's name, as in ".so".
-        make: Compiles.
+        key: The name of the entry, from key_of().
+        suffix: Suffix of the file's name, as in ".so".
+        make: Compiles, and returns the content.
 
     Raises:
         BackendError: The folder cannot be written to.
     """
     path = cache_folder() / key[:2] / f"{key}{suffix}"
-    # Ranks that are threads want the same kernel at the same time.
+    # Ranks that are threads need the same kernel at the same time. Only one compiles it.
     with _locks.setdefault(key, threading.Lock()):
         if not _is_whole(path, key):
             write(path, _sealed(make(), key))
@@ -71,7 +72,7 @@ def cached(key: str, suffix: str, make: Callable[[], bytes]) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file that others see either whole or not at all."""
+    """Writes a file atomically: other processes see all of it or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, aside = tempfile.mkstemp(dir=path.parent, prefix=".aside-")
@@ -93,7 +94,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _sealed(content: bytes, key: str) -> bytes:
-    """With the checksum behind it, where loaders of libraries do not look."""
+    """The content with its checksum appended. Loaders of libraries ignore what follows the end."""
     return content + _MAGIC + _checksum(content, key)
 
 
@@ -120,17 +121,17 @@ def key_of(
     flags: Sequence[str],
     include_dirs: Sequence[Path],
 ) -> str:
-    """The name of what a compiler makes of a source.
+    """The name of the cache entry for a compilation.
 
     Args:
         source: The whole text of the translation unit.
         target: Target and architecture, as in "sim x86_64".
-        compiler: What tells this compiler and its version from every other.
-        flags: All of its flags.
-        include_dirs: Where headers are looked for.
+        compiler: Name and version of the compiler; differs between any two compilers.
+        flags: All flags of the compiler.
+        include_dirs: Folders to search for headers.
 
     Raises:
-        CompileError: An #include is a macro, so that the header cannot be known.
+        CompileError: An #include names a macro, so its header is not known here.
     """
     headers = [
         (str(path), hashlib.sha256(text.encode(errors=_ANY_BYTES)).hexdigest())
@@ -142,9 +143,10 @@ def key_of(
 
 
 def _headers(source: str, include_dirs: Sequence[Path]) -> dict[Path, str]:
-    """Every header that a source reaches, whatever its conditions say, with its text.
+    """All headers that a source includes, directly or not, with their text.
 
-    Those that are not found are the compiler's own, which its version stands for.
+    Ignores conditions (#if). A header that is not found is taken for one of the compiler's own,
+    which the compiler's version in the key covers.
     """
     found: dict[Path, str] = {}
     pending: list[tuple[str, Path | None]] = [(source, None)]
@@ -154,12 +156,12 @@ def _headers(source: str, include_dirs: Sequence[Path]) -> dict[Path, str]:
             match = re.match(r'"([^"]+)"|<([^>]+)>', spelled)
             if match is None:
                 raise CompileError(
-                    f"cannot follow #include {spelled.strip()}: name the file, because what is "
-                    "compiled is kept under a hash of all that it includes"
+                    f"cannot follow #include {spelled.strip()}: name the file, because the cache "
+                    "must hash every header"
                 )
             near = [folder] if folder is not None and match[1] else []
-            for place in (*near, *include_dirs):
-                path = Path(os.path.normpath(place / (match[1] or match[2])))
+            for directory in (*near, *include_dirs):
+                path = Path(os.path.normpath(directory / (match[1] or match[2])))
                 if path in found:
                     break
                 if path.is_file():
@@ -185,26 +187,26 @@ def compile_sim(
 
     Args:
         source: Text in the dialect of platform.cuh and mem.cuh.
-        kernels: Their names or template instances; entry i of the library is kernels[i].
+        kernels: Names or template instances. Entry i of the library is kernels[i].
         warp_size: 32 or 64.
-        name: What messages and reports call the source.
-        include_dirs: Where else to look for headers.
+        name: Name of the source in messages and reports.
+        include_dirs: More folders to search for headers.
         csrc: Root of the device headers.
 
     Returns:
-        The library, in the cache.
+        The path of the library, in the cache.
 
     Raises:
         InvalidArgument: An argument is wrong.
-        CompileError: The source does not compile; with the compiler's log.
-        BackendError: There is no compiler, or no place for its product.
+        CompileError: The source does not compile; has the compiler's log.
+        BackendError: There is no compiler, or the cache cannot be written to.
     """
     if warp_size not in WARP_SIZES:
         raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32 or 64")
     cxx = compilers.find_cxx()
     if cxx is None:
         raise BackendError(
-            "the simulator compiles kernels at run time and there is no C++ compiler. "
+            "the simulator compiles kernels at run time, and this machine has no C++ compiler. "
             f"{compilers.CURE}"
         )
     include_dirs = [csrc / "include", *include_dirs]
@@ -234,12 +236,12 @@ def compile_sim(
 
 @lru_cache(maxsize=8)
 def _version(command: tuple[str, ...]) -> str:
-    """What a compiler says about itself."""
+    """The output of a compiler's --version."""
     return _run([*command, "--version"], "the compiler's version").stdout
 
 
 def compiler_name() -> str:
-    """The first line of what the simulator's compiler says about itself; "" when there is none."""
+    """Name and version of the simulator's compiler; "" when there is none."""
     cxx = compilers.find_cxx()
     return "" if cxx is None else _version(tuple(cxx)).partition("\n")[0]
 
@@ -248,7 +250,7 @@ def _make_sim(unit: str, name: str, cxx: list[str], linker: list[str], flags: li
     with tempfile.TemporaryDirectory(prefix="kccl-") as folder:
         source, compiled, linked = (Path(folder) / f"unit.{end}" for end in ("cpp", "o", "so"))
         source.write_text(unit)
-        # So that the source's name alone remains in what the debugger's information says.
+        # Debug information names the source as unit.cpp, without the temporary folder.
         flags = [*flags, f"-fdebug-prefix-map={folder}=."]
         _run([*cxx, *flags, "-c", str(source), "-o", str(compiled)], name, folder)
         _run([*linker, "-shared", str(compiled), "-o", str(linked)], name, folder)

@@ -1,6 +1,6 @@
-"""Which C++ compiler this machine has: the system's, else the clang of the ziglang wheel.
+"""Finds a C++ compiler: the system's, or else the clang of the ziglang wheel.
 
-setup.py runs this file by itself, before there is a package: it imports nothing of kccl.
+setup.py runs this file before the package exists. So it imports nothing of kccl.
 """
 
 import os
@@ -16,7 +16,7 @@ CURE = "Install g++ or clang++, or set CXX, or: pip install ziglang==0.17.0"
 
 
 def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The command of a C++20 compiler, as words: $CXX, else the first that is there, else None."""
+    """The command of a C++20 compiler as words: $CXX, or else the first one found; None if none."""
     if environ.get("CXX"):
         return shlex.split(environ["CXX"])
     for name in _C_DRIVERS:
@@ -27,19 +27,20 @@ def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 def zig(language: str) -> list[str]:
     """The command of the ziglang wheel's clang for a language, "c++" or "cc"."""
-    # Zig compiles for the CPU it runs on unless told otherwise, and what it made may go elsewhere.
+    # By default Zig compiles for this machine's CPU. The result may run on another one.
     return [sys.executable, "-m", "ziglang", language, "-mcpu=baseline"]
 
 
 def is_zig(command: list[str]) -> bool:
-    """Whether a command is one of zig()'s."""
+    """Whether zig() made this command."""
     return "ziglang" in command
 
 
 def linker_of(cxx: list[str]) -> list[str]:
-    """The command that links what `cxx` compiled, without a C++ library where that is possible."""
+    """The command that links objects of `cxx`, without a C++ library where that is possible."""
     if is_zig(cxx):
-        # Zig would first build the C library, which takes some 15 s; the process has one already.
+        # Without -nostdlib, Zig first builds the C library, which takes about 15 s. The process
+        # that loads the result has one already.
         return [*zig("cc"), "-nostdlib"]
     for at, word in enumerate(cxx):
         parts = re.fullmatch(r"(.*?)(g\+\+|clang\+\+|c\+\+)(-[\d.]+)?", word)

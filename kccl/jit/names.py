@@ -1,4 +1,4 @@
-"""What the library's own kernels are called in C++, for compilers at run time and for setup.py."""
+"""The C++ names of the library's own kernels, for run-time compilers and for setup.py."""
 
 import re
 from collections.abc import Mapping
@@ -9,25 +9,24 @@ from ..base import dtypes
 
 
 def path_of(kernel: str, csrc: Path) -> Path:
-    """The file of a kernel, which bears its name."""
+    """The file of a kernel. It has the kernel's name."""
     return csrc / "include" / "kccl" / "kernels" / f"{kernel}.cuh"
 
 
 def source(kernel: str, csrc: Path) -> str:
-    """A translation unit with this one kernel of the library."""
+    """A translation unit that has only this kernel of the library."""
     return f'#include "{path_of(kernel, csrc)}"\n'
 
 
 def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0) -> str:
-    """The kernel as C++ names it: the instance for this type, operator and number of ranks.
+    """The C++ name of a kernel's instance for an element type, operator and world size.
 
     Args:
-        kernel: Its name, which is its file's.
-        dtype: Element type; kernels that move bytes have one form for all.
+        kernel: Name of the kernel.
+        dtype: Element type. Kernels that move bytes have one instance for all types.
         op: Operator, as in "sum".
         csrc: Root of the device source.
-        world_size: Of the communicator, where the algorithm's loops over ranks are to unroll; 0:
-            any.
+        world_size: World size for which loops over ranks are unrolled; 0 for no unrolling.
     """
     known = {
         "class T": dtypes.of(dtype).cpp_name,
@@ -38,7 +37,7 @@ def expression(kernel: str, dtype: str, op: str, csrc: Path, world_size: int = 0
 
 
 def instance(kernel: str, csrc: Path, known: Mapping[str, str]) -> str:
-    """The kernel as C++ names it, with its template parameters as `known` has them."""
+    """The C++ name of a kernel's instance. `known` gives the value of each template parameter."""
     values = [known[parameter] for parameter in parameters(path_of(kernel, csrc))]
     return f"kccl::kernels::{kernel}" + (f"<{', '.join(values)}>" if values else "")
 

@@ -1,6 +1,6 @@
-"""Device source to machine code for NVIDIA GPUs, by NVRTC. Needs no GPU and no driver.
+"""Compiles device source for NVIDIA GPUs with NVRTC. Needs no GPU and no driver.
 
-An entry of the cache is one line of JSON, the kernels' names in the code, and then the code.
+An entry of the cache is one line of JSON with the kernels' mangled names, and then the cubin.
 """
 
 import json
@@ -31,10 +31,10 @@ def _library() -> Any:
 
 
 def _call(name: str, *args: Any) -> Any:
-    """Calls a function of NVRTC; returns its result, a tuple of its results, or None.
+    """Calls a function of NVRTC. Returns its result, a tuple of its results, or None.
 
     Raises:
-        BackendError: It failed, or NVRTC is not there.
+        BackendError: The call failed, or NVRTC is not installed.
     """
     code, *results = getattr(_library(), name)(*args)
     if int(code) != 0:
@@ -55,19 +55,19 @@ def compile_cuda(
 
     Args:
         source: Text in the dialect of platform.cuh and mem.cuh, or plain CUDA C++.
-        kernels: Their names or template instances.
-        arch: As in "sm_90a".
-        name: What messages call the source.
-        include_dirs: Where else to look for headers.
+        kernels: Names or template instances.
+        arch: Architecture, as in "sm_90a".
+        name: Name of the source in messages.
+        include_dirs: More folders to search for headers.
         csrc: Root of the device headers.
 
     Returns:
-        The entry in the cache, for read().
+        The path of the entry in the cache, for read().
 
     Raises:
-        InvalidArgument: No GPU has this architecture, or this NVRTC does not know it.
-        CompileError: The source does not compile; with the compiler's log.
-        BackendError: NVRTC is not there, or there is no place for its product.
+        InvalidArgument: This NVRTC does not know the architecture, or KCCL does not support it.
+        CompileError: The source does not compile; has the compiler's log.
+        BackendError: NVRTC is not installed, or the cache cannot be written to.
     """
     _check_arch(arch)
     folders = [csrc / "include", *include_dirs]
@@ -84,10 +84,10 @@ def compile_cuda(
 
 @lru_cache(maxsize=1)
 def compiler_name() -> str:
-    """What tells this NVRTC from every other.
+    """Name and version of NVRTC; differs between any two builds.
 
     Raises:
-        BackendError: There is none.
+        BackendError: NVRTC is not installed.
     """
     number = ".".join(map(str, _call("nvrtcVersion")))
     for wheel in _WHEELS:
@@ -99,7 +99,7 @@ def compiler_name() -> str:
 
 
 def read(path: Path) -> tuple[list[str], bytes]:
-    """The kernels' names in the code, and the code, of what compile_cuda() returned."""
+    """The kernels' mangled names, and the cubin, of an entry from compile_cuda()."""
     names, _, code = path.read_bytes().partition(b"\n")
     return json.loads(names), code
 
@@ -109,7 +109,7 @@ def _check_arch(arch: str) -> None:
     known = [number for number in _call("nvrtcGetSupportedArchs") if number >= _OLDEST]
     if match is None or int(match[1]) not in known:
         able = ", ".join(f"sm_{number}" for number in known)
-        raise InvalidArgument(f"arch is {arch!r}, must with {compiler_name()} be one of {able}")
+        raise InvalidArgument(f"arch is {arch!r}, must be one of {able} with {compiler_name()}")
 
 
 def _make(source: str, kernels: Sequence[str], name: str, flags: Sequence[str]) -> bytes:
@@ -134,7 +134,7 @@ def _make(source: str, kernels: Sequence[str], name: str, flags: Sequence[str]) 
 
 
 def _text(program: object, what: str) -> bytes:
-    """What nvrtcGet<what> gives."""
+    """The text that nvrtcGet<what> returns."""
     size = _call(f"nvrtcGet{what}Size", program)
     buffer = bytearray(size)
     _call(f"nvrtcGet{what}", program, buffer)

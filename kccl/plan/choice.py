@@ -1,4 +1,4 @@
-"""Which algorithm runs a call, and why. Pure: no device, no communicator, facts and a table."""
+"""Chooses the algorithm of a call. Needs no device and no communicator."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from .tuning import Threshold, Tuning
 
 @dataclass(frozen=True)
 class Plan:
-    """A decision.
+    """The algorithm chosen for a call, and why.
 
     Attributes:
         name: The algorithm.
-        request: What was asked.
-        reason: Why this one.
-        rejected: (name, why not) of the collective's other algorithms.
+        request: The call to be run.
+        reason: Why this algorithm.
+        rejected: (name, why not) for each other algorithm of the collective.
         blocks, threads: As in Threshold.
     """
 
@@ -28,7 +28,7 @@ class Plan:
     threads: int = 0
 
     def explain(self) -> str:
-        """The decision in words, one line an algorithm."""
+        """The choice in words, one line for each algorithm."""
         request = self.request
         dtype = f" {request.dtype.name}" if request.dtype else ""
         spec = BY_NAME[self.name]
@@ -46,13 +46,14 @@ def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = 
     """Picks the algorithm for a request.
 
     Args:
-        request: What is to be run.
+        request: The call to be run.
         tuning: Measured thresholds.
-        forced: Name of the algorithm to use whatever the table says; "" for none.
-        preferred: Name of the algorithm to use wherever it can run; "" for none.
+        forced: Name of the algorithm to use, whatever the table says; "" for none.
+        preferred: Name of the algorithm to use if it can run the request; "" for none.
 
     Raises:
-        InvalidArgument: The forced algorithm is unknown, of another collective, or cannot run this.
+        InvalidArgument: The collective is unknown. Or the forced algorithm is unknown, is of
+            another collective, or cannot run the request.
     """
     candidates = [spec for spec in SPECS if spec.collective == request.collective]
     if not candidates:
@@ -62,7 +63,7 @@ def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = 
     if forced:
         if forced not in obstacles:
             raise InvalidArgument(
-                f"algorithm is {forced!r}, must for {request.collective} be one of "
+                f"algorithm is {forced!r}, must be an algorithm of {request.collective}: "
                 f"{', '.join(obstacles)}"
             )
         if obstacles[forced]:
@@ -91,4 +92,4 @@ def _by_tuning(
             reason = f"{tuning.merit} for {bound}, by {Path(tuning.source).name}"
             return line.algorithm, reason, line
     able = [name for name, obstacle in obstacles.items() if not obstacle]
-    return able[-1], "the tuning table names none that can run this", None
+    return able[-1], "no algorithm in the tuning table can run this", None

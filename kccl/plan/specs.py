@@ -1,24 +1,38 @@
-"""The kernels of the library, and everything that anyone asks of one.
+"""The kernels of the library, and all facts about each of them.
 
-Nothing here needs a device, a communicator or the compiled core: setup.py reads this table too, and
-makes the host's table of kernels from it (csrc/host/kernel_table.py).
+Nothing here needs a device, a communicator or the compiled core. So setup.py reads this table too,
+and makes the host's table of kernels from it (csrc/host/kernel_table.py).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from ..base import dtypes
 from ..base.dtypes import Dtype
+from ..base.errors import InvalidArgument
 
-OPS = ("sum", "prod", "min", "max", "avg")
-# Of a call on a GPU.
+Op = Literal["sum", "prod", "min", "max", "avg"]
+OPS: tuple[Op, ...] = get_args(Op)
+# The largest launch of a call on a GPU.
 MOST_BLOCKS, MOST_THREADS = 128, 1024
-SHARE_UNIT_BYTES = 16  # what KcclCall.share counts: payload.cuh
+SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 
 GPUS = ("sim", "cuda")
 EVERYWHERE = ("host", *GPUS)
+
+
+def check_op(op: Any, dtype: Dtype) -> None:
+    """Checks the `op` argument of a collective that reduces.
+
+    Raises:
+        InvalidArgument: There is no such operator, or it does not take this element type.
+    """
+    if not isinstance(op, str) or op not in OPS:
+        raise InvalidArgument(f"op is {op!r}, must be one of {', '.join(OPS)}")
+    if op == "avg" and not dtype.is_float:
+        raise InvalidArgument(f"op is 'avg' and x has dtype {dtype.name}, must be a float")
 
 
 class Counts(Enum):
@@ -33,15 +47,15 @@ class Counts(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run.
+    """A call to be run, as far as the choice of an algorithm depends on it.
 
     Attributes:
-        collective: As in "all_reduce".
-        nbytes: Message size in nccl-tests' sense: of the larger of a rank's arrays.
+        collective: Name of the collective, as in "all_reduce".
+        nbytes: Message size as nccl-tests counts it: the larger of a rank's two arrays.
         world_size: Number of ranks.
         backend: "host", "sim" or "cuda".
         dtype: Element type; None for barrier.
-        can_attach: Every rank's process may read every other's memory.
+        can_attach: True if every rank's process may read every other's memory.
     """
 
     collective: str
@@ -53,16 +67,16 @@ class Request:
 
 
 Condition = Callable[[Request], str | None]
-"""Says why a kernel cannot run a request, or None when it can."""
+"""Returns why a kernel cannot run a request, or None when it can."""
 
 
 def needs_peers(request: Request) -> str | None:
-    """The algorithm shares the work out among two ranks or more."""
+    """The algorithm divides the work among two ranks or more."""
     return "one rank has no peer to share the work with" if request.world_size == 1 else None
 
 
 def needs_floats(request: Request) -> str | None:
-    """The protocol marks words that have not arrived by a NaN pattern."""
+    """The protocol marks a word that has not arrived with a NaN pattern."""
     if request.dtype is None or request.dtype.is_float:
         return None
     return f"{request.dtype.name} has no bit pattern to spare for words that have not arrived"
@@ -77,23 +91,23 @@ def needs_attach(request: Request) -> str | None:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel of the library: the facts about it, each here alone.
+    """The facts about one kernel of the library. They are written here and nowhere else.
 
     Attributes:
-        collective: What it runs, as in "all_reduce"; a kernel that is called by its own name and
-            has no alternative ("put", "grid_sync") bears that name here.
+        collective: The collective that it runs, as in "all_reduce". A kernel without alternatives,
+            as "put" or "grid_sync", has its own name here.
         algorithm: Its algorithm, as in "two_shot"; "" for a kernel without alternatives.
-        protocol: Its protocol, as in "ll16"; "" where the algorithm says it.
-        moves: What moves, one line for people.
+        protocol: Its protocol, as in "ll16"; "" where the algorithm's name says it.
+        moves: One line for people: which data goes where.
         counts: What KcclCall.count counts.
         bytes_per_thread: On GPUs, payload bytes that one thread moves at a time. 0: the kernel runs
-            in one block, and `one_block` says how large.
-        one_block: On GPUs, the threads of a kernel that runs in one block: one warp for words, or
-            as many as a block may have for data whose length is not known before.
-        targets: Backends whose planner may choose it. For other targets it need not be fast.
+            in one block, whose size `one_block` gives.
+        one_block: On GPUs, the size of that block: one warp where only words move, or the largest
+            block where the length of the data is not known when the call is planned.
+        targets: Backends that may choose the kernel.
         needs: Conditions on a request.
-        unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two:
-            worth it where instructions cost more than waiting.
+        unrolls_for_two: The host has a second instance whose loops over ranks are unrolled for two
+            ranks. This pays where instructions cost more than waiting.
     """
 
     collective: str
@@ -109,26 +123,26 @@ class KernelSpec:
 
     @property
     def name(self) -> str:
-        """The name of kernel and file, benchmark row and line of a tuning table."""
+        """The name of the kernel, its file, its benchmark rows and its lines of tuning tables."""
         return "_".join(filter(None, (self.collective, self.algorithm, self.protocol)))
 
     @property
     def constant(self) -> str:
-        """Its member of KcclKernel in abi.inc."""
+        """The kernel's member of KcclKernel in abi.inc."""
         return "kKccl" + "".join(word.capitalize() for word in self.name.split("_"))
 
     def why_not(self, request: Request) -> str | None:
-        """Why it cannot run a request; None when it can."""
+        """Why the kernel cannot run a request; None when it can."""
         if request.backend not in self.targets:
             return f"for {' and '.join(self.targets)} only"
         return next(filter(None, (condition(request) for condition in self.needs)), None)
 
     def peer_bytes(self, count: int, dtype: str) -> int:
-        """Bytes that a call sends to one peer, which the threads of a rank share out.
+        """Bytes that a call sends to one peer. The threads of the rank divide them.
 
         Args:
-            count: Of KcclCall.
-            dtype: Element type's name; unused where bytes are counted.
+            count: KcclCall.count.
+            dtype: Name of the element type; unused by kernels that count bytes.
         """
         match self.counts:
             case Counts.ELEMENTS | Counts.CHUNK_ELEMENTS:
@@ -138,7 +152,7 @@ class KernelSpec:
         return 0
 
     def share(self, count: int, dtype: str, blocks: int) -> int:
-        """KcclCall.share of a call by so many blocks; the others as in peer_bytes()."""
+        """KcclCall.share for a call of `blocks` blocks; other arguments as in peer_bytes()."""
         units = -(-self.peer_bytes(count, dtype) // SHARE_UNIT_BYTES)
         return -(-units // blocks) if blocks > 1 else 0
 
@@ -302,10 +316,10 @@ KERNELS = (
     KernelSpec("grid_sync", moves="one word between the blocks of a GPU"),
     KernelSpec("grid_exchange", moves="packets between the blocks of all GPUs"),
 )
-"""All kernels; those of a collective in the order in which a plan lists them."""
+"""All kernels. Those of one collective are in the order in which a plan lists them."""
 
 SPECS = tuple(spec for spec in KERNELS if spec.algorithm)
-"""Those that a plan chooses among."""
+"""The kernels among which a plan chooses."""
 
 BY_NAME = {spec.name: spec for spec in KERNELS}
 

@@ -1,4 +1,4 @@
-"""Tables of what was measured: which algorithm is fastest up to which size."""
+"""Tuning tables: which algorithm was measured as the fastest up to which size."""
 
 import json
 from dataclasses import dataclass
@@ -13,12 +13,15 @@ _TABLES = Path(__file__).parent / "tables"
 
 @dataclass(frozen=True)
 class Threshold:
-    """One line of a tuning table: up to this size, this algorithm.
+    """One line of a tuning table: the algorithm to use up to a size.
 
     Attributes:
-        collective, up_to_bytes, algorithm: So; None for any size.
-        blocks: On GPUs, the most blocks of a call; 0 for what suits the backend.
-        threads: On GPUs, threads of a block while there are blocks for them; 0 likewise.
+        collective: The collective.
+        up_to_bytes: The largest message, in bytes; None for any size.
+        algorithm: The algorithm to use.
+        blocks: On GPUs, the most blocks of a call; 0 for the backend's default.
+        threads: On GPUs, the threads of a block until all blocks are used, and more for longer
+            messages; 0 for the backend's default.
     """
 
     collective: str
@@ -33,9 +36,9 @@ class Tuning:
     """Measured choices for one backend, by world size.
 
     Attributes:
-        source: Where the table came from.
-        thresholds: World size -> thresholds, sizes ascending within a collective.
-        merit: What the table prefers an algorithm for.
+        source: Path of the table.
+        thresholds: World size -> thresholds, by ascending size within a collective.
+        merit: Why the table prefers an algorithm, for Plan.reason.
     """
 
     source: str
@@ -43,16 +46,16 @@ class Tuning:
     merit: str = "fastest"
 
     def of(self, world_size: int) -> tuple[Threshold, ...]:
-        """The table for a world size: its own, else the nearest larger, else the largest."""
+        """The table for a world size: its own, or else the nearest larger, or else the largest."""
         larger = [size for size in self.thresholds if size >= world_size]
         return self.thresholds[min(larger) if larger else max(self.thresholds)]
 
 
 def read_tuning(path: Path) -> Tuning:
-    """Reads a tuning file as `bench/tune/tune.py` writes it.
+    """Reads a tuning file that `bench/tune/tune.py` wrote.
 
     Raises:
-        InvalidArgument: The file is not such a table.
+        InvalidArgument: The file is not a tuning table.
     """
     try:
         document = json.loads(path.read_text())
@@ -62,15 +65,23 @@ def read_tuning(path: Path) -> Tuning:
             for table in document["tables"]
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{path} is no tuning table: {error}") from error
+        raise InvalidArgument(f"{path} is not a tuning table: {error}") from error
     for line in (line for table in tables.values() for line in table):
         is_shape = 0 < line.blocks <= MOST_BLOCKS and 0 < line.threads <= MOST_THREADS
         if (line.blocks, line.threads) != (0, 0) and not (is_shape and line.threads % 32 == 0):
-            raise InvalidArgument(f"{path} has {line.blocks} blocks of {line.threads} threads")
+            raise InvalidArgument(
+                f"{path} has {line.blocks} blocks of {line.threads} threads, must have 1 to "
+                f"{MOST_BLOCKS} blocks, and threads by multiples of 32 up to {MOST_THREADS}"
+            )
     known = {spec.name for spec in SPECS}
     unknown = {line.algorithm for table in tables.values() for line in table} - known
-    if unknown or not tables:
-        raise InvalidArgument(f"{path} names {sorted(unknown)}, known are {sorted(known)}")
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise InvalidArgument(
+            f"{path} names unknown algorithms: {names}; must be of {', '.join(sorted(known))}"
+        )
+    if not tables:
+        raise InvalidArgument(f"{path} has no tables, must have one for each world size measured")
     return Tuning(str(path), tables, merit)
 
 

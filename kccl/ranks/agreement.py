@@ -1,4 +1,4 @@
-"""What the ranks agree on out of band: that they fit, parts of a communicator, a fresh start."""
+"""What the ranks agree on out of band: settings at start-up, split() and shrink()."""
 
 import contextlib
 import json
@@ -19,13 +19,20 @@ from .mesh import Mesh
 
 
 def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set[int]:
-    """The cores of all ranks together, after a check that the ranks fit each other. Collective.
+    """Checks that version and settings are the same on all ranks. Collective.
 
     Args:
-        ranks: Who takes part.
+        ranks: The ranks that take part.
         backend: Name of the backend.
-        env: Variables, of which some must be the same on all ranks.
-        settings: What else must be; compared as text.
+        env: Environment variables. Some must be the same on all ranks.
+        settings: Settings that must be the same on all ranks; compared as text.
+
+    Returns:
+        The cores that any of the ranks may use.
+
+    Raises:
+        InvalidArgument: A setting differs between ranks, or KCCL_ALGORITHM is unknown.
+        Timeout, PeerLost: A rank did not come, or went.
     """
     known = [spec.name for spec in SPECS]
     if env.algorithm and env.algorithm not in known:
@@ -56,7 +63,11 @@ def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set
 
 
 def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | None:
-    """Parts the ranks by `color`; the mesh of this rank's part, ordered by `key`. Collective."""
+    """Splits the ranks by `color`. Collective.
+
+    Returns:
+        The mesh of the ranks with this rank's color, ordered by `key`; None for a color of None.
+    """
     listener, name = sockets.listen()
     try:
         message = json.dumps([color, key, name]).encode()
@@ -78,17 +89,20 @@ def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | No
 
 
 class Closable(Protocol):
-    """What can be closed."""
+    """An object with a close() method, as a communicator."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the use of the object."""
 
 
 Part = TypeVar("Part", bound=Closable)
 
 
 def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
-    """What `make` makes of the mesh of the ranks that are alive. Collective among them.
+    """Calls `make` with the mesh of the ranks that are alive. Collective among them.
+
+    Returns:
+        What `make` returned, once it has succeeded on all of these ranks.
 
     Raises:
         Timeout: A rank that is alive did not come in time.
@@ -102,8 +116,8 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
             raise
         names = {rank: text.decode() for rank, text in survivors.items()}
         part = None
-        # Another rank may go meanwhile, and perhaps only some see it: so each says whether it has
-        # the new communicator, and it counts only if all have it.
+        # Another rank may be lost meanwhile, and perhaps only some ranks see it. So the ranks vote:
+        # the new communicator counts only if all of them have it. Else they try again.
         with contextlib.suppress(PeerLost):
             part = make(_connect(ranks, names, listener, timeout))
         vote = b"has it" if part is not None else b"has not"
@@ -115,7 +129,7 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
 
 
 def _connect(ranks: Mesh, names: dict[int, str], listener: socket, timeout: float) -> Mesh:
-    """The mesh of the ranks that `names` lists with their listeners' names, in its order."""
+    """The mesh of the ranks in `names`, in its order. `names`: rank -> name of its listener."""
     members, listeners = list(names), list(names.values())
     rank = members.index(ranks.rank)
     streams = sockets.connect(rank, listeners, listener, time.monotonic() + timeout)

@@ -1,6 +1,6 @@
-"""How ranks find each other: from mpirun, torchrun, `kccl run` or alone to a Mesh.
+"""Connects the ranks that mpirun, torchrun or `kccl run` started, and makes their Mesh.
 
-Each way only has to exchange one short string a rank; everything after goes through the Mesh.
+Each launcher only has to exchange one short string for each rank. The rest goes through the Mesh.
 """
 
 import hashlib
@@ -19,27 +19,27 @@ from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
 from . import mesh, sockets
 
-# Variables by which an MPI launcher tells a process that it is one rank of several.
+# If one of these variables is set, an MPI launcher started this process.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RETRY_S = 0.002
-# What rank 0 of a meeting has, beyond a guest's patience, to say which rank did not come.
-_LAST_WORD_S = 1.0
+# After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
+_LAST_REPLY_S = 1.0
 
-_meetings = itertools.count()
+_rendezvous_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Who this process is.
+    """The rank that this process is, and how it reaches the others.
 
     Attributes:
         launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
-        rank, world_size: This rank and their number.
-        local_rank: Index within the machine.
-        exchange: Takes this rank's string, returns all ranks' in rank order.
+        rank, world_size: This rank, and the number of ranks.
+        local_rank: Index of this rank within the machine.
+        exchange: Takes this rank's string, and returns all ranks' strings in rank order.
     """
 
     launcher: str
@@ -50,11 +50,12 @@ class Launch:
 
 
 def detect(env: Env, environ: Mapping[str, str]) -> Launch:
-    """Which launcher started this process, by its environment.
+    """Finds out from the environment which launcher started this process.
 
     Raises:
         InvalidArgument: The launcher's variables contradict each other.
-        BackendError: MPI started this process and mpi4py is not installed.
+        BackendError: An MPI launcher started this process, and mpi4py is not installed or was
+            built for another MPI. Or torchrun started ranks on several machines.
     """
     if env.rendezvous:
         if not 0 <= env.rank < env.world_size:
@@ -71,7 +72,7 @@ def detect(env: Env, environ: Mapping[str, str]) -> Launch:
         if "LOCAL_WORLD_SIZE" in environ and _number(environ, "LOCAL_WORLD_SIZE") != world_size:
             raise BackendError(
                 f"torchrun started {world_size} ranks, {environ['LOCAL_WORLD_SIZE']} of them on "
-                "this machine; this version works within one"
+                "this machine; this version of KCCL works within one machine"
             )
         names = (
             "MASTER_ADDR",
@@ -86,10 +87,10 @@ def detect(env: Env, environ: Mapping[str, str]) -> Launch:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's rank as its launcher's variables have it, 0 when alone; asks no MPI.
+    """This process's rank according to its launcher's variables; 0 without one. Does not load MPI.
 
     Raises:
-        InvalidArgument: The variable is no number.
+        InvalidArgument: The variable is not a number.
     """
     if environ.get("KCCL_RENDEZVOUS"):
         return _number(environ, "KCCL_RANK") if "KCCL_RANK" in environ else 0
@@ -102,12 +103,12 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 
 def mpi_world_size(environ: Mapping[str, str]) -> int:
-    """How many processes an MPI launcher says to have started; 0 when none says so."""
+    """Number of processes of the job according to the MPI launcher's variables; 0 if not set."""
     return next((_number(environ, name) for name in _MPI_SIZES if name in environ), 0)
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a child that is no rank of the job this process belongs to."""
+    """The environment without the launchers' variables, for a child that is not a rank."""
     names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS"}
     names.update(_MPI_VARIABLES, _MPI_RANKS, _TORCHRUN_VARIABLES)
     return {name: text for name, text in environ.items() if name not in names}
@@ -121,7 +122,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def connect(launch: Launch, timeout: float) -> mesh.Mesh:
-    """Connects all ranks of the launch. Collective.
+    """Connects all ranks of a launch. Collective.
+
+    Args:
+        launch: This process's rank, and how it reaches the others.
+        timeout: Seconds to wait for the other ranks.
 
     Raises:
         Timeout, PeerLost: A rank did not come, or went.
@@ -142,7 +147,8 @@ def connect(launch: Launch, timeout: float) -> mesh.Mesh:
             listener.close()
             raise BackendError(
                 f"ranks {launch.rank} and {peer} are on different machines or in containers that "
-                "do not share network and process namespaces; this version works within one"
+                "do not share network and process namespaces; this version of KCCL works within "
+                "one machine"
             )
     names = [other["name"] for other in everyone]
     streams = sockets.connect(launch.rank, names, listener, deadline)
@@ -150,7 +156,7 @@ def connect(launch: Launch, timeout: float) -> mesh.Mesh:
 
 
 def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
-    """For each of the ranks that are threads of this process, its streams by peer."""
+    """Connected sockets for ranks that are threads: for each rank, {peer: socket}."""
     streams: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for low, high in itertools.combinations(range(world_size), 2):
         streams[low][high], streams[high][low] = socket.socketpair()
@@ -158,7 +164,7 @@ def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
 
 
 def _machine_id() -> str:
-    """The same string exactly where socket names and process ids mean the same."""
+    """An id that two processes share only if they share socket names and process ids."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
     return " ".join([boot_id, *namespaces])
@@ -169,7 +175,7 @@ def _by_mpi() -> Launch:
         from mpi4py import MPI
     except ImportError as error:
         raise BackendError(
-            f"started by an MPI launcher, but mpi4py cannot be imported ({error}); "
+            f"an MPI launcher started this process, but mpi4py cannot be imported ({error}); "
             "install it with: pip install 'kccl[mpi]'"
         ) from error
     world = MPI.COMM_WORLD
@@ -177,8 +183,9 @@ def _by_mpi() -> Launch:
     if started and world.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0]
         raise BackendError(
-            f"the MPI launcher started {started} processes and mpi4py sees {world.Get_size()}: it "
-            f"was built for another MPI ({library.strip()}); use that MPI's mpirun, or `kccl run`"
+            f"the MPI launcher started {started} processes, but mpi4py sees {world.Get_size()}: "
+            f"mpi4py was built for another MPI ({library.strip()}); use that MPI's mpirun, or "
+            "`kccl run`"
         )
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank = local.Get_rank()
@@ -189,15 +196,16 @@ def _by_mpi() -> Launch:
 def _by_socket(
     launcher: str, key: str, rank: int, world_size: int, local_rank: int, env: Env
 ) -> Launch:
-    # Each init() of a process is a meeting of its own: ranks call it equally often.
-    meeting = next(_meetings)
-    name = "kccl-" + hashlib.sha256(f"{os.getuid()} {key} {meeting}".encode()).hexdigest()[:32]
+    # Each init() has a rendezvous of its own. All ranks call init() equally often, so the numbers
+    # agree.
+    number = next(_rendezvous_numbers)
+    name = "kccl-" + hashlib.sha256(f"{os.getuid()} {key} {number}".encode()).hexdigest()[:32]
 
     def exchange(text: str) -> list[str]:
         deadline = time.monotonic() + env.first_timeout
         if rank == 0:
-            return _host_meeting(name, world_size, text, deadline)
-        return _attend_meeting(name, rank, text, deadline)
+            return _host_rendezvous(name, world_size, text, deadline)
+        return _join_rendezvous(name, rank, text, deadline)
 
     return Launch(launcher, rank, world_size, local_rank, exchange)
 
@@ -213,14 +221,14 @@ def _receive(connection: socket.socket, deadline: float) -> Any:
     return json.loads(sockets.receive(connection, length, deadline))
 
 
-def _host_meeting(name: str, world_size: int, text: str, deadline: float) -> list[str]:
-    """Rank 0's part: collects every rank's string and hands all of them to each."""
+def _host_rendezvous(name: str, world_size: int, text: str, deadline: float) -> list[str]:
+    """Rank 0's part: collects every rank's string, and sends all of them to every rank."""
     try:
         listener = sockets.bind(name)
     except OSError as error:
-        raise BackendError(f"another job already meets under the name {name}: {error}") from error
+        raise BackendError(f"another job already uses the rendezvous {name}: {error}") from error
     texts = {0: text}
-    guests: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     try:
         while len(texts) < world_size:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -229,7 +237,7 @@ def _host_meeting(name: str, world_size: int, text: str, deadline: float) -> lis
                 sockets.peer_pid(connection)
                 rank, its_text = _receive(connection, deadline)
             except ConnectionError:
-                # It ended before it said who it is; that rank will be missed.
+                # It ended before it sent its rank. The time-out will name that rank.
                 connection.close()
                 continue
             except BaseException:
@@ -238,26 +246,26 @@ def _host_meeting(name: str, world_size: int, text: str, deadline: float) -> lis
             if rank in texts or not 0 < rank < world_size:
                 connection.close()
                 raise InvalidArgument(
-                    f"a second process says that it is rank {rank} of {world_size}, or there is no "
-                    "such rank"
+                    f"a process says that it is rank {rank} of {world_size}: there is no such "
+                    "rank, or another process has it already"
                 )
-            guests[rank] = connection
+            connections[rank] = connection
             texts[rank] = its_text
         everyone = [texts[rank] for rank in range(world_size)]
-        _tell_all(guests, everyone, deadline)
+        _send_all(connections, everyone, deadline)
         return everyone
     except TimeoutError:
         missing = min(set(range(world_size)) - set(texts), default=None)
-        _tell_all(guests, missing, time.monotonic() + _LAST_WORD_S)
+        _send_all(connections, missing, time.monotonic() + _LAST_REPLY_S)
         raise _absent(0, missing) from None
     finally:
-        for connection in guests.values():
+        for connection in connections.values():
             connection.close()
         listener.close()
 
 
-def _tell_all(guests: dict[int, socket.socket], message: object, deadline: float) -> None:
-    for rank, connection in guests.items():
+def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
+    for rank, connection in connections.items():
         try:
             _send(connection, message, deadline)
         except ConnectionError as error:
@@ -272,15 +280,15 @@ def _tell_all(guests: dict[int, socket.socket], message: object, deadline: float
 def _absent(rank: int, missing: int | None) -> Timeout:
     whom = "the other ranks" if missing is None else f"rank {missing}"
     return Timeout(
-        f"rank {rank} waited in vain for {whom} at start-up (KCCL_FIRST_TIMEOUT says how long)",
+        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit)",
         rank=rank,
         peer=missing,
         collective="start-up",
     )
 
 
-def _attend_meeting(name: str, rank: int, text: str, deadline: float) -> list[str]:
-    """Every other rank's part."""
+def _join_rendezvous(name: str, rank: int, text: str, deadline: float) -> list[str]:
+    """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
@@ -293,7 +301,7 @@ def _attend_meeting(name: str, rank: int, text: str, deadline: float) -> list[st
             sockets.peer_pid(connection)
             try:
                 _send(connection, [rank, text], deadline)
-                everyone = _receive(connection, deadline + _LAST_WORD_S)
+                everyone = _receive(connection, deadline + _LAST_REPLY_S)
             except TimeoutError:
                 raise _absent(rank, None) from None
             except ConnectionError as error:

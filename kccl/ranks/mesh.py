@@ -1,8 +1,8 @@
-"""The out-of-band connection of a communicator's ranks: a Unix socket between each two.
+"""The out-of-band connection of a communicator's ranks: a Unix socket between each two ranks.
 
 It carries what is rare and may be slow: names, memory handles (as SCM_RIGHTS), agreement after a
-failure. A waiting rank sleeps, and a rank's end is seen as the end of its stream. sockets.py makes
-the connections.
+failure. A waiting rank sleeps. When a rank's process ends, its peers see the end of its stream.
+sockets.py makes the connections.
 """
 
 import array
@@ -23,7 +23,7 @@ _FD_BYTES = array.array("i").itemsize
 
 
 class _Link:
-    """One peer's stream: bytes and descriptors received and not yet taken."""
+    """The stream to one peer, with the bytes and descriptors that are received but not yet used."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -33,7 +33,7 @@ class _Link:
         self.is_open = True
 
     def fill(self) -> None:
-        """Receives what has arrived; a stream that ended turns `is_open` off."""
+        """Receives what has arrived. Sets `is_open` to False if the stream has ended."""
         while self.is_open:
             try:
                 data, ancillary, _, _ = self.socket.recvmsg(
@@ -49,7 +49,7 @@ class _Link:
             self.is_open = len(data) > 0
 
     def take(self) -> tuple[bytes, int, bytes] | None:
-        """The next whole message as (kind, sequence number, payload)."""
+        """The next complete message as (kind, sequence number, payload); None if there is none."""
         if len(self.received) < _HEADER.size:
             return None
         kind, sequence, length = _HEADER.unpack_from(self.received)
@@ -61,14 +61,19 @@ class _Link:
         return kind, sequence, payload
 
     def drop_fds(self) -> None:
-        """Closes the descriptors that nobody took."""
+        """Closes the descriptors that are received but not used."""
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
 
 
 class Mesh:
-    """The connected ranks. Methods are collective among the ranks they name, or say otherwise."""
+    """The connected ranks of a communicator.
+
+    Attributes:
+        rank, world_size: This rank, and the number of ranks.
+        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process.
+    """
 
     def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
         self.rank = rank
@@ -76,8 +81,9 @@ class Mesh:
         self._links = {peer: _Link(connection) for peer, connection in sockets.items()}
         self._sequence = 0
         self._round = 0
-        # Of reset(): what this rank and the others have said, and what is complete.
-        self._stage = 0
+        # State of reset(): the phase this rank is in, the last phase that each peer announced, and
+        # the last phase that is complete.
+        self._phase = 0
         self._heard = dict.fromkeys(self._links, 0)
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
@@ -91,13 +97,13 @@ class Mesh:
     def part(
         self, rank: int, members: list[int], name: str, sockets: dict[int, socket.socket]
     ) -> "Mesh":
-        """The mesh of some of the ranks, connected by streams of their own.
+        """A new mesh for some of the ranks. Not collective.
 
         Args:
-            rank: This rank's number in it.
-            members: Ranks of this mesh, in its order.
-            name: The same for all members, and for no other mesh.
-            sockets: The streams, by rank in it.
+            rank: This rank's number in the new mesh.
+            members: The new mesh's ranks by their numbers in this mesh, in the new order.
+            name: A unique name for the new mesh, the same on all members.
+            sockets: The new mesh's connections, by rank in it.
         """
         return Mesh(rank, len(members), sockets)
 
@@ -113,12 +119,12 @@ class Mesh:
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
 
     def allgather(self, payload: bytes, what: str, timeout: float) -> list[bytes]:
-        """Every rank's payload, in rank order.
+        """Every rank's payload, in rank order. Collective.
 
         Args:
-            payload: Any bytes; ranks may differ in length.
+            payload: Any bytes. Lengths may differ between ranks.
             what: What the ranks are doing, for error messages.
-            timeout: Seconds to wait for the slowest.
+            timeout: Seconds to wait for the slowest rank.
 
         Raises:
             Timeout: A rank did not take part in time.
@@ -129,14 +135,14 @@ class Mesh:
         return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
 
     def exchange_fds(self, fd: int, what: str, timeout: float) -> list[int]:
-        """Gives `fd` to every rank and returns every rank's, as descriptors of this process.
+        """Sends `fd` to every rank, and returns one descriptor from each rank. Collective.
 
-        The caller closes them; the one at its own rank is a duplicate.
+        The caller closes them. The descriptor at its own rank is a duplicate of `fd`.
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         self.allgather(b"", what, timeout)
         for peer, link in self._links.items():
-            # All peers have just answered, so the stream's buffer has room.
+            # All peers have just answered, so the socket's buffer has room and this cannot block.
             try:
                 link.socket.sendmsg([_HEADER.pack(b"fd  ", self._sequence, 0)], ancillary)
             except ConnectionError:
@@ -155,10 +161,10 @@ class Mesh:
         return fds
 
     def agree_on_survivors(self, payload: bytes, timeout: float) -> dict[int, bytes]:
-        """The ranks that are alive, the same on each of them, with their payloads.
+        """The ranks that are alive, with their payloads. Collective among them.
 
-        Ranks tell each other whom they hear, round by round, until all that hear each other say the
-        same.
+        The result is the same on each of them. In each round every rank tells the others which
+        ranks it hears. The rounds end when all ranks that hear each other have the same list.
 
         Raises:
             Timeout: A rank that is alive did not take part in time.
@@ -178,42 +184,46 @@ class Mesh:
 
     @property
     def is_resetting(self) -> bool:
-        """A reset() has begun and not been completed; it may be called again."""
-        return self._stage != self._completed
+        """True after a reset() that has begun and failed. reset() may be called again."""
+        return self._phase != self._completed
 
     def reset(self, clear: Callable[[], None], timeout: float) -> None:
-        """Forgets exchanges that were given up, and calls `clear` while no rank is in a call.
+        """Drops unfinished exchanges, and calls `clear` while no rank is in a call. Collective.
 
-        A rank for which `is_resetting` holds must make no other call, except shrink's.
+        While `is_resetting` holds, this rank must not call anything but reset() and shrink().
 
         Raises:
-            Timeout: A rank did not take part in time. Calling it again goes on where this ended.
+            Timeout: A rank did not take part in time. The next reset() goes on where this one
+                stopped.
             PeerLost: A rank is gone.
         """
-        # Reset number g has two stages. In stage 2g - 1 a rank says "I make no call before reset g
-        # is complete", and in stage 2g "besides, I have cleared my memory for reset g".
-        # Why this holds when ranks give up and come again: both sentences stay true until the rank
-        # has completed g, so however old they are they need be heard only once (`_heard`), and a
-        # rank that gave up keeps its stage. Nobody clears before all have said the first, so no
-        # call is in flight; nobody clears twice in g, and nobody goes on before all have said the
-        # second, so what a rank that goes on writes is not wiped. A rank that is late in stage 2g
-        # may find others in g + 1: to have said more is to have said this too.
+        # Reset number g has two phases. In phase 2g - 1 a rank announces: "I make no call before
+        # reset g is complete." In phase 2g it adds: "I have cleared my memory for reset g."
+        # This also holds when a rank times out and calls reset() again:
+        # - Both announcements stay true until the rank has completed reset g. So each needs to be
+        #   heard once only (`_heard`), however old it is. A rank that timed out stays in its phase.
+        # - No rank clears before all have announced phase 2g - 1, so no call is in flight then.
+        # - No rank clears twice in reset g, and none goes on before all have announced phase 2g.
+        #   So nobody wipes what a rank writes after its reset.
+        # - A rank that is late in phase 2g may find others in reset g + 1. A later announcement
+        #   includes the earlier ones.
         if not self.is_resetting:
-            self._stage += 1
-        if self._stage % 2 == 1:
-            self._reach_stage(timeout)
+            self._phase += 1
+        if self._phase % 2 == 1:
+            self._announce_phase(timeout)
             for link in self._links.values():
                 link.drop_fds()
             clear()
-            self._stage += 1
-        self._reach_stage(timeout)
-        # Streams are read in order: what was sent before stage 2g has been read and dropped, so
-        # all ranks may count from 0.
+            self._phase += 1
+        self._announce_phase(timeout)
+        # Streams are read in order. What was sent before phase 2g has been read and dropped, so all
+        # ranks may count from 0 again.
         self._sequence = 0
-        self._completed = self._stage
+        self._completed = self._phase
 
-    def _reach_stage(self, timeout: float) -> None:
-        got = self._exchange(b"rset", self._stage, b"", "reset", timeout, self._links)
+    def _announce_phase(self, timeout: float) -> None:
+        """Announces this rank's phase, and waits until all peers have announced it."""
+        got = self._exchange(b"rset", self._phase, b"", "reset", timeout, self._links)
         self._check_complete(got, "reset")
 
     def _check_complete(self, got: dict[int, bytes], what: str) -> None:
@@ -222,13 +232,13 @@ class Mesh:
             raise peer_lost(self.rank, lost[0], what)
 
     def hang_up(self) -> None:
-        """Ends all waits in these streams, the peers' and this rank's. Any thread may call it."""
+        """Ends this rank's and the peers' waits on these streams. Any thread may call it."""
         for link in self._links.values():
             with contextlib.suppress(OSError):  # closed already
                 link.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends this rank's streams. Idempotent, not collective."""
+        """Closes this rank's streams. Idempotent, not collective."""
         for peer, link in self._links.items():
             link.socket.close()
             link.is_open = False
@@ -251,7 +261,11 @@ class Mesh:
         timeout: float,
         links: dict[int, _Link],
     ) -> dict[int, bytes]:
-        """Sends `payload` (unless None) to the links and takes one message of each that lives."""
+        """Sends `payload`, unless it is None, and receives one message from each open link.
+
+        Returns:
+            Peer -> payload, for the peers whose message came before their stream ended.
+        """
         deadline = time.monotonic() + timeout
         message = b"" if payload is None else _HEADER.pack(kind, sequence, len(payload)) + payload
         unsent = {peer: memoryview(message) for peer, link in links.items() if link.is_open}
@@ -315,12 +329,12 @@ class Mesh:
         what: str,
         got: dict[int, bytes],
     ) -> None:
-        """Moves the peer's message of this exchange into `got`, if it is there."""
+        """Moves the peer's message of this exchange into `got`, if it has arrived."""
         while True:
             if kind == b"rset" and self._heard[peer] >= sequence:
                 got[peer] = b""
                 return
-            if kind in (b"data", b"fd  ") and self._heard[peer] > self._stage:
+            if kind in (b"data", b"fd  ") and self._heard[peer] > self._phase:
                 raise Timeout(
                     f"rank {peer} called reset() and will not answer rank {self.rank} during "
                     f"{what}; all ranks may go on after comm.reset()",
@@ -333,18 +347,18 @@ class Mesh:
                 return
             seen_kind, seen_sequence, payload = message
             if seen_kind == b"rset":
-                # Whatever this rank is doing: it is said once.
+                # A phase is announced once, so it counts whatever this rank is doing now.
                 self._heard[peer] = max(self._heard[peer], seen_sequence)
                 continue
             if (seen_kind, seen_sequence) == (kind, sequence):
                 got[peer] = payload
                 return
-            # After a failure the streams may hold messages of exchanges that were given up. An
-            # earlier step is such a one, because this rank left it without the peer's message.
+            # After a failure the streams may hold messages of unfinished exchanges. A message with
+            # an earlier number is one: this rank left that exchange without the peer's message.
             is_earlier = (seen_sequence - sequence) & 0xFFFFFFFF >= 1 << 31
             if seen_kind == b"live" and kind != b"live":
-                # The peer shrinks and takes no more part in this. Its message is for this rank's
-                # own shrink().
+                # The peer is in shrink() and takes no more part in this exchange. Its message is
+                # kept for this rank's own shrink().
                 link.received[:0] = _HEADER.pack(*message[:2], len(payload)) + payload
                 view = payload[1 : 1 + payload[0]]
                 absent = sorted(set(range(self.world_size)) - set(view))
@@ -352,6 +366,7 @@ class Mesh:
             if kind in (b"live", b"rset") or is_earlier:
                 continue
             raise BackendError(
-                f"rank {self.rank} is at step {sequence} and rank {peer} at step {seen_sequence} "
-                "of their out-of-band exchanges: the ranks made different calls, or in other order"
+                f"rank {self.rank} is in out-of-band exchange {sequence} and rank {peer} in "
+                f"exchange {seen_sequence}: all ranks must make the same collective calls in the "
+                "same order"
             )

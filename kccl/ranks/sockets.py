@@ -1,6 +1,6 @@
-"""Sockets by which ranks of one machine connect: names, credentials, and who did not come.
+"""Unix sockets by which the ranks of one machine connect.
 
-The names lie in the abstract namespace, so a killed rank leaves nothing behind.
+Their names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
 
 import os
@@ -12,18 +12,18 @@ import time
 from ..base.errors import BackendError, PeerLost, Timeout
 
 _UCRED = struct.Struct("3i")
-_LOOK_S = 0.02  # between two looks at the processes of ranks that have not come yet
+_POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
 
 
 def listen() -> tuple[socket.socket, str]:
-    """A listening socket, and the name under which `connect` finds it."""
-    # With the process id, so that a peer which waits for this rank sees when it ends.
+    """A listening socket, and the name that connect() takes."""
+    # The name has the process id, so a peer that waits for this rank can see that it has ended.
     name = f"kccl-{os.getpid()}-{os.urandom(16).hex()}"
     return bind(name), name
 
 
 def bind(name: str) -> socket.socket:
-    """A socket listening under `name`; OSError when the name is taken."""
+    """A socket that listens under `name`. Raises OSError when the name is taken."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"\0{name}")
@@ -35,24 +35,26 @@ def bind(name: str) -> socket.socket:
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """Process id of the other side.
+    """Process id at the other end of a connection.
 
     Raises:
-        BackendError: The other side belongs to another user.
+        BackendError: That process belongs to another user.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(credentials)
     if uid != os.getuid():
-        raise BackendError(f"a process of user {uid} answered, expected user {os.getuid()}")
+        raise BackendError(
+            f"the process at the other end is of user {uid}, must be of user {os.getuid()}"
+        )
     return int(pid)
 
 
 def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """Exactly `num_bytes` of a blocking stream.
+    """Reads exactly `num_bytes` from a blocking stream.
 
     Raises:
-        TimeoutError: They did not come before `deadline` (of time.monotonic()).
-        ConnectionError: The stream ended before.
+        TimeoutError: They did not come before `deadline`, a value of time.monotonic().
+        ConnectionError: The stream ended first.
     """
     data = b""
     while len(data) < num_bytes:
@@ -67,11 +69,20 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
 def connect(
     rank: int, names: list[str], listener: socket.socket, deadline: float
 ) -> dict[int, socket.socket]:
-    """Connects this rank with every other; `names[r]` is rank r's listener. Collective.
+    """Connects this rank with every other one. Collective.
+
+    Args:
+        rank: This rank.
+        names: Name of each rank's listener, in rank order.
+        listener: This rank's listener. It is closed.
+        deadline: A value of time.monotonic().
+
+    Returns:
+        One connected socket for each peer.
 
     Raises:
-        Timeout: A rank did not connect before `deadline` (of time.monotonic()).
-        PeerLost: A rank's listener is gone.
+        Timeout: A rank did not connect before the deadline.
+        PeerLost: A rank's process has ended.
     """
     sockets: dict[int, socket.socket] = {}
     try:
@@ -91,7 +102,7 @@ def connect(
             try:
                 (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
             except (ConnectionError, TimeoutError):
-                # It ended before it said who it is; _accept sees which rank is gone.
+                # It ended before it sent its rank. _accept() will see which rank is gone.
                 connection.close()
                 continue
             sockets[peer] = connection
@@ -112,13 +123,13 @@ def _accept(
     absent: dict[int, int],
     deadline: float,
 ) -> socket.socket:
-    """The next peer's connection; `absent` are the ranks that may still come, with process ids."""
+    """The connection of the next peer. `absent`: rank -> process id, of ranks still to come."""
     while True:
-        listener.settimeout(_LOOK_S)
+        listener.settimeout(_POLL_S)
         try:
             return listener.accept()[0]
         except TimeoutError:
-            # A peer that is connected may be lost as well, and the absent may know that already.
+            # A connected peer may be lost too. The absent ranks may know it already and never come.
             lost = [peer for peer, connection in sockets.items() if _has_ended(connection)]
             lost += [peer for peer, pid in absent.items() if not _is_running(pid)]
             if lost:
@@ -126,7 +137,7 @@ def _accept(
             if time.monotonic() > deadline:
                 late = min(absent)
                 raise Timeout(
-                    f"rank {rank} waited in vain for rank {late} to connect",
+                    f"rank {late} did not connect to rank {rank} in time",
                     rank=rank,
                     peer=late,
                     collective="start-up",
@@ -138,7 +149,7 @@ def _pid_in(name: str) -> int:
 
 
 def _is_running(pid: int) -> bool:
-    """False once the process has ended, also while it is a zombie."""
+    """False once the process has ended, even if it is still a zombie."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -159,7 +170,7 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 def peer_lost(rank: int, peer: int, what: str) -> PeerLost:
-    """The error of `rank` that finds `peer` gone while they do `what`."""
+    """The exception of `rank`, which lost `peer` during `what`."""
     return PeerLost(
         f"rank {rank} lost rank {peer} during {what}: its process has ended or given up; "
         "the survivors may go on with comm.shrink()",

@@ -1,7 +1,7 @@
 """Symmetric windows in host memory: memfd segments that every rank maps.
 
-A segment lives as long as a process maps it or holds its descriptor, so a job that is killed at any
-moment leaves nothing behind.
+A segment lives as long as a process maps it or holds its descriptor. So a job that is killed leaves
+nothing behind.
 """
 
 import mmap
@@ -20,14 +20,17 @@ def layout(
     staging_bytes: int,
     exchange_bytes: int,
 ) -> dict[str, int]:
-    """The fields of KcclLayout, as csrc/include/kccl/layout.h computes them.
+    """The fields of KcclLayout, computed by csrc/include/kccl/layout.h.
 
     Args:
         world_size: Number of ranks.
-        num_channels: Scratch channels: those of calls, times the blocks of each.
+        num_channels: Number of scratch channels: channels for calls, times blocks of each.
         packet_bytes: Payload bytes of one ll16 or sentinel slot.
         staging_bytes: Bytes of one staging slot.
-        exchange_bytes: Of all slices of an exchange of the grid.
+        exchange_bytes: Bytes of all slices of one GridExchange.
+
+    Raises:
+        InvalidArgument: A size is not a multiple of its unit, or is too large.
     """
     regions = abi.ffi.new("KcclLayout *")
     sizes = (world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes)
@@ -45,18 +48,25 @@ class Window:
     """Memory of the same size on every rank, mapped by all of them.
 
     Attributes:
-        nbytes: Size in bytes.
-        mesh: The ranks it belongs to.
-        addresses: Where this rank maps each rank's part, in rank order.
+        nbytes: Size of each rank's part in bytes.
+        mesh: The ranks that share the window.
+        addresses: Addresses in this process of all ranks' parts, in rank order.
         local: This rank's part, as a writable buffer.
     """
 
     def __init__(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
-        """Allocates and maps. Collective.
+        """Allocates this rank's part and maps all parts. Collective.
+
+        Args:
+            mesh: The ranks that share the window.
+            nbytes: Size of each rank's part in bytes.
+            what: What the ranks are doing, for error messages.
+            timeout: Seconds to wait for the other ranks.
 
         Raises:
             InvalidArgument: The size is not positive, or differs between ranks.
-            BackendError: The kernel refused the memory.
+            BackendError: The operating system refused the memory.
+            Timeout, PeerLost: A rank did not come, or went.
         """
         self.nbytes = nbytes
         self.mesh = mesh
@@ -64,14 +74,14 @@ class Window:
         for peer, size in enumerate(sizes):
             if size != str(nbytes):
                 raise InvalidArgument(
-                    f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}: "
-                    "windows have the same size on every rank"
+                    f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}, must be "
+                    "the same on all ranks"
                 )
         if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
             raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
         try:
             self._attach(what, timeout)
-        except WaitFailed:  # an OSError too
+        except WaitFailed:  # Timeout and PeerLost are OSErrors too
             raise
         except OSError as error:
             raise BackendError(
@@ -81,7 +91,7 @@ class Window:
     def _attach(self, what: str, timeout: float) -> None:
         """Maps every rank's part."""
         maps = self._map(what, timeout)
-        # The buffers pin the mappings: an array in a window keeps it mapped after close.
+        # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
         self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
         self.local: Any = maps[self.mesh.rank]

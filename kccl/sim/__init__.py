@@ -1,1 +1,1 @@
-"""The simulated machine, seen from Python: libraries of kernels, the machine, what it found."""
+"""The Python side of the simulator: libraries of kernels, the machine, reports of findings."""

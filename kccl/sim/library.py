@@ -1,4 +1,4 @@
-"""Shared libraries of kernels that were compiled for the simulator."""
+"""Loads kernels that were compiled for the simulator."""
 
 import ctypes
 import itertools
@@ -25,8 +25,8 @@ class Entry:
     """A kernel that can be launched.
 
     Attributes:
-        address: Of `void (*)(const void* arguments)`.
-        parameters: (bytes, alignment) of each, in order.
+        address: Address of its entry, a `void (*)(const void* arguments)`.
+        parameters: (bytes, alignment) of each parameter, in order.
     """
 
     address: int
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes of all arguments, each at a multiple of its alignment."""
+        """Bytes of all arguments together, each aligned."""
         end = 0
         for num_bytes, alignment in self.parameters:
             end = -(-end // alignment) * alignment + num_bytes
@@ -43,12 +43,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Library:
-    """A library that this process has loaded; it stays so.
+    """A library of kernels that this process has loaded. It is never unloaded.
 
     Attributes:
         path: Its file.
-        begin, end: Addresses between which it lies.
-        entries: Its kernels, in the order in which they were named.
+        begin, end: The range of addresses where it is mapped.
+        entries: Its kernels, in the order given to compile_sim().
     """
 
     path: Path
@@ -59,10 +59,10 @@ class Library:
 
 
 def load(path: Path, num_kernels: int) -> Library:
-    """Loads what jit.compile_sim() returned, once.
+    """Loads a library that cache.compile_sim() made, unless it is loaded already.
 
     Raises:
-        CompileError: It needs a function that nobody has.
+        CompileError: It uses a function that is not defined.
     """
     with _lock:
         if path not in _loaded:
@@ -71,7 +71,7 @@ def load(path: Path, num_kernels: int) -> Library:
 
 
 def library_at(address: int) -> Library | None:
-    """The library in which an address of code lies."""
+    """The library that has this code address; None if there is none."""
     with _lock:
         known = list(_loaded.values())
     return next((each for each in known if each.begin <= address < each.end), None)
@@ -86,12 +86,12 @@ def library_kernel(
     warp_size: int,
     csrc: Path = cache.CSRC,
 ) -> Entry:
-    """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
+    """One of KCCL's own kernels, which take one KcclCall. Compiles and loads it if needed.
 
     Args:
-        kernel: Name, as in "put".
-        dtype, op: For kernels that reduce.
-        world_size: See kernels.expression().
+        kernel: Name of the kernel, as in "put".
+        dtype, op: Element type and operator, for kernels that reduce.
+        world_size: See names.expression().
         warp_size: 32 or 64.
         csrc: Root of the device source.
     """
@@ -108,8 +108,8 @@ def _load(path: Path, num_kernels: int) -> Library:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
         raise CompileError(
-            f"the compiled kernel does not load: {error}. A kernel has no library but its headers, "
-            "and makes every access that others see through mem.cuh",
+            f"the compiled kernel does not load: {error}. A kernel may call functions of its "
+            "headers only, and must access memory that other threads see through mem.cuh",
             log=str(error),
         ) from error
     attach = handle.kccl_sim_attach
@@ -124,7 +124,7 @@ def _entry(handle: Any, index: int) -> Entry:
     shapes_of = getattr(handle, f"kccl_sim_shapes_{index}")
     shapes_of.restype = ctypes.POINTER(_Shape)
     shapes = shapes_of()
-    # Behind the last parameter comes one that is none.
+    # A parameter with alignment 0 ends the list.
     count = next(i for i in itertools.count() if shapes[i].alignment == 0)
     parameters = tuple((shapes[i].num_bytes, shapes[i].alignment) for i in range(count))
     return Entry(_address(getattr(handle, f"kccl_sim_entry_{index}")), parameters)
@@ -137,7 +137,7 @@ def _address(function: Any) -> int:
 
 
 def _mapping(address: int) -> tuple[int, int]:
-    """From where to where the file is mapped in which a function lies."""
+    """The range of addresses where the file with this function is mapped."""
     maps = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, inode, *_ = line.split(maxsplit=5)

@@ -1,4 +1,4 @@
-"""The simulated machine that all ranks of a job share, and the settings it runs by."""
+"""The simulated machine that all ranks of a job share, and its settings."""
 
 import os
 import threading
@@ -23,21 +23,22 @@ SCHEDULES = {name: value for name, value in members("KcclSimSchedule", "kKcclSim
 
 @dataclass(frozen=True)
 class Simulation:
-    """What decides, beside the program, what happens.
+    """The settings of a simulation. Together with the program they determine the whole run.
 
     Attributes:
-        seed: Chooses the schedule and what each load sees; the same seed gives the same run.
+        seed: Determines the schedule and what each load returns. The same seed gives the same run.
         warp_size: 32 or 64.
         model: Memory model: "sm_90" (PTX) or "gfx942" (AMDGPU).
-        schedule: Who moves next: "mixed" takes one by the seed; the others are in csrc/sim/api.inc.
-        is_weak: Loads may return what the memory model allows; else always the newest.
-        checks: Races, slots and writers are checked.
-        ends_when_stuck: When nothing can move, that is a deadlock; else virtual time passes until
-            waits time out.
-        trace_events: How many of the last steps are kept, for reports and traces.
-        max_steps: A run that takes more is reported as endless; so is one of which the threads go
-            on for tens of millions of steps, the more the more threads there are, without a
-            store or a pause of all.
+        schedule: Which thread runs next. "mixed" lets the seed choose one of the other schedules,
+            which csrc/sim/api.inc lists.
+        is_weak: True: loads may return old values where the memory model allows it. False: loads
+            always return the newest value.
+        checks: True: data races, reused slots and several writers of a word are findings.
+        ends_when_stuck: True: when no thread can go on, that is a deadlock. False: virtual time
+            passes until waits time out.
+        trace_events: Number of last steps to keep, for reports and traces.
+        max_steps: A longer run is reported as endless. So is a run in which for tens of millions of
+            steps (more with more threads) no word changes and not all threads pause.
     """
 
     seed: int = 0
@@ -63,17 +64,17 @@ class Simulation:
 
 
 class Machine:
-    """One machine: all ranks' launches, in this process.
+    """One simulated machine in this process. It runs the launches of all ranks.
 
     Attributes:
         simulation: Its settings.
-        regions: Names of its memory.
-        windows: What lies at the addresses of windows.
-        has_left: The ranks that make no launches any more.
+        regions: Names of address ranges, for reports.
+        windows: Address -> memory of each window.
+        has_left: The ranks that make no more launches.
     """
 
     def __init__(self, world_size: int, simulation: Simulation, *, csrc: Path = cache.CSRC) -> None:
-        """A machine of so many ranks; `csrc` is the root of the library's device source."""
+        """Creates the machine. `csrc` is the root of KCCL's device source."""
         self.simulation = simulation
         self._csrc = csrc
         self._kernels: dict[tuple[str, str, str, int], Entry] = {}
@@ -94,7 +95,8 @@ class Machine:
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None
         self._stats: dict[str, int] = {}
-        # What kernels may reach lives as long as the machine: it knows memory by its address.
+        # The machine knows memory by its address only. So memory that kernels may access must live
+        # as long as the machine.
         self.windows: dict[int, Any] = {}
         self.has_left: set[int] = set()
         self._states: list[Any] = []
@@ -104,35 +106,40 @@ class Machine:
         """The engine's KcclSimMachine.
 
         Raises:
-            BackendError: The machine is gone.
+            BackendError: The machine has been destroyed.
         """
         if self._handle is None:
-            raise BackendError("the simulated machine is gone: its run_threads() has returned")
+            raise BackendError(
+                "the simulated machine has ended: use the communicator within run_threads() only"
+            )
         return self._handle
 
     # ---- Memory ------------------------------------------------------------------------------
 
     def add_window(self, rank: int, address: int, num_bytes: int, memory: Any, name: Namer) -> None:
-        """Memory that kernels of several ranks use.
+        """Tells the machine about memory that kernels of several ranks access.
 
         Args:
-            rank: The rank of the machine that has it.
-            address, num_bytes: Where it lies.
-            memory: Keeps it there.
-            name: Names of its bytes.
+            rank: The machine's rank that owns the memory.
+            address, num_bytes: Its range of addresses.
+            memory: An object that keeps the memory alive.
+            name: Names its bytes in reports.
         """
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         self.windows[address] = memory
         self.regions.add(address, num_bytes, name)
 
     def forget(self, rank: int, address: int, num_bytes: int, state: Any) -> None:
-        """A communicator starts afresh, with this window and state: nothing of it is in flight."""
+        """Forgets the calls of a communicator with this window and KcclState, for reset().
+
+        None of its calls may be in flight.
+        """
         lib.kccl_sim_remove_window(self.handle, address)
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         lib.kccl_sim_forget_calls(self.handle, int(ffi.cast("uintptr_t", state)))
 
     def add_state(self, state: Any, name: Namer) -> None:
-        """A communicator's KcclState, which says that it is closed once the machine is gone."""
+        """Adds a communicator's KcclState. destroy() sets its status to closed."""
         self._states.append(state)
         address = int(ffi.cast("uintptr_t", state))
         self.regions.add(address, ffi.sizeof("KcclState"), name)
@@ -140,7 +147,7 @@ class Machine:
     # ---- Launches ----------------------------------------------------------------------------
 
     def kernel(self, name: str, dtype: str, op: str, world_size: int = 0) -> Entry:
-        """One of the library's kernels, which is compiled at most once in a machine's life."""
+        """One of KCCL's own kernels. Each is compiled at most once."""
         key = name, dtype, op, world_size
         if key not in self._kernels:
             self._kernels[key] = library_kernel(
@@ -154,39 +161,42 @@ class Machine:
         return self._kernels[key]
 
     def launch(self, launch: Any) -> bool:
-        """Runs a KcclSimLaunch to its end; False when the machine has found something."""
+        """Runs a KcclSimLaunch to its end. Returns False if the machine has a finding."""
         return bool(lib.kccl_sim_launch(self.handle, launch) == 0)
 
     def leave(self, rank: int) -> None:
-        """A rank makes no launches any more."""
+        """Tells the machine that a rank makes no more launches."""
         lib.kccl_sim_leave(self.handle, rank)
         self.has_left.add(rank)
 
     def wait_outside(self, rank: int) -> None:
-        """A rank waits for other ranks' programs; until then the machine moves without it."""
+        """Tells the machine that a rank waits for other ranks outside of a launch.
+
+        The machine then runs without waiting for this rank's next launch.
+        """
         if self._handle is not None:
             lib.kccl_sim_set_outside(self._handle, rank, True)
 
     def return_inside(self, rank: int) -> None:
-        """A rank's program goes on: the machine waits for what it does next."""
+        """Tells the machine that a rank waits no longer. The machine waits for its next launch."""
         if self._handle is not None:
             lib.kccl_sim_set_outside(self._handle, rank, False)
 
     def meet(self, rank: int, others: set[int]) -> None:
-        """`others` wait no longer, because this rank has come: each knows what all have done."""
+        """Ends the wait of `others`, because `rank` has come. Orders what all of them have done."""
         if not others:
             return
-        # One of them is always inside, so that the machine does not move meanwhile.
+        # At any time one of the ranks is inside, so the machine does not run meanwhile.
         for other in others:
             self.return_inside(other)
         for each in (rank, *others):
             self.wait_outside(each)
             self.return_inside(each)
 
-    # ---- What was found ----------------------------------------------------------------------
+    # ---- Findings ----------------------------------------------------------------------------
 
     def failure(self) -> ProtocolError | None:
-        """The first finding, as an exception of its own for each who asks."""
+        """The first finding as a new exception for each caller; None if there is no finding."""
         with self._lock:
             if self._failure is None and self._handle is not None:
                 if lib.kccl_sim_num_findings(self._handle) == 0:
@@ -206,13 +216,13 @@ class Machine:
         ]
 
     def events(self) -> "Events":
-        """The last steps, oldest first."""
+        """The last steps of the run, oldest first."""
         capacity = self.simulation.trace_events
         array = ffi.new("KcclSimEvent[]", max(capacity, 1))
         return Events(array, lib.kccl_sim_events(self.handle, array, capacity))
 
     def stats(self) -> dict[str, int]:
-        """The fields of KcclSimStats; of the last run, also when the machine is gone."""
+        """The fields of KcclSimStats for the last run. Works after destroy(), too."""
         if self._handle is not None:
             stats = lib.kccl_sim_stats(self._handle)
             self._stats = {name: getattr(stats, name) for name, _ in ffi.typeof(stats).fields}
@@ -226,12 +236,12 @@ class Machine:
         )
 
     def forget_findings(self) -> None:
-        """Another run begins."""
+        """Drops the remembered finding, before another run on this machine."""
         with self._lock:
             self._failure = None
 
     def destroy(self) -> None:
-        """Ends the machine; no rank is in a launch. Every communicator on it is closed."""
+        """Destroys the machine, and marks its communicators closed. No rank may be in a launch."""
         if self._handle is None:
             return
         self.stats()
@@ -245,11 +255,11 @@ class Machine:
 def simulated_machine(
     world_size: int, *, trace: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Iterator[Machine]:
-    """A machine that lives within, and leaves its last steps in a file.
+    """A context with a machine. At its end, writes the last steps to a file and ends the machine.
 
     Args:
         world_size: Number of ranks.
-        trace: The file; see trace_file.py.
+        trace: Path of the file, see trace_file.py; None for no file.
         settings: Fields of Simulation.
 
     Raises:
@@ -258,7 +268,7 @@ def simulated_machine(
     simulation = Simulation(**settings)
     path = None if trace is None else Path(trace)
     if path is not None:
-        # What would fail after a long run fails before it.
+        # If the file cannot be written, fail now and not after a long run.
         trace_file.write(path, [])
     machine = Machine(world_size, simulation)
     try:
@@ -268,16 +278,16 @@ def simulated_machine(
             if path is not None:
                 machine.write_trace(path)
         finally:
-            # A second Ctrl-C ends the wait for ranks that still run. They keep what they run on.
+            # After a second Ctrl-C some ranks may still run. Then the machine must stay alive.
             if len(machine.has_left) == world_size:
                 machine.destroy()
 
 
 class Events(list[Any]):
-    """KcclSimEvents by step, which go when this does."""
+    """KcclSimEvents, sorted by step. The list owns their memory."""
 
     def __init__(self, array: Any, count: int) -> None:
-        # What a finding names was traced when it was found, not when it happened.
+        # The accesses of a finding are traced when it is found, later than they happened.
         super().__init__(sorted((array[index] for index in range(count)), key=_step))
         self._array = array
 
@@ -289,14 +299,14 @@ def _step(event: Any) -> int:
 def launch_of(
     rank: int, entry: Entry, data: bytes, *, grid: int, block: int, shared_bytes: int = 0
 ) -> tuple[Any, Any]:
-    """A KcclSimLaunch, and what keeps its arguments.
+    """A KcclSimLaunch, and an object that keeps its arguments alive.
 
     Args:
-        rank: The rank of the machine.
+        rank: The machine's rank that launches.
         entry: The kernel.
-        data: Its arguments, one behind the other, each at a multiple of its alignment.
-        grid, block: Blocks, and threads in each.
-        shared_bytes: Dynamic shared memory of a block.
+        data: Its arguments one after another, each aligned.
+        grid, block: Number of blocks, and threads of each.
+        shared_bytes: Bytes of dynamic shared memory of each block.
     """
     arguments_ = ffi.new("uint64_t[]", -(-len(data) // 8) or 1)
     ffi.memmove(arguments_, data, len(data))

@@ -1,8 +1,9 @@
 """The out-of-band connection of ranks that share a simulated machine.
 
-The machine moves only while no rank may still launch something, so it must know which ranks wait
-for others in here. A rank has waited until the last of those it meets has come, not until its own
-thread has noticed: so that what the machine does depends on the program and not on threads' pace.
+The machine runs only while no rank may launch something new. So it must know which ranks wait for
+others here. A meeting is an exchange in which ranks wait for each other. It ends for all of them
+when the last rank comes, not when each rank's thread notices. So what the machine does depends on
+the program only, and not on the speed of threads.
 """
 
 import socket
@@ -17,17 +18,21 @@ from .machine import Machine
 
 
 class Meetings:
-    """Who waits for whom; shared by all ranks of a machine."""
+    """The meetings of all ranks of a machine.
+
+    Attributes:
+        machine: The machine.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._lock = threading.Lock()
-        # By name of the mesh, kind and number of the exchange.
+        # (name of the mesh, kind and number of the exchange) -> the ranks that wait in it.
         self._waiting: dict[tuple[str, bytes, int], set[int]] = {}
 
     @contextmanager
     def meet(self, key: tuple[str, bytes, int], rank: int, members: set[int]) -> Iterator[None]:
-        """Within, a rank waits for all `members`, which all name the same key."""
+        """A context in which a rank waits for all `members`. All of them pass the same key."""
         with self._lock:
             arrived = self._waiting.setdefault(key, set())
             if arrived | {rank} >= members:
@@ -40,7 +45,7 @@ class Meetings:
         finally:
             with self._lock:
                 still = self._waiting.get(key, set())
-                # Unless the last one has come and ended it for all.
+                # The rank is not here if the last member has come and ended the meeting.
                 if rank in still:
                     self.machine.return_inside(rank)
                     still.remove(rank)
@@ -48,7 +53,7 @@ class Meetings:
                         del self._waiting[key]
 
     def end_all(self, name: str) -> None:
-        """Whoever waits in this mesh is about to hear that it waits in vain."""
+        """Ends all meetings of a mesh. Their ranks are about to get an error."""
         with self._lock:
             for key in [key for key in self._waiting if key[0] == name]:
                 for rank in self._waiting.pop(key):
@@ -59,8 +64,8 @@ class SimMesh(Mesh):
     """A mesh of ranks that are threads of this process and share a machine.
 
     Attributes:
-        meetings: The machine's.
-        machine_ranks: Each rank's number on the machine.
+        meetings: The machine's meetings.
+        machine_ranks: Each rank's number on the machine, in rank order.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class SimMesh(Mesh):
         machine_ranks: list[int],
         name: str = "",
     ) -> None:
-        """The ranks of `machine_ranks`, of which this is number `rank`; all give one name."""
+        """The mesh of `machine_ranks`, for number `rank` of them. All pass the same name."""
         self.meetings = meetings
         self.machine_ranks = machine_ranks
         self._name = name
@@ -110,7 +115,7 @@ class SimMesh(Mesh):
             with self.meetings.meet(key, self.machine_rank, {self.machine_rank, *peers}):
                 return super()._exchange(kind, sequence, payload, what, timeout, links)
         except WaitFailed:
-            # The peer has gone because of what the machine has found.
+            # The peer may have gone because of a finding. The finding is the cause to report.
             cause = self.meetings.machine.failure()
             if cause is not None:
                 raise cause from None
@@ -126,6 +131,11 @@ class SimMesh(Mesh):
 
 
 def thread_meshes(machine: Machine, streams: list[dict[int, socket.socket]]) -> list[Mesh]:
-    """The meshes of all ranks of a machine, in rank order; `streams` are each rank's by peer."""
+    """The meshes of all ranks of a machine, in rank order.
+
+    Args:
+        machine: The machine.
+        streams: For each rank {peer: socket}.
+    """
     meetings, ranks = Meetings(machine), list(range(len(streams)))
     return [SimMesh(rank, streams[rank], meetings=meetings, machine_ranks=ranks) for rank in ranks]

@@ -1,4 +1,4 @@
-"""What lies where: addresses of simulated memory by the names that people have for them."""
+"""Names for addresses of simulated memory, for reports."""
 
 import bisect
 import threading
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from ..base import abi
 from ..base.abi import ffi
 
-# From the offset within a region to words, as in "flag 'staged' on channel 0, from rank 2".
+# Offset within a region -> its name, as in "flag 'staged' on channel 0, from rank 2".
 Namer = Callable[[int], str]
 
 _PACKET_BYTES = 16
 
 
 class Regions:
-    """Names of address ranges; one that begins where another did takes its place."""
+    """Names of address ranges. A new range replaces the one with the same first address."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,14 +22,14 @@ class Regions:
         self._known: dict[int, tuple[int, Namer]] = {}
 
     def add(self, address: int, num_bytes: int, name: Namer) -> None:
-        """Names the bytes from `address` on."""
+        """Adds a range of addresses with its names."""
         with self._lock:
             if address not in self._known:
                 bisect.insort(self._begins, address)
             self._known[address] = num_bytes, name
 
     def name(self, address: int) -> str:
-        """The words for an address; the address itself where nothing is known about it."""
+        """The name of an address; the address itself if it is in no known range."""
         with self._lock:
             index = bisect.bisect_right(self._begins, address) - 1
             if index < 0:
@@ -40,12 +40,12 @@ class Regions:
 
 
 def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer:
-    """Names of what the library keeps in `rank`'s window.
+    """Names for the bytes of KCCL's own window.
 
     Args:
         layout: The fields of KcclLayout.
-        world_size: Of the communicator.
-        rank: Whose window it is.
+        world_size: Number of ranks of the communicator.
+        rank: The rank that owns the window.
     """
     flags = {value: name for name, value in abi.members("KcclFlag", "kKcclFlag").items()}
     families = {value: name for name, value in abi.members("KcclGridWords", "kKcclGrid").items()}
@@ -76,8 +76,8 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             slot, at = divmod(at, 2 * layout["exchange_bytes"])
             reach, slot = divmod(slot, abi.NUM_EXCHANGE_SLOTS)
             packet, half = divmod(at // 8, _PACKET_BYTES // 8)
-            place = f"the exchange's board, reach '{reaches[reach]}', slot {slot}"
-            return f"half {half} of packet {packet} on {place}"
+            board = f"the exchange's board, reach '{reaches[reach]}', slot {slot}"
+            return f"half {half} of packet {packet} on {board}"
         if region == "sentinel":
             slot, at = divmod(at, layout["packet_bytes"])
             rest, source = divmod(slot, world_size)
@@ -88,17 +88,18 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             rest, source = divmod(slot, world_size)
             channel, parity = divmod(rest, 2)
             packet, half = divmod(at // 8, _PACKET_BYTES // 8)
-            place = f"channel {channel}, parity {parity}, from rank {source}"
-            return f"half {half} of packet {packet} on {place}"
+            slot_name = f"channel {channel}, parity {parity}, from rank {source}"
+            return f"half {half} of packet {packet} on {slot_name}"
         assert region == "staging"
         slot, at = divmod(at, layout["staging_bytes"])
         rest, half = divmod(slot, 2)
         channel, parity = divmod(rest, 2)
         what = ("input", "result")[half]
-        return f"byte {at} of the staged {what} on channel {channel}, parity {parity}"
+        return f"byte {at} of the {what} in the staging slot of channel {channel}, parity {parity}"
 
     def name(offset: int) -> str:
-        # Of those that begin at one place all but the last are empty; max() takes the first.
+        # Of regions with the same begin all but the last are empty. The list is reversed and max()
+        # takes the first of equals, so this finds the last one.
         before = (each for each in reversed(regions) if layout[each] <= offset)
         region = max(before, key=layout.__getitem__)
         return f"{words(region, offset - layout[region])}, in rank {rank}'s window"
@@ -107,7 +108,7 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
 
 
 def state_namer(rank: int) -> Namer:
-    """Names of a rank's KcclState."""
+    """Names for the bytes of a rank's KcclState."""
     fields = [(field.offset, name) for name, field in ffi.typeof("KcclState").fields]
 
     def name(offset: int) -> str:
@@ -117,5 +118,5 @@ def state_namer(rank: int) -> Namer:
 
 
 def bytes_namer(what: str) -> Namer:
-    """Names of bytes by their number."""
+    """Names for bytes of memory that has no further structure."""
     return lambda offset: f"byte {offset} of {what}"

@@ -1,4 +1,4 @@
-"""What the simulator found, in words: who did what, where, and how to see it again."""
+"""Reports of the simulator's findings: who did what, at which line, and how to replay it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,47 +9,49 @@ from ..base.errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
 
-# Kind -> what is wrong; the clauses of _sentence follow.
+# Kind of finding -> its text. _sentence() fills the fields in, and appends call, step and seed.
 _KINDS = {
     "deadlock": "deadlock: {num_waiting} threads wait and nothing can change any more: {waiting}",
     "divergence": "divergence: {place} at {site} and {other} wait at different barriers",
     "data_race": "data race: {place} at {site} {does} {what}, {other} {did} it, and no "
     "synchronisation orders them",
     "narrow_scope": "scope too narrow: {place} at {site} {does} {what}, {other} {did} it, and the "
-    "scope of one of them leaves out the other",
-    "two_writers": "two writers: {place} at {site} {does} {what}, {other} {did} it, in no order",
-    "reused_slot": "slot reused: {place} at {site} writes {what}, where {other} may still read "
-    "what was there before",
-    "stale_word": "stale word: {place} at {site} takes {what} for this call's, and it is {other}'s",
-    "late_timeout": "late time-out: {place} at {site} waits on past its limit",
+    "scope of one access does not include the other thread",
+    "two_writers": "two writers: {place} at {site} {does} {what}, {other} {did} it, and nothing "
+    "orders the two stores",
+    "reused_slot": "slot reused: {place} at {site} writes {what}, but {other} may still read its "
+    "previous content",
+    "stale_word": "stale word: {place} at {site} takes {what} for a word of this call, but {other} "
+    "wrote it for another call",
+    "late_timeout": "late time-out: {place} at {site} still waits after its time limit",
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
-    "loop that waits must call kccl::mem::poll_pause(), by which the simulator knows that it waits",
+    "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
 }
-# Event kind -> what somebody does in it, and what he did.
-_DEEDS = {
+# Kind of event -> its verb in the present and in the past.
+_VERBS = {
     lib.kKcclSimLoad: ("loads", "loaded"),
     lib.kKcclSimStore: ("stores to", "stored to"),
     lib.kKcclSimRead: ("plainly reads", "plainly read"),
     lib.kKcclSimWrite: ("plainly writes", "plainly wrote"),
 }
-# How many of the last steps a report tells.
+# Number of last steps in a report.
 _STEPS = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """A thread of the machine, and what it does.
+    """A thread of the machine, and what it does (a KcclSimPlace).
 
     Attributes:
-        rank, block, thread: Which thread; a block of -1 is the rank's host, a thread of -1 what
-            copies for the block asynchronously.
-        site: Line of source.
-        kernel, channel, epoch: The library's call that it makes or made last; "", -1 and 0 without
-            one.
-        is_within: It makes that call still: the line is the library's.
+        rank, block, thread: The thread. Block -1 is the rank's host. Thread -1 is an asynchronous
+            copy of the block.
+        site: The source line.
+        kernel, channel, epoch: The call of the library that the thread makes or made last; "", -1
+            and 0 if it made none.
+        is_within: True if the thread is still in that call: the line is the library's.
     """
 
     rank: int
@@ -70,7 +72,7 @@ class Place:
 
 
 class Reporter:
-    """Turns the machine's numbers into words."""
+    """Turns the machine's records into text."""
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
@@ -90,7 +92,7 @@ class Reporter:
 
         Args:
             finding: The finding.
-            events: KcclSimEvents up to it, oldest first.
+            events: KcclSimEvents up to the finding, oldest first.
         """
         kind = self._kinds[finding.kind]
         named = [finding.waiting[index] for index in range(finding.num_named)]
@@ -117,13 +119,13 @@ class Reporter:
         )
 
     def place(self, place: Any) -> Place:
-        """A KcclSimPlace in words."""
+        """The Place for a KcclSimPlace."""
         is_call = place.channel >= 0
         return Place(
             place.rank,
             place.block,
             place.thread,
-            self.symbols.place(place.site),
+            self.symbols.line(place.site),
             self._kernels.get(place.kernel, "a user's call") if is_call else "",
             place.channel,
             place.epoch if is_call else 0,
@@ -131,24 +133,24 @@ class Reporter:
         )
 
     def timeline(self, events: Sequence[Any]) -> str:
-        """KcclSimEvents, one a line."""
+        """KcclSimEvents as text, one in each line."""
         self.symbols.look_up(event.place.site for event in events)
         return "\n".join(
             f"  {event.step:8} {self.place(event.place)!s:27} {self.event(event)} "
-            f"at {self.symbols.place(event.place.site)}"
+            f"at {self.symbols.line(event.place.site)}"
             for event in events
         )
 
     def event(self, event: Any) -> str:
-        """What a KcclSimEvent does."""
+        """A KcclSimEvent as text: operation, address, value, order."""
         name = self._events[event.kind].replace("_", " ")
-        place = f" {self.regions.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
+        address = f" {self.regions.name(event.address)}" if event.kind in _WITH_ADDRESS else ""
         value = f" = {event.value:#x}" if event.kind in _WITH_VALUE else ""
         order = ""
         if event.kind in _WITH_ORDER:
             order = f", {self._orders[event.order]}, {self._scopes[event.scope]} scope"
         age = f", {event.age} stores old" if event.age else ""
-        return f"{name}{place}{value}{order}{age}"
+        return f"{name}{address}{value}{order}{age}"
 
 
 _WITH_VALUE = (lib.kKcclSimLoad, lib.kKcclSimStore)
@@ -165,9 +167,9 @@ def _sentence(
     text = _KINDS[kind].format(
         place=place,
         site=place.site,
-        does=_DEEDS.get(finding.deed, ("",))[0],
+        does=_VERBS.get(finding.deed, ("",))[0],
         other="another thread" if other is None else f"{other} at {other.site}",
-        did=_DEEDS.get(finding.other_deed, ("", ""))[1],
+        did=_VERBS.get(finding.other_deed, ("", ""))[1],
         what=what,
         num_waiting=finding.num_waiting,
         waiting=waiting,
@@ -184,9 +186,9 @@ def _sentence(
 
 
 def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:
-    """The last steps of the threads that a finding names, and the stores to what they looked at.
+    """The last steps of the threads in a finding, and the last stores to words that they accessed.
 
-    Of what a thread does again and again, as polls, the last time.
+    Of steps that a thread repeats, as polls, only the last one is kept.
     """
     threads = {_thread(who) for who in (finding.place, finding.other)}
     words = {finding.address // 8}

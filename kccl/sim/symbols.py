@@ -1,4 +1,4 @@
-"""Addresses of code to lines of source, by the debugger's information in kernels' libraries."""
+"""Finds the source lines of code addresses, by the debug information of kernels' libraries."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 from .library import Library, library_at
 
 _TOOLS = ("addr2line", "llvm-addr2line")
-# Below what a person would call the place: all accesses are made there.
+# Headers whose functions make the accesses. A report names their caller instead.
 _PRIMITIVES = ("mem", "platform", "coop")
 _CSRC = "csrc/"
 _HEADERS = f"{_CSRC}include/kccl/"
@@ -20,12 +20,12 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Frame:
-    """A function that was inlined into the next, or runs.
+    """A function in a stack of inlined calls.
 
     Attributes:
         function: Its name.
-        file: Path, relative to the folder above csrc for KCCL's own files.
-        line: In that file.
+        file: Path of its source; relative to the folder above csrc for KCCL's own files.
+        line: Line in that file.
     """
 
     function: str
@@ -37,13 +37,13 @@ class Frame:
 
 
 class Symbols:
-    """Remembers what it has looked up."""
+    """Source lines of code addresses. Keeps what it has looked up."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Frame, ...]] = {}
 
     def look_up(self, sites: Iterable[int]) -> None:
-        """Looks up many return addresses at once, which is what is slow."""
+        """Looks up many return addresses at once, since each start of the tool is slow."""
         by_library: dict[Library, list[int]] = {}
         for site in set(sites) - set(self._known):
             found = library_at(site)
@@ -55,24 +55,24 @@ class Symbols:
             self._known |= zip(its_sites, _frames(found, its_sites), strict=True)
 
     def frames(self, site: int) -> tuple[Frame, ...]:
-        """The functions at a return address, innermost first; () where nothing is known."""
+        """The functions at a return address, innermost first; () if they are unknown."""
         self.look_up([site])
         return self._known[site]
 
     def is_of_library(self, site: int) -> bool:
-        """Whether a return address lies in the library's own source; so where nothing is known."""
+        """Whether a return address is in KCCL's own source. True if its source is unknown."""
         frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
         return not frames or frames[0].file.startswith(_CSRC)
 
-    def place(self, site: int) -> str:
-        """Words for a return address: the line that makes the access, and the one that calls it."""
+    def line(self, site: int) -> str:
+        """The source line of a return address, and the line in the user's source that called it."""
         if site == 0:
-            return "an unknown place"
+            return "an unknown line"
         frames = [frame for frame in self.frames(site) if not _is_primitive(frame)]
         if not frames:
             return f"{_offset(site)} ({_why_no_lines()})"
         inner, outer = frames[0], frames[-1]
-        # The library's own kernels end in a wrapper that says nothing.
+        # In KCCL's own kernels the outermost function is a wrapper, which is not worth naming.
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
 
@@ -89,8 +89,8 @@ def _offset(site: int) -> str:
 
 def _why_no_lines() -> str:
     if _tool() is None:
-        return f"lines of source need {' or '.join(_TOOLS)}, of binutils or LLVM"
-    return "it has no line of source"
+        return f"source lines need {' or '.join(_TOOLS)}: install binutils or LLVM"
+    return "its source line is unknown"
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +102,7 @@ def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
     tool = _tool()
     if tool is None:
         return [()] * len(sites)
-    # One before the return address is within the call. The marker's own frame ends each group.
+    # One byte before the return address is within the call.
     asked = "".join(f"{site - 1 - found.begin:#x}\n" for site in sites)
     done = subprocess.run(
         [tool, "-a", "-i", "-f", "-C", "-e", str(found.path)],
@@ -113,7 +113,7 @@ def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
     )
     groups: list[list[str]] = []
     for line in done.stdout.splitlines():
-        # -a: the address comes first.
+        # -a prints each address before its functions.
         if line.startswith("0x"):
             groups.append([])
         else:
@@ -124,8 +124,8 @@ def _frames(found: Library, sites: Sequence[int]) -> list[tuple[Frame, ...]]:
 
 
 def _parse(lines: Sequence[str]) -> Iterable[Frame]:
-    for function, place in zip(lines[::2], lines[1::2], strict=False):
-        file, _, line = place.partition(" (")[0].rpartition(":")
+    for function, position in zip(lines[::2], lines[1::2], strict=False):
+        file, _, line = position.partition(" (")[0].rpartition(":")
         if line.isdigit() and not file.startswith("??"):
             yield Frame(function.partition("(")[0], _shortened(file), int(line))
 

@@ -1,4 +1,4 @@
-"""The last steps of a simulated machine as a trace for Perfetto (ui.perfetto.dev) or Chrome."""
+"""Writes the last steps of a simulated machine as a trace for ui.perfetto.dev or Chrome."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .report import Reporter
 
 
 def write(path: Path, trace_events: Sequence[Any]) -> None:
-    """Writes a file of Chrome's trace-event JSON.
+    """Writes a file in Chrome's trace-event JSON format.
 
     Raises:
         InvalidArgument: The file cannot be written.
@@ -23,12 +23,14 @@ def write(path: Path, trace_events: Sequence[Any]) -> None:
 
 
 def trace_of(events: Sequence[Any], reporter: Reporter, warp_size: int) -> list[dict[str, Any]]:
-    """A process for each rank, a track for each of its threads; a step is shown as a microsecond.
+    """Trace events: a process for each rank, and in it a track for each of its threads.
+
+    One step of the machine is shown as one microsecond.
 
     Args:
         events: KcclSimEvents, oldest first.
-        reporter: Knows names.
-        warp_size: Threads in a warp.
+        reporter: Gives the text of each event.
+        warp_size: Threads of a warp.
     """
     reporter.symbols.look_up(event.place.site for event in events)
     tracks: dict[tuple[int, int, int], int] = {}
@@ -44,7 +46,7 @@ def trace_of(events: Sequence[Any], reporter: Reporter, warp_size: int) -> list[
                 "tid": track,
                 "ts": event.step,
                 "dur": 1,
-                "name": f"{words} at {reporter.symbols.place(place.site)}",
+                "name": f"{words} at {reporter.symbols.line(place.site)}",
                 "cat": words.split(" ")[0],
                 "args": {
                     "address": f"{event.address:#x}",

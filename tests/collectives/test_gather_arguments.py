@@ -39,7 +39,7 @@ GATHER, SCATTER = "all_gather", "reduce_scatter"
 WRONG = {
     "gather too small": (GATHER, X4, np.ones(7, "f4"), "out has 7 .*x has 4: out must have 8"),
     "gather type": (GATHER, X4, np.ones(8, "f8"), "out has dtype float64, x has float32"),
-    "gather next to": (GATHER, X8[:4], X8, "overlap, must be this rank's chunk or apart"),
+    "gather next to": (GATHER, X8[:4], X8, "overlap; x must be this rank's chunk of out, or"),
     "gather read-only": (GATHER, X4, memoryview(bytes(32)).cast("f"), "out is read-only"),
     "gather strided": (GATHER, X4, np.ones(16, "f4")[::2], "not C-contiguous"),
     "gather list": (GATHER, [1.0], None, "x is a list, must be an array"),
@@ -47,7 +47,7 @@ WRONG = {
     "scatter odd": (SCATTER, np.ones(7, "f4"), None, "x has 7 .*divisible by world_size, 2"),
     "scatter too big": (SCATTER, X8, np.ones(8, "f4"), "out has 8 .*: out must have 4"),
     "scatter type": (SCATTER, X8, np.ones(4, "i4"), "out has dtype int32, x has float32"),
-    "scatter next to": (SCATTER, X8, X8[:4], "overlap, must be this rank's chunk or apart"),
+    "scatter next to": (SCATTER, X8, X8[:4], "overlap; out must be this rank's chunk of x, or"),
     "scatter between": (SCATTER, X8, X8[2:6], "they overlap"),
 }
 
@@ -83,7 +83,7 @@ def test_wrong_keywords():
         (lambda comm: comm.reduce_scatter(X8, channel=-1), "channel is -1"),
         (
             lambda comm: comm.reduce_scatter(X8, algorithm="all_gather_direct_ll16"),
-            "algorithm is 'all_gather_direct_ll16', must for reduce_scatter be one of",
+            "algorithm is 'all_gather_direct_ll16', must be an algorithm of reduce_scatter: ",
         ),
     )
 
