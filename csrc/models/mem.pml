@@ -22,7 +22,7 @@
 
 /* wait.cuh has_reached(): return static_cast<int32_t>(seen - wanted) >= 0; */
 #define has_reached(seen, wanted) (((seen) + PERIOD - (wanted)) % PERIOD < PERIOD / 2)
-/* channel.cuh scrub(): const uint32_t past = epoch - comm.epoch_step; */
+/* scrub.cuh scrub(): const uint32_t past = epoch - comm.epoch_step; */
 #define past ((epoch + PERIOD - 1) % PERIOD)
 
 #define NONE 255

@@ -2,6 +2,7 @@
 // reductions and copies ahead, and the collectives built on them.
 #pragma once
 
+#include "collectives.cuh"
 #include "kernels/all_gather_direct_ll16.cuh"
 #include "kernels/all_gather_pull_simple.cuh"
 #include "kernels/all_gather_push_simple.cuh"
@@ -25,5 +26,4 @@
 #include "kernels/reduce_scatter_push_simple.cuh"
 #include "kernels/signal.cuh"
 #include "kernels/wait.cuh"
-#include "collectives.cuh"
 #include "ring.cuh"
