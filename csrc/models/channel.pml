@@ -21,7 +21,7 @@ chan meeting[WORLD_SIZE] = [0] of { bit };
 #define CREDIT_FLAG 1
 #define FLAG(flag, box) ((flag) * NUM_BOXES + (box))
 byte flag_memory[2 * NUM_BOXES];
-/* The last store: it may overtake one before it, which says less. */
+/* The last store. It may overtake an earlier one, which says less. */
 byte flag_in_flight[2 * NUM_BOXES] = NONE;
 
 #define ends_wait(seen, wanted) \
@@ -158,7 +158,7 @@ inline scrub() {
     fi
 }
 
-/* The last call of a kernel ends with that, which orders more than a sync. */
+/* A kernel's last call ends with the kernel, which orders more than a sync. */
 /* channel.cuh leave(): if (!launch_.is_kept()) coop_.sync(); */
 /* channel.cuh leave(): if (!coop_.any(failed)) return kKcclOk; */
 inline leave() {
@@ -176,7 +176,7 @@ inline next(is_credited) {
         entered[rank] = epoch
     }
     /* channel.cuh next(): if (!is_plain) { const Status entered = enter_special(); */
-    /* No peer's business: */
+    /* Seen by no peer: */
     /* channel.cuh enter_special(): mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
      *     &state_of(comm_)->contacted, */
     if

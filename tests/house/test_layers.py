@@ -35,9 +35,9 @@ INCLUDES = {
     "mem_sim.cuh": {"mem_cpu.cuh", "sim_device.h"},
     "mem_copies.cuh": set(),
     # For programs without Python; device code needs none of these.
-    "layout.h": {"abi.h"},
+    "device_comm.h": {"abi.h"},
     "host_team.hpp": {"abi.h"},
-    "host.hpp": {"host_team.hpp", "layout.h"},
+    "host.hpp": {"device_comm.h", "host_team.hpp"},
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},
@@ -67,12 +67,12 @@ FOR_HOST = {
     "abi.h",
     "api.inc",
     "cuda_driver.h",
+    "device_comm.h",
     "fastcall.h",
     "host.h",
     "host_idle.h",
     "kccl.cuh",
     "kernel_table.inc",
-    "layout.h",
     "mem.cuh",
 }
 FOR_HOST |= {"wait.cuh"}
