@@ -1,5 +1,5 @@
 // Finding a kernel, calling it, and timing it.
-#include "../include/kccl/layout.h"
+#include "../include/kccl/device_comm.h"
 #include "../include/kccl/wait.cuh"
 #include "host.h"
 
@@ -55,13 +55,18 @@ const InstructionSet& instruction_set() {
 
 extern "C" {
 
-int kccl_host_layout(KcclLayout* filled, uint64_t world_size, uint64_t num_channels,
-                     uint64_t packet_bytes, uint64_t staging_bytes, uint64_t exchange_bytes,
+int kccl_host_layout(KcclLayout* filled, uint64_t world_size, const KcclSizes* sizes,
                      uint64_t page_bytes) {
-    if (!kccl::fits_layout(packet_bytes, staging_bytes, exchange_bytes)) return -1;
-    *filled = kccl::layout(world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes,
-                           page_bytes);
+    if (!kccl::fits_layout(*sizes)) return -1;
+    *filled = kccl::layout(world_size, *sizes, page_bytes);
     return 0;
+}
+
+void kccl_host_make_comm(KcclDeviceComm* filled, int rank, int world_size, const KcclSizes* sizes,
+                         const uint64_t* windows, const uint64_t* scratches, uint64_t state,
+                         uint64_t channels, uint64_t page_bytes, uint32_t polls_per_check) {
+    *filled = kccl::make_comm(rank, world_size, *sizes, {windows, scratches, state, channels},
+                              page_bytes, polls_per_check);
 }
 
 const char* kccl_host_instruction_set(void) { return kccl::host::instruction_set().name; }

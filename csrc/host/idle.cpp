@@ -1,12 +1,11 @@
 // What a rank does between two rounds of polls.
-#include "../include/kccl/targets/host_idle.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/uio.h>
 #include <time.h>
 
+#include "../include/kccl/targets/host_idle.h"
 #include "host.h"
 
 namespace kccl::host {

@@ -21,7 +21,7 @@ chan meeting[WORLD_SIZE] = [0] of { bit };
 #define CREDIT_FLAG 1
 #define FLAG(flag, box) ((flag) * NUM_BOXES + (box))
 byte flag_memory[2 * NUM_BOXES];
-/* The last store: it may overtake one before it, which says less. */
+/* The last store. It may overtake an earlier one, which says less. */
 byte flag_in_flight[2 * NUM_BOXES] = NONE;
 
 #define ends_wait(seen, wanted) \
@@ -120,10 +120,10 @@ inline scrub() {
     d_step {
         FOR_PEERS
             do
-            /* channel.cuh scrub(): for (uint32_t parity = 0; parity < 2; ++parity) { */
+            /* scrub.cuh scrub(): for (uint32_t parity = 0; parity < 2; ++parity) { */
             :: s < 2 ->
                w = WORD(INBOX(k), s, index);
-               /* channel.cuh scrub(): mem::store_packet(slot + i, mem::Packet{{stale, stale}}); */
+               /* scrub.cuh scrub(): mem::store_packet(slot + i, mem::Packet{{stale, stale}}); */
                store_own_word(w, stale);
                w++;
                store_own_word(w, stale);
@@ -131,12 +131,12 @@ inline scrub() {
             :: else -> s = 0; break
             od;
             if
-            /* channel.cuh scrub(): if (!leads(coop)) continue; */
+            /* scrub.cuh scrub(): if (!leads(coop)) continue; */
             :: leads ->
                scrub_flag(CREDIT_FLAG);
                if
-               /* channel.cuh scrub(): int flag = kKcclFlagCredit; flag < kKcclNumFlags; */
-               /* channel.cuh scrub(): mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
+               /* scrub.cuh scrub(): int flag = kKcclFlagCredit; flag < kKcclNumFlags; */
+               /* scrub.cuh scrub(): mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
                 *     flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past); */
                :: planted(BARRIER_SCRUBBED) -> scrub_flag(BARRIER_FLAG)
                :: else
@@ -149,17 +149,17 @@ inline scrub() {
     if
     :: planted(NO_SCRUB_BARRIER)
     :: else ->
-       /* channel.cuh scrub():
+       /* scrub.cuh scrub():
         *     arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch); */
        arrive(BARRIER_FLAG, !planted(SCRUB_ARRIVES_RELAXED));
-       /* channel.cuh scrub():
+       /* scrub.cuh scrub():
         *     return await<mem::Order::kAcquire>(coop, comm, index, kKcclFlagBarrier, awaited, 0, */
        await(BARRIER_FLAG, epoch, !planted(SCRUB_AWAITS_RELAXED))
     fi
 }
 
-/* The last call of a kernel ends with that, which orders more than a sync. */
-/* channel.cuh leave(): if (!is_kept_) coop_.sync(); */
+/* A kernel's last call ends with the kernel, which orders more than a sync. */
+/* channel.cuh leave(): if (!launch_.is_kept()) coop_.sync(); */
 /* channel.cuh leave(): if (!coop_.any(failed)) return kKcclOk; */
 inline leave() {
     if
@@ -176,7 +176,7 @@ inline next(is_credited) {
         entered[rank] = epoch
     }
     /* channel.cuh next(): if (!is_plain) { const Status entered = enter_special(); */
-    /* No peer's business: */
+    /* Seen by no peer: */
     /* channel.cuh enter_special(): mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
      *     &state_of(comm_)->contacted, */
     if

@@ -1,5 +1,5 @@
-/* The memory of the model in packets.pml: the words that one rank pushes into another's window, and
- * what orders the owner's own stores to them. */
+/* The memory of the model in packets.pml: the words that a rank pushes into a peer's window, and what
+ * orders the owner's own stores to them. */
 
 /* k counts a rank's peers, from the rank after it. A box is what one rank pushes to one peer. Its
  * slots 0 and 1 are those of ll16, by parity; the others are the sentinel's. */
@@ -22,7 +22,7 @@
 
 /* wait.cuh has_reached(): return static_cast<int32_t>(seen - wanted) >= 0; */
 #define has_reached(seen, wanted) (((seen) + PERIOD - (wanted)) % PERIOD < PERIOD / 2)
-/* channel.cuh scrub(): const uint32_t past = epoch - comm.epoch_step; */
+/* scrub.cuh scrub(): const uint32_t past = epoch - comm.epoch_step; */
 #define past ((epoch + PERIOD - 1) % PERIOD)
 
 #define NONE 255
@@ -31,10 +31,10 @@
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
-/* For the proof only: what lies between a rank's own stores to a slot of its window and the next
- * push of the peer whose slot it is. A release or fence publishes the stores, by the words of later
- * calls; the peer learns of them when it takes such a word; then a fence there orders them. Where
- * the word is awaited with an acquire, they are ordered at once. */
+/* For the proof only: how far a rank's own stores to a slot of its window are ordered before the next
+ * push of the peer that uses the slot. A release or fence publishes the stores, by the words of later
+ * calls. The peer learns of them when it takes such a word. Then a fence of the peer orders them; if
+ * the peer awaited the word with an acquire, they are ordered at once. */
 byte order[NUM_BOXES * NUM_SLOTS];
 #define ORDERED 0
 #define STORED 1
@@ -64,7 +64,7 @@ inline learn(state) {
     END_SLOTS
 }
 
-/* Acquires what was learned, and releases: before the thread pushes in this call. */
+/* Acquires what was learned, and releases. Comes before the thread's pushes in this call. */
 inline fence() {
     publish(past);
     FOR_PEERS
@@ -79,14 +79,14 @@ inline fence() {
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
-/* A word, that is an ll16 half, by its flag, or a sentinel word, ARMED or DATA: what a load returns
- * now, and the push that is not visible yet. */
+/* A word is half of an ll16 packet, given by its flag, or a sentinel word, ARMED or DATA. For each:
+ * what a load returns now, and the push that is not visible yet. */
 byte memory[NUM_WORDS];
 byte in_flight[NUM_WORDS] = NONE;
 /* For the proof only: pushed, and not taken yet. */
 bool unread[NUM_WORDS];
 
-/* Whether a poll can end with this word. take_word() takes what was there before, if it can. */
+/* Whether a poll can end with this word. take_word() prefers the value that was there before. */
 #define has_come(word) \
     (is_accepted(word, memory[word]) || (in_flight[word] != NONE && is_valid(in_flight[word])))
 

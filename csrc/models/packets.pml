@@ -1,34 +1,43 @@
 /* The two packet protocols, ll16 and sentinel, and the reuse of their slots, as a Spin model.
  *
- * Why they are right is argued in channel.cuh, ll16.cuh and sentinel.cuh; here all their runs are
- * tried. tests/csrc/test_model.py does so, plants bugs that must be found, and checks that what comments
- * quote as "file.cuh function(): code" stands in that function, and that no access or sync of the
- * functions modelled is missing. mem.pml is the memory, channel.pml has epochs, credits and scrub;
- * here are packets and calls.
+ * channel.cuh, scrub.cuh, ll16.cuh and sentinel.cuh argue why they are right; here all their runs are
+ * tried. tests/csrc/test_model.py starts the searches and plants bugs that must be found. It also checks
+ * the quotes: what a comment quotes as "file.cuh function(): code" stands in that function, and no
+ * access or sync of the functions modelled is missing. mem.pml is the memory; channel.pml has epochs,
+ * credits and scrub; packets and calls are here.
  *
  * Modelled: WORLD_SIZE ranks of THREADS threads make calls on one channel without end, of any KINDS
- * in any order: all_reduce by ll16, for which reduce_scatter and all_gather stand in too, and by
- * sentinel, broadcast from any root, barrier; with two threads also all_reduce of different
- * lengths, and with either thread as the coop's first. Epochs count modulo PERIOD, so wrap and
- * scrub are among the runs. A store to a peer becomes visible late, and in any order with the
- * stores to other words; the halves of a packet are two words. What a rank stores into its own
- * window (scrub, re-arming) comes before a peer's push only by a release or fence, then a word that
- * the peer polls, and then an acquire or fence there, as in PTX.
+ * in any order. The kinds are all_reduce by ll16 (reduce_scatter and all_gather do the same),
+ * all_reduce by sentinel, broadcast from any root, and barrier. With two threads there are also
+ * all_reduces of different lengths, and either thread may be the coop's first. Epochs count modulo
+ * PERIOD, so wrap and scrub are among the runs. A store to a peer becomes visible late, and in any
+ * order with the stores to other words; the halves of a packet are two words. What a rank stores into
+ * its own window (scrub, re-arming) comes before a peer's push only by a release or fence, then a
+ * word that the peer polls, then an acquire or fence there, as in PTX.
  *
- * Shown: no word is overwritten before it is taken; none is taken twice, or before it comes (so
- * what a call takes was pushed in that call, by counting); no two stores to a word are unordered;
- * no scrub wipes a word of its call; no wait ends before the peers have entered the call; nobody
- * waits for ever.
+ * Shown:
+ *   - No word is overwritten before it is taken.
+ *   - No word is taken twice, or before it comes. So what a call takes was pushed in that call.
+ *   - No two stores to a word are unordered.
+ *   - No scrub wipes a word of its own call.
+ *   - No wait ends before the peers have entered the call.
+ *   - Nobody waits for ever.
  *
- * Left out: payloads, but for whether one looks like the sentinel; time-outs, failures, reset; closing
- * a channel and opening it again, which sync; the ends of kernels, which order what fences do;
- * plan(), which says beforehand where enter_special() is due; staging and the protocols that pull; other channels, which share nothing; rounds, which are
- * calls. One packet stands for all that a thread moves. A load is performed at once and in its
- * place, for a branch depends on it. The fence of one thread stands for those of its coop: it orders
- * earlier calls, which ended with a sync, and each thread has polled every rank. A release lasts
- * until the credits sent before are visible. Packets and credits are relaxed, as on GPUs, but those
- * of a barrier, which are released and acquired; a CPU orders more. csrc/sim, which runs the source
- * itself, has all this. */
+ * Left out:
+ *   - payloads, but for whether one looks like the sentinel;
+ *   - time-outs, failures, reset;
+ *   - closing a channel and opening it again, which syncs; the ends of kernels, which order what
+ *     fences do;
+ *   - plan(), which says beforehand where enter_special() is due;
+ *   - the staging and the protocols that use it; other channels, which share nothing; rounds, which
+ *     are calls.
+ *
+ * Simplified: One packet stands for all that a thread moves. A load is performed at once and in
+ * program order, for a branch depends on it. The fence of one thread stands for those of its coop: it
+ * orders earlier calls, which ended with a sync, and each thread has polled every rank. A release
+ * lasts until the credits sent before are visible. Packets and credits are relaxed, as on GPUs, but
+ * a barrier's are released and acquired. A CPU orders more. csrc/sim, which runs the source itself,
+ * has all this. */
 
 #ifndef WORLD_SIZE
 #define WORLD_SIZE 2
@@ -51,16 +60,17 @@
 #define KINDS (LL16 | BROADCAST | SENTINEL | BARRIER)
 #endif
 
-/* A thread stops before it polls and before its next call, and words come as late as polls let
- * them. That is the worst: whoever takes late also pushes late, and what nothing orders is found in
- * either order. With -DFINE a thread stops between any two steps, and words come at any time. */
+/* A thread stops only before it polls and before its next call, and words come as late as the polls
+ * let them. That is the worst case: a thread that takes late also pushes late, and two steps that
+ * nothing orders are tried in either order. With -DFINE a thread stops between any two steps, and
+ * words come at any time. */
 #ifdef FINE
 #define ONE_STEP
 #else
 #define ONE_STEP atomic
 #endif
 
-/* What -DPLANTED=name plants. All are bugs. */
+/* The bugs that -DPLANTED=name plants. */
 #define NOTHING 0
 #define ONE_SLOT 1
 #define NO_CREDIT 2
@@ -95,7 +105,7 @@
 /* sentinel.cuh is_valid(): return packet.half[0] != kArmed && packet.half[1] != kArmed; */
 #define is_valid(seen) \
     ((kind == SENTINEL && (seen) != ARMED) || (kind != SENTINEL && is_valid_ll16(seen)))
-/* What poll() takes for the word of this call. */
+/* Whether poll() takes `seen` for the word of this call. */
 #define is_accepted(word, seen) (is_valid(seen) || (planted(ONE_HALF_CHECKED) && (word) % 2 == 1))
 
 /* exchange.cuh exchange(): const bool is_mine = first <= last; */
@@ -104,7 +114,7 @@
 #include "mem.pml"
 #include "channel.pml"
 
-/* What a rank pushes to itself, its own threads take: no other rank's business. */
+/* Packets to this rank itself are left out: its own threads take them, and no other rank sees them. */
 /* exchange.cuh push_to(): mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch())); */
 /* exchange.cuh push(): if (k < channel.world_size()) push_to(channel, k, i, payload); */
 /* exchange.cuh exchange(): for (uint32_t i = first; i <= last; i += size) send(i, false); */
@@ -139,7 +149,7 @@ inline push() {
     }
 }
 
-/* A packet that is valid stays so, so peers may be polled in turn. */
+/* A valid packet stays valid, so peers may be polled in turn. */
 /* exchange.cuh await_all(): packets[source] = mem::load_packet(inbox[source]); */
 /* exchange.cuh await_all(): are_valid &= is_valid(packets[source], epoch); */
 /* exchange.cuh exchange(): failed = !take(is_mine ? turn + first : last, is_mine, false); */
@@ -227,8 +237,8 @@ inline rearm() {
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* The first thread to make a call decides for all which it is. Only planted bugs let it get far
- * ahead. */
+/* The first thread to make a call decides for all threads which call it is. Only planted bugs let it
+ * get far ahead. */
 #define MAX_AHEAD 3
 chan calls[WORLD_SIZE * THREADS] = [MAX_AHEAD] of { byte, byte, byte, bit };
 
@@ -334,7 +344,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
-           /* Of all threads' packets, as everywhere; the first's order what all have done. */
+           /* Here all threads push. In the source only the first one does, and its packet orders what all
+            * have done. */
            /* barrier_direct.cuh barrier_direct(): if (leads) ll16::push(channel, 0, 0); */
            :: kind == BARRIER -> push()
            :: else

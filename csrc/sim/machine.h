@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "copies.h"
 #include "../include/kccl/targets/sim_device.h"
+#include "copies.h"
 #include "fiber.h"
 #include "memory.h"
 #include "schedule.h"

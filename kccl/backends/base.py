@@ -1,8 +1,9 @@
 """What one rank has on every backend in host memory: a state, a window, calls made ready."""
 
 import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..base import abi, arrays, dtypes
@@ -78,7 +79,7 @@ class Scratch:
     sentinel: int
 
 
-def device_comm(
+def make_comm(
     settings: Settings,
     *,
     rank: int,
@@ -88,10 +89,10 @@ def device_comm(
     channels: Any,
     polls_per_check: int,
 ) -> Any:
-    """A KcclDeviceComm.
+    """A KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
 
     Args:
-        settings: The communicator's.
+        settings: The communicator's, which have been checked by Settings.layout().
         rank: Who gets it.
         addresses, scratch: Of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
@@ -99,19 +100,10 @@ def device_comm(
         polls_per_check: Polls between two looks at the clock.
     """
     comm = ffi.new("KcclDeviceComm *")
-    comm.abi_version = abi.ABI_VERSION
-    comm.rank = rank
-    comm.world_size = len(addresses)
-    comm.num_channels = settings.num_channels
-    comm.blocks_per_channel = settings.blocks_per_channel
-    comm.epoch_step = 1 << (32 - settings.epoch_bits)
-    comm.polls_per_check = polls_per_check
-    comm.state = int(ffi.cast("uintptr_t", state))
-    comm.channels = int(ffi.cast("uintptr_t", channels))
-    for peer, address in enumerate(addresses):
-        comm.window[peer], comm.scratch[peer] = address, scratch[peer]
-    for name, value in settings.layout(len(addresses)).items():
-        setattr(comm.layout, name, value)
+    sizes = ffi.new("KcclSizes *", asdict(settings))
+    state, channels = (int(ffi.cast("uintptr_t", each)) for each in (state, channels))
+    own = rank, len(addresses), sizes, addresses, scratch, state, channels
+    lib.kccl_host_make_comm(comm, *own, mmap.PAGESIZE, polls_per_check)
     return comm
 
 
@@ -224,7 +216,7 @@ class Backend:
 
     def _device_comm(self, settings: Settings, scratch: Scratch) -> Any:
         state, channels = self._addresses_of(scratch)
-        return device_comm(
+        return make_comm(
             settings,
             rank=self._mesh.rank,
             addresses=self._window.addresses,

@@ -20,7 +20,7 @@ def layout(
     staging_bytes: int,
     exchange_bytes: int,
 ) -> dict[str, int]:
-    """The fields of KcclLayout, computed by csrc/include/kccl/layout.h.
+    """The fields of KcclLayout, computed by csrc/include/kccl/device_comm.h.
 
     Args:
         world_size: Number of ranks.
@@ -33,8 +33,15 @@ def layout(
         InvalidArgument: A size is not a multiple of its unit, or is too large.
     """
     regions = abi.ffi.new("KcclLayout *")
-    sizes = (world_size, num_channels, packet_bytes, staging_bytes, exchange_bytes)
-    if abi.lib.kccl_host_layout(regions, *sizes, mmap.PAGESIZE) != 0:
+    fields = {
+        "num_channels": num_channels,
+        "blocks_per_channel": 1,
+        "packet_bytes": packet_bytes,
+        "staging_bytes": staging_bytes,
+        "exchange_bytes": exchange_bytes,
+    }
+    sizes = abi.ffi.new("KcclSizes *", fields)
+    if abi.lib.kccl_host_layout(regions, world_size, sizes, mmap.PAGESIZE) != 0:
         raise InvalidArgument(
             f"packet_bytes is {packet_bytes}, staging_bytes {staging_bytes} and exchange_bytes "
             f"{exchange_bytes}, must be multiples of {abi.PACKET_UNIT}, {abi.LINE_BYTES} and "

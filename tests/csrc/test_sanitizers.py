@@ -15,13 +15,10 @@ import pytest
 
 import kccl
 from kccl.base import abi
-from kccl.ranks import windows
 
 CSRC = Path(kccl.include_dir()).parent
 DRIVER = Path(__file__).parent / "sanitize" / "ranks_as_threads.cpp"
 SOURCES = ("core", "idle", "probe", "kernels_baseline")
-# Small slots, so that short messages already go in rounds.
-SETTINGS = {"num_channels": 3, "packet_bytes": 64, "staging_bytes": 1024, "exchange_bytes": 256}
 COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra"]
 # Why -O0: with both, optimising takes three times as long as all the rest.
 ADDRESS = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -68,26 +65,6 @@ def _copy_csrc(folder: Path, dtypes: tuple[str, ...]) -> Path:
     return csrc
 
 
-def _write_layouts(path: Path, dtypes: tuple[str, ...]) -> None:
-    """The numbers of kccl.memory.layout as C++, so that the driver has none of its own."""
-    rows = []
-    for world_size in range(5):
-        fields = windows.layout(world_size, **SETTINGS)
-        rows.append("{" + ", ".join(f".{name} = {value}" for name, value in fields.items()) + "},")
-    path.write_text(
-        f"""#pragma once
-#include "csrc/include/kccl/abi.h"
-constexpr int kDtypes[] = {{ {", ".join(str(abi.DTYPES[dtype]) for dtype in dtypes)} }};
-constexpr int kNumChannels = {SETTINGS["num_channels"]};
-constexpr uint64_t kPacketBytes = {SETTINGS["packet_bytes"]};
-constexpr uint64_t kStagingBytes = {SETTINGS["staging_bytes"]};
-constexpr KcclLayout kLayouts[] = {{
-    {"".join(rows)}
-}};
-"""
-    )
-
-
 def _build_and_run(
     compiler: str,
     folder: Path,
@@ -98,7 +75,8 @@ def _build_and_run(
     csrc = _copy_csrc(folder, dtypes)
     if spoil is not None:
         spoil(csrc)
-    _write_layouts(folder / "layouts.h", dtypes)
+    numbers = ", ".join(str(abi.DTYPES[dtype]) for dtype in dtypes)
+    (folder / "dtypes.h").write_text(f"constexpr int kDtypes[] = {{{numbers}}};\n")
     program = folder / "ranks_as_threads"
     sources = [DRIVER, *(csrc / "host" / f"{name}.cpp" for name in SOURCES)]
     command = [compiler, *COMMON, *flags, f"-I{folder}", *sources, "-o", program]

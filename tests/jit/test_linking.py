@@ -101,12 +101,13 @@ add_executable(consumer consumer.cpp)
 target_link_libraries(consumer PRIVATE kccl::kccl)
 """
 CONSUMER = """
-#include <kccl/layout.h>
+#include <kccl/device_comm.h>
 
 #include <cstdio>
 
 int main() {
-    constexpr KcclLayout layout = kccl::layout(2, 3, 64, kKcclLeastStagingBytes, 256, 4096);
+    constexpr KcclSizes sizes = {3, 1, 32, 0, 64, kKcclLeastStagingBytes, 256};
+    constexpr KcclLayout layout = kccl::layout(2, sizes, 4096);
     std::printf("%zu %d %llu", sizeof(kccl::DeviceComm), int{kKcclAbiVersion},
                 static_cast<unsigned long long>(layout.scratch_bytes));
 }
@@ -127,7 +128,8 @@ def test_cmake_finds_the_headers_for_cxx(tmp_path):
     size, version, scratch_bytes = map(int, run(tmp_path / "out" / "consumer").split())
     assert (size, version) == (abi.ffi.sizeof("KcclDeviceComm"), abi.ABI_VERSION)
     regions = abi.ffi.new("KcclLayout *")
-    assert abi.lib.kccl_host_layout(regions, 2, 3, 64, abi.LEAST_STAGING_BYTES, 256, 4096) == 0
+    sizes = abi.ffi.new("KcclSizes *", [3, 1, 32, 0, 64, abi.LEAST_STAGING_BYTES, 256])
+    assert abi.lib.kccl_host_layout(regions, 2, sizes, 4096) == 0
     assert scratch_bytes == regions.scratch_bytes
 
 

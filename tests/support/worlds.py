@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kccl import module
-from kccl.backends.base import DeviceComm, Settings, device_comm, fill_call
+from kccl.backends.base import DeviceComm, Settings, fill_call, make_comm
 from kccl.backends.sim import num_threads
 from kccl.base import arrays
 from kccl.base.abi import ffi, lib
@@ -111,7 +111,7 @@ class World:
         self._comms = []
         for rank in range(world_size):
             self._comms.append(
-                device_comm(
+                make_comm(
                     settings,
                     rank=rank,
                     addresses=addresses,

@@ -17,6 +17,7 @@ using ChannelState = ::KcclChannelState;
 using Record = ::KcclRecord;
 using Status = ::KcclStatus;
 
+static_assert(sizeof(KcclSizes) == 16 + 24, "KcclSizes: no padding");
 static_assert(sizeof(KcclLayout) == 112, "KcclLayout: fourteen 8-byte fields, no padding");
 static_assert(sizeof(KcclRecord) == 40, "KcclRecord: eight words and the time, no padding");
 static_assert(sizeof(KcclMailbox) == 16 + 40, "KcclMailbox: no padding");

@@ -1,29 +1,24 @@
-// One stream of calls: epochs, the two slots, and why the next call cannot corrupt this one.
+// A channel: one stream of calls, its epochs and its two slots, and why a slot may be used again.
 //
-// Call e uses the slots of its parity. They were last used by call e-2, so before a rank pushes
+// Call e uses the slots of its parity. They were last used by call e-2. So before a rank pushes
 // anything in call e it must know that every peer has left e-2, that is, has entered e-1:
-//   - a pairwise call (all but broadcast) ends only when every peer's words of that call are in,
-//     so after a pairwise call e-1 the rank knows;
+//   - a pairwise call (all but broadcast) ends only when every peer's words of that call are in.
+//     So after a pairwise call e-1 the rank knows;
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
-//     does not wait for it; the call after it waits for these credits, which have long arrived.
+//     does not wait for it. The call after it waits for these credits, which have long arrived.
 // Every call ends with a sync of the coop, in leave() or in await(), or with its kernel. That
-// separates the coop's reads in call e-1 from its writes in call e, so that the argument holds for
-// all its threads, whatever the length and the kind of the two calls.
+// separates the coop's reads in call e-1 from its writes in call e. So the argument holds for all its
+// threads, whatever the length and the kind of the two calls.
 //
-// Epochs wrap. A packet's flag must equal the epoch, a flag word must not be behind it, so a word
-// that nobody writes for a whole period would look valid again. Twice a period the channel is
-// scrubbed: every rank resets its own words to the epoch just past, and a barrier keeps the peers
-// from pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
-// period.
-//
-// Between calls the channel lives in registers: opening it is what costs, so a kernel of many calls
-// opens it once.
+// Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls the channel lives
+// in registers: opening it is what costs, so a kernel of many calls opens it once.
 //
 // csrc/models/packets.pml models all this, and tests/csrc/test_model.py tries all its runs.
 #pragma once
 
-#include "barrier.cuh"
-#include "payload.cuh"
+#include "dependent_launch.cuh"
+#include "failure_latch.cuh"
+#include "scrub.cuh"
 
 namespace kccl {
 
@@ -36,48 +31,11 @@ enum class Exchange {
 constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
 constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
 
-// Called by all threads of the coop when they enter the call that is `awaited`.
-template <class Coop>
-KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
-    const uint32_t epoch = awaited.wanted;
-    const uint32_t past = epoch - comm.epoch_step;
-    const uint64_t stale = static_cast<uint64_t>(past) << 32;
-    for (int source = 0; source < comm.world_size; ++source) {
-        for (uint32_t parity = 0; parity < 2; ++parity) {
-            mem::Packet* slot = packet_slot(comm, comm.rank, index, parity, source);
-            for (uint64_t i = coop.index(); i < comm.layout.packet_bytes / kPayloadBytes;
-                 i += coop.size()) {
-                mem::store_packet(slot + i, mem::Packet{{stale, stale}});
-            }
-        }
-        if (!leads(coop)) continue;
-        for (int flag = kKcclFlagCredit; flag < kKcclNumFlags; ++flag) {
-            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                flag_word(comm, comm.rank, index, static_cast<KcclFlag>(flag), source), past);
-        }
-    }
-    arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);
-    return await<mem::Order::kAcquire>(coop, comm, index, kKcclFlagBarrier, awaited, 0,
-                                       comm.world_size);
-}
-
-// The channel that a coop uses when it is given none.
-KCCL_DEVICE int default_channel(Block) { return platform::block_in_grid(); }
-KCCL_DEVICE int default_channel(Warp) {
-    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
-    return platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
-}
-KCCL_DEVICE int default_channel(Thread) {
-    return platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
-}
-
-// What a channel is opened for. kLaunch counts on this: when a kernel begins, the stores of the one
-// before it on its stream, or in its graph, into this rank's own window have been performed. So a
-// programmatic dependent waits for that before it reads anything.
+// What a channel is opened for.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
     kOneCall,    // what opening reads is on its way while the caller goes on: see check()
-    kLaunch      // the same, of a kernel's only opening of this channel
+    kLaunch      // the same, by a kernel that the host launched for a call: its only opening
 };
 
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
@@ -92,15 +50,10 @@ class Channel {
     // its own part of the channel. `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
-        : coop_(coop),
-          comm_(comm),
-          channel_(channel),
-          opening_(opening),
-          is_ordered_(!platform::kCpu && opening == Opening::kLaunch) {
-        if (opening == Opening::kLaunch) mem::await_kernels_before();
+        : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
         index_ = channel * comm.blocks_per_channel + block;
-        found_ = status_of(comm);
-        state_ = load_state(channel_state(comm, index_));
+        latch_.ask(comm);
+        state_ = mem::load_words(channel_state(comm, index_));
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             outbox_[k] = packet_slot(comm, receiver(k), index_, 0, comm.rank);
         }
@@ -121,16 +74,16 @@ class Channel {
     // Of a kernel that makes one call of the host's.
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
-        has_dependent_ = call.dependent == kKcclEarlyDependent;
+        launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
-    // Keeps what the next to open the channel must know.
+    // Stores what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
         // What failed has not happened: only a reset, which forgets all, may follow.
-        if (is_kept_ || status_ != kKcclOk || kernel_ == kKcclNumKernels) return;
-        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
+        if (launch_.is_kept() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
+        keep_state();
         // The end of the kernel is as good.
-        if (opening_ != Opening::kLaunch) coop_.sync();
+        if (!launch_.is_launch()) coop_.sync();
     }
 
     Channel(const Channel&) = delete;
@@ -147,7 +100,7 @@ class Channel {
     KCCL_DEVICE uint64_t max_bytes() const { return uint64_t{slot_packets_} * kPayloadBytes; }
     KCCL_DEVICE uint32_t epoch() const { return state_.epoch; }
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
-    KCCL_DEVICE Status status() const { return status_; }
+    KCCL_DEVICE Status status() const { return latch_.status(); }
 
     // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
     KCCL_DEVICE int receiver(int k) const {
@@ -161,8 +114,8 @@ class Channel {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
-    // Whether all that earlier calls did comes before all that this one does, as if by a fence.
-    KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
+    // See DependentLaunch.
+    KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
 
     // For the counters of the sentinel protocol.
     KCCL_DEVICE ChannelState& state() { return state_; }
@@ -172,24 +125,19 @@ class Channel {
         return {static_cast<uint32_t>(kernel_), channel_, state_.epoch};
     }
 
-    // The coop agrees on whether the communicator could be used when this was opened: once, by all its
-    // threads, before they know of each other. Also separates their reads at the opening from the
-    // writes at the end.
+    // The coop agrees on whether the communicator could be used when this was opened: see FailureLatch.
+    // Called by all threads of the coop, before they rely on each other.
     KCCL_DEVICE void check() {
         look();
-        if (is_checked_) return;
-        is_checked_ = true;
-        if (coop_.any(found_ != kKcclOk)) fail();
+        latch_.agree(coop_, [&] { fail(); });
     }
     // A call of nothing: whether one of something could be made. Called by all threads of the coop.
     KCCL_DEVICE Status none() {
         check();
-        return status_;
+        return status();
     }
-    // Whether this thread's warp found that it may be used, for what is sent before that.
-    KCCL_DEVICE bool is_usable() const {
-        return is_checked_ || !platform::warp_any(found_ != kKcclOk);
-    }
+    // Whether this thread's warp may send before check().
+    KCCL_DEVICE bool is_usable() const { return latch_.is_usable(); }
 
     // Whether the next call may be entered by next_plain().
     KCCL_DEVICE bool is_next_plain() {
@@ -200,7 +148,7 @@ class Channel {
     // Enters the next call, a pairwise one, when it has nothing to wait for. Called by all threads of
     // the coop, after is_next_plain().
     KCCL_DEVICE void next_plain(KcclKernel kernel) {
-        is_ordered_ &= kernel_ == kKcclNumKernels;
+        launch_.begin_call(kernel_);
         kernel_ = kernel;
         state_.epoch += step_;
         offset_ ^= half_packets_;
@@ -233,40 +181,29 @@ class Channel {
         return usable;
     }
 
-    // The next call is the last one that this kernel of the host's makes, and one that calls sent():
-    // its end has nothing left to do.
-    KCCL_DEVICE void expect_end() { is_ending_ = opening_ == Opening::kLaunch; }
+    // The next call is the last one that this kernel of the host's makes, and one that says sent().
+    KCCL_DEVICE void expect_end() { launch_.expect_end(); }
 
     // What this thread sends in this call is on its way, and the state is what the next call needs.
-    // Called by all threads of the coop, once a call that leave() ends.
-    //
-    // The blocks of calls that wait for this kernel's end come onto the device while this one polls; of
-    // a chain of calls one call's, because that is past its own wait before it says the same. Not
-    // earlier: at a kernel's beginning it gains nothing (bench/LOG.md).
+    // Called by all threads of the coop, once a call that leave() ends. See DependentLaunch.
     KCCL_DEVICE void sent() {
-        if (has_dependent_) mem::launch_dependents();
-        if (!is_ending_) return;
-        // All have read it, and none reads it again. That this call may yet fail makes no difference:
-        // only a reset, which forgets all, may follow.
-        coop_.sync();
-        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);
-        is_kept_ = true;
+        launch_.sent(coop_, [&] { keep_state(); });
     }
 
     // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
     // all get the same status. A sync of the coop: any thread may use what any other stored. After
     // expect_end() neither: the kernel ends.
     KCCL_DEVICE Status leave(bool failed = false) {
-        is_checked_ = true;
-        if (is_ending_) {
-            // Where threads that have entered the call are: see sent().
-            if (!is_kept_) coop_.sync();
+        latch_.skip_vote();
+        if (launch_.is_ending()) {
+            // Where threads that have entered the call are: in sent().
+            if (!launch_.is_kept()) coop_.sync();
             if (!failed) return kKcclOk;
         } else {
             if (!coop_.any(failed)) return kKcclOk;
         }
         fail();
-        return status_;
+        return status();
     }
 
     // See barrier.cuh; in this call.
@@ -279,7 +216,7 @@ class Channel {
     KCCL_DEVICE Status await(KcclFlag flag, int first, int last) {
         if (kccl::await<order>(coop_, comm_, index_, flag, awaited(), first, last) != kKcclOk)
             fail();
-        return status_;
+        return status();
     }
 
     template <mem::Order order>
@@ -288,21 +225,8 @@ class Channel {
     }
 
   private:
-    // In two pieces: four loads would be waited for one by one.
-    KCCL_DEVICE static ChannelState load_state(const ChannelState* address) {
-        const auto* const words = reinterpret_cast<const uint64_t*>(address);
-        const uint64_t both[2] = {mem::load_plain(words), mem::load_plain(words + 1)};
-        ChannelState state;
-        static_assert(sizeof(state) == sizeof(both), "of two words");
-        platform::copy_bytes(&state, both, sizeof(state));
-        return state;
-    }
-    KCCL_DEVICE static void store_state(ChannelState* address, const ChannelState& state) {
-        uint64_t both[2];
-        platform::copy_bytes(both, &state, sizeof(state));
-        auto* const words = reinterpret_cast<uint64_t*>(address);
-        mem::store_plain(words, both[0]);
-        mem::store_plain(words + 1, both[1]);
+    KCCL_DEVICE void keep_state() const {
+        if (leads(coop_)) mem::store_words(channel_state(comm_, index_), state_);
     }
 
     KCCL_DEVICE void keep_at_hand() {
@@ -325,7 +249,7 @@ class Channel {
     }
 
     KCCL_DEVICE void fail() {
-        status_ = status_of(comm_);
+        latch_.fail(comm_);
         special_ = state_.epoch + step_;
     }
 
@@ -341,7 +265,7 @@ class Channel {
 
     KCCL_DEVICE Status enter_special() {
         const uint32_t last_epoch = state_.epoch - step_;
-        if (status_ != kKcclOk) return status_;
+        if (status() != kKcclOk) return status();
         // Once a channel, so that no other call pays for the store.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
@@ -363,7 +287,6 @@ class Channel {
     const Coop coop_;
     const DeviceComm& comm_;
     const int channel_;
-    const Opening opening_;
     int index_;
     // Of calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
@@ -376,14 +299,9 @@ class Channel {
     uint32_t step_;
     uint32_t special_;  // epoch of a call that has more to do than others
     bool has_looked_ = false;
-    bool is_checked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
-    bool is_ordered_;
-    bool has_dependent_ = false;
-    bool is_ending_ = false;
-    bool is_kept_ = false;  // the state is, for the next to open the channel
-    Status found_;          // at the opening, by this thread
-    Status status_ = kKcclOk;
+    DependentLaunch launch_;
+    FailureLatch latch_;
     ChannelState state_;
 };
 

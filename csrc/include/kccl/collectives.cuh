@@ -19,12 +19,12 @@
 // ranks. An error stays: every later call on the communicator returns it at once.
 #pragma once
 
+#include "grid.cuh"
 #include "kernels/all_gather_direct_ll16.cuh"
 #include "kernels/all_reduce_one_shot_ll16.cuh"
 #include "kernels/barrier_direct.cuh"
 #include "kernels/broadcast_direct_ll16.cuh"
 #include "kernels/reduce_scatter_direct_ll16.cuh"
-#include "grid.cuh"
 
 namespace kccl {
 

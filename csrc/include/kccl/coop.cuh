@@ -38,6 +38,16 @@ KCCL_DEVICE Thread thread() { return {}; }
 KCCL_DEVICE Warp warp() { return {}; }
 KCCL_DEVICE Block block() { return {}; }
 
+// The coop's index among all of its kind in the kernel: the channel that it uses when it is given none.
+KCCL_DEVICE int default_channel(Block) { return platform::block_in_grid(); }
+KCCL_DEVICE int default_channel(Warp) {
+    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
+    return platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
+}
+KCCL_DEVICE int default_channel(Thread) {
+    return platform::block_in_grid() * platform::threads_per_block() + platform::thread_in_block();
+}
+
 // True in the one thread that acts for the coop.
 template <class Coop>
 KCCL_DEVICE bool leads(Coop coop) {

@@ -27,8 +27,8 @@
 #include <utility>
 #include <vector>
 
+#include "device_comm.h"
 #include "host_team.hpp"
-#include "layout.h"
 
 namespace kccl::host {
 
@@ -207,27 +207,31 @@ class Communicator {
                 throw Error("channels, max_bytes, exchange_bytes and timeout_s must be positive");
             }
         });
-        const uint64_t packet_bytes =
+        KcclSizes sizes = {};
+        sizes.num_channels = static_cast<uint32_t>(options.channels);
+        sizes.blocks_per_channel = 1;
+        sizes.epoch_bits = 32;
+        sizes.packet_bytes =
             (options.max_bytes + kKcclPacketUnit - 1) / kKcclPacketUnit * kKcclPacketUnit;
-        const uint64_t exchange_bytes =
+        sizes.staging_bytes = kKcclLeastStagingBytes;
+        sizes.exchange_bytes =
             (options.exchange_bytes + kKcclLineBytes - 1) / kKcclLineBytes * kKcclLineBytes;
-        comm_.abi_version = kKcclAbiVersion;
-        comm_.rank = team.rank();
-        comm_.world_size = team.world_size();
-        comm_.num_channels = options.channels;
-        comm_.blocks_per_channel = 1;
-        comm_.epoch_step = 1;
-        comm_.polls_per_check = kKcclGpuPollsPerCheck;
-        comm_.layout =
-            layout(static_cast<uint64_t>(team.world_size()),
-                   static_cast<uint64_t>(options.channels), packet_bytes, kKcclLeastStagingBytes,
-                   exchange_bytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
-        window_ = std::make_unique<Window>(team, comm_.layout.scratch_bytes, options.timeout_s);
+        const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+        const KcclLayout regions =
+            layout(static_cast<uint64_t>(team.world_size()), sizes, page_bytes);
+        window_ = std::make_unique<Window>(team, regions.scratch_bytes, options.timeout_s);
+        std::vector<uint64_t> windows;
         for (int peer = 0; peer < team.world_size(); ++peer) {
-            comm_.window[peer] = comm_.scratch[peer] = window_->address(peer);
+            windows.push_back(window_->address(peer));
         }
         // Nobody writes to a peer before all are ready.
-        team.together([&] { make_states(options); });
+        team.together([&] {
+            const CUdeviceptr state = make_states(options);
+            comm_ = make_comm(team.rank(), team.world_size(), sizes,
+                              {windows.data(), windows.data(), state, state + sizeof(KcclState)},
+                              page_bytes, kKcclGpuPollsPerCheck);
+            window_->fill(regions.sentinel, 0xff);
+        });
     }
 
     // Tells the peers that this rank makes no more calls; where an exception ends the communicator,
@@ -257,7 +261,8 @@ class Communicator {
     }
 
   private:
-    void make_states(const Options& options) {
+    // Where this rank's KcclState lies on the device; behind it its KcclChannelState.
+    CUdeviceptr make_states(const Options& options) {
         void* mail = nullptr;
         team_.must("cuMemHostAlloc",
                    cuMemHostAlloc(&mail, sizeof(KcclMailbox),
@@ -278,9 +283,7 @@ class Communicator {
         first.idle_context = mail_there;
         team_.must("cuMemsetD8", cuMemsetD8(states, 0, num_bytes));
         team_.must("cuMemcpyHtoD", cuMemcpyHtoD(states, &first, sizeof(first)));
-        comm_.state = states;
-        comm_.channels = states + sizeof(KcclState);
-        window_->fill(comm_.layout.sentinel, 0xff);
+        return states;
     }
 
     void depart() const {

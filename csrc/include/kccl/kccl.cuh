@@ -2,11 +2,11 @@
 // publish and collect; grid_sync; copies ahead through shared memory; and what these are made of.
 #pragma once
 
+#include "collectives.cuh"
 #include "kernels/get.cuh"
 #include "kernels/grid_exchange.cuh"
 #include "kernels/grid_sync.cuh"
 #include "kernels/put.cuh"
 #include "kernels/signal.cuh"
 #include "kernels/wait.cuh"
-#include "collectives.cuh"
 #include "ring.cuh"

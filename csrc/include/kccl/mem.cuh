@@ -10,6 +10,7 @@
 //                               from all that added
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
 //   load_plain / store_plain    no order: memory that a signal already hands over
+//   load_words / store_words    the same of a struct of 16 bytes, in two words
 //   read_peer                   a plain copy from another process's own memory; CPUs only
 //   stage                       a copy to where a peer has read: see there
 //   copy                        the share of thread `index` of `size` in a plain copy
@@ -107,6 +108,27 @@ KCCL_DEVICE void store_plain(T* address, T value) {
 #else
     __builtin_memcpy(address, &value, sizeof(T));
 #endif
+}
+
+// The same of a struct of 16 bytes, in two words: loads of its members would be waited for one by one.
+template <class T>
+KCCL_DEVICE T load_words(const T* address) {
+    const auto* const words = reinterpret_cast<const uint64_t*>(address);
+    const uint64_t both[2] = {load_plain(words), load_plain(words + 1)};
+    static_assert(sizeof(T) == sizeof(both), "of two words");
+    T value;
+    platform::copy_bytes(&value, both, sizeof(T));
+    return value;
+}
+
+template <class T>
+KCCL_DEVICE void store_words(T* address, const T& value) {
+    uint64_t both[2];
+    static_assert(sizeof(T) == sizeof(both), "of two words");
+    platform::copy_bytes(both, &value, sizeof(T));
+    auto* const words = reinterpret_cast<uint64_t*>(address);
+    store_plain(words, both[0]);
+    store_plain(words + 1, both[1]);
 }
 
 // The most that one thread moves by one instruction.

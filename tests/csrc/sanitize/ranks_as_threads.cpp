@@ -1,7 +1,6 @@
 // Ranks as threads of one process: the host core and every kernel under a sanitizer, without
-// Python. Exits with 1 at the first wrong result. tests/csrc/test_sanitizers.py builds it and writes
-// layouts.h: kLayouts[world_size], the numbers of kccl.memory.layout; the settings they were made
-// for; kDtypes.
+// Python. Exits with 1 at the first wrong result. tests/csrc/test_sanitizers.py builds it, and writes
+// dtypes.h: kDtypes, the element types that the kernels were compiled for.
 //
 // Windows are ordinary memory that the threads share, so that ThreadSanitizer sees every access to
 // them and knows only the order that the source asks for.

@@ -10,11 +10,17 @@
 #include <vector>
 
 #include "csrc/host/host.h"
-#include "layouts.h"
+#include "csrc/include/kccl/device_comm.h"
+#include "dtypes.h"
 #include "oracle.h"
 
 constexpr uint64_t kPatientNs = 30'000'000'000;
 constexpr size_t kUserBytes = 4096;
+constexpr uint64_t kPageBytes = 4096;
+// Small slots, so that short messages already go in rounds.
+constexpr uint32_t kNumChannels = 3;
+constexpr uint64_t kPacketBytes = 64;
+constexpr uint64_t kStagingBytes = 1024;
 
 struct Rank {
     KcclState state = {};
@@ -28,13 +34,18 @@ struct Rank {
 class World {
   public:
     World(int size, int epoch_bits) : ranks(size) {
-        const KcclLayout& layout = kLayouts[size];
+        const KcclSizes sizes = {
+            kNumChannels,  1,  static_cast<uint32_t>(epoch_bits), 0, kPacketBytes,
+            kStagingBytes, 256};
+        const KcclLayout layout = kccl::layout(static_cast<uint64_t>(size), sizes, kPageBytes);
+        std::vector<uint64_t> windows;
         for (Rank& rank : ranks) {
-            rank.window = std::aligned_alloc(4096, layout.scratch_bytes);
+            rank.window = std::aligned_alloc(kPageBytes, layout.scratch_bytes);
             memset(rank.window, 0, layout.sentinel);
             memset(static_cast<uint8_t*>(rank.window) + layout.sentinel, 0xff,
                    layout.scratch_bytes - layout.sentinel);
             rank.user_window.assign(kUserBytes, 0);
+            windows.push_back(reinterpret_cast<uint64_t>(rank.window));
         }
         for (int r = 0; r < size; ++r) {
             Rank& rank = ranks[r];
@@ -43,21 +54,11 @@ class World {
             rank.context.shares_cores = 1;
             rank.state.limit_ns = rank.state.first_limit_ns = kPatientNs;
             rank.state.idle_context = reinterpret_cast<uint64_t>(&rank.context);
-            KcclDeviceComm& comm = rank.comm;
-            comm.abi_version = kKcclAbiVersion;
-            comm.rank = r;
-            comm.world_size = size;
-            comm.num_channels = kNumChannels;
-            comm.blocks_per_channel = 1;
-            comm.epoch_step = 1u << (32 - epoch_bits);
-            comm.polls_per_check = 1 + static_cast<uint32_t>(r);
-            comm.state = reinterpret_cast<uint64_t>(&rank.state);
-            comm.channels = reinterpret_cast<uint64_t>(rank.channels);
-            comm.layout = layout;
-            for (int peer = 0; peer < size; ++peer) {
-                comm.window[peer] = reinterpret_cast<uint64_t>(ranks[peer].window);
-                comm.scratch[peer] = comm.window[peer];
-            }
+            const kccl::Addresses addresses = {windows.data(), windows.data(),
+                                               reinterpret_cast<uint64_t>(&rank.state),
+                                               reinterpret_cast<uint64_t>(rank.channels)};
+            rank.comm = kccl::make_comm(r, size, sizes, addresses, kPageBytes,
+                                        1 + static_cast<uint32_t>(r));
         }
     }
     ~World() {

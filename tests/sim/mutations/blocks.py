@@ -16,9 +16,6 @@ from .mutation import (
 
 TWO_SHOT = "include/kccl/kernels/all_reduce_two_shot_sentinel.cuh"
 
-KEEPS = (
-    "        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);\n        is_kept_"
-)
 MUTATIONS = (
     # ---- Sentinels
     bug(
@@ -82,9 +79,9 @@ MUTATIONS = (
         "launches",
         RACE,
         Edit(
-            "include/kccl/channel.cuh",
-            "        coop_.sync();\n" + KEEPS,
-            KEEPS,
+            "include/kccl/dependent_launch.cuh",
+            "        coop.sync();\n        keep();\n",
+            "        keep();\n",
         ),
     ),
     bug(
@@ -93,9 +90,9 @@ MUTATIONS = (
         "launches",
         STUCK | REUSED | STALE,
         Edit(
-            "include/kccl/channel.cuh",
-            KEEPS,
-            "        is_kept_",
+            "include/kccl/dependent_launch.cuh",
+            "        keep();\n",
+            "",
         ),
     ),
     bug(
@@ -104,8 +101,8 @@ MUTATIONS = (
         "sentinel launches",
         STUCK | REUSED,
         Edit(
-            "include/kccl/channel.cuh",
-            "is_ordered_ &= kernel_ == kKcclNumKernels;",
+            "include/kccl/dependent_launch.cuh",
+            "is_ordered_ &= last == kKcclNumKernels;",
             "",
         ),
     ),

@@ -205,7 +205,7 @@ MUTATIONS = (
         "seldom long",
         STALE,
         Edit(
-            "include/kccl/channel.cuh",
+            "include/kccl/scrub.cuh",
             "for (uint32_t parity = 0; parity < 2; ++parity) {",
             "for (uint32_t parity = 0; parity < 1; ++parity) {",
         ),
@@ -216,7 +216,7 @@ MUTATIONS = (
         "seldom long",
         STALE,
         Edit(
-            "include/kccl/channel.cuh",
+            "include/kccl/scrub.cuh",
             "static_cast<uint64_t>(past) << 32",
             "static_cast<uint64_t>(epoch) << 32",
         ),
@@ -227,7 +227,7 @@ MUTATIONS = (
         "reductions",
         STUCK | REUSED,
         Edit(
-            "include/kccl/channel.cuh",
+            "include/kccl/scrub.cuh",
             "    arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);\n"
             "    return await<mem::Order::kAcquire>("
             "coop, comm, index, kKcclFlagBarrier, awaited, 0,\n"
@@ -241,7 +241,7 @@ MUTATIONS = (
         "reductions",
         STUCK | REUSED,
         Edit(
-            "include/kccl/channel.cuh",
+            "include/kccl/scrub.cuh",
             "arrive<mem::Order::kRelease>(coop, comm, index, kKcclFlagBarrier, epoch);",
             "coop.sync();\n"
             "    arrive<mem::Order::kRelaxed>(coop, comm, index, kKcclFlagBarrier, epoch);",
@@ -253,7 +253,7 @@ MUTATIONS = (
         "broadcast seldom",
         STUCK | REUSED,
         Edit(
-            "include/kccl/channel.cuh",
+            "include/kccl/scrub.cuh",
             "for (int flag = kKcclFlagCredit; flag < kKcclNumFlags; ++flag) {",
             "for (int flag = kKcclNumFlags; flag < kKcclNumFlags; ++flag) {",
         ),
@@ -265,8 +265,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "kKcclNumKernels) return;\n        if (leads(coop_)) store_state",
-            "kKcclNumKernels) return;\n        store_state",
+            "if (leads(coop_)) mem::store_words",
+            "mem::store_words",
         ),
     ),
     bug(
@@ -287,7 +287,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/channel.cuh",
-            "        if (opening_ != Opening::kLaunch) coop_.sync();\n",
+            "        if (!launch_.is_launch()) coop_.sync();\n",
             "",
         ),
     ),
@@ -298,8 +298,7 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "kKcclNumKernels) return;\n"
-            "        if (leads(coop_)) store_state(channel_state(comm_, index_), state_);",
+            "kKcclNumKernels) return;\n        keep_state();",
             "kKcclNumKernels) return;",
         ),
     ),

@@ -2,8 +2,8 @@
 // Plain accesses are seen too: -fsanitize=thread makes the compiler announce them (sim/module.inc).
 #pragma once
 
-#include "sim_device.h"
 #include "mem_cpu.cuh"
+#include "sim_device.h"
 
 namespace kccl::mem {
 

@@ -1,0 +1,68 @@
+// How a kernel that the host launches for one call overlaps with the kernels before and behind it on
+// its stream, or in its graph: CUDA's programmatic dependent launch.
+//
+//   before   Its threads wait for the end of all kernels before it, before they touch memory. So those
+//            kernels' stores into this rank's own window have been performed, and its first call needs
+//            no fence.
+//   behind   When its threads have sent what they send, the blocks of the next kernel may come onto
+//            the device. There they wait for the end of this kernel, which still polls.
+//   end      Its last call stores early what the next kernel must know. Then nothing is left to do
+//            when the data has come.
+#pragma once
+
+#include "coop.cuh"
+
+namespace kccl {
+
+// A thread's part of it. All threads of the coop make one and call the same functions of it.
+class DependentLaunch {
+  public:
+    // is_launch: the host launched this kernel for one call. Otherwise a kernel makes calls of its
+    // own, and all this does nothing.
+    KCCL_DEVICE explicit DependentLaunch(bool is_launch)
+        : is_launch_(is_launch), is_ordered_(is_launch && !platform::kCpu) {
+        if (is_launch) mem::await_kernels_before();
+    }
+
+    KCCL_DEVICE bool is_launch() const { return is_launch_; }
+
+    // Whether the host has said that the next kernel is a dependent that may come early.
+    KCCL_DEVICE void set_dependent(bool is_early) { has_dependent_ = is_early; }
+
+    // `last`: the call before this one; kKcclNumKernels: none, so that the kernels' ends order it.
+    KCCL_DEVICE void begin_call(KcclKernel last) { is_ordered_ &= last == kKcclNumKernels; }
+    // Whether all that earlier calls did comes before all that this one does, as if by a fence.
+    KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
+
+    // The next call is the kernel's last, and it says sent().
+    KCCL_DEVICE void expect_end() { is_ending_ = is_launch_; }
+    KCCL_DEVICE bool is_ending() const { return is_ending_; }
+
+    // What this thread sends in this call is on its way. Called by all threads of the coop. Where an
+    // end is expected it also calls keep(), which stores what the next kernel must know; no thread
+    // reads that again. If the call fails after this, what is stored makes no difference: only a
+    // reset, which forgets all, may follow.
+    //
+    // Of a chain of calls only one call's blocks wait on the device, because each call is past its
+    // own wait before it lets the next one in. To let it in earlier, at a kernel's beginning, gains
+    // nothing (bench/LOG.md).
+    template <class Coop, class Keep>
+    KCCL_DEVICE void sent(Coop coop, Keep keep) {
+        if (has_dependent_) mem::launch_dependents();
+        if (!is_ending_) return;
+        // All threads have read what is stored over.
+        coop.sync();
+        keep();
+        is_kept_ = true;
+    }
+    KCCL_DEVICE bool is_kept() const { return is_kept_; }
+
+  private:
+    bool is_launch_;
+    bool is_ordered_;
+    bool has_dependent_ = false;
+    bool is_ending_ = false;
+    bool is_kept_ = false;
+};
+
+}  // namespace kccl

@@ -1,0 +1,81 @@
+// How a KcclDeviceComm is made: computed here for Python (csrc/host/api.inc) and for programs without
+// it (host.hpp). First layout(), which says how much scratch a rank needs; then, when every rank's
+// memory is mapped, make_comm().
+#pragma once
+
+#include "abi.h"
+
+namespace kccl {
+
+static_assert(kKcclLeastStagingBytes == kKcclMaxWorldSize * kKcclLineBytes,
+              "abi.inc spells it as a literal because cffi reads it");
+
+// Whether a layout can have regions of these sizes.
+constexpr bool fits_layout(const KcclSizes& sizes) {
+    return sizes.packet_bytes % kKcclPacketUnit == 0 && sizes.staging_bytes % kKcclLineBytes == 0 &&
+           sizes.staging_bytes >= kKcclLeastStagingBytes &&
+           sizes.staging_bytes <= uint64_t{1} << 31 && sizes.exchange_bytes % kKcclLineBytes == 0;
+}
+
+// Where each region of a rank's scratch begins. The sizes fit. page_bytes: of the machine.
+constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_t page_bytes) {
+    KcclLayout regions = {};
+    uint64_t end = 0;
+    // Pages of their own, because each region is written in another pattern.
+    const auto take = [&](uint64_t num_bytes) {
+        const uint64_t begin = end;
+        end += (num_bytes + page_bytes - 1) / page_bytes * page_bytes;
+        return begin;
+    };
+    const uint64_t line = kKcclLineBytes;
+    const uint64_t num_channels = uint64_t{sizes.num_channels} * sizes.blocks_per_channel;
+    const uint64_t slots = num_channels * 2;
+    regions.abort = take(line);
+    regions.records = take(world_size * line);
+    regions.signals = take(kKcclNumSignals * world_size * line);
+    regions.flags = take(num_channels * kKcclNumFlags * world_size * line);
+    regions.grid = take(uint64_t{kKcclNumGridWords} * (kKcclMaxBlocks + 1) * line);
+    regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
+    regions.packets = take(slots * world_size * 2 * sizes.packet_bytes);
+    regions.staging = take(slots * 2 * sizes.staging_bytes);
+    regions.board =
+        take(uint64_t{kKcclNumReaches} * kKcclNumExchangeSlots * 2 * sizes.exchange_bytes);
+    regions.sentinel = take(num_channels * kKcclNumSentinelSlots * world_size * sizes.packet_bytes);
+    regions.packet_bytes = sizes.packet_bytes;
+    regions.staging_bytes = sizes.staging_bytes;
+    regions.exchange_bytes = sizes.exchange_bytes;
+    regions.scratch_bytes = end;
+    return regions;
+}
+
+// Addresses as one rank maps them.
+struct Addresses {
+    const uint64_t* windows;    // every rank's, in rank order
+    const uint64_t* scratches;  // likewise
+    uint64_t state;             // this rank's KcclState
+    uint64_t channels;          // this rank's KcclChannelState, one for each block of each channel
+};
+
+// polls_per_check: between two looks at the clock.
+constexpr KcclDeviceComm make_comm(int rank, int world_size, const KcclSizes& sizes,
+                                   const Addresses& addresses, uint64_t page_bytes,
+                                   uint32_t polls_per_check) {
+    KcclDeviceComm comm = {};
+    comm.abi_version = kKcclAbiVersion;
+    comm.rank = rank;
+    comm.world_size = world_size;
+    comm.num_channels = static_cast<int32_t>(sizes.num_channels);
+    comm.blocks_per_channel = static_cast<int32_t>(sizes.blocks_per_channel);
+    comm.epoch_step = uint32_t{1} << (32 - sizes.epoch_bits);
+    comm.polls_per_check = polls_per_check;
+    comm.state = addresses.state;
+    comm.channels = addresses.channels;
+    for (int peer = 0; peer < world_size; ++peer) {
+        comm.window[peer] = addresses.windows[peer];
+        comm.scratch[peer] = addresses.scratches[peer];
+    }
+    comm.layout = layout(static_cast<uint64_t>(world_size), sizes, page_bytes);
+    return comm;
+}
+
+}  // namespace kccl
