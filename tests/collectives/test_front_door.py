@@ -1,4 +1,6 @@
-"""The collectives where people look: help(), inspect, an editor, mypy; although C answers them."""
+"""The collectives show signature, text and types in help(), inspect, an editor and mypy, although C
+answers the calls.
+"""
 
 import inspect
 import pydoc
@@ -76,15 +78,15 @@ RIGHT = """
 
 
 def mypy(folder, text):
-    """What mypy says of a user's file."""
+    """What mypy prints for a user's file."""
     file = folder / "user.py"
     file.write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder / "cache", file]
-    # In a folder with no settings of a project's.
+    # There mypy finds no project's settings.
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
 
-def test_mypy_takes_a_right_program_and_knows_the_types(tmp_path):
+def test_mypy_accepts_a_right_program_and_knows_the_types(tmp_path):
     assert mypy(tmp_path, RIGHT) == "Success: no issues found in 1 source file\n"
     told = mypy(tmp_path, RIGHT + "    reveal_type(comm.all_reduce(x))\n    reveal_type(comm)\n")
     assert "ndarray[" in told and "kccl.comm.Communicator" in told
