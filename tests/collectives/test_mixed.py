@@ -8,16 +8,16 @@ from programs import random_program, run_program
 import kccl
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+# ranks/test_epochs.py has more of them, with narrow epochs.
+@pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_one_channel(world_size):
-    steps = random_program(world_size, 1500, seed=world_size)
+    steps = random_program(world_size, 800, seed=world_size)
     kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_channels_are_independent(world_size):
-    steps = random_program(world_size, 1000, seed=42, num_channels=4)
-    kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
+def test_channels_are_independent():
+    steps = random_program(4, 1000, seed=42, num_channels=4)
+    kccl.run_threads(lambda comm: run_program(comm, steps), 4)
 
 
 def test_two_communicators_by_turns():
