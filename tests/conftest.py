@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,14 @@ def environment(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("KCCL_TIMEOUT", "20")
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")
+
+
+@pytest.fixture
+def keyboard():
+    """Ctrl-C works as at a terminal. Background jobs of a shell, as in CI, start ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

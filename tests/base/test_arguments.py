@@ -1,4 +1,4 @@
-"""Wrong arguments: InvalidArgument by name, nothing sent. Right ones of unusual kinds."""
+"""Wrong arguments are InvalidArgument, and nothing is sent; right ones of unusual kinds work."""
 
 import array
 import ctypes
@@ -19,7 +19,7 @@ class OnGpu:
 
 
 class DlpackOnly:
-    """What other libraries' arrays look like: no buffer protocol."""
+    """An array as of other libraries: it has DLPack and no buffer protocol."""
 
     def __init__(self, x):
         self._x = x
@@ -148,7 +148,7 @@ WRONG = {
 
 
 def test_wrong_arguments_send_nothing():
-    """Rank 0 makes all the mistakes; rank 1 never hears of them."""
+    """Rank 0 makes all the wrong calls; rank 1 notices nothing."""
     wrong = []
 
     def main(comm):
@@ -244,7 +244,7 @@ def test_shapes(shape):
         ("<i", "int32"),
         ("<q", "int64"),
         ("@q", "int64"),
-        # C's long, against the 4 bytes of the standard size.
+        # Native sizes have C's long; standard sizes have 4 bytes.
         ("l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
         ("@l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
         ("<l", "int32"),
@@ -258,7 +258,7 @@ def test_formats(buffer_format, name):
 
 
 @pytest.mark.parametrize("buffer_format", ["", "<", ">f", "!d", "<<f", "@=f", "3f", "ff", "?", "B"])
-def test_formats_that_mean_nothing_here(buffer_format):
+def test_formats_of_no_element_type_are_refused(buffer_format):
     if sys.byteorder == "big":
         buffer_format = buffer_format.translate({ord("<"): ">", ord(">"): "<", ord("!"): "<"})
     with pytest.raises(kccl.InvalidArgument, match="buffer format is"):

@@ -1,4 +1,4 @@
-"""KCCL_CHECK=1: ranks that are about to do different things hear so before anything is sent."""
+"""KCCL_CHECK=1: ranks that are about to make different calls learn so before anything is sent."""
 
 import numpy as np
 import oracle
@@ -77,7 +77,7 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 def test_ranks_disagree(monkeypatch, what):
-    """KCCL_CHECK=1 tells every rank what each was about to do, and nothing is lost by it."""
+    """Every rank's error says what each was about to do; the next calls are right."""
     monkeypatch.setenv("KCCL_CHECK", "1")
     monkeypatch.setenv("KCCL_TIMEOUT", "1")
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1")
@@ -97,7 +97,7 @@ def test_ranks_disagree(monkeypatch, what):
 
 @pytest.mark.parametrize("check", ["0", "1"])
 def test_only_checked_calls_pass_through_python(monkeypatch, check):
-    """Without KCCL_CHECK nothing of Python stands between a call and the compiled core."""
+    """Without KCCL_CHECK a call goes straight to the compiled core."""
     monkeypatch.setenv("KCCL_CHECK", check)
 
     def main(comm):

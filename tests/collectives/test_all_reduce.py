@@ -1,4 +1,4 @@
-"""all_reduce against the oracle, bit by bit: every type, operator, algorithm, number of ranks."""
+"""all_reduce gives the oracle's bits: every type, operator, algorithm and number of ranks."""
 
 import itertools
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Case:
 
 
 def algorithms_for(world_size, dtype):
-    """The names that can run, and "" for the plan's choice."""
+    """Names of the algorithms that can run; "" is the plan's choice."""
     return ["", *programs.algorithms_for("all_reduce", world_size, dtype)]
 
 
@@ -62,8 +62,13 @@ def exact_inputs(world_size, dtype, op, count, salt=0):
     return tuple(oracle.exact(dtype, op, count, rank, salt) for rank in range(world_size))
 
 
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("world_size", range(1, 9))
+# The host compiles a kernel for each type, and once more for two ranks. So every type runs with 2
+# and with 3 ranks; each other number of ranks runs with one type, of one size or another.
+MATRIX = [(world_size, dtype) for world_size in (2, 3) for dtype in oracle.DTYPES]
+MATRIX += zip((1, 4, 5, 6, 7, 8), oracle.DTYPES, strict=True)
+
+
+@pytest.mark.parametrize(("world_size", "dtype"), MATRIX)
 def test_matrix(world_size, dtype):
     matrix = itertools.product(
         oracle.ops_of(dtype), algorithms_for(world_size, dtype), LENGTHS, (True, False)
@@ -77,9 +82,19 @@ def test_matrix(world_size, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("world_size", "dtype"),
+    [
+        (1, "float32"),
+        (2, "bfloat16"),
+        (3, "float32"),
+        (3, "float64"),
+        (3, "bfloat16"),
+        (8, "int32"),
+    ],
+)
 def test_around_slots(world_size, dtype):
+    """Messages a little shorter and longer than a packet slot, a line of each rank, the staging."""
     itemsize = oracle.numpy_dtype(dtype).itemsize
     around_packets = [n * PACKET // itemsize + d for n in (1, 2) for d in (-1, 0, 1, 3)]
     lines = [n * world_size * 128 // itemsize + d for n in (1, 2) for d in (-1, 0, 1)]
@@ -125,7 +140,7 @@ def test_bits_of_inexact_floats(world_size, dtype):
 
 @pytest.mark.parametrize("dtype", oracle.FLOATS)
 def test_zeros_and_nans(dtype):
-    """Spelled out, so that the oracle itself is checked here."""
+    """The signs of zeros and the bits of NaN, written out: they check the oracle too."""
     x = np.array([[0.0, -0.0, -0.0, np.nan, 1.0], [-0.0, 0.0, -0.0, 1.0, -np.nan]])
     inputs = tuple(x.astype(oracle.numpy_dtype(dtype)))
     quiet = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000}
@@ -176,7 +191,7 @@ def test_unaligned(world_size):
 
 
 def test_known_calls_follow_the_arguments():
-    """Calls like earlier ones are made without Python: with the array, type, size and op of now."""
+    """C repeats a call that it has seen before, with the new call's array, type, size and op."""
 
     def main(comm):
         for salt in range(8):
@@ -185,7 +200,7 @@ def test_known_calls_follow_the_arguments():
                     inputs = exact_inputs(comm.world_size, dtype, op, count, salt)
                     x = inputs[comm.rank].reshape(2, -1).copy()
                     y = inputs[comm.rank].copy()
-                    # A string of the same value that is another object.
+                    # An equal string that is another object.
                     assert comm.all_reduce(x, op=op) is x
                     assert comm.all_reduce(y, op="".join(op)) is y
                     want = oracle.all_reduce(inputs, op)
@@ -206,6 +221,8 @@ def test_known_calls_follow_the_arguments():
 
 
 def test_prepared():
+    """A prepared call reads what its arrays hold now."""
+
     def main(comm):
         x, out = np.empty(100, np.float32), np.empty(100, np.float32)
         ops = [

@@ -1,4 +1,4 @@
-"""all_reduce_two_shot_cma_simple: reading peers' memory, where it is allowed and where not."""
+"""all_reduce_two_shot_cma_simple reads the peers' memory: where that is allowed, and where not."""
 
 import ctypes
 import json
@@ -39,11 +39,12 @@ def sum_of_ranks(comm):
 
 
 def test_one_rank_without_permission_keeps_all_from_it(monkeypatch):
+    """All ranks must run the same algorithm."""
     real = HostBackend._try_to_attach
 
     def refused_on_rank_1(self, mesh, timeout):
         if mesh.rank == 1:
-            # What a refusal looks like from inside: the peers' answers count, not only one's own.
+            # The rank takes part in the exchange, and answers that it may not read.
             mesh.allgather(b'{"pid": 1, "address": 0, "token": 1}', "start-up", timeout)
             mesh.allgather(b"0", "start-up", timeout)
             return False
@@ -72,6 +73,7 @@ def secret_memory(num_bytes):
 
 @pytest.mark.parametrize("what", ["x", "out"])
 def test_memory_that_nobody_may_read_is_staged(what):
+    """The kernel finds that a read fails, and all ranks go through the staging instead."""
     count = 16384
     memory = secret_memory(4 * count)
 
@@ -90,7 +92,9 @@ def test_memory_that_nobody_may_read_is_staged(what):
     assert kccl.run_threads(main, 3) == [(6.0, 6.0)] * 3
 
 
-def test_late_rank_believes_nothing_of_a_rank_that_gave_up():
+def test_a_late_rank_does_not_use_the_data_of_a_rank_that_gave_up():
+    """After a time-out the peer may overwrite its array, so what is read of it is not valid."""
+
     def main(comm):
         x = np.full(LONG, comm.rank + 1, np.float32)
         comm.all_reduce(x, algorithm=CMA)

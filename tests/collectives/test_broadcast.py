@@ -1,4 +1,4 @@
-"""broadcast: every bit pattern, every root, and roots that run ahead of late ranks."""
+"""broadcast: every bit pattern, every root, and roots that are ahead of late ranks."""
 
 import itertools
 import threading
@@ -36,7 +36,7 @@ def test_every_pattern_unchanged(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_pattern_reduced(dtype):
-    """No payload looks like a flag, a missing word or a sentinel."""
+    """No payload is taken for a flag, a missing word or a sentinel."""
     inputs = [np.roll(PATTERNS, 4099 * rank).view(oracle.numpy_dtype(dtype)) for rank in range(3)]
     wants = {op: oracle.all_reduce(inputs, op) for op in oracle.OPS}
 
@@ -60,7 +60,7 @@ def test_every_root_and_length(world_size):
         cases = itertools.product((0, 1, 2, 3, 8, 9, 515, *around), range(world_size), ALGORITHMS)
         for number, (count, root, algorithm) in enumerate(cases):
             want = message(count, number)
-            # What lies before and behind the array stays.
+            # The elements before and behind the array must stay.
             memory = np.zeros(count + 8, want.dtype)
             x = memory[4 : 4 + count]
             if comm.rank == root:
@@ -75,6 +75,8 @@ def test_every_root_and_length(world_size):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_prepared_and_direct(world_size, algorithm):
+    """Prepared calls and ordinary ones alternate."""
+
     def main(comm):
         x = np.zeros(300, np.int64)
         prepared = [
@@ -110,10 +112,10 @@ def test_root_may_be_read_only():
 @pytest.mark.parametrize("count", [3, 1000, 40_000])
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_late_ranks(algorithm, count):
-    """Nobody gets another call's data, whoever is late, however far the root could run ahead."""
+    """No rank gets another call's data when a rank is late and the root does not wait for it."""
     rng = np.random.default_rng(count)
     late = rng.integers(0, 3, 150)
-    # Runs of one root are what lets it run ahead.
+    # A root can be ahead only while it stays the root.
     roots = np.concatenate([rng.integers(0, 3, 50), np.full(50, 1), np.full(50, 0)])
 
     def main(comm):
@@ -130,7 +132,7 @@ def test_late_ranks(algorithm, count):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_root_is_at_most_one_call_ahead(algorithm):
-    """It returns from a call that nobody has entered, and from no second one."""
+    """The root returns from a call before the others enter it, but not from the next one."""
     started, root_done = threading.Event(), []
 
     def main(comm):

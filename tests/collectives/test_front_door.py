@@ -1,4 +1,6 @@
-"""The collectives where people look: help(), inspect, an editor, mypy; although C answers them."""
+"""The collectives show signature, text and types in help(), inspect, an editor and mypy, although C
+answers the calls.
+"""
 
 import inspect
 import pydoc
@@ -75,18 +77,24 @@ RIGHT = """
 """
 
 
-def mypy(folder, text):
-    """What mypy says of a user's file."""
-    file = folder / "user.py"
-    file.write_text(textwrap.dedent(text))
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder / "cache", file]
-    # In a folder with no settings of a project's.
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+@pytest.fixture(scope="module")
+def mypy(tmp_path_factory):
+    """mypy(text): what mypy prints for a user's file."""
+    # There mypy finds no project's settings, and in later runs what it knows of kccl and NumPy.
+    folder = tmp_path_factory.mktemp("mypy")
+
+    def run(text):
+        file = folder / "user.py"
+        file.write_text(textwrap.dedent(text))
+        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder / "cache", file]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+
+    return run
 
 
-def test_mypy_takes_a_right_program_and_knows_the_types(tmp_path):
-    assert mypy(tmp_path, RIGHT) == "Success: no issues found in 1 source file\n"
-    told = mypy(tmp_path, RIGHT + "    reveal_type(comm.all_reduce(x))\n    reveal_type(comm)\n")
+def test_mypy_accepts_a_right_program_and_knows_the_types(mypy):
+    assert mypy(RIGHT) == "Success: no issues found in 1 source file\n"
+    told = mypy(RIGHT + "    reveal_type(comm.all_reduce(x))\n    reveal_type(comm)\n")
     assert "ndarray[" in told and "kccl.comm.Communicator" in told
 
 
@@ -101,8 +109,8 @@ WRONG = {
 }
 
 
-def test_mypy_finds_what_is_wrong(tmp_path):
-    told = mypy(tmp_path, RIGHT + "".join(f"    {line}\n" for line in WRONG)).splitlines()
+def test_mypy_finds_what_is_wrong(mypy):
+    told = mypy(RIGHT + "".join(f"    {line}\n" for line in WRONG)).splitlines()
     first = len(textwrap.dedent(RIGHT).splitlines()) + 1
     for number, (line, said) in enumerate(WRONG.items(), first):
         assert [each for each in told if f":{number}: error" in each and said in each], line

@@ -1,4 +1,4 @@
-"""What all_gather and reduce_scatter take, refuse and allocate, and what their plans say."""
+"""Which arguments all_gather and reduce_scatter accept and refuse, and what they allocate."""
 
 from array import array
 
@@ -24,7 +24,7 @@ def test_shapes_of_what_is_allocated():
         ):
             out = comm.reduce_scatter(np.full(shape, comm.rank + 1, np.int32))
             assert out.shape == want and out.dtype == np.int32 and (out == 3).all()
-        # What is not NumPy's gets an array of NumPy.
+        # The result for an array of another library is a NumPy array.
         assert comm.all_gather(array("i", [comm.rank, 7])).tolist() == [[0, 7], [1, 7]]
         view = memoryview(np.full((2, 3), comm.rank, np.float32))
         assert comm.all_gather(view).shape == (2, 2, 3)
@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("is_known", [False, True])
 def test_wrong_arrays(name, is_known):
-    """Nothing is sent: the next call is right. Also when such sizes are known to the fast path."""
+    """Nothing is sent, so the next call is right; also after such sizes went by the fast path."""
     collective, x, out, message = WRONG[name]
 
     def main(comm):
@@ -122,7 +122,7 @@ def test_the_plan_says_why():
         assert plan.name == "all_gather_pull_simple" and "all_gather of 1048576" in plan.explain()
         assert "not all_gather_direct_ll16" in plan.explain()
         assert comm.plan("reduce_scatter", 16, kccl.float32).name == "reduce_scatter_direct_ll16"
-        # What is planned is the larger array's size.
+        # The plan is for the size of the larger array.
         assert comm.all_gather.prepare(X4).plan.request.nbytes == 32
         assert comm.reduce_scatter.prepare(X8).plan.request.nbytes == 32
 

@@ -8,23 +8,23 @@ from programs import random_program, run_program
 import kccl
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+# ranks/test_epochs.py has more of them, with narrow epochs.
+@pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_one_channel(world_size):
-    steps = random_program(world_size, 1500, seed=world_size)
+    steps = random_program(world_size, 800, seed=world_size)
     kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_channels_are_independent(world_size):
-    steps = random_program(world_size, 1000, seed=42, num_channels=4)
-    kccl.run_threads(lambda comm: run_program(comm, steps), world_size)
+def test_channels_are_independent():
+    steps = random_program(4, 1000, seed=42, num_channels=4)
+    kccl.run_threads(lambda comm: run_program(comm, steps), 4)
 
 
 def test_two_communicators_by_turns():
     steps = random_program(3, 600, seed=1)
 
     def main(comm):
-        # Ranks in the opposite order, so that nothing fits by accident.
+        # In the opposite order of ranks, so that a mix-up of the two shows.
         other = comm.split(0, key=-comm.rank)
         assert (other.rank, other.world_size) == (2 - comm.rank, 3)
         for begin in range(0, len(steps), 20):
@@ -34,7 +34,7 @@ def test_two_communicators_by_turns():
 
 
 def test_two_communicators_at_once():
-    """Each rank drives one in a thread of its own, with different calls at any moment."""
+    """Each rank uses the second in another thread, while it makes other calls with the first."""
     steps = random_program(2, 500, seed=2), random_program(2, 700, seed=3)
 
     def main(comm):
@@ -58,7 +58,7 @@ def test_two_communicators_at_once():
 
 
 def test_parts_of_a_communicator():
-    """Ranks 0, 2, 4 and ranks 1, 3 work at the same time, and then all together again."""
+    """Ranks 0, 2, 4 and ranks 1, 3 call at the same time; then all of them call together."""
     parts = random_program(3, 300, seed=4), random_program(2, 300, seed=5)
     whole = random_program(5, 200, seed=6)
 

@@ -12,7 +12,7 @@ import kccl
 
 @pytest.mark.parametrize("world_size", range(1, 9))
 def test_ring(world_size):
-    """Each puts to its right neighbour and signals; two slots, an acknowledgement frees one."""
+    """Each rank puts to its right neighbour and signals; the neighbour's signal frees a slot."""
 
     def main(comm):
         count = 700
@@ -35,13 +35,13 @@ def test_ring(world_size):
 
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_many_producers(count):
-    """Waits that ask for fewer signals than have come leave the others for later."""
+    """A wait takes as many signals as it asks for; those left over count for the next wait."""
     world_size, items = 4, 15
     done = threading.Event()
 
     def main(comm):
         window = comm.window(world_size * items * 8)
-        # The limit of the first contact does not hold any more after two calls.
+        # After two calls the longer limit of the first contact does not hold any more.
         comm.barrier()
         comm.barrier()
         if comm.rank > 0:
@@ -66,14 +66,14 @@ def test_many_producers(count):
 
 
 def expect_no_signal(comm, **which):
-    """The other ranks are still there: a wait for ranks that have left ends otherwise."""
+    """The caller keeps the other ranks alive: a wait for ranks that have left is PeerLost."""
     comm.timeout = 0.02
     with pytest.raises(kccl.Timeout, match="0 signals seen, 1 wanted"):
         comm.wait(**which)
 
 
 def test_wait_for_one_peer():
-    """Signals of other peers and under other ids neither count nor get lost."""
+    """Signals of other peers or with other ids do not count, and are not lost."""
 
     done = threading.Event()
 
@@ -99,7 +99,7 @@ def test_wait_for_one_peer():
 
 
 def test_signals_of_ranks_that_left():
-    """They count, and a wait for any rank goes on as long as one can still signal."""
+    """Their signals count; a wait for any rank ends when no rank is left that could signal."""
 
     def main(comm):
         comm.barrier()
@@ -206,7 +206,7 @@ def test_wrong_arguments():
 
 @pytest.mark.parametrize("sizes", [(8, 8, 16), (16, 8, 8), (0, 8, 8), (0, 0, 0), (-1, -1, -1)])
 def test_window_sizes(sizes):
-    """Wrong on one rank is InvalidArgument on all, and the ranks go on together."""
+    """A wrong size on one rank is InvalidArgument on all ranks, which then go on together."""
 
     def main(comm):
         with pytest.raises(kccl.InvalidArgument, match="nbytes is"):
@@ -220,7 +220,7 @@ def test_window_sizes(sizes):
 
 
 def test_symmetric_arrays():
-    """Zero at first, good in every collective, and they outlive the communicator."""
+    """comm.empty() gives zeros, for use in every collective; they outlive the communicator."""
 
     def main(comm):
         arrays = [comm.empty((3, 700), dtype) for dtype in (kccl.float32, "bfloat16", np.int64)]

@@ -1,4 +1,4 @@
-"""Whatever the length, place in memory, type, operator and algorithm: the oracle's bits."""
+"""Random calls give the oracle's bits, whatever length, address, type, operator and algorithm."""
 
 import numpy as np
 import oracle

@@ -1,4 +1,4 @@
-"""all_reduce_one_shot_sentinel: words that are their own signal, and are armed again in time."""
+"""all_reduce_one_shot_sentinel: words that are their own flag, and are re-armed in time."""
 
 import mmap
 import os
@@ -12,14 +12,14 @@ import pytest
 import kccl
 
 SENTINEL, LL16 = "all_reduce_one_shot_sentinel", "all_reduce_one_shot_ll16"
-# The sentinel, and its neighbour that is sent in its place.
+# The sentinel, and what is sent in its place.
 ARMED, DISARMED = 2**64 - 1, 2**64 - 2
 # Elements of 4 bytes: within one packet, around one, half a slot, a slot, several slots.
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 513, 1024, 1025, 3000)
 
 
 def words(dtype, count, word):
-    """`count` elements, cut out of 8-byte words of these bits."""
+    """`count` elements of an array whose 8-byte words all have these bits."""
     itemsize = oracle.numpy_dtype(dtype).itemsize
     raw = np.full(-(-count * itemsize // 8), word, np.uint64)
     return raw.view(oracle.numpy_dtype(dtype))[:count].copy()
@@ -54,7 +54,7 @@ def test_the_bits_of_ll16(world_size, dtype):
 
 @pytest.mark.parametrize("dtype", oracle.FLOATS)
 def test_payloads_that_look_like_the_sentinel(dtype):
-    """On one rank, on all; every word, every second one, the last and shortest one only."""
+    """On one rank or on all; in every word, every second word, or the last element only."""
 
     def main(comm):
         everyone = set(range(comm.world_size))
@@ -76,7 +76,7 @@ def test_payloads_that_look_like_the_sentinel(dtype):
 
 
 def test_the_input_stays():
-    """Out of place, what is sent in place of the sentinel is not written to x."""
+    """x keeps its sentinels in a call out of place, although other words are sent for them."""
 
     def main(comm):
         x = words("float32", 100, ARMED)
@@ -139,8 +139,7 @@ def run_mixture(comm, num_calls, seed, channel=0):
         reduce(comm, inputs, number, channel=channel)
 
 
-@pytest.mark.parametrize("epoch_bits", [4, 8, 32])
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize(("world_size", "epoch_bits"), [(2, 4), (3, 4), (5, 4), (3, 8), (3, 32)])
 def test_lengths_and_kinds_mixed(monkeypatch, world_size, epoch_bits):
     monkeypatch.setenv("KCCL_EPOCH_BITS", str(epoch_bits))
     kccl.run_threads(lambda comm: run_mixture(comm, 600, seed=epoch_bits), world_size)
@@ -148,10 +147,10 @@ def test_lengths_and_kinds_mixed(monkeypatch, world_size, epoch_bits):
 
 @pytest.mark.parametrize("num_short", range(8))
 def test_long_calls_after_short_ones(num_short, tmp_path):
-    """The words of a long call are armed, whatever was shorter since the last long one.
+    """All words of a long call are armed, however many shorter calls came before it.
 
-    The sender has its second page to read from disk: that holds it up after its first packet, so
-    that the receiver reaches the words behind it before the new ones do.
+    The sender's second page must be read from disk. That holds the sender up after its first
+    packet, so the receiver reads the words behind it before the new ones come.
     """
     num_calls, page, count = 32, mmap.PAGESIZE, 1024
     inputs = [
@@ -186,7 +185,7 @@ def test_long_calls_after_short_ones(num_short, tmp_path):
             for _ in range(num_short):
                 short()
 
-    # Two ranks, so that the receiver is awake.
+    # With more ranks than cores the receiver might sleep.
     kccl.run_threads(main, 2)
 
 
@@ -199,7 +198,7 @@ def test_channels_have_slots_of_their_own():
 
 
 def test_after_reset():
-    """At every turn of the slots, after a call that some ranks had sent their words of."""
+    """reset() re-arms what a call left that not all ranks made, at every turn of the slots."""
     all_failed = threading.Barrier(3)
 
     def main(comm):
@@ -232,7 +231,7 @@ def test_integers_are_refused(dtype):
     kccl.run_threads(main, 2)
 
 
-def test_it_is_nobodys_default():
+def test_no_table_of_the_host_chooses_it():
     def main(comm):
         for nbytes in (0, 8, 512, 1 << 20):
             assert comm.plan("all_reduce", nbytes, "float32").name != SENTINEL

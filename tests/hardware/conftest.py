@@ -20,14 +20,14 @@ from kccl.base.errors import BackendError
 # oracle.py and ranks.py.
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 HERE = Path(__file__).parent
-# Files whose tests of a world size share slow work.
+# In these files the tests of one world size share slow work.
 SHARING = ("test_collectives", "test_gpu_in_kernel", "test_gpu_linking", "test_gpu_publish")
 SHARING += ("test_modules",)
 IS_SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def num_gpus():
-    """How many GPUs there are, and why there are none."""
+    """The number of GPUs, and why there are none."""
     try:
         return gpu.num_devices(), "no GPU"
     except BackendError as error:
@@ -55,14 +55,14 @@ def world_size_of(item):
 
 
 def kind_of(item):
-    """What tests have in common that differ in the number of ranks only."""
+    """The same for tests that differ only in the number of ranks."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     others = sorted((name, repr(value)) for name, value in params.items() if name != "world_size")
     return item.path, getattr(item, "originalname", item.name), tuple(others)
 
 
 def is_chosen(config, items):
-    """item -> whether the options choose it."""
+    """A function that says whether the options choose an item."""
     wanted = config.getoption("world_sizes", None)
     sizes = set(map(int, wanted.split(","))) if wanted else None
     limit = config.getoption("most_of", None) or 0
@@ -78,7 +78,7 @@ def is_chosen(config, items):
     return chosen
 
 
-# First, because pytest-xdist reads the marks of groups in its own.
+# First, because pytest-xdist reads the groups' marks in its own hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     chosen = is_chosen(config, [item for item in items if HERE in item.path.parents])
@@ -98,13 +98,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _long_work_has_begun(request):
-    """Before the first test, so that those that need it wait for less of it."""
+    """Starts slow work before the first test, so that the tests that need it wait less."""
     if not num_gpus()[0] or request.config.getoption("collectonly"):
         return
     import preloaded
 
     preloaded.begin()
-    # Of pytest-xdist's workers only one runs those tests, and none knows which.
+    # Only one worker of pytest-xdist runs the tests that need it, and no worker knows which.
     if IS_SIDE_BY_SIDE:
         return
     run = [item for item in request.session.items if not item.get_closest_marker("skip")]
@@ -124,7 +124,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def publish_kernels():
-    """Waits for publish_rounds.compiled() in a process of its own, and returns the same."""
+    """compiled() waits for publish_rounds.compiled() in another process, and returns its module."""
     import publish_rounds
 
     where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -143,6 +143,6 @@ def publish_kernels():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
-    """A failure is told at once too: `make gpu` may end the run before its summary."""
+    """Prints a failure at once, because `make gpu` may end the run before the summary."""
     if report.failed and not IS_SIDE_BY_SIDE:
         print(f"\n{report.longreprtext[-3000:]}", file=sys.__stdout__, flush=True)

@@ -1,4 +1,4 @@
-"""What a captured graph has between its nodes, and what it should have."""
+"""The edges between the nodes of a captured graph, and what they should be."""
 
 import ctypes
 
@@ -12,13 +12,13 @@ _OF_KERNELS = 0
 
 
 def need_edges():
-    """Skips the test where the driver does not tell of them."""
+    """Skips the test where the driver cannot list edges."""
     if gpu.call("cuDriverGetVersion") < graphs.WITH_EDGES:
         pytest.skip("the driver is older than CUDA 12.3")
 
 
 def of_dependent(ordinal):
-    """The type of an edge between two calls of one stream on a device."""
+    """The type that an edge between two calls of one stream must have on a device."""
     return int(graphs.launches_dependents(gpu.device(ordinal)))
 
 
@@ -58,7 +58,7 @@ def _is_told(node):
     return call.dependent == lib.kKcclEarlyDependent
 
 
-# By ctypes: cuda.bindings 13.0 gives memory back that a graph's edges are read from.
+# By ctypes, because cuda.bindings 13.0 frees memory that it reads a graph's edges from.
 def _ask(name, *args):
     is_number = [isinstance(arg, int) or hasattr(arg, "getPtr") for arg in args]
     kinds = [ctypes.c_uint64 if each else ctypes.c_void_p for each in is_number]

@@ -1,4 +1,4 @@
-"""What test_gpu_linking.py runs, built by other people's tools."""
+"""The programs that test_gpu_linking.py runs, built by users' tools."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from source_tree import ROOT
 import kccl
 
 EXAMPLES = ROOT / "examples"
-# For programs without Python: where the driver's library may lie that is linked against.
+# Where the driver's library may lie, which programs without Python link against.
 DRIVER_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/local/nvidia/lib64",
@@ -36,7 +36,7 @@ def tool(name):
 
 
 def start(pool, new_folder):
-    """Lets a pool build everything at the same time, which takes most of those tests' time.
+    """Lets a pool build all programs side by side, because building takes most of the tests' time.
 
     Args:
         pool: Its workers wait for compilers.
@@ -58,7 +58,7 @@ def start(pool, new_folder):
 
 
 def build_by_torch(folder):
-    """By torch.utils.cpp_extension; the example finds what is built in this folder."""
+    """Builds with torch.utils.cpp_extension; the example finds the build in this folder."""
     tool("nvcc"), tool("ninja")
     program = "import torch_extension; torch_extension.build()"
     run(sys.executable, "-c", program, cwd=EXAMPLES / "gpu", env=extensions_in(folder))
@@ -70,7 +70,7 @@ def extensions_in(folder):
 
 
 def mpi_flags():
-    """What Open MPI's or MPICH's compiler adds."""
+    """The flags that Open MPI's or MPICH's compiler adds."""
     for option in ("--showme", "-show"):
         done = subprocess.run([tool("mpicxx"), option], capture_output=True, text=True)
         if done.returncode == 0:
@@ -98,7 +98,7 @@ def build_by_cmake(folder):
 
 
 def build(source, folder):
-    """By nvcc, without CMake."""
+    """Builds with nvcc, without CMake."""
     flags = mpi_flags()
     # nvcc takes no -Wl and no -pthread itself.
     host = [flag for flag in flags if flag.startswith(("-I", "-L", "-l"))]

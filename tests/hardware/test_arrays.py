@@ -23,7 +23,7 @@ def cuda(monkeypatch):
     if not cuda.is_available():
         pytest.skip("Numba finds no CUDA")
     if not hasattr(np, "row_stack"):
-        # NumPy 2.5 has dropped what Numba's types still ask for.
+        # NumPy 2.5 has no longer what Numba's types use.
         monkeypatch.setattr(np, "row_stack", np.vstack, raising=False)
     return cuda
 
@@ -65,7 +65,7 @@ def test_arrays_of_numba(world_size, cuda):
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_arrays_of_jax(world_size):
-    """In processes of their own: JAX takes memory of every GPU it sees."""
+    """Ranks are processes here, because JAX takes memory of every GPU that it sees."""
     if not has_jax():
         pytest.skip("JAX with its CUDA plugin is not installed")
     program = """
@@ -76,7 +76,7 @@ total = comm.world_size * (comm.world_size + 1) / 2
 stream = kccl.gpu.LEGACY_STREAM
 with kccl.gpu.device(comm.rank).current():
     for dtype in (np.float32, np.int32, ml_dtypes.bfloat16):
-        # Not ready yet when the call is made: a product of matrices comes first.
+        # The array is not ready yet when the call is made: a product of matrices comes first.
         ones = jax.device_put(np.ones((2000, 2000), np.float32), own_device)
         late = (ones @ ones)[0, 0] / 2000 * (comm.rank + 1)
         x = jax.numpy.full(777, late, dtype)

@@ -1,4 +1,4 @@
-"""Collectives, put, get, signal, wait on GPUs: the bits of the host backend or of the oracle."""
+"""Collectives, put, get, signal, wait on GPUs give the bits of the host backend or the oracle."""
 
 import numpy as np
 import oracle
@@ -15,7 +15,7 @@ COUNTS = (1, 2, 3, 5, 33, 500, 4099, 40000)
 ALGORITHMS = [f"all_reduce_{name}" for name in ("one_shot_ll16", "one_shot_sentinel")]
 ALGORITHMS += [f"all_reduce_two_shot_{name}" for name in ("sentinel", "push_simple")]
 WORLD_SIZES = (1, 2, 4)
-# Of all_gather, reduce_scatter and broadcast, by world size: one rank has nobody to push to.
+# Of all_gather, reduce_scatter and broadcast. One rank has no peer to push to.
 PROTOCOLS = [(size, "direct_ll16") for size in WORLD_SIZES]
 PROTOCOLS += [(size, "push_simple") for size in WORLD_SIZES[1:]]
 
@@ -30,13 +30,13 @@ def cases():
 
 @pytest.fixture(scope="module")
 def kernels_are_warm():
-    """One by one they would take minutes."""
+    """Compiled side by side, because one by one they take minutes."""
     sizes = [size for size in WORLD_SIZES if size <= gpu.num_devices()]
     warm.warm(warm.instances(sizes))
 
 
 def random_input(dtype, count, rank):
-    """Ordinary values and, in some places, what is not."""
+    """Ordinary values, with special values in some places."""
     rng = np.random.default_rng([count, rank])
     if dtype in oracle.INTEGERS:
         return rng.integers(-(2**31), 2**31, count).astype(dtype)
@@ -168,7 +168,7 @@ def test_arrays_of_every_library(world_size):
         torch.cuda.set_device(comm.rank)
         cupy.cuda.Device(comm.rank).use()
         total = world_size * (world_size + 1) / 2
-        # By copies: kernels of CuPy's own take seconds to compile.
+        # By copies, because CuPy takes seconds to compile a kernel.
         x = cupy.asarray(np.full(777, comm.rank + 1, np.float32))
         with cupy.cuda.Stream(non_blocking=True):
             comm.all_reduce(x)
@@ -247,7 +247,7 @@ def test_time_of_prepared_calls(world_size):
         for op in ops:
             us = op.time(1250, warmup=250)
             assert us.shape == (1250,) and (us > 0.5).all() and np.median(us) < 100
-        # Whatever the stream does before, its calls are timed alone.
+        # The calls are timed alone, whatever the stream does before them.
         torch.cuda._sleep(100_000_000)
         assert np.median(ops[0].time(200)) < 100
         comm.check()
@@ -282,7 +282,7 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
 def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(
     world_size, protocol, kernels_are_warm
 ):
-    """In place and not, and with chunks that begin between words."""
+    """In place and out of place, and with chunks that begin between words."""
     scatter, gather = f"reduce_scatter_{protocol}", f"all_gather_{protocol}"
     inputs = {
         (dtype, count): [
@@ -327,7 +327,7 @@ def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(
 @pytest.mark.parametrize("shape", [(1, 64), (3, 512)])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_long_messages_take_many_rounds(world_size, shape):
-    """Of several turns of their few threads each; the last one is short and ends between lines."""
+    """Few threads take several turns; the last turn is short and ends between lines."""
     count = (1 << 20) + 13
     few = dict(zip(("blocks", "threads"), shape, strict=True))
     how = {name: few | {"algorithm": f"{name}_push_simple"} for name in ("all_gather", "broadcast")}

@@ -1,4 +1,4 @@
-"""`kccl bench --backend cuda` on GPUs: rows that are right and have their floor beside them."""
+"""`kccl bench --backend cuda` on GPUs: right results, and a floor in each row."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def test_types_operators_and_out_of_place(world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
-    """And again by the next bench of the job."""
+    """The next bench of the job says it again."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with_peers = ("--sizes", "1K", "8K", "--baselines", *SHORT[:-1])
     benches = {name: (name, *with_peers) for name in ("all_reduce", "broadcast")}

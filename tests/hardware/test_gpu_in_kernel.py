@@ -1,4 +1,4 @@
-"""`kccl bench --in-kernel --backend cuda` on GPUs: every launch is right; floors are beside."""
+"""`kccl bench --in-kernel --backend cuda` on GPUs: right results, and a floor in each row."""
 
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ SHORT = ("--in-kernel", "--repeats", "3", "--iterations", "1000")
 
 @cache
 def benches(world_size):
-    """All that there is for so many ranks, measured in one job: name -> rows and output."""
+    """All benches for a number of ranks, run in one job: name -> rows and output."""
     wanted = {"grid_sync": (), "exchange": ("--sizes", "2K", "8K")}
     if world_size > 1:
         sizes = ("--sizes", "16", "1K", "64K")
@@ -35,7 +35,8 @@ def benches(world_size):
 def look_at(rows):
     for row in rows:
         assert (row["mode"], row["call"], row["wrong"]) == ("in_kernel", "open", 0)
-        # A quarter of the floor would be no exchange, fifty times it no kernel that persists.
+        # Below a quarter of the floor no data was exchanged; above fifty times the floor each
+        # exchange would be a launch.
         assert 0.1 < row["floor_us"] < 5
         assert row["floor_us"] / 4 < row["time_us"] < 50 * row["floor_us"]
         assert row["p99_us"] > 0
@@ -80,7 +81,7 @@ def test_grid_sync(world_size):
     assert {row["blocks"] for row in rows} == {gpu.device(0).multiprocessors}
     found = [(row["library"], row["order"]) for row in rows]
     assert found[:2] == [("kccl", "relaxed"), ("kccl", "acq_rel")]
-    # Where CUDA's headers are missing, this is said.
+    # Without CUDA's headers the output says so.
     has_peer = found[2:] == [("cooperative_groups", "acq_rel")]
     assert has_peer or "# no row of cooperative groups: " in printed
 
@@ -92,7 +93,7 @@ def test_exchange(world_size):
     rows, _ = benches(world_size)["exchange"]
     look_at(rows)
     assert {row["blocks"] for row in rows} == {gpu.device(0).multiprocessors}
-    # Within each GPU, and over all where there are several.
+    # Within each GPU; over all GPUs too, if there are several.
     assert [(row["bytes"], row["world_size"], row["order"]) for row in rows] == [
         (nbytes, ranks, order)
         for nbytes in (2048, 8192)

@@ -1,4 +1,4 @@
-"""KCCL in other people's builds, on two GPUs: NVRTC, nvcc, CMake, CuPy, PyTorch, C++ with MPI."""
+"""KCCL in users' builds, on two GPUs: NVRTC, nvcc, CMake, CuPy, PyTorch, C++ with MPI."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ WORLD_SIZE = 2
 KCCL_RUN = (sys.executable, "-m", "kccl", "run", "-n", str(WORLD_SIZE), "--", sys.executable)
 pytestmark = [
     pytest.mark.timeout(300),
-    # As conftest.py counts GPUs; it also builds `programs`.
+    # The name by which conftest.py counts GPUs and builds `programs`.
     pytest.mark.parametrize("world_size", [WORLD_SIZE]),
 ]
 
@@ -32,7 +32,7 @@ def test_a_raw_kernel_of_cupy(world_size):
 
 
 def mpirun(program):
-    """Runs it as two ranks, and returns what it says."""
+    """Runs a program as two ranks, and returns what it prints."""
     version = run("mpirun", "--version")
     as_root = ("--allow-run-as-root", "--oversubscribe") if "Open MPI" in version else ()
     return run("mpirun", *as_root, "-n", str(WORLD_SIZE), program)
@@ -40,7 +40,7 @@ def mpirun(program):
 
 @pytest.mark.parametrize("how", ["cmake", "nvcc"])
 def test_a_program_without_python(world_size, how, programs):
-    """By CMake's find_package(kccl), and by nvcc with the include folder alone."""
+    """Built with CMake's find_package(kccl), and with nvcc and the include folder alone."""
     said = mpirun(programs[how].result())
     assert said.startswith("2 ranks, 4 blocks, 1000 rounds: right")
 
@@ -51,7 +51,7 @@ def test_a_program_without_python_hears_why_a_call_failed(world_size, programs):
         line for line in said.splitlines() if line.startswith("rank 0: ")
     )
     assert others == []
-    # Seen is the last call of this one's parity.
+    # The epoch seen is that of the last call with the same parity.
     assert re.fullmatch(
         r"rank 0: all_reduce_one_shot_ll16 on channel 0: peer 1 did not arrive; rank 0 waited for "
         r"it: epoch seen 9, wanted 11, after 0\.5\d* s",

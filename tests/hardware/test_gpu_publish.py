@@ -1,4 +1,4 @@
-"""publish and collect on GPUs: within one and over all, and what happens when they go wrong."""
+"""publish and collect on GPUs: within one GPU and over all, and their failures."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def module(publish_kernels):
 
 
 class Exchange:
-    """A kernel with all that it reads and writes. Collective."""
+    """A kernel with the arrays that it reads and writes. Collective."""
 
     def __init__(self, comm, module, device_comm, case, *, blocks, count, rounds=3):
         self.comm, self.case = comm, case
@@ -50,7 +50,7 @@ class Exchange:
         size = self.rounds, self.blocks, self.count, self.case[2], seed
         mine = slices(self.comm.rank, *size).ravel()
         self.mine[: mine.size].copy_(torch.from_numpy(mine))
-        # Bytes that no float of the inputs has, and notes that nobody has written.
+        # Bytes that no input has, and notes that no thread has written yet.
         self.out.view(torch.uint8).fill_(0xEE)
         self.statuses.fill_(99)
         self.late.fill_(99)
@@ -83,7 +83,7 @@ class Exchange:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_block_collects_every_slice(world_size, module):
-    """Odd lengths and none, more packets than threads, other numbers of blocks in between."""
+    """Odd lengths, length 0, more packets than threads; another number of blocks in each kernel."""
 
     def main(comm):
         torch.cuda.set_device(comm.rank)
@@ -133,7 +133,7 @@ def test_a_message_that_is_too_long(world_size, reach, module):
         )
         fits.run()
         too_long.load(0)
-        # A quick kernel has failed before its launch returns.
+        # A quick kernel may fail before its launch returns.
         with pytest.raises(
             kccl.InvalidArgument,
             match=f"has {192 * blocks * ranks} bytes, must have at most {most}, the exchange_bytes",
@@ -150,7 +150,7 @@ def test_a_message_that_is_too_long(world_size, reach, module):
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_block_that_does_not_come(world_size, reach, module):
-    """Within a GPU that GPU's kernel fails, over all ranks everyone's; all go on after reset()."""
+    """Within a GPU only its kernel fails, over all ranks all kernels; all go on after reset()."""
     lost = world_size - 1
 
     def main(comm):
@@ -167,7 +167,7 @@ def test_a_block_that_does_not_come(world_size, reach, module):
             torch.cuda.synchronize()
             with pytest.raises(kccl.Timeout, match=f"block 4 of rank {lost} did not arrive"):
                 comm.check()
-            # The others have left with a status that says so.
+            # The other blocks have left with a failed status.
             statuses = made.statuses.tolist()
             assert all(status != 0 for block, status in enumerate(statuses) if block != 4)
         comm.reset()

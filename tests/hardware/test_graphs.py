@@ -43,7 +43,7 @@ say(rank=comm.rank)
 @pytest.mark.parametrize("world_size", [2])
 def test_a_prepared_call_is_launched_as_a_graph_and_captured_as_a_kernel(world_size):
     ranks(world_size, """
-from kccl.abi import ffi
+from kccl.base.abi import ffi
 x = filled()
 op = comm.all_reduce.prepare(x)
 assert ffi.cast("KcclGpuOp *", op._handle).graph != 0

@@ -1,4 +1,4 @@
-"""kccl.compile(target="cuda"): kernels of one's own, alone and with their peers."""
+"""kccl.compile(target="cuda"): a user's kernels, alone and with their peers."""
 
 import ctypes
 import time

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 import kccl
-import kccl.bench.collective
+import kccl.bench.harness.collective
 from kccl import topology
-from kccl.plan import tuning_for
+from kccl.plan.tuning import tuning_for
 
 
 def main(comm):
@@ -48,7 +48,7 @@ print(json.dumps({
         "package": kccl.__file__,
         "header": str(Path(kccl.include_dir()) / "kccl" / "kccl.cuh"),
         "tuning": tuning_for("host").source,
-        "bench": kccl.bench.collective.__file__,
+        "bench": kccl.bench.harness.collective.__file__,
         "topology": topology.__file__,
     },
 }))

@@ -144,7 +144,7 @@ say(rank=rank)
 """)  # fmt: skip
 
 
-def test_what_there_is_not_is_said(ranks):
+def test_what_is_not_supported_is_an_error_that_says_so(ranks):
     facts = ranks(2, """
 start()
 x, peer = filled(4), 1 - rank
@@ -245,7 +245,7 @@ say(rank=rank)
 
 
 class Stream:
-    """Stands for a torch.cuda.Stream: whom it was told to wait for."""
+    """Stands in for a torch.cuda.Stream, and notes which streams it was told to wait for."""
 
     def __init__(self, handle, is_capturing=False):
         self.cuda_stream = handle
@@ -286,13 +286,13 @@ def test_calls_of_a_communicator_follow_each_other_across_streams(monkeypatch):
             call(comm, stream)
         call(other, side)
         assert (legacy.waited_for, side.waited_for) == ([side], [legacy])
-        # A capture has edges within itself only.
+        # A captured call may wait only for calls of the same capture.
         for stream in (graph, fork):
             call(comm, stream)
         assert (graph.waited_for, fork.waited_for) == ([], [graph])
         call(comm, side)
         assert side.waited_for == [legacy, legacy]
-        # When it has ended, its streams are like others, and the next capture knows nothing of it.
+        # After the capture its streams are like others; the next capture does not wait for them.
         fork.is_capturing = graph.is_capturing = False
         call(comm, graph)
         assert graph.waited_for == [side]

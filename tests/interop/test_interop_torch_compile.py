@@ -46,7 +46,7 @@ for turn in range(3):
     assert (x == rank + 1 + turn).all()
     x, y = in_place(x)
     assert (x == total / world_size + turn + 1).all() and torch.equal(y, 2 * x)
-# Of other strides: the result is C-contiguous.
+# The result is C-contiguous, although the input is not.
 y, *_ = functional(filled(6, 4).t())
 assert y.is_contiguous() and (y == 2 * total + 1).all()
 say(rank=rank)
@@ -98,7 +98,7 @@ def alone():
         kccl_torch.unregister("alone")
 
 
-def test_ops_are_what_they_say_to_compilers(alone):
+def test_ops_pass_torch_librarys_opcheck(alone):
     for x in (torch.ones(3, 5), torch.ones(3, 5).t(), torch.ones((), dtype=torch.bfloat16)):
         torch.library.opcheck(torch.ops.kccl.all_reduce.default, (x, "sum", "alone"))
         torch.library.opcheck(torch.ops.kccl.broadcast.default, (x, 0, "alone"))

@@ -1,4 +1,4 @@
-"""Every kernel compiles for NVIDIA and AMD GPUs, into the instructions that the protocols count on.
+"""Every kernel compiles for NVIDIA and AMD GPUs, to the instructions that the protocols rely on.
 
 No GPU is needed: NVRTC and clang come as wheels.
 """
@@ -42,14 +42,15 @@ needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not i
 pytestmark = pytest.mark.timeout(300)
 
 
-# Into lanes of vector registers, not to memory; their messages are bound by the links.
+# On AMD scalar registers spill to vector registers, not to memory. These kernels may do so, because
+# their messages are so long that the links bound them.
 SCALARS_MAY_SPILL = {name for name in KERNELS if name.endswith("_push_simple")}
-# How many ranks the kernels are compiled for: their loops over ranks unroll.
+# The kernels are compiled for a number of ranks, so that their loops over ranks unroll.
 WORLD_SIZE = 4
 
 
 def _expressions(kernel: str) -> list[str]:
-    """The kernel as C++ names it: several, if it reduces."""
+    """The kernel's name in C++; several instances of a kernel that reduces."""
     path = RING if kernel == RING.stem else INCLUDE / "kccl" / "kernels" / f"{kernel}.cuh"
     parameters = kernels.parameters(path)
     name = f"kccl::kernels::{kernel}"
@@ -60,7 +61,7 @@ def _expressions(kernel: str) -> list[str]:
 
 
 def _runs_on_gpus(kernel: str) -> bool:
-    """False for kernels that the planner keeps on CPUs: those compile, and need not be good."""
+    """Whether the planner may choose a kernel on GPUs; others must compile, but may spill."""
     return _runs_on("cuda", kernel, "float32")
 
 
@@ -156,7 +157,7 @@ def hip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def without_rarities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Headers without scrubs and time-outs, so that only what every call does is left."""
+    """Headers without scrubs and time-outs: what is left is what every call does."""
     folder = tmp_path_factory.mktemp("without_rarities") / "csrc"
     shutil.copytree(INCLUDE.parent, folder)
     for name, old, new in (
@@ -204,12 +205,12 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
 @needs_nvrtc
 def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
     for kernel in KERNELS:
-        # Between re-arming and the next push (sentinel.cuh), not in a launch's first round; before
-        # the packets of a barrier.
+        # Sentinel kernels fence between a re-arm and the next push, except in the first round of a
+        # launch (sentinel.cuh). A barrier fences before its packets.
         is_fenced = kernel in SENTINEL or kernel == "barrier_direct"
         allowed = ["fence.acq_rel.sys;"] if is_fenced else []
         for body in cuda.of(kernel):
-            # What keep() does with its own word is nobody's business.
+            # keep() makes volatile accesses to a word that no other thread reads.
             body = re.sub(r"\w+\.volatile\.u32 [^;]*\[memory_address\][^;]*;", "", body)
             found = re.findall(r"\b(?:fence|membar)\b.*|\w+\.volatile.*", body)
             assert found == allowed, kernel
@@ -217,7 +218,9 @@ def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
 
 @needs_nvrtc
 def test_cuda_kernels_wait_for_those_before(cuda):
-    """Every thread, before it touches memory: each may be captured as a programmatic dependent."""
+    """Every thread waits before it touches memory, so a graph may have the kernel as a programmatic
+    dependent.
+    """
     for kernel in KERNELS:
         for body in cuda.of(kernel):
             before, waits, after = body.partition("griddepcontrol.wait;")
@@ -228,7 +231,7 @@ def test_cuda_kernels_wait_for_those_before(cuda):
 
 @needs_nvrtc
 def test_cuda_kernels_launch_dependents_when_they_are_told(cuda):
-    """Behind their pushes, and never unasked: see Channel::sent()."""
+    """They do so behind their pushes, and only if the call asks for it: see Channel::sent()."""
     asked = r"setp\.ne\.s32\s+(%p\d+), %r\d+, 1;[^@]*@\1 bra\s+\$\w+;\s+// begin inline asm\s+"
     for kernel in KERNELS:
         for body in cuda.of(kernel):
@@ -237,7 +240,7 @@ def test_cuda_kernels_launch_dependents_when_they_are_told(cuda):
             assert (len(launches) > 1) == has_any, kernel
             for before in launches[:-1]:
                 assert re.search(asked + r"\Z", before), kernel
-            # Each thread's first push is before.
+            # Each thread's first push comes before it.
             assert "st.relaxed.sys.global.v2.b64" in launches[0] or not has_any, kernel
 
 
@@ -360,7 +363,7 @@ def test_amd_packets_leave_the_caches_alone(without_rarities, tmp_path):
 
 @needs_zig
 def test_amd_sentinel_words_are_fenced_once(without_rarities, tmp_path):
-    """Once a call."""
+    """A call has one write-back and one invalidation."""
     compiled = _hip(SENTINEL, "gfx942", tmp_path, without_rarities)
     for kernel in SENTINEL:
         for body in compiled.of(kernel):

@@ -1,7 +1,7 @@
 """csrc/include/kccl/host.hpp between processes of MPI, over a driver of the CPU's memory.
 
 The program is C++ without Python, linked against linking/fake_cuda.cpp, which stands in for CUDA's
-driver; the library's calls run on the CPU. gpu/test_gpu_linking.py has what host.hpp does on GPUs.
+driver; the library's calls run on the CPU. hardware/test_gpu_linking.py runs host.hpp on GPUs.
 """
 
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """The program's path; it finds the driver beside it."""
+    """The path of the program; the stand-in for the driver lies beside it."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     mpi = shutil.which("mpicxx", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
     if compiler is None or mpi is None:
@@ -44,7 +44,7 @@ def program(tmp_path_factory):
 
 
 def told(program, part, **environment):
-    """What each rank said, in rank order."""
+    """What each rank printed, in rank order."""
     command = [BIN / "mpirun", "-n", str(WORLD_SIZE), program, part]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=60
@@ -94,7 +94,7 @@ def test_a_window_is_mapped_by_all_ranks(program):
     assert told(program, "window") == ["right"] * WORLD_SIZE
 
 
-def test_wrong_arguments_are_said_once(program):
+def test_wrong_arguments_are_errors_on_every_rank(program):
     said = "num_bytes is 0, must be positive"
     assert told(program, "empty") == [said] * WORLD_SIZE
     said = "rank 3 of 3: there can be 8 ranks, from 0"
@@ -115,7 +115,7 @@ def test_wrong_arguments_are_said_once(program):
         "cuMemHostAlloc",
     ],
 )
-def test_what_the_driver_refuses_one_rank_is_thrown_on_all(program, function):
+def test_an_error_of_the_driver_on_one_rank_is_thrown_on_all(program, function):
     for sentence in told(program, "sum", FAKE_CUDA_FAILS=f"{function}:2"):
         assert sentence.startswith(f"{function} failed: CUDA_ERROR_OUT_OF_MEMORY (2) on rank 2")
 

@@ -1,4 +1,4 @@
-"""Compiling at run time: an entry's key covers all that shapes it, and a bad entry is none."""
+"""Compiling at run time: a key covers all that shapes the code; a damaged entry is made again."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ KCCL_KERNEL void answer(int64_t* out) {
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """An empty cache of this test's own."""
+    """An empty cache for one test."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("KCCL_CACHE", str(folder))
     return folder
@@ -33,7 +33,7 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def header(tmp_path):
-    """A header that the source includes, through another."""
+    """A header that the source includes through another header."""
     (tmp_path / "answer.cuh").write_text('#include "value.cuh"\n')
     path = tmp_path / "value.cuh"
     path.write_text("constexpr int kAnswer = 42;\n")
@@ -42,7 +42,7 @@ def header(tmp_path):
 
 @pytest.fixture
 def compilations(monkeypatch):
-    """Grows by one when a compiler makes something."""
+    """A list that grows by one for each compilation."""
     made = []
     real = jit._make_sim
 
@@ -138,7 +138,7 @@ def test_a_failed_write_leaves_nothing(cache, monkeypatch):
     assert entries(cache) == []
 
 
-def test_a_folder_that_is_none(monkeypatch, tmp_path, header):
+def test_a_cache_that_is_no_folder(monkeypatch, tmp_path, header):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "file"))
     with pytest.raises(kccl.BackendError, match="set KCCL_CACHE to a folder"):
@@ -155,7 +155,7 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kernel", abi.KERNELS)
 def test_every_kernel_of_the_library_compiles(kernel):
-    """All of them take one KcclCall; which are templates is read from their files."""
+    """All kernels take one KcclCall; which of them are templates is read from their files."""
     entry = library_kernel(kernel, dtype="bfloat16", op="avg", warp_size=64)
     assert entry.parameters == ((abi.ffi.sizeof("KcclCall"), abi.ffi.alignof("KcclCall")),)
     assert entry.argument_bytes == abi.ffi.sizeof("KcclCall")
@@ -178,7 +178,7 @@ def test_a_kernel_that_is_not_in_the_source():
     assert "absent" in raised.value.log
 
 
-def test_a_function_that_nobody_has():
+def test_a_function_that_is_defined_nowhere():
     source = """
 #include <kccl/kccl.cuh>
 extern "C" void kccl_nobody_has_this();
@@ -252,7 +252,7 @@ def test_the_c_driver_links(monkeypatch, cxx, linker):
 
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="no ziglang")
 def test_zig_compiles_too(monkeypatch, cache, header):
-    """Its clang announces copies by other names than g++; csrc/sim/module.inc has them all."""
+    """For copies clang calls other functions than g++; csrc/sim/module.inc has those of both."""
     monkeypatch.setenv("CXX", " ".join(compilers.zig("c++")))
     source = """
 #include <kccl/kccl.cuh>
@@ -274,6 +274,6 @@ KCCL_KERNEL void copies(Big* out, const Big* in, uint64_t count) {
         module.kernel("copies")(comm, out, given, np.uint64(1), block=32)
         return out
 
-    # One thread would do; 32 of them write the same words.
+    # All 32 threads write the same words: a race, if the simulator sees these copies.
     with pytest.raises(kccl.ProtocolError, match="source:"):
         kccl.run_threads(main, 1, backend="sim")

@@ -1,4 +1,4 @@
-"""KCCL in other builds: NVRTC, nvcc, CMake. gpu/test_gpu_linking.py runs what they make."""
+"""KCCL in users' builds: NVRTC, nvcc, CMake. hardware/test_gpu_linking.py runs what they make."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ import kccl
 from kccl.base import abi
 
 EXAMPLES = ROOT / "examples"
-# In each a block's threads write what its call then sends.
+# In each of these kernels a block's threads write what its call then sends.
 IN_A_KERNEL = {
     "07_all_reduce_in_a_kernel": "descend",
     "09_fused_gemv": "gemv",
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def source_of(example):
-    """The kernels of an example, which is not run."""
+    """The kernels of an example: the example is read, not run."""
     tree = ast.parse((EXAMPLES / f"{example}.py").read_text())
     (text,) = (
         node.value.value
@@ -80,7 +80,7 @@ def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
 
 
 @pytest.mark.parametrize("example", IN_A_KERNEL)
-def test_the_simulator_misses_an_examples_sync(example, tmp_path):
+def test_the_simulator_finds_an_examples_missing_sync(example, tmp_path):
     text = (EXAMPLES / f"{example}.py").read_text()
     assert text.count("block.sync();") == 1
     wrong = tmp_path / "wrong.py"

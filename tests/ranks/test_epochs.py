@@ -1,6 +1,6 @@
-"""Epochs wrap: words that were not written for a whole period must not look valid again.
+"""Epochs wrap: a word that was not written for a whole period must not look valid again.
 
-Narrow epochs (KCCL_EPOCH_BITS) make a period of 16 or 256 calls.
+With narrow epochs (KCCL_EPOCH_BITS) a period is 16 or 256 calls.
 """
 
 import mmap
@@ -16,7 +16,7 @@ import kccl
 
 @pytest.fixture(params=[4, 8])
 def period(request, monkeypatch):
-    """Calls until an epoch comes again."""
+    """How many calls pass until an epoch comes again."""
     monkeypatch.setenv("KCCL_EPOCH_BITS", str(request.param))
     return 1 << request.param
 
@@ -57,7 +57,7 @@ def scatter_long(comm, algorithm, number):
 
 
 def broadcast_run(comm, algorithm, number):
-    """Four calls of one root, which does not wait for the others in any one of them."""
+    """Four calls of one root; it waits for the others in none of them."""
     root = number % comm.world_size
     for part in range(4):
         want = oracle.exact("int32", "sum", 1024, root, 4 * number + part)
@@ -67,7 +67,7 @@ def broadcast_run(comm, algorithm, number):
 
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-# name -> the calls, and how many epochs they take
+# Kernel -> the calls, and how many epochs they take.
 VICTIMS = {
     "all_reduce_one_shot_ll16": (reduce_long, 1),
     "all_reduce_one_shot_pull_simple": (reduce_long, 1),
@@ -82,7 +82,7 @@ VICTIMS = {
 
 
 def filler(comm, name):
-    """A prepared call that leaves most words of the channel as they are."""
+    """A prepared call that writes few words of the channel."""
     if name == "barrier_direct":
         return comm.barrier
     collective = next(each for each in COLLECTIVES if name.startswith(each))
@@ -90,12 +90,17 @@ def filler(comm, name):
     return getattr(comm, collective).prepare(x, algorithm=name)
 
 
-@pytest.mark.parametrize("between", ["barrier_direct", *VICTIMS])
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_words_older_than_a_period(period, victim, between):
-    """A call, a period of others that do not touch its words, the call again with a late rank.
+# Every pair in the short period; in the long one each victim, with barriers between its calls.
+PAIRS = [(4, victim, between) for victim in VICTIMS for between in ("barrier_direct", *VICTIMS)]
+PAIRS += [(8, victim, "barrier_direct") for victim in VICTIMS]
 
-    At every phase of the period (at every 16th of the long one).
+
+@pytest.mark.parametrize(("period", "victim", "between"), PAIRS, indirect=["period"])
+def test_words_older_than_a_period(period, victim, between):
+    """Long calls a period apart, with a late rank: the others must not take the old words for new.
+
+    The calls between them leave most words of the slots as they are. The long calls come at every
+    phase of the short period, or at every 16th phase of the long one.
     """
     run, epochs = VICTIMS[victim]
 
@@ -105,11 +110,12 @@ def test_words_older_than_a_period(period, victim, between):
         for phase in range(16):
             for late in (-1, phase % 3):
                 if comm.rank == late:
-                    # Long enough for the others to take old words for new ones.
+                    # Meanwhile the others poll words of the period before.
                     time.sleep(0.001)
                 run(comm, victim, number)
                 number += 1
-                # The second run meets the epochs of the first, and the next phase is one later.
+                # The run with a late rank has the epochs of the run before it; then comes the next
+                # phase.
                 fill.time(period - epochs if late < 0 else period // 16 + 1)
 
     kccl.run_threads(main, 3)
@@ -134,11 +140,12 @@ def test_flags_half_a_period_old(monkeypatch, gap):
     kccl.run_threads(main, 3)
 
 
+@pytest.mark.parametrize("period", [4], indirect=True)
 def test_old_packets_behind_a_fresh_one(period):
-    """Short calls keep the first packet of a slot fresh; those behind it grow old.
+    """Short calls rewrite only the first packet of a slot, so the packets behind it grow old.
 
-    A page that is not mapped holds up the last sender after its first packet, so that the receivers
-    reach the old packets before the new ones do.
+    A page that is not mapped holds up the sender after its first packet, so the receiver reads the
+    old packets before the new ones come.
     """
 
     def main(comm):
@@ -155,15 +162,15 @@ def test_old_packets_behind_a_fresh_one(period):
                 time.sleep(0.0003)
             comm.all_reduce(x, out=out, algorithm="all_reduce_one_shot_ll16")
             oracle.assert_same(out, oracle.all_reduce(inputs, "sum"), number, comm.rank)
-            # Sixteen times at one phase, then at others.
+            # Sixteen times at one phase, then at the next.
             short.time(period - (number % 16 != 15))
 
-    # Two ranks, so that the receiver is awake.
+    # With more ranks than cores the receiver might sleep.
     kccl.run_threads(main, 2)
 
 
 def test_barrier_waits_around_the_wrap(period):
-    """Nobody leaves a barrier before the last has entered it, at every epoch of the period."""
+    """No rank leaves a barrier before the last rank has entered it, at any epoch of the period."""
     entered = [0, 0, 0]
 
     def main(comm):
@@ -178,5 +185,6 @@ def test_barrier_waits_around_the_wrap(period):
     kccl.run_threads(main, 3)
 
 
-def test_processes(mpirun, period):
+def test_processes(mpirun, monkeypatch):
+    monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
     assert mpirun(2, "epochs").count("right") == 2

@@ -1,4 +1,4 @@
-"""Waits end, say why, and the ranks go on after reset()."""
+"""Every wait ends with an error that says why, and the ranks go on after reset()."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ CALLS |= {"barrier_direct": "barrier"}
 
 @pytest.fixture
 def short(monkeypatch):
-    """Waits end after LIMIT seconds, once the ranks have met in two calls."""
+    """Waits end after LIMIT seconds; those of the first two calls have more time."""
     monkeypatch.setenv("KCCL_TIMEOUT", str(LIMIT))
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
 
@@ -28,13 +28,13 @@ def call(comm, name):
     if name == "barrier_direct":
         comm.barrier()
         return x
-    # In whole chunks.
+    # reduce_scatter takes whole chunks.
     x = x[: x.size // comm.world_size * comm.world_size]
     return getattr(comm, CALLS[name])(x, algorithm=name)
 
 
 def check_all_right(comm):
-    """Every call works, on every channel."""
+    """Every kind of call gives the right result, and all_reduce does on every channel."""
     size = comm.world_size
     for name in CALLS:
         x = call(comm, name)
@@ -68,7 +68,7 @@ def check_fails_at_once(comm, kind):
         lambda: comm.split(0),
     ):
         seconds = []
-        # Several times, because the machine may be busy with something else.
+        # The fastest of three counts, because the machine may be busy with something else.
         for _ in range(3):
             started = time.perf_counter()
             with pytest.raises(kind) as caught:
@@ -80,7 +80,7 @@ def check_fails_at_once(comm, kind):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_late_rank(short, name):
-    """The others time out and name what matters, the late one fails soon, all go on by reset()."""
+    """The others time out and name the late rank, whose next calls fail too, until reset()."""
     late = 0 if CALLS[name] == "broadcast" else 1
     all_failed = threading.Barrier(3)
 
@@ -99,7 +99,7 @@ def test_late_rank(short, name):
             assert str(check_fails_at_once(comm, kccl.Timeout)) == str(error)
         all_failed.wait(5)
         if comm.rank == late:
-            # The first call may find the others' words, the next one cannot.
+            # The others' words of the first call may have come; those of the next cannot.
             started = time.perf_counter()
             with pytest.raises(kccl.Timeout, match=f"peer {late} did not arrive.*heard it from"):
                 for _ in range(3):
@@ -114,7 +114,7 @@ def test_late_rank(short, name):
 
 
 def test_reset_again_and_again(short, monkeypatch):
-    """With narrow epochs, so that what is left of older epochs would be seen."""
+    """Narrow epochs come again soon, so words that reset() did not clear would look valid."""
     monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
 
     def main(comm):
@@ -133,7 +133,7 @@ def test_reset_again_and_again(short, monkeypatch):
                     comm.barrier()
             except kccl.Timeout:
                 pass
-            # Holds after reset() too, also for the first call.
+            # It also holds after reset(), for the first call too.
             comm.timeout = 5
             comm.reset()
             assert comm.timeout == 5
@@ -165,14 +165,14 @@ def test_wait_times_out(short):
                 comm.wait(9, peer=0)
             assert caught.value.peer == 0
             done.set()
-        # A rank that returns has left, and is not waited for.
+        # If rank 0 returned now, the wait would end with PeerLost.
         assert done.wait(5)
 
     kccl.run_threads(main, 2)
 
 
 def test_waiting_ranks_follow_the_first(short):
-    """One rank gives up; those with more patience end then, and name what it waited for."""
+    """When one rank times out, ranks with longer limits fail too and say what it waited for."""
     failed = threading.Barrier(3)
 
     def main(comm):
@@ -191,7 +191,7 @@ def test_waiting_ranks_follow_the_first(short):
 
 
 def test_timeout_changes_during_a_wait():
-    """Another thread shortens the limit of a rank that waits."""
+    """Another thread may shorten the limit of a rank that waits."""
     failed = threading.Barrier(2)
 
     def main(comm):
@@ -213,7 +213,7 @@ def test_timeout_changes_during_a_wait():
 
 @pytest.mark.parametrize("is_reset_first", [False, True])
 def test_timeout_set_before_the_first_call(monkeypatch, is_reset_first):
-    """Also before the first call after a reset."""
+    """It holds for the first call, although KCCL_FIRST_TIMEOUT is longer; also after reset()."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1")
 
     def main(comm):
@@ -242,7 +242,7 @@ def give_reset_up(comm, times):
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_reset_that_was_given_up(monkeypatch, times):
-    """After a Timeout in reset() the ranks that came too early may call it again."""
+    """After a Timeout in reset() the ranks that called it too early may call it again."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
     gave_up = threading.Barrier(3)
 
@@ -260,7 +260,7 @@ def test_reset_that_was_given_up(monkeypatch, times):
 
 
 def test_reset_given_up_after_clearing(monkeypatch):
-    """What a rank that went on has written stays when another calls reset() once more."""
+    """When a rank calls reset() once more, what a peer has sent after its own reset() stays."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
     gave_up, sent = threading.Event(), threading.Event()
 
@@ -290,7 +290,7 @@ def test_reset_given_up_after_clearing(monkeypatch):
 
 
 def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
-    """It hears at once that the other will not come; what either sent is no one's message later."""
+    """The waiting rank hears at once that the other will not come; no old message is read later."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
 
     def main(comm):
@@ -369,7 +369,7 @@ def test_use_after_close():
     kccl.run_threads(main, 2)
 
 
-def test_close_is_on_exit():
+def test_with_closes_the_communicator():
     def main(comm):
         with comm:
             check_all_right(comm)

@@ -1,4 +1,4 @@
-"""preloaded.py, by which tests/hardware starts ranks, on the host."""
+"""preloaded.py starts the ranks of tests/hardware; here on the host."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def test_ranks_meet_and_have_their_own_variables():
         assert all(fact["x"] == [6] * 5 and fact["wish"] == wish for fact in facts.values())
 
 
-def test_ranks_have_imported_what_takes_long():
+def test_ranks_begin_with_slow_modules_imported():
     known = [name for name in ("numpy", "pytest", "torch") if find_spec(name)]
     assert "pytest" in known
     # The program itself imports numpy.
@@ -35,7 +35,7 @@ def test_ranks_have_imported_what_takes_long():
     assert facts[0]["known"] == known, err
 
 
-def test_an_error_of_a_rank_is_told():
+def test_an_error_of_a_rank_is_reported():
     code, facts, err = preloaded.run(
         2, ADD + "comm.close()\nassert comm.rank == 0, 'no luck'\n", KCCL_TIMEOUT="5"
     )
@@ -43,7 +43,7 @@ def test_an_error_of_a_rank_is_told():
     assert "rank 1: exit code 1" in err and "AssertionError: no luck" in err
 
 
-def test_what_a_rank_does_at_its_exit_is_done():
+def test_exit_handlers_and_threads_of_a_rank_run_to_their_end():
     program = "import atexit\natexit.register(lambda: say(rank=0, last=True))\nsys.exit(3)\n"
     code, facts, _ = preloaded.run(1, program)
     assert code == 3 and facts == {0: {"rank": 0, "last": True}}
@@ -53,7 +53,7 @@ def test_what_a_rank_does_at_its_exit_is_done():
     assert preloaded.run(1, late)[1] == {0: {"rank": 0}}
 
 
-def test_ranks_past_the_limit_or_killed_are_told_and_gone():
+def test_ranks_past_the_limit_or_killed_are_reported_and_gone():
     with preloaded.Job(2, "say(rank=int(os.environ['KCCL_RANK']))\ntime.sleep(60)\n") as job:
         assert eventually(lambda: len(job.facts()) == 2, 20)
         os.kill(job.processes[1].pid, signal.SIGKILL)

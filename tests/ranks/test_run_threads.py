@@ -1,4 +1,4 @@
-"""run_threads: a rank that raises ends the others, and its error is the one that is raised."""
+"""run_threads: results by rank; a rank that raises ends the others, and its error is raised."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ import kccl
 
 
 def meet(comm):
-    """After two calls the limit of the first contact does not count any more."""
+    """After two calls the longer limit of the first contact does not hold any more."""
     for _ in range(2):
         comm.barrier()
 
@@ -47,7 +47,7 @@ class Mishap(Exception):
     ],
 )
 def test_a_rank_raises(where):
-    """The others end at once, whatever they wait in, and its error is the one that is raised."""
+    """The others end at once, whatever they wait for, and its error is the one that is raised."""
 
     def main(comm):
         if where != "first call":
@@ -91,7 +91,7 @@ def allocate_in_part(comm, part):
 
 @pytest.mark.parametrize("use", [use_part, use_part_of_part, allocate_in_part])
 def test_a_rank_raises_while_others_use_a_part(use):
-    """The other ranks are in calls of a communicator that the failing rank has split off."""
+    """The others wait in calls of a communicator that split() made."""
 
     def main(comm):
         part = comm.split(0)
@@ -106,8 +106,8 @@ def test_a_rank_raises_while_others_use_a_part(use):
     assert time.perf_counter() - started < 1
 
 
-def test_an_exception_inside_with_is_told():
-    """The others hear that it was no ordinary end, also those that do not wait for this rank."""
+def test_an_exception_inside_with_reaches_the_others():
+    """They hear that it was no ordinary close, also those that do not wait for this rank."""
     failed = threading.Event()
 
     def main(comm):
@@ -126,17 +126,9 @@ def test_an_exception_inside_with_is_told():
     kccl.run_threads(main, 3)
 
 
-@pytest.fixture
-def keyboard():
-    """Ctrl-C as at a terminal: the background jobs of a shell, CI perhaps, ignore it from birth."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("where", ["call", "part", "window"])
 def test_interrupt(where, keyboard):
-    """Ctrl-C reaches the main thread only, and ends the waits of all ranks."""
+    """Only the main thread receives Ctrl-C, and the waits of all ranks end."""
 
     def main(comm):
         part = comm.split(0)

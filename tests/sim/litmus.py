@@ -43,10 +43,10 @@ KERNELS = (
     ),
     *(f"kccl::ring<{pops_early}>" for pops_early in ("false", "true")),
 )
-# Where words lie, in 4 bytes.
+# Where words lie, in units of 4 bytes.
 _WORDS = {"x": 0, "y": 32, "z": 64, "w": 96, "v": 97, "p": 128}
 _NUM_RESULTS = 16
-# Runs by seed; and by the exhaustive schedule, which ends before that for all tests there are.
+# How many runs by seeds; and at most by the exhaustive schedule, which needs fewer for every test.
 SEEDS = 100
 MOST_RUNS = 6000
 
@@ -104,7 +104,12 @@ def _step(text: str, scope: str) -> _Step:
 
 
 def _places(place: str, num_roles: int) -> list[tuple[int, int, int]]:
-    """(rank, block, warp) of each role; place: the scope that parts them, or "000 001 100"."""
+    """(rank, block, warp) of each role.
+
+    Args:
+        place: The narrowest scope that holds all roles, or rank, block and warp of each, as in
+            "000 001 100".
+    """
     if place in _SCOPES:
         units = {"block": (0, 0, 1), "device": (0, 1, 0), "system": (1, 0, 0)}[place]
         return [tuple(role * unit for unit in units) for role in range(num_roles)]
@@ -115,7 +120,7 @@ def _places(place: str, num_roles: int) -> list[tuple[int, int, int]]:
 
 
 class Machine:
-    """A world of four ranks and what litmus tests use of it."""
+    """A world of four ranks, with memory and results for litmus tests."""
 
     def __init__(self, model: str, schedule: str, checks: bool) -> None:
         warp_size = WARP_SIZES[model]
@@ -165,13 +170,13 @@ class Machine:
         ]
 
     def reports(self, program: Program, limit: int) -> Iterator[Report]:
-        """Of so many seeds; or of all schedules, if they are not more."""
+        """Runs with seeds 0 to limit - 1; or, exhaustive, all schedules, but at most `limit`."""
         if self.is_exhaustive:
             return self.world.explore(program, limit=limit)
         return (self.world.run(program, seed) for seed in range(limit))
 
     def outcome(self, steps: str) -> tuple[list[int], dict[str, int]]:
-        """What the loads of the last run returned, in the order of the text, and the words."""
+        """What the last run's loads returned, in the order of the text; and each word's value."""
         loads = []
         for role, row in zip(steps.split("|"), self.results, strict=False):
             count = 0
@@ -204,8 +209,8 @@ class Answer:
 
     Attributes:
         word: "seen" or "never"; or a finding's kind.
-        runs: How many there were, or until then.
-        is_whole: There is no other schedule.
+        runs: How many runs it took, or all of them.
+        is_whole: The runs were all schedules that there are.
     """
 
     word: str
@@ -217,7 +222,12 @@ class Answer:
 
 
 def look_for(steps: str, outcome: str, place: str, on: Machine, limit: int) -> Answer:
-    """Looks for an outcome: "1 0" are the values of loads, "_" any; "x=2" is a word at the end."""
+    """Looks for a run with an outcome.
+
+    Args:
+        outcome: Values of the loads, as in "1 0", where "_" is any value; and of words at the end,
+            as in "x=2".
+    """
     values = [value for value in outcome.split() if "=" not in value]
     words = dict(value.split("=") for value in outcome.split() if "=" in value)
     runs = 0

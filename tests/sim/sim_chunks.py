@@ -1,11 +1,11 @@
-"""The calls of a sim_programs.Script whose arrays are one chunk for each rank."""
+"""The calls of a sim_programs.Script whose arrays have a chunk for each rank, or for each block."""
 
 import numpy as np
 import oracle
 
 
 def _collected(actor, num_actors, slices, share):
-    """What a block collects of slices[time], one after the other: see sequence.cuh."""
+    """What a block collects in all rounds, of slices[time]; `share` is as in sequence.cuh."""
     each = []
     for time, every in enumerate(slices):
         if share and num_actors == 1:
@@ -23,10 +23,10 @@ def _collected(actor, num_actors, slices, share):
 
 
 class Chunks:
-    """Makes them; Script is the only subclass."""
+    """Script's base class: these calls."""
 
     def scatter(self, actor, kernel, count, *, in_place=False, shifts=(0, 0)):
-        """A reduce_scatter; `count` elements a chunk. In place the other chunks must stay."""
+        """A reduce_scatter of chunks of `count` elements. In place the other chunks must stay."""
         inputs = self.inputs(count * self.world_size)
         what = f"result of {kernel}, {count} {self.dtype}"
         for rank, x in enumerate(inputs):
@@ -42,7 +42,7 @@ class Chunks:
             self._call_on(actor, rank, kernel, source, result, count)
 
     def gather(self, actor, kernel, nbytes, *, in_place=False, shifts=(0, 0)):
-        """An all_gather; so many bytes a chunk."""
+        """An all_gather of chunks of `nbytes`."""
         inputs = self._bytes(nbytes)
         want = oracle.all_gather(inputs)
         what = f"result of {kernel}, {nbytes} bytes a rank"
@@ -58,7 +58,7 @@ class Chunks:
             self._call_on(actor, rank, kernel, source, result, nbytes)
 
     def _place_over(self, rank, want, before, **options):
-        """Room for an array that holds something before it is written."""
+        """Room for an array that holds `before` until it is written."""
         at = self._place(rank, want, is_written=True, **options)
         self._initial[rank][at : at + before.nbytes] = before.view(np.uint8)
         return at
@@ -68,9 +68,9 @@ class Chunks:
         self.call(actor, rank, kernel, count=count, **where)
 
     def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0), share=0):
-        """Slices of so many bytes of all blocks, so often: every one makes it at the same place.
+        """All blocks publish slices of `nbytes`, `times` times, at the same place in their lists.
 
-        Each collects all of them, or where `share` is not 0 some: see sequence.cuh.
+        Each block collects all slices; or some, if `share` is not 0: see sequence.cuh.
         """
         num_actors = len(self._calls[0])
         sent = [self._bytes(nbytes * times) for _ in range(num_actors)]
@@ -101,7 +101,7 @@ class Chunks:
                 )
 
     def exchange_reduced(self, count, times=1, *, orders=True, shifts=(0, 0), share=0):
-        """Slices of so many elements of all blocks, reduced over the ranks, so often; likewise."""
+        """As exchange(), with slices of `count` elements that are reduced over the ranks."""
         num_actors = len(self._calls[0])
         sent = [self.inputs(count * times) for _ in range(num_actors)]
         sums = [oracle.all_reduce(values, self.op) for values in sent]

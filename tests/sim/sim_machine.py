@@ -1,4 +1,4 @@
-"""What a program of sim_programs.py runs on, what a run ends with, and the kernels there are."""
+"""The machine of a program of sim_programs.py, the outcome of a run, and the names of kernels."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,18 +26,18 @@ GATHER_PUSH = "all_gather_push_simple"
 BROADCAST = "broadcast_direct_ll16"
 BROADCAST_PUSH = "broadcast_push_simple"
 BARRIER = "barrier_direct"
-# Of a staging slot: the least that the layout allows.
+# A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024
-# What kernels/sequence.cuh can make, but for those that pull, which are for CPUs.
+# The kernels of GPUs, which are those that kernels/sequence.cuh can call.
 ALL_KINDS = tuple(spec.name for spec in KERNEL_SPECS if "sim" in spec.targets)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a program runs on; the fields that are not Simulation's are its windows'.
+    """What a program runs on: fields of Simulation, and of Settings.
 
     Attributes:
-        csrc: Root of the device source; mutations have a copy of their own.
+        csrc: Root of the device source; a planted bug has a copy of its own.
     """
 
     warp_size: int = 32
@@ -56,7 +56,7 @@ class Machine:
     def simulation(self):
         own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
         fields = {name: getattr(self, name) for name in (*own, "trace_events")}
-        # A hundred times what the longest program here takes.
+        # The longest program takes a hundredth of these steps.
         return Simulation(max_steps=10**9, **fields)
 
     def settings(self):
@@ -74,8 +74,8 @@ class Outcome:
     """What a run ended with.
 
     Attributes:
-        kind: "": all is right; that of the first finding; "wrong_data"; "failed_call".
-        message: In words.
+        kind: "" when all is right; else the first finding's kind, "failed_call" or "wrong_data".
+        message: What was wrong, in words.
         stats: Fields of KcclSimStats.
         statuses: Each rank's KcclStatus.
     """
@@ -88,7 +88,7 @@ class Outcome:
 
 @lru_cache(maxsize=256)
 def compiled(file, kernel, warp_size, csrc):
-    """A kernel of the folder kernels, with this device source."""
+    """A kernel of a file in tests/kernels, compiled with this device source."""
     source = (KERNELS / file).read_text()
     path = cache.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
     entries = load(path, 1).entries

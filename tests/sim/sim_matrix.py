@@ -1,5 +1,5 @@
-"""The matrix that the simulator has to find nothing in: every collective, length, world size, warp
-width, memory model and width of epochs. test_sim_matrix.py takes a share of it, sim_soak.py all.
+"""The matrix in which the simulator must find nothing: every collective, length, world size, warp
+width, memory model and width of epochs. test_sim_matrix.py runs a share of it, sim_soak.py all.
 """
 
 import time
@@ -27,13 +27,13 @@ from sim_programs import Script
 
 from kccl.jit import cache
 
-# In bytes; None: an odd number of elements, or of bytes where a call counts those.
+# In bytes. None: an odd number of elements, or of bytes for a call that counts bytes.
 SIZES = {"0": 0, "8": 8, "odd": None, "8K": 8192, "64K": 65536}
 DTYPES = ("float32", "bfloat16")
 _ODD = 37
 _LONG = 8192
 _CHANNELS = 4
-# The staging is short, so what is pushed into it takes more rounds than packets do.
+# The staging is short, so a message takes more rounds through it than in packets.
 _MOST_ROUNDS = 64
 
 
@@ -69,7 +69,7 @@ def _num_bytes(size):
 
 
 def _either(rng, packets, push, nbytes, num_parts):
-    """A kernel of the two, where the parts of the staging do not make the other endless."""
+    """One of the two kernels: `push` only if its part of the staging takes few rounds."""
     is_short = nbytes <= _MOST_ROUNDS * STAGING_BYTES // num_parts
     return push if bool(rng.integers(2)) and is_short else packets
 
@@ -121,7 +121,7 @@ def _barrier(script, actors, size, rng):
 
 
 def _grid_sync(script, actors, size, rng):
-    """Every block takes what another reduced."""
+    """Every block reduces, and after the sync reduces what another block reduced."""
     kernel = str(rng.choice([LL16, SENTINEL]))
     results = [script.reduce(actor, kernel, _count(script, size)) for actor in actors]
     is_narrow = script.machine.epoch_bits == 4
@@ -133,14 +133,14 @@ def _grid_sync(script, actors, size, rng):
 
 
 def _exchange(script, actors, size, rng):
-    """Every block reads the slices of all, and takes what another reduced before."""
+    """Every block collects the slices of all, and then reduces what another block had reduced."""
     is_long = SIZES[size] == 65536
     results = [] if is_long else [script.reduce(a, LL16, _count(script, size)) for a in actors]
     is_narrow = script.machine.epoch_bits == 4
     times = int(rng.integers(4, 9) if is_narrow and not is_long else rng.integers(1, 3))
     reaches_all = bool(rng.integers(2))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
-    # Blocks of one rank may take each other's results after either.
+    # A relaxed exchange orders nothing, so no block may then read another's results.
     orders = bool(results) or bool(rng.integers(2))
     some = {"orders": orders, "share": int(rng.choice([0, 0, 1, 2]))}
     if reaches_all and bool(rng.integers(2)):
@@ -165,15 +165,15 @@ COLLECTIVES = {
     "barrier": _barrier,
     "grid_sync": _grid_sync,
     "exchange": _exchange,
-    "stage": None,  # launches of its own
+    "stage": None,  # in launches of its own
 }
 CELLS = tuple(
     Cell(*each)
     for each in product(COLLECTIVES, SIZES, (2, 3, 4, 8), (32, 64), ("sm_90", "gfx942"), (4, 32))
 )
-# What all blocks of a kernel do together.
+# Collectives in which all blocks of a kernel take part.
 GRIDS = ("grid_sync", "exchange")
-# What comes between on the same channel, always short.
+# Short calls on the same channel, between those of a cell's collective.
 _FILLING = (LL16, SENTINEL, TWO_SHOT_SENTINEL)
 _FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
 _FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
@@ -183,13 +183,15 @@ _FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
 
 
 def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
-    """Program `number` of a cell: its collective several times on one channel, with others between,
-    for longer than the epochs last where they are narrow.
+    """Program `number` of a cell: several calls of its collective on one channel, others between.
+
+    With narrow epochs there are so many calls that the epochs wrap.
     """
     rng = np.random.default_rng([zlib.crc32(str(cell).encode()), number])
     nbytes = _num_bytes(cell.size)
     is_long = nbytes >= _LONG
-    # Short calls: one round or several. Long ones: a scrub of long slots takes its time.
+    # Short calls take one round or several. For long calls the slots are only as long as needed,
+    # because a scrub of long slots is slow.
     sizes = (64, 256) if not is_long else (4096, 8192) if nbytes > _LONG else (2048, 4096)
     machine = Machine(
         warp_size=cell.warp_size,
@@ -206,7 +208,7 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
     actors = range(blocks if coop == "Block" else threads // cell.warp_size)
     shape = {"threads": threads, "blocks": blocks, "coop": coop, "style": style}
     script.begin(**shape)
-    # Fillers put short messages.
+    # Fillers put at most 64 bytes.
     script.window(max(nbytes, 64), len(actors))
 
     def fill(times):
@@ -214,11 +216,11 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
             size = str(rng.choice(["0", "8", "odd"], p=[0.2, 0.6, 0.2]))
             _FILLERS[rng.integers(len(_FILLERS))](script, actors, size, rng)
 
-    # Where in its period the channel is when the long calls come.
+    # How far in its period the channel is when the long calls come.
     lead = int(rng.integers(16)) if cell.epoch_bits == 4 else 0
     num_calls = 1 if nbytes > _LONG else 2 if is_long else 8 if cell.epoch_bits == 4 else 4
     if cell.collective in GRIDS:
-        # Each of these is several calls of each block.
+        # Each of these makes several calls in each block.
         num_calls = min(num_calls, 3)
     if is_long:
         fill(lead)
@@ -235,7 +237,7 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
 
 
 def _exchange_bytes(cell):
-    """Room for the slices of three blocks of all ranks: what there is, a scrub goes through."""
+    """Room for the slices of three blocks of all ranks; no more, because a scrub writes it all."""
     if cell.collective != "exchange":
         return 0
     slice_bytes = -(-max(_num_bytes(cell.size), 1) // 64) * 64
@@ -243,7 +245,7 @@ def _exchange_bytes(cell):
 
 
 def _shape(cell, is_long, rng):
-    """Threads of a block, blocks, who acts, and how the calls are launched."""
+    """As Script.begin() takes them: threads of a block, blocks, coop and style."""
     warps = int(rng.choice([2, 4] if is_long else [1, 2, 2, 3]))
     threads = min(warps * cell.warp_size, 128)
     if cell.collective in GRIDS:
@@ -259,7 +261,7 @@ def _shape(cell, is_long, rng):
 
 @dataclass(frozen=True)
 class Task:
-    """Runs of one program: of a cell, by number, under `num_seeds` seeds."""
+    """What to run: program number `program` of a cell, under `num_seeds` seeds."""
 
     cell: str
     program: int
@@ -272,11 +274,12 @@ class Result:
     """What became of a task.
 
     Attributes:
-        task: It.
-        kind, message, seed: Of what was wrong, as in Outcome; after that no other seed is run.
-        num_runs: Schedules.
+        task: The task.
+        kind, message: As in Outcome, of the first run that was wrong, which is also the last run.
+        seed: That run's seed; -1 if none was wrong.
+        num_runs: How many runs were made.
         stats: Sums over the runs, by the fields of KcclSimStats.
-        seconds: Of this process.
+        seconds: How long the task took.
     """
 
     task: Task

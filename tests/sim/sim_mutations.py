@@ -1,9 +1,10 @@
-"""Plants every bug of mutations.py and lets the simulator find it; then runs the source as it is.
+"""Plants every bug of the folder mutations and lets the simulator find it; then runs the same
+programs with the source as it is.
 
     make sim-mutations
 
 Prints one line a bug, writes them to bench/records/sim_mutations.jsonl, and exits with 1 when a bug
-is missed or the source as it is does not pass.
+is missed or a program finds something in the source as it is.
 """
 
 import json
@@ -34,12 +35,12 @@ class Row:
     """What became of a mutation, or of a program with the source as it is.
 
     Attributes:
-        is_right: Caught by one of its verdicts; or, of the source as it is, passed.
-        name, broken: The mutation's; "" and the program's name.
+        is_right: The mutation was caught with one of its verdicts; the source as it is passed.
+        name, broken: The mutation's; for the source as it is "" and the program's name.
         verdict: The kind of the last run's Outcome.
-        seeds: How many were run.
-        seconds: With compiling.
-        message: Of the last run.
+        seeds: How many seeds were run.
+        seconds: How long it took, compiling included.
+        message: The last run's.
     """
 
     is_right: bool
@@ -64,7 +65,7 @@ def plant(mutation, folder):
 
 
 def hunt(name):
-    """Looks for a mutation."""
+    """Runs a mutation's program until the simulator finds something."""
     mutation = BY_NAME[name]
     begin = time.perf_counter()
     right = PROGRAMS[mutation.program].right
@@ -87,7 +88,7 @@ def hunt(name):
 
 
 def controls():
-    """The programs, on the machines that mutations run them on: each once."""
+    """(program, machine, number of seeds): what mutations run, each pair once."""
     found = {}
     for mutation in MUTATIONS:
         key = mutation.program, tuple(mutation.machine.items())
@@ -117,7 +118,7 @@ def control(case):
 
 
 def workers():
-    """Processes that compile and run, one a core."""
+    """A pool of processes, one for each core."""
     cores = len(os.sched_getaffinity(0))
     return ProcessPoolExecutor(cores, mp_context=get_context("spawn"))
 
@@ -141,7 +142,7 @@ def table(title, words, rows):
 def main():
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="kccl-mutations-") as cache:
-        # Nobody needs these kernels again.
+        # These kernels are not used again.
         os.environ["KCCL_CACHE"] = cache
         with workers() as pool:
             cases = controls()

@@ -1,5 +1,5 @@
-"""Programs for the simulator that know what is right: calls of several kinds, in one launch or in
-several, and what memory must hold after them.
+"""Programs for the simulator: calls of several kinds, in one launch or in several, and what memory
+must hold after them.
 
     script = Script(4, Machine(epoch_bits=4))
     script.begin(threads=64)
@@ -9,9 +9,9 @@ several, and what memory must hold after them.
     outcome = script.run(seed=1)
     assert not outcome.kind, outcome
 
-What orders the launches of a rank is stronger than what orders the calls within one; so most
-programs make their calls in one launch, of the kernel in kernels/sequence.cuh. An actor is a coop
-of that launch, a block or a warp, with a channel of its own.
+The launches of a rank are ordered more strongly than the calls within one launch. So most programs
+make their calls in one launch, of the kernel in kernels/sequence.cuh. An actor is a coop of that
+launch, a block or a warp, with a channel of its own.
 """
 
 import ctypes
@@ -38,22 +38,22 @@ from kccl.base import abi
 from kccl.base.abi import ffi
 from kccl.jit import names
 
-_CAPACITY = 1 << 23  # bytes of a rank's memory; what is not used costs nothing
-_GAP = 16  # between arrays, so that what is written beyond an end shows
+_CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
+_GAP = 16  # bytes between arrays, so that a write beyond an end shows
 _UNTOUCHED = 0xB5
-_STAGE_WORDS = 128  # of SumRing in kernels/stage_sum.cuh
+_STAGE_WORDS = 128  # of a stage of SumRing in kernels/stage_sum.cuh
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array on every rank: where it lies in the rank's memory, and what it holds in the end."""
+    """An array of every rank: where it lies in the rank's memory, and what it holds in the end."""
 
     offsets: tuple
     values: tuple
 
 
 class Script(Chunks):
-    """A program, made call by call. Of all ranks together: each makes its part of every call."""
+    """A program, made call by call. A method adds a call of all ranks: each gets its part of it."""
 
     def __init__(self, world_size, machine, *, dtype="float32", op="sum", salt=0, kinds=ALL_KINDS):
         self.machine = machine
@@ -81,7 +81,14 @@ class Script(Chunks):
     # ---- Memory ------------------------------------------------------------------------------
 
     def _place(self, rank, values, *, is_written, shift=0, align=8, what=""):
-        """Room for an array in the rank's memory."""
+        """Finds room for an array in the rank's memory, and returns its offset.
+
+        Args:
+            values: What the array holds in the end.
+            is_written: By a call; else it holds the values from the start.
+            shift: Bytes behind an aligned address.
+            what: Names the array in messages.
+        """
         data = np.frombuffer(values.tobytes(), np.uint8)
         at = -(-(self._used[rank] + _GAP) // align) * align + shift
         end = at + data.size
@@ -98,7 +105,7 @@ class Script(Chunks):
         return self._memory[rank].ctypes.data + offset
 
     def inputs(self, count, *, armed=False):
-        """Each rank's own elements, different in every call; `armed`: some are sentinels."""
+        """Each rank's elements, different in every call. `armed`: some words are the sentinel."""
         self._salt += 1
         inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
         if armed:
@@ -108,13 +115,13 @@ class Script(Chunks):
         return inputs
 
     def _bytes(self, nbytes):
-        """Each rank's own bytes, different in every call."""
+        """Each rank's bytes, different in every call."""
         self._salt += 1
         rng = np.random.default_rng(self._salt)
         return list(rng.integers(0, 256, (self.world_size, nbytes), dtype=np.uint8))
 
     def array(self, inputs, **options):
-        """The ranks' arrays in memory, as input of a call."""
+        """Puts the ranks' inputs of a call into memory."""
         offsets = [self._place(r, x, is_written=False, **options) for r, x in enumerate(inputs)]
         return Array(tuple(offsets), tuple(inputs))
 
@@ -189,9 +196,11 @@ class Script(Chunks):
     def reduce(
         self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0), absent=()
     ):
-        """An all_reduce; of the result of an earlier call, if `source` says so. Returns its own.
+        """An all_reduce. Returns its result, which may be the `source` of a later call.
 
-        Ranks that are `absent` do not make it.
+        Args:
+            source: The input; None for a new one.
+            absent: Ranks that do not make the call.
         """
         armed = kernel in (SENTINEL, TWO_SHOT_SENTINEL)
         values = self.inputs(count, armed=armed) if source is None else list(source.values)
@@ -217,7 +226,7 @@ class Script(Chunks):
         return Array(out.offsets, (want,) * self.world_size)
 
     def broadcast(self, actor, nbytes, root, *, kernel=BROADCAST, shifts=(0, 0)):
-        """Bytes of the root to all others."""
+        """A broadcast of `nbytes`."""
         sent = self._bytes(nbytes)[root]
         for rank in self.ranks:
             is_root = rank == root
@@ -236,13 +245,13 @@ class Script(Chunks):
             self.call(actor, rank, BARRIER)
 
     def grid_sync(self, times=1):
-        """Of all blocks: every one makes it at the same place of its list."""
+        """`times` syncs of all blocks; each block has the call in the same place."""
         for rank in self.ranks:
             for actor in range(len(self._calls[rank])):
                 self.call(actor, rank, "grid_sync", count=times)
 
     def window(self, nbytes, num_actors=1):
-        """Memory that peers may use: so many bytes for each actor."""
+        """Memory that peers may use: `nbytes` for each actor."""
         self._window_stride = -(-nbytes // 128) * 128
         self._windows = self.world.window(self._window_stride * num_actors)
 
@@ -271,7 +280,7 @@ class Script(Chunks):
         )
 
     def signal_ring(self, actor, nbytes, *, anyone=False):
-        """Bytes to the right neighbour's window and a signal; then one back, for the room."""
+        """Puts bytes to the right neighbour and signals; a signal back says that they were read."""
         values = self._bytes(nbytes)
         there, back = 2 * actor, 2 * actor + 1
         for rank in self.ranks:
@@ -285,7 +294,7 @@ class Script(Chunks):
             self.call(actor, rank, "wait", peer=right, channel=back, count=1)
 
     def barrier_ring(self, actor, nbytes, *, pulls=False):
-        """Bytes through the right neighbour's window, or from it, between barriers."""
+        """Bytes to the right neighbour's window, or pulled out of it, between barriers."""
         values = self._bytes(nbytes)
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
@@ -298,13 +307,13 @@ class Script(Chunks):
         self.barrier(actor)
 
     def stage(self, num_words, *, threads, in_flight, num_left=0):
-        """A launch of its own: words through the ring of kernels/stage_sum.cuh, on each rank.
+        """A launch of its own: words go through the ring of kernels/stage_sum.cuh, on each rank.
 
         Args:
-            num_words: How many.
+            num_words: How many words.
             threads: Of the block.
-            in_flight: Copies that may be on their way.
-            num_left: Copies of which nobody takes the bytes: 0 or 2.
+            in_flight: How many copies may be on their way.
+            num_left: How many copies are made that no warp consumes: 0 or 2.
         """
         self._flush()
         warp_size = self.machine.warp_size
@@ -330,12 +339,12 @@ class Script(Chunks):
 
     @cached_property
     def program(self):
-        """Of all ranks; nothing can be added any more."""
+        """The launches of all ranks. Once it is read, no call can be added."""
         self._flush()
         return self._launches
 
     def run(self, seed):
-        """Runs the program under one seed and looks at what it left."""
+        """Runs the program under one seed and checks what memory holds then."""
         program = self.program
         self.reset()
         return self.judge(self.world.run(program, seed))
@@ -354,7 +363,7 @@ class Script(Chunks):
             self._memory[rank][:end] = self._initial[rank][:end]
 
     def judge(self, report):
-        """What a report of the World stands for."""
+        """The outcome of a run, from the World's report and from memory."""
         kind = message = ""
         if report.findings:
             kind, message = report.findings[0].kind, str(report.findings[0])

@@ -4,8 +4,8 @@
     .venv/bin/python tests/sim/sim_soak.py --replay broadcast/8/3/32/sm_90/4 --program 7 --seed 9 \\
         --trace out/trace.json
 
-Every pass goes through all cells in a random order, with a program that no pass before had. What
-it did is printed, and appended to bench/records/simulator.jsonl. Exits with 1 on a finding.
+Every pass goes through all cells in a random order, with programs that no pass before had. The
+counts are printed, and appended to bench/records/simulator.jsonl. Exits with 1 on a finding.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def cores():
 
 
 def tasks(first):
-    """All cells, again and again."""
+    """All cells, again and again, each time with another program."""
     rng = np.random.default_rng(first)
     program = first
     while True:
@@ -55,7 +55,7 @@ def tasks(first):
 
 
 def soak(minutes, first, console):
-    """The results of all tasks that began within so many minutes."""
+    """Runs tasks until `minutes` have passed, and returns their results."""
     deadline = time.monotonic() + 60 * minutes
     report_at = time.monotonic() + 60
     results = []
@@ -85,12 +85,12 @@ def soak(minutes, first, console):
 
 
 def tell(result, console):
-    """A finding; on long lines, so that the command can be copied."""
+    """Prints a finding without wrapping lines, so that the command can be copied."""
     console.print(str(result), style="red", markup=False, soft_wrap=True)
 
 
 def rows(results):
-    """One a collective: what was run, and what memory did with it."""
+    """A row for each collective: what was run, and how often memory reordered what it did."""
     found = []
     for collective in COLLECTIVES:
         mine = [r for r in results if r.task.cell.startswith(f"{collective}/")]
@@ -128,7 +128,7 @@ def table(found):
 
 
 def schedules_in(seconds):
-    """How often one process runs an all_reduce of 8 KB in bfloat16 of four ranks, and how long."""
+    """Runs an all_reduce of 8 KB in bfloat16 of four ranks: the number of runs, and seconds."""
     script = Script(4, Machine(packet_bytes=8192), dtype="bfloat16")
     script.begin(threads=128, style="calls")
     script.reduce(0, LL16, 4096)
@@ -142,7 +142,7 @@ def schedules_in(seconds):
 
 
 def schedules_per_minute(seconds=5.0):
-    """The same of two processes together."""
+    """How many of them two processes together run in a minute."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         parts = list(pool.map(schedules_in, [seconds] * 2))
     return round(sum(count / spent * 60 for count, spent in parts))

@@ -1,5 +1,5 @@
-"""all_gather and reduce_scatter from inside kernels: by a block, by warps, by a grid; on simulated
-GPUs, and compiled for a real one.
+"""all_gather and reduce_scatter inside kernels: by a block, by warps, by a grid; on simulated GPUs,
+and compiled for a real one.
 """
 
 import itertools
@@ -94,7 +94,7 @@ def test_on_simulated_gpus(module, world_size, name, element):
 @pytest.mark.parametrize("is_too_long", [False, True])
 @pytest.mark.parametrize("name", ["by_block", "by_grid"])
 def test_length_of_a_chunk(module, name, is_too_long):
-    """What counts is what one rank sends another, not the whole array."""
+    """The limit holds for the bytes that one rank sends another, not for the whole array."""
     blocks = SHAPES[name].get("grid", 1)
     # 64 bytes a block, or 80.
     count = (20 if is_too_long else 16) * blocks
@@ -146,7 +146,8 @@ KCCL_KERNEL void call_nothing(kccl::DeviceComm comm, float* x, uint32_t* statuse
 """
 
 
-def test_calls_of_nothing_say_that_the_communicator_has_failed():
+def test_empty_calls_say_that_the_communicator_has_failed():
+    """They exchange nothing, but return the failed status of an earlier call."""
     kernel = kccl.compile(NOTHING, ["call_nothing"]).kernel("call_nothing")
 
     def main(comm):

@@ -1,8 +1,8 @@
-"""The simulator's memory against the books: what the models allow is seen, what they forbid is not.
+"""The simulator's memory shows what PTX and AMD's memory model allow, and nothing that they forbid.
 
     python tests/sim/test_litmus.py
 
-prints the table. csrc/sim/MODEL.md is what it shows; litmus.py says how a test is written.
+prints the table. csrc/sim/MODEL.md explains it; litmus.py says how a test is written.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from litmus import MOST_RUNS, SEEDS, Answer, machine
 
-ALLOWED = "allowed"  # and must be seen
+ALLOWED = "allowed"  # and a run must show it
 FORBIDDEN = "forbidden"
 # Allowed by the book and never seen: what MODEL.md lists as not modelled.
 NOT_MODELLED = "not modelled"
@@ -34,14 +34,14 @@ BARRIERS = "PTX Memory Synchronization; AMDGPU Memory Model GFX942"
 # Threads 0 and 1 in one block of rank 0, thread 2 in rank 1.
 NEAR_NEAR_FAR = "000 001 100"
 NEAR_FAR = (NEAR_NEAR_FAR,)
-# So many that a word forgets what was stored before them.
+# So many stores that the simulator forgets what the word held before them.
 MANY_V = "; ".join(f"v={value}" for value in range(1, 10))
 MANY_V_REL = MANY_V.replace(";", ".rel;") + ".rel"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One test: name, steps, outcome, what the models say of it, and where they do."""
+    """A test: name, steps, outcome, what the models say of the outcome, and where they say it."""
 
     name: str
     steps: str
@@ -111,7 +111,7 @@ OUTCOMES = (
     Row("CoRR+rlx", "x=1 | x; y=1; x | y; x", "1 1 1 0", ALLOWED, COHERENCE),
     Row("CAS", "claim x | claim x", "1 1", FORBIDDEN, "PTX Axioms: Atomicity"),
     Row("add", "add x | add x", "x=1", FORBIDDEN, "PTX Axioms: Atomicity"),
-    # ---- Updates go on with the releases of what they update
+    # ---- A release sequence: an update carries on the releases of what it updates
     Row("MP+add rel", "x=1; add y.rel | y.acq; x", "1 0", FORBIDDEN, OBSERVATION),
     Row("MP+add", "x=1; add y | y.acq; x", "1 0", ALLOWED, OBSERVATION),
     Row("MP+add+fence", "x=1; add y.rel | y; fence; x", "1 0", FORBIDDEN, OBSERVATION),
@@ -208,7 +208,7 @@ VERDICTS = (
     Row("S+rel+acq", "x=2; y=1.rel | await y.acq; x=1", "none", ALLOWED, "PTX Coherence Order"),
     Row("reuse", "p=1; p=1 | await p; y=1", "reused_slot", ALLOWED, "MODEL.md: caused"),
     Row("reuse+credit", "p=1; await y; p=1 | await p; y=1", "none", ALLOWED, "MODEL.md: caused"),
-    # Two words in one unit of 8 bytes: what is done to one says nothing of the other
+    # Two words in one unit of 8 bytes: accesses to one say nothing of the other
     Row("neighbours", f"w=1; w=2 | {MANY_V}", "none", ALLOWED, COHERENCE),
     Row("neighbours plain", "w:=1; w:=2 | v=1; v=2", "none", ALLOWED, RACES),
     Row("neighbours scope", "w:=1; w:=2 | v@device; v@device", "none", ALLOWED, SCOPE),
@@ -232,7 +232,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A test that is a kernel of litmus.cuh: its verdict, and gfx942's where that is another."""
+    """A test that is a kernel of litmus.cuh: its finding, and gfx942's where that differs."""
 
     kernel: str
     finding: str
@@ -265,12 +265,12 @@ KERNELS = (
 
 
 def answers_of(row: Row, place: str, model: str) -> list[Answer]:
-    """By seeds; and for the row's first model by all schedules."""
+    """The answer by seeds; for the row's first model also that by all schedules."""
     is_verdict = row in VERDICTS
     look = litmus.look_for_finding if is_verdict else litmus.look_for
     wanted = () if is_verdict else (row.outcome,)
     limits = {"mixed": SEEDS, "exhaustive": MOST_RUNS if model == row.models[0] else 0}
-    # Without checks outcomes, because what they need is what the checks report.
+    # Rows of outcomes run without checks, which would report the races that the outcomes need.
     return [
         look(row.steps, *wanted, place, machine(model, schedule, is_verdict), limit)
         for schedule, limit in limits.items()
@@ -287,7 +287,7 @@ def expected(row: Row | KernelRow, model: str) -> str:
 
 
 def kernel_answer(row: KernelRow, model: str) -> tuple[Answer, bool]:
-    """What every run finds; and whether a younger copy was there before an older one."""
+    """What every run found; and whether in some run a copy completed before an earlier one."""
     on = machine(model, "mixed", True)
     source = np.empty(5 * 64, np.uint32)
     results = np.empty(1 + 2 * 64, np.uint32)
@@ -340,7 +340,7 @@ def test_litmus(row, place, model):
 def test_kernel(row, model):
     answer, was_passed = kernel_answer(row, model)
     assert answer.word == expected(row, model), answer
-    # Copies complete late and out of order, where they are not made through registers.
+    # On sm_90, where copies are asynchronous, some complete late and out of order.
     is_late = model == SM_90 and row.kernel == "copies<kccl::Copying::kRight>"
     assert was_passed or not is_late
 
@@ -348,7 +348,7 @@ def test_kernel(row, model):
 @pytest.mark.parametrize("model", BOTH)
 @pytest.mark.parametrize(("reader", "kind"), [("000", "none"), ("100", "data_race")])
 def test_kernel_boundary(reader, kind, model):
-    """A launch comes after the one before it on its rank's stream, and after nothing else."""
+    """A launch is ordered after the one before it on its rank's stream, and after nothing else."""
     on = machine(model, "mixed", True)
     (write,), (read,) = on.program("x:=1", "000") + on.program("x:", reader)
     program = [[write, read]] if reader == "000" else [[write], [read]]
@@ -357,8 +357,8 @@ def test_kernel_boundary(reader, kind, model):
 
 
 def main() -> None:
-    """Prints the table: for each model how many runs it took by seeds, and by the exhaustive
-    schedule; behind a star there is no other. Of a row's places, the one that took most.
+    """Prints the table: for each model how many runs it took, by seeds and by the exhaustive
+    schedule. A star: these were all schedules. A row's numbers are those of its slowest place.
     """
     form = "{:18} {:55} {:9} {:13} {:30} {:20} {}"
     print(form.format("test", "steps", "outcome", "book", *BOTH, "reference"))

@@ -1,4 +1,4 @@
-"""publish and collect in kernels of one's own, on the simulator: data, orders, and failures."""
+"""publish and collect in a user's kernels, on the simulator: data, orders, and failures."""
 
 import threading
 
@@ -20,12 +20,12 @@ def module():
 def exchange(
     comm, module, device_comm, case, *, blocks, count, rounds=3, threads=32, absent=NOBODY
 ):
-    """Runs a kernel and compares all that it has; its blocks' statuses."""
+    """Runs a kernel and checks what its blocks collected; returns the blocks' statuses."""
     kind, order, dtype = case
     boards, keep = np.zeros(1, np.int64), None
     num_boards, own_board = 0, 0 if kind == "rank" else comm.rank
     if order == "acq_rel":
-        # The board of each rank has a word for each slice.
+        # Each rank's board has a word for each slice.
         keep = comm.window(4 * blocks * comm.world_size)
         addresses = [keep.addresses[comm.rank]] if kind == "rank" else keep.addresses
         boards, num_boards = np.array(addresses, np.int64), len(addresses)
@@ -56,7 +56,7 @@ def on_sim(main, world_size=2, *, seed=0, timeout=1000):
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_block_collects_every_slice(module, case):
-    """Odd lengths, none, more packets than threads; kernels of other numbers of blocks between."""
+    """Odd lengths, length 0, more packets than threads; another number of blocks in each kernel."""
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
@@ -78,7 +78,9 @@ def test_both_reaches_of_one_communicator_are_independent(module):
 
 
 def test_a_relaxed_exchange_orders_nothing_else(module):
-    """The notes that acquire-release shows are late for some seed: so they are looked at."""
+    """The kernel counts ordinary stores that come late. Acquire-release must have none, so some
+    seed must show that they can be late.
+    """
     name = publish_rounds.name("rank", "relaxed", "uint8")
 
     def main(comm):
@@ -105,7 +107,7 @@ def test_a_relaxed_exchange_orders_nothing_else(module):
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
 def test_a_block_that_does_not_come(module, reach, rounds):
-    """The record names it and its rank, all others fail, and all go on after reset()."""
+    """The error names block and rank, all other blocks fail, and all go on after reset()."""
     case, blocks, lost = (reach, "relaxed", "uint8"), 4, 1
 
     def main(comm):
@@ -135,7 +137,7 @@ def test_a_block_that_does_not_come(module, reach, rounds):
 
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
 def test_a_message_that_is_too_long(module, reach):
-    """As long as it may be it passes; a byte more is refused with the limit's name."""
+    """The longest message passes; with a byte more it is refused, and the error names the limit."""
     case, blocks = (reach, "relaxed", "uint8"), 2
     gates = {world_size: threading.Barrier(world_size) for world_size in (1, 2)}
 
@@ -144,7 +146,7 @@ def test_a_message_that_is_too_long(module, reach):
         most = 128 * blocks * ranks
         device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=most)
         exchange(comm, module, device_comm, case, blocks=blocks, count=128)
-        # Else a peer's refusal may come before this rank has looked at what it has done.
+        # A rank that is refused fails its peers, so all must have checked their results before.
         gates[comm.world_size].wait(timeout=60)
         with pytest.raises(kccl.InvalidArgument) as caught:
             exchange(comm, module, device_comm, case, blocks=blocks, count=129)
@@ -196,7 +198,7 @@ def test_the_sentence_names_block_and_rank(status, error, cause):
 LENGTHS = """
 #include <kccl/kccl.cuh>
 
-// No arrays at all: of an empty slice nothing is read or written, and what is too long is refused.
+// No arrays at all: nothing of an empty slice is read or written, and too long a slice is refused.
 template <class T>
 KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, uint32_t count, uint32_t* status) {
     kccl::GridExchange<kKcclReachAllRanks> exchange(comm);
@@ -219,7 +221,7 @@ def test_an_empty_slice_has_no_array_and_the_longest_is_refused(element):
         statuses = np.full(3, 99, np.uint32)
         meet(comm, device_comm, np.uint32(0), statuses, grid=3)
         assert not statuses.any()
-        # Who is quick and fails would fail those that still meet.
+        # A rank that fails would fail those whose kernels still run.
         all_have_met.wait(10)
         for count in (2**32 - 1, 2**32 - 8, 2**31):
             with pytest.raises(kccl.InvalidArgument, match="exchange_bytes"):

@@ -1,5 +1,5 @@
-"""Collectives by push: by several blocks, in several rounds, on arrays that begin anywhere, in the
-forms that GPUs run; and whom the planner keeps from them.
+"""Collectives by push: in several blocks, in several rounds, on arrays at any address, and in the
+form that is compiled for a number of ranks, as GPUs run it.
 """
 
 import numpy as np
@@ -8,17 +8,16 @@ import pytest
 from sim_machine import BROADCAST_PUSH, GATHER_PUSH, PUSH, SCATTER_PUSH
 from worlds import Simulation, World
 
-import kccl
 from kccl.backends.base import Settings
-from kccl.plan import specs
 
 BLOCKS = 3
-# Parts of few lines: a long block's slice takes several rounds, a short one's less than a line.
+# Short staging: a block's slice of a long message takes several rounds, that of a short message is
+# less than a line.
 SETTINGS = Settings(
     num_channels=1, blocks_per_channel=BLOCKS, packet_bytes=64, staging_bytes=2048, exchange_bytes=0
 )
 COUNTS = (1, 37, 512, 1500)
-# Parts of several lines a thread, which copies some at once, in several turns.
+# Longer staging: a thread has several lines of a part. It copies some at once, in several turns.
 WIDE = Settings(num_channels=1, packet_bytes=64, staging_bytes=8192, exchange_bytes=0)
 MANY = (4000, 4003)
 
@@ -37,14 +36,14 @@ def wide_world(request):
 
 
 def shifted(array, shift):
-    """A copy that begins so many bytes behind a word."""
+    """A copy that begins `shift` bytes behind a word."""
     memory = np.zeros(array.nbytes + 16, np.uint8)
     memory[shift : shift + array.nbytes] = array.view(np.uint8)
     return memory[shift : shift + array.nbytes]
 
 
 def run(world, kernel, inputs, outputs, grid=BLOCKS, block=64, **fields):
-    """One call on each rank; twice, because the second meets the staging of the first."""
+    """Makes the call twice on each rank: the second call uses the staging again."""
     program = [
         [
             world.call(rank, kernel, input=x, output=y, grid=grid, block=block, **fields)
@@ -135,15 +134,3 @@ def test_broadcast_in_the_form_of_a_gpu(wide_world, count, root):
     run(wide_world, BROADCAST_PUSH, arrays, arrays, count=sent.nbytes, peer=root, **ONE_WARP)
     for array in arrays:
         assert (array == sent).all()
-
-
-@pytest.mark.parametrize("name", [GATHER_PUSH, SCATTER_PUSH, BROADCAST_PUSH])
-def test_why_not(name):
-    (spec,) = (spec for spec in specs.SPECS if spec.name == name)
-
-    def why_not(world_size, backend):
-        return spec.why_not(specs.Request(spec.collective, 8, world_size, backend, kccl.float32))
-
-    assert [why_not(2, backend) for backend in ("cuda", "sim")] == [None, None]
-    assert why_not(2, "host") == "for sim and cuda only"
-    assert "no peer" in why_not(1, "cuda")

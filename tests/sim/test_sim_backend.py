@@ -1,4 +1,4 @@
-"""backend="sim": the whole Python API on the simulated machine, under one seed and another."""
+"""backend="sim": the Python API on the simulated machine; one seed is one run."""
 
 import itertools
 import signal
@@ -18,7 +18,7 @@ def on_sim(main, world_size, **options):
     return kccl.run_threads(main, world_size, backend="sim", **options)
 
 
-def test_who_is_there():
+def test_ranks_and_backend():
     def main(comm):
         assert (comm.backend, comm.launcher) == ("sim", "threads")
         return comm.rank, comm.world_size
@@ -28,7 +28,7 @@ def test_who_is_there():
 
 @pytest.mark.parametrize("name", oracle.DTYPES)
 def test_all_reduce(name):
-    """Every operator, with lengths that fill no word, one, a few, and more than a warp's."""
+    """Every operator, with lengths below a word of 8 bytes, of a few words, and beyond a warp's."""
     cases = list(itertools.product(oracle.ops_of(name), (1, 5, 150)))
 
     def main(comm):
@@ -102,7 +102,7 @@ def test_epochs_wrap(monkeypatch):
 
 
 def test_one_sided():
-    """As examples/03_put_signal.py, and back by get."""
+    """put, signal and wait as in examples/03_put_signal.py; then get reads the data back."""
 
     def main(comm):
         right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
@@ -164,7 +164,7 @@ def busy(comm):
     x = np.ones(60, np.float32)
     for _ in range(3):
         comm.all_reduce(x)
-        # Ranks come at other times in every run.
+        # The ranks' programs run at another speed in every run.
         time.sleep(np.random.default_rng().random() * 0.003)
         part.all_reduce(x)
         comm.gather_objects(comm.rank)
@@ -173,8 +173,8 @@ def busy(comm):
 
 
 def test_a_seed_gives_one_run():
-    """However fast the ranks' programs are: what the machine does depends on the seed alone."""
-    on_sim(busy, 3)  # Compiles, so that no rank is late below.
+    """What the machine does depends on the seed alone, not on how fast the ranks' programs are."""
+    on_sim(busy, 3)  # Compiles the kernels.
     runs = [on_sim(busy, 3, seed=seed)[0].stats() for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0]["steps"] != runs[2]["steps"]
@@ -182,7 +182,9 @@ def test_a_seed_gives_one_run():
 
 
 def test_a_rank_that_meets_nobody_stays_inside(monkeypatch):
-    """Or the machine could move without it, depending on who is quick."""
+    """The machine moves on while a rank waits outside it for others. A rank that exchanges with
+    nobody stays inside, or the run would depend on how fast it is.
+    """
     outside = []
     wait_outside = Machine.wait_outside
     monkeypatch.setattr(
@@ -205,7 +207,7 @@ def test_a_rank_that_meets_nobody_stays_inside(monkeypatch):
 
 
 def test_a_rank_that_does_not_come():
-    """Virtual time passes while nobody can move, so the limit costs no seconds of ours."""
+    """Virtual time passes while no thread can move, so a time-out takes no real seconds."""
 
     def main(comm):
         comm.barrier()
@@ -263,7 +265,7 @@ def test_a_rank_raises():
         on_sim(main, 3)
 
 
-def test_a_rank_raises_while_others_meet():
+def test_a_rank_raises_while_others_make_a_window():
     def main(comm):
         if comm.rank == 1:
             raise Mishap
@@ -301,16 +303,8 @@ def test_survivors_go_on():
     assert on_sim(main, 3) == [(0, 2), None, (1, 2)]
 
 
-@pytest.fixture
-def keyboard():
-    """Ctrl-C as at a terminal: the background jobs of a shell, CI perhaps, ignore it from birth."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def test_interrupt(keyboard):
-    """It reaches the main thread, which writes to windows behind the machine's back."""
+    """Ctrl-C ends the waits of all ranks."""
     released = threading.Event()
 
     def main(comm):
@@ -327,8 +321,8 @@ def test_interrupt(keyboard):
     assert time.perf_counter() - started < 5
 
 
-def test_what_outlives_the_machine():
-    """Arrays in windows stay readable; calls say that there is nothing left to make them on."""
+def test_after_the_end_of_the_machine():
+    """Arrays in windows stay readable, and calls are errors."""
 
     def main(comm):
         array = comm.empty(4)
@@ -359,7 +353,7 @@ def test_wrong_settings(options, message):
         on_sim(lambda comm: None, 2, **options)
 
 
-def test_settings_of_a_simulation_are_for_it_alone():
+def test_settings_of_a_simulation_are_refused_on_the_host():
     with pytest.raises(kccl.InvalidArgument, match="seed is 1, must be None: backend is 'host'"):
         kccl.run_threads(lambda comm: None, 2, seed=1)
 

@@ -1,4 +1,4 @@
-"""Kernels of one's own on the simulator: arguments, launches, and the reports of planted bugs."""
+"""A user's kernels on the simulator: arguments, launches, and the reports of planted bugs."""
 
 import ctypes
 import json
@@ -85,7 +85,7 @@ class Pair(ctypes.Structure):
 
 
 def values():
-    """Arguments of `take` behind the first two."""
+    """The arguments of `take` from the third on."""
     return [np.int8(-3), 2.5, Pair(7, -8), True, ctypes.c_uint16(9), np.float32(0.25), -(2**40)]
 
 
@@ -117,7 +117,7 @@ def test_arguments_arrive(module):
     ],
 )
 def test_arguments_that_do_not_fit(module, index, value, message):
-    """Nothing runs; where an 8-byte value meets an 8-byte parameter, types are the caller's."""
+    """A wrong size is refused before anything runs; any 8 bytes fit a parameter of 8 bytes."""
 
     def main(comm):
         args = [np.zeros(10), comm.device_comm(channels=1, max_bytes=4096), *values()]
@@ -202,11 +202,13 @@ def test_names(module):
 
 
 def test_the_librarys_calls_inside_a_kernel(module):
+    """Its channels are not those of the host's calls."""
+
     def main(comm):
         x = np.arange(50, dtype=np.float32) + comm.rank
         device_comm = comm.device_comm(channels=1, max_bytes=4096)
         module.kernel("sum")(comm, device_comm, x, x.size, block=64)
-        # Its channels have nothing to do with those of the host's calls.
+
         comm.all_reduce(x)
         return x
 
@@ -266,7 +268,7 @@ def test_a_relaxed_store_where_release_is_needed(module, tmp_path):
         str(error),
     )
     assert "of seed 1, which replays it" in str(error)
-    # Both accesses, and in which order the flag was looked at.
+    # The timeline has both accesses, and the load of the flag.
     for step in (
         rf"rank {error.rank} block 0 thread {error.thread} +(read|write) byte",
         rf"rank {error.other.rank} block 0 thread {error.other.thread} +(read|write) byte",
@@ -278,7 +280,7 @@ def test_a_relaxed_store_where_release_is_needed(module, tmp_path):
     steps = [event for event in events if event["ph"] == "X"]
     assert steps and all(event["dur"] == 1 for event in steps)
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    # The finding may come before the third has moved.
+    # The finding may come before the third rank has made a step.
     assert len(names) >= 2 and names <= {"rank 0", "rank 1", "rank 2"}
     assert any("byte 512 of window 0" in event["name"] for event in steps)
 
@@ -299,7 +301,8 @@ def test_with_release_it_is_right(module, model):
         assert halos == [2000, 0, 1000]
 
 
-def test_every_rank_hears_of_it_and_cannot_hide_it(module):
+def test_every_rank_raises_the_finding(module):
+    """run_threads() raises it too, although every rank has caught it."""
     heard = []
 
     def main(comm):
@@ -326,6 +329,6 @@ def test_a_kernel_that_waits_for_ever_is_reported(module):
         on_sim(main, 2)
     assert raised.value.kind == "deadlock"
     assert raised.value.site.startswith("source:")
-    # One of each block, with its line.
+    # The sentence has a waiting thread of each block, with its line.
     for rank in range(2):
         assert re.search(rf"[:;] rank {rank} block 0 thread \d+ at source:\d+", str(raised.value))

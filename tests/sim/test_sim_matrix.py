@@ -1,5 +1,5 @@
-"""The simulator finds nothing: a share of the matrix, the largest machine, and all schedules of the
-smallest.
+"""The simulator finds nothing in a share of the matrix, on the largest machine, and in any schedule
+of the smallest programs.
 
 The whole matrix takes hours: `make sim-soak`.
 """
@@ -24,14 +24,14 @@ from sim_programs import Script
 
 from kccl.jit import cache
 
-# Of warp size, model and epoch bits: every pair of two of them, in half of the combinations.
+# (warp size, model, epoch bits): half of the combinations, in which each two values come together.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
-# Every one of them, in a quarter.
+# A quarter of them, in which each value comes.
 ONCE = {(32, "sm_90", 4), (64, "gfx942", 32)}
 
 
 def share(collective, size):
-    """The tasks of a row of the matrix, by what one run of them costs."""
+    """The tasks of a row of the matrix: fewer of the cells where a run costs more."""
     for cell in CELLS:
         if (cell.collective, cell.size) != (collective, size):
             continue
@@ -40,12 +40,12 @@ def share(collective, size):
         num_seeds = 1
         is_grid = collective in GRIDS
         if is_grid and (cell.world_size == 8 or size == "8K"):
-            # Three blocks of each rank.
+            # Up to three blocks of each rank: slow.
             takes = is_first and (cell.world_size < 4 if size == "8K" else size == "odd")
         elif size in ("0", "8", "odd"):
             if cell.world_size == 2 and not is_grid:
                 num_seeds = 2
-            # Of large worlds the lengths that are no whole packets.
+            # Large worlds run the length that is no whole number of packets.
             few = {min(PAIRS)} if size == "odd" else set()
             machines = {2: PAIRS, 3: PAIRS, 4: ONCE if size == "odd" else {min(PAIRS)}, 8: few}
             takes = machine in machines[cell.world_size]
@@ -85,12 +85,12 @@ def test_nothing_is_found(running, collective, size):
     for result in (future.result() for future in futures):
         assert not result.kind, str(result)
         total.update(result.stats)
-    # The memory was bent, or a run shows nothing.
+    # Memory must have reordered something, or the runs show nothing.
     assert size == "0" or total["old_loads"] > 0
 
 
 def test_a_seed_is_a_run_in_any_process(pool):
-    """Or a finding could not be replayed: nothing depends on where memory lies."""
+    """A finding can be replayed, because nothing depends on the addresses of memory."""
     cells = [cell for cell in CELLS if cell.size == "odd" and cell.world_size == 3]
     tasks = [Task(str(cell), 7, 3, 2) for cell in cells[::6]]
     there = list(pool.map(sim_matrix.run, tasks))
@@ -100,7 +100,7 @@ def test_a_seed_is_a_run_in_any_process(pool):
 
 
 def largest():
-    """One program on a machine of 132 blocks x 512 threads x 4 ranks, and the bytes it took."""
+    """A program on 132 blocks x 512 threads x 4 ranks: its outcome, and the memory it took."""
     machine = Machine(num_channels=132, packet_bytes=64, schedule="round_robin")
     script = Script(4, machine, kinds=(LL16, "grid_sync"))
     script.begin(threads=512, blocks=132)
@@ -112,7 +112,7 @@ def largest():
 
 
 def test_the_largest_machine():
-    """270,336 threads fit: each block with an all_reduce of its own, then all blocks together."""
+    """270,336 threads run: each block makes an all_reduce of its own, then all blocks sync."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         outcome, peak_bytes = pool.submit(largest).result()
     assert not outcome.kind, outcome.message
@@ -120,12 +120,12 @@ def test_the_largest_machine():
     assert peak_bytes < 4e9
 
 
-# Threads, calls and deviations; more than so many schedules.
+# Threads, calls, deviations, and a number that there are more schedules than.
 SMALLEST = [(32, 1, 1, 500), (32, 2, 1, 1000), (32, 3, 1, 1500), (64, 1, 1, 1700), (64, 2, 1, 3000)]
 
 
 def smallest(threads, calls, csrc=cache.CSRC):
-    """Two ranks of one block, where all decisions are made one by one."""
+    """Two ranks of one block, on a machine that tries one schedule after another."""
     machine = Machine(schedule="exhaustive", epoch_bits=4, packet_bytes=32, csrc=csrc)
     script = Script(2, machine, kinds=(LL16,))
     script.begin(threads=threads)
@@ -135,7 +135,7 @@ def smallest(threads, calls, csrc=cache.CSRC):
 
 
 def explored(threads, calls, deviations):
-    """How many schedules of the smallest there are, and what was found, in words."""
+    """How many schedules such a program has, and what was found in them."""
     outcomes = list(smallest(threads, calls).explore(deviations, limit=20000))
     return len(outcomes), [outcome.message for outcome in outcomes if outcome.kind]
 
@@ -146,7 +146,7 @@ def test_all_schedules_of_the_smallest(pool):
     results = pool.map(explored, *(reversed(each) for each in arguments))
     for (num_schedules, wrong), more_than in zip(results, reversed(least), strict=True):
         assert not wrong, wrong[0]
-        # That there are no more was seen by the search itself.
+        # Below the limit the search has ended by itself: there are no more schedules.
         assert more_than < num_schedules < 20000
 
 
@@ -182,7 +182,7 @@ def test_a_finding_can_be_replayed(monkeypatch, capsys, tmp_path):
     trace = tmp_path / "trace.json"
     arguments[arguments.index("--trace") + 1] = str(trace)
     monkeypatch.setattr("sys.argv", [script, *arguments])
-    # Nothing is wrong with this one.
+    # This run is right.
     assert sim_soak.main() == 0
     assert "right" in capsys.readouterr().out
     assert len(json.loads(trace.read_text())["traceEvents"]) > 1000

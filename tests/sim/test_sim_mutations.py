@@ -1,4 +1,4 @@
-"""The simulator finds every planted bug of mutations.py, and nothing in the source as it is."""
+"""The simulator finds every bug of the folder mutations, and nothing in the source as it is."""
 
 import pytest
 from mutations import MUTATIONS
@@ -28,5 +28,5 @@ def test_the_source_as_it_is_passes(rows, case):
     assert row.is_right, f"{row.verdict} with seed {row.seeds - 1}: {row.message}"
 
 
-def test_there_are_enough():
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 25
+def test_names_of_mutations_are_unique():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)

@@ -1,4 +1,4 @@
-"""What the simulator says of kernels that are wrong: which verdict, who, and the last steps."""
+"""The simulator's reports of wrong kernels: the verdict, the threads, and the last steps."""
 
 import re
 
@@ -107,13 +107,13 @@ def module():
 
 
 def line_of(text):
-    """Where in the source some text is, as reports say it."""
+    """The line of the source that contains `text`, as reports name it."""
     (number,) = [n for n, line in enumerate(SOURCE.splitlines(), 1) if text in line]
     return f"source:{number}"
 
 
 def findings(module, kernel, *args, grid=1, seed=0):
-    """Of one launch on a machine of one rank; the first argument is its window."""
+    """The findings of one launch on one rank; the kernel's first argument is the rank's window."""
     with World(1, Simulation()) as world:
         window = world.window(256)
         if kernel == "race_after":
@@ -150,7 +150,7 @@ def test_a_plain_access_between_words(module, kernel):
     assert "byte 4 of window 0 of rank 0, which no GPU can" in str(finding)
 
 
-def test_who_reads_and_who_writes(module):
+def test_a_race_names_both_threads_and_what_each_did(module):
     finding = findings(module, "claim", grid=2)[0]
     assert finding.kind == "data_race"
     place = r"rank 0 block \d thread 0 at source:\d+"
@@ -158,7 +158,7 @@ def test_who_reads_and_who_writes(module):
     assert re.search(
         f"{place} plainly writes {what}, {place} plainly wrote it, and no", str(finding)
     )
-    # Both claimed, and one of them has it.
+    # Both blocks claimed the word, and one of them got it.
     claims = [line for line in finding.timeline.splitlines() if " byte 0 of window" in line]
     kinds = sorted(
         re.search(r"(load|store) byte 0 .* = 0x[78], relaxed, device", c)[1] for c in claims
@@ -167,7 +167,7 @@ def test_who_reads_and_who_writes(module):
     assert len({claim.partition(" = ")[2].partition(",")[0] for claim in claims}) == 1
 
 
-def test_a_copys_end_is_told(module, tmp_path):
+def test_a_trace_has_the_end_of_a_copy(module, tmp_path):
     with World(1, Simulation()) as world:
         window = world.window(1024)
         args = (window.ctypes.data, window.ctypes.data + 512)
@@ -180,14 +180,15 @@ def test_a_copys_end_is_told(module, tmp_path):
     assert "copy ends" in text
 
 
-def test_a_finding_after_a_call(module):
+def test_a_finding_names_the_library_call_before_it(module):
     finding = findings(module, "race_after", grid=2)[0]
     assert finding.kind == "data_race"
     assert finding.kernel == "grid_sync"
     assert "; after grid_sync on channel" in str(finding)
 
 
-def test_calls_that_are_long_over_have_no_name(module):
+def test_a_call_too_long_ago_is_not_named(module):
+    """The machine remembers a limited number of calls."""
     count = 1 << 16
     finding = findings(module, "call_often", np.uint32(count), grid=2)[0]
     assert finding.kind == "data_race"
@@ -195,8 +196,8 @@ def test_calls_that_are_long_over_have_no_name(module):
     assert known == {0: ("put", count), 1: ("", 0)}
 
 
-def test_a_new_window_leaves_what_is_known_of_others(module):
-    """A rank opens one by itself while another's launch is under way."""
+def test_a_new_window_does_not_clear_what_is_known_of_others(module):
+    """A rank opens a window alone while another rank's kernel runs; the race is still found."""
 
     def main(comm):
         window = comm.window(256)

@@ -1,4 +1,4 @@
-"""What waits within a rank: grid_sync's blocks for each other, a ring's warps for its copies."""
+"""Waits within a rank: grid_sync's blocks for each other, and a ring's warps for its copies."""
 
 import shutil
 import subprocess
@@ -59,8 +59,8 @@ def on_sim(main, world_size=2):
 # grid_sync
 
 
-def test_a_single_block_waits_for_nobody():
-    """On the host a kernel is one block; the words in the window stay as they are."""
+def test_grid_sync_of_a_single_block_does_not_wait():
+    """A kernel of the host is one block: the words in the window stay 0."""
 
     def main(comm):
         handle = comm._backend.op("grid_sync", count=1000)
@@ -75,7 +75,7 @@ def test_a_single_block_waits_for_nobody():
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_block_that_does_not_come(module, count):
-    """The record names it, the other blocks and the peers fail, and all go on after reset()."""
+    """The error names the block, the other blocks and ranks fail, and all go on after reset()."""
     blocks, absent = 5, 3
 
     def main(comm):
@@ -105,7 +105,7 @@ def test_a_block_that_does_not_come(module, count):
 
 
 def test_too_many_blocks(module):
-    """More than have words of their own: refused, and the rank goes on after reset()."""
+    """More blocks than there are words for are refused, and the rank goes on after reset()."""
     blocks = abi.MAX_BLOCKS + 1
 
     def main(comm):
@@ -126,8 +126,8 @@ def test_too_many_blocks(module):
 # Rings
 
 
-def test_copies_that_nobody_consumes(module):
-    """The producer gives up, its copies have landed, and the kernel ends."""
+def test_copies_that_no_warp_consumes(module):
+    """The producer's push times out, the copies before it have completed, and the kernel ends."""
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
@@ -142,8 +142,8 @@ def test_copies_that_nobody_consumes(module):
     on_sim(main, 1)
 
 
-def test_an_interrupt_is_nobodys_copy():
-    """The record of an interrupt names the rank itself, but not because it waits for itself."""
+def test_an_interrupted_rank_did_not_wait_for_itself():
+    """The record names the interrupted rank as peer; the sentence says that it waited for peers."""
     record = ffi.new("KcclRecord *")
     record.status = lib.kKcclInterrupted
     record.rank = record.peer = 1
@@ -154,7 +154,7 @@ def test_an_interrupt_is_nobodys_copy():
 
 
 def test_a_ring_on_the_host(tmp_path):
-    """A block of one thread copies ahead and consumes in turn."""
+    """A block of one thread copies ahead and consumes by turns."""
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     if compiler is None:
         pytest.skip("no C++ compiler")

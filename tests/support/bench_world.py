@@ -1,4 +1,4 @@
-"""Ranks as threads with a fake communicator, and rows to report on: for the tests of bench."""
+"""For the tests of bench: ranks as threads with a fake communicator, and rows to report on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FakeWorld:
 
 
 class FakeComm:
-    """The part of a communicator that the benchmarks use."""
+    """As much of a communicator as the benchmarks use."""
 
     backend = "host"
 
@@ -75,7 +75,7 @@ class FakeComm:
         self.barrier = FakeCollective("barrier", self._barrier)
 
     def gather_objects(self, item: Any) -> list[Any]:
-        # The real one carries what JSON can.
+        # The real one sends JSON.
         return [json.loads(text) for text in self.world.exchange(self.rank, json.dumps(item))]
 
     def algorithms(self, name: str) -> list[str]:
@@ -203,6 +203,6 @@ def row(**changes: Any) -> measure.Row:
 
 
 def gpu_document(*rows: measure.Row) -> dict[str, Any]:
-    """As of a run on two GPUs."""
+    """A document as of a run on two GPUs."""
     machine = {"cpu_model": "some CPU", "cpus": 2, "gpus": ["NVIDIA H200"] * 2, "ranks": 2}
     return {"machine": machine, "commit": "abc", "command": "kccl bench", "rows": list(rows)}

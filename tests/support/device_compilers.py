@@ -19,7 +19,7 @@ def find_nvrtc() -> Path | None:
 
 
 def find_cuda_headers() -> Path | None:
-    """The folder of cuda.h, of the nvidia-cuda-runtime wheel or of a toolkit; None without."""
+    """The folder of cuda.h, in the nvidia-cuda-runtime wheel or a toolkit; None without either."""
     spec = find_spec("nvidia")
     folders = (
         [Path(each) / "cu13/include" for each in (spec.submodule_search_locations or ())]
@@ -48,7 +48,7 @@ def compile_cuda(
     Returns:
         The PTX, and what ptxas -v said.
     """
-    # NVRTC opens this one by its bare name, which the loader finds only when it is there already.
+    # NVRTC opens this library by its bare name, which the loader finds only if it is loaded.
     for builtins in library.parent.glob("libnvrtc-builtins.so.*"):
         ctypes.CDLL(str(builtins))
     nvrtc = ctypes.CDLL(str(library))
@@ -113,7 +113,7 @@ def amd_functions(assembly: str) -> dict[str, str]:
 
 
 def amd_metadata(assembly: str) -> dict[str, dict[str, int]]:
-    """The numbers that the code object says of each kernel, by the kernel's name."""
+    """The numbers in the code object's metadata of each kernel, by the kernel's name."""
     kernels = {}
     metadata = assembly[assembly.index(".amdgpu_metadata") :]
     for block in metadata.split("  - .agpr_count:")[1:]:

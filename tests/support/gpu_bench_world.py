@@ -1,4 +1,4 @@
-"""A GPU in virtual time, on which work runs when it is enqueued: for the tests of bench's clock."""
+"""For the tests of bench's clock: a GPU in virtual time, where work runs when it is enqueued."""
 
 from types import SimpleNamespace
 
@@ -47,7 +47,7 @@ class FakeGpu:
         self.log.append("wait")
 
     def capture(self, body):
-        # What a body enqueues while it is captured does not run.
+        # Captured work does not run.
         now_us, log = self.now_us, list(self.log)
         body()
         self.now_us, self.log = now_us, [*log, "capture"]
@@ -72,7 +72,7 @@ class FakeModule:
 
 
 class Call:
-    """Of two ranks: takes `us` from the last arrival, every tenth time `slow_us` more."""
+    """A call of two ranks: it takes `us` from the last arrival, every tenth time `slow_us` more."""
 
     def __init__(self, gpu, us, slow_us=0.0):
         self.gpu, self.us, self.slow_us = gpu, us, slow_us

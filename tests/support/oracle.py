@@ -1,6 +1,6 @@
-"""What is right, in NumPy: one rank's result, bit by bit, from all ranks' inputs.
+"""The right results, in NumPy: one rank's result, bit by bit, from all ranks' inputs.
 
-Ranks are taken in the order 0, 1, 2, ... into one accumulator, which is rounded once.
+Inputs are accumulated in the order of ranks 0, 1, 2, ..., and the sum is rounded once.
 """
 
 import ml_dtypes
@@ -53,7 +53,7 @@ def all_reduce(inputs, op):
 
 
 def all_gather(inputs):
-    """What every rank gets of the ranks' arrays, one-dimensional."""
+    """What every rank gets from the ranks' arrays, one-dimensional."""
     return np.concatenate([x.reshape(-1) for x in inputs])
 
 
@@ -108,7 +108,8 @@ def random_floats(name, count, rng):
     x = rng.standard_normal(count) * np.exp2(rng.integers(-6, 7, count))
     tiny = rng.random(count) < 0.2
     x[tiny] = rng.integers(-9, 10, tiny.sum()) * float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    # Every fifth element is lost beside, or left over from, great ones that cancel.
+    # In every fifth element ranks have great values, which may cancel, or small ones, which are
+    # lost beside great ones: so the order of the ranks decides.
     great = {"float16": 2.0**14, "float64": 2.0**60}.get(name, 2.0**40)
     x[::5] = rng.choice([great, -great, 2.0**-11, 3 * 2.0**-12], x[::5].size)
     infinite = rng.random(count) < 0.02

@@ -1,7 +1,7 @@
-"""Ranks forked off a process that has imported PyTorch, whose import takes longer than most tests.
+"""Ranks forked from a process that has imported PyTorch, whose import takes longer than most tests.
 
-As those of ranks.py, but that `kccl run` does not start them: for tests of what ranks do together,
-not of how they are started.
+The interface is that of ranks.py, but `kccl run` does not start them: for tests of what ranks do
+together, not of how they are started.
 """
 
 import atexit
@@ -20,14 +20,14 @@ from pathlib import Path
 import ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Not CUDA, whose state does not survive a fork, and not kccl, which reads variables.
+# Not CUDA, whose state does not survive a fork, and not kccl, which reads environment variables.
 _CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch"])
 TIMED_OUT = 124
 _ENDING_S = 10
 
 
 def begin():
-    """Lets the import begin, so that the first test need not wait for all of it."""
+    """Begins the import, so that the first test waits for less of it."""
     forkserver.ensure_running()
 
 
@@ -63,7 +63,7 @@ class Job:
     def __exit__(self, *_):
         for process in self.processes:
             process.kill()
-            # Not for ever: a driver may keep a process that has ended in the kernel.
+            # Not without limit: a driver may keep a dead process in the kernel.
             process.join(_ENDING_S)
             if process.exitcode is None:
                 said = f"process {process.pid} has not ended though it is killed"
@@ -109,7 +109,7 @@ def _be_rank(program, environment, output):
     except BaseException:
         traceback.print_exc()
         code = 1
-    # As where an interpreter ends, which a forked process does not.
+    # An interpreter does this at its end, but not the end of a forked process.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Random programs: calls of every kind, size and algorithm, and who is late."""
+"""Random programs: calls of every kind, size and algorithm, with late ranks."""
 
 import time
 from dataclasses import dataclass
@@ -9,16 +9,18 @@ import oracle
 from kccl.base import dtypes
 from kccl.plan.specs import SPECS, Request
 
-# Mostly short; some longer than a packet slot, so that a call takes several epochs.
+# Mostly short. Some are longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
 COLLECTIVES = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call, the same on every rank; `late` is the rank that comes late, if there is one.
+    """One call of all ranks.
 
-    `wants`: each rank's result.
+    Attributes:
+        wants: Each rank's result.
+        late: The rank that comes late; nobody does if there is no such rank.
     """
 
     collective: str
@@ -79,7 +81,7 @@ def run_program(comm, steps):
     barriers = [comm.barrier.prepare(channel=channel) for channel in range(comm.num_channels)]
     for number, step in enumerate(steps):
         if comm.rank == step.late:
-            # By about as much as a call takes, or by much more.
+            # About as long as a call takes, or much longer.
             time.sleep(0 if number % 16 else 0.0005)
         if step.collective == "barrier":
             barriers[step.channel]()

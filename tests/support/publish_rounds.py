@@ -1,4 +1,4 @@
-"""What publish_rounds.cuh is called with, and what must be there after it: on whatever target."""
+"""For all targets: the arguments of publish_rounds.cuh's kernels, and what they must collect."""
 
 from itertools import product
 from pathlib import Path
@@ -10,7 +10,7 @@ import kccl
 
 SOURCE = Path(__file__).parents[1] / "kernels" / "publish_rounds.cuh"
 REACHES = {"rank": "kKcclReachRank", "all_ranks": "kKcclReachAllRanks"}
-# With what is reduced over the ranks.
+# "reduced": the slices are reduced over the ranks.
 KINDS = {each: f"{name}, false" for each, name in REACHES.items()}
 KINDS["reduced"] = "kKcclReachAllRanks, true"
 ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
@@ -20,7 +20,7 @@ NOBODY = 2**32 - 1
 
 
 def name(kind, order, dtype):
-    """The kernel's."""
+    """The kernel's name."""
     arguments = KINDS[kind], ORDERS[order], TYPES[dtype]
     return f"publish_rounds::exchanges<{', '.join(arguments)}>"
 
@@ -29,12 +29,12 @@ NAMES = [name(*case) for case in CASES]
 
 
 def compiled():
-    """For GPUs, which takes ten seconds unless KCCL_CACHE has it."""
+    """The kernels for GPUs; compiling takes ten seconds unless KCCL_CACHE has them."""
     return kccl.compile(SOURCE, NAMES, target="cuda")
 
 
 def slices(rank, rounds, blocks, count, dtype, seed=0):
-    """[round][block][count] of a rank: any bits, of floats no NaN."""
+    """A rank's slices, [round][block][count]: any bytes, or floats without NaN."""
     rng = np.random.default_rng([seed, rank, rounds, blocks, count])
     shape = rounds, blocks, count
     if dtype == "float32":
@@ -43,7 +43,7 @@ def slices(rank, rounds, blocks, count, dtype, seed=0):
 
 
 def collected(comm, kind, rounds, blocks, count, dtype, seed=0):
-    """[block][round][slice][count]: what all blocks of a rank must have."""
+    """What all blocks of a rank must have collected, [block][round][slice][count]."""
     ranks = [comm.rank] if kind == "rank" else range(comm.world_size)
     of_ranks = [slices(rank, rounds, blocks, count, dtype, seed) for rank in ranks]
     if kind == "reduced":

@@ -1,4 +1,4 @@
-"""Programs run as ranks under `kccl run`, and what must not be left behind."""
+"""Runs programs as ranks under `kccl run`, and finds what they leave behind."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def say(**facts):
 
 
 def environment(**variables):
-    """This process's variables without a launcher's, and `variables`."""
+    """This process's environment without a launcher's variables, and with `variables`."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -57,7 +57,7 @@ class Job:
 
     def __exit__(self, *_):
         self.process.kill()
-        # Again and again, because a process between fork and exec does not show its mark.
+        # Several times, because a process between fork and exec does not show its mark.
         eventually(self._has_no_more)
         self.process.communicate()
 
@@ -69,7 +69,7 @@ class Job:
         return not pids
 
     def end(self, timeout=60):
-        """Exit code, the facts that ranks said, by rank, and stderr."""
+        """Exit code, what ranks said, by rank, and stderr."""
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, {fact["rank"]: fact for fact in facts(out)}, err
 
@@ -78,7 +78,7 @@ class Job:
         return [json.loads(self.process.stdout.readline()) for _ in range(num_lines)]
 
     def pids(self):
-        """Processes of the job that run, the launcher and its guard among them."""
+        """Ids of the job's processes, launcher and guard included."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Job:
         return found
 
     def rank_pids(self):
-        """rank -> process id."""
+        """Rank -> process id."""
         found = {}
         for pid in self.pids():
             with suppress(OSError):
@@ -100,13 +100,13 @@ class Job:
 
 
 def run(world_size, program, *options, timeout=60, **variables):
-    """Exit code, facts by rank, stderr."""
+    """Runs a job to its end: exit code, what ranks said, by rank, and stderr."""
     with Job(world_size, program, *options, **variables) as job:
         return job.end(timeout)
 
 
 def facts(out):
-    """What ranks said in a standard output."""
+    """What ranks said, from the lines of a standard output."""
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 

@@ -1,4 +1,4 @@
-"""The repository as text: what the layer tests read."""
+"""The repository as text, for the tests of layers and names."""
 
 import ast
 import os
@@ -55,7 +55,7 @@ def include_graph() -> dict[Path, set[str]]:
 
 
 def python_imports(path: Path) -> Iterator[tuple[str, When]]:
-    """What a file imports, as absolute names, and when it does so."""
+    """What a file imports, as absolute names, and when it imports each."""
     parents = list(path.parent.relative_to(ROOT).parts)
     if parents and parents[0] in ("bench", "topology"):
         parents = ["kccl", *parents]

@@ -1,4 +1,4 @@
-"""Programs over PyTorch run as ranks, for the tests of kccl.interop.torch."""
+"""Runs programs that use PyTorch as ranks, for the tests of kccl.interop.torch."""
 
 import pytest
 import ranks
@@ -37,7 +37,7 @@ def error_of(call):
 
 
 def starter(folder, device, run=ranks.run):
-    """ranks(world_size, program): every rank runs it and says something; the facts by rank.
+    """ranks(world_size, program): every rank runs the program; returns what each said, by rank.
 
     Args:
         folder: For the file by which the ranks meet.

@@ -1,8 +1,8 @@
 """Many schedules of one small program: how tests and the soak explore the simulator.
 
-Unlike run_threads() there are no threads, no sockets and no Python between launches: a World has
-the ranks' windows and states, and runs a program, which is a list of launches for each rank, under
-one seed after another.
+Unlike run_threads() it has no threads, no sockets and no Python between launches. A World has the
+ranks' windows and states. It runs a program, which is a list of launches for each rank, under one
+seed after another.
 
     world = World(4, Simulation(ends_when_stuck=True))
     program = [[world.call(rank, "all_reduce_one_shot_ll16", input=x[rank], output=y[rank])]
@@ -33,7 +33,7 @@ from kccl.sim.regions import bytes_namer, state_namer, window_namer
 if TYPE_CHECKING:
     import numpy as np
 
-# Short windows are cleared in no time. The least that the layout allows.
+# The least that the layout allows, because windows are cleared before each run.
 _SETTINGS = Settings(num_channels=1, packet_bytes=8192, staging_bytes=1024)
 _LIMIT_NS = 10**9
 
@@ -43,9 +43,9 @@ class Launch:
     """A kernel on one rank, made by World.call() or World.launch().
 
     Attributes:
-        rank: Where.
+        rank: The rank.
         what: Its KcclSimLaunch.
-        keep: What keeps its arguments.
+        keep: Holds the memory of its arguments.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class World:
         *,
         csrc: Path = cache.CSRC,
     ) -> None:
-        """Makes machine and windows.
+        """Makes the machine and the windows.
 
         Args:
             world_size: Number of ranks.
@@ -149,7 +149,7 @@ class World:
         """
         import numpy as np
 
-        # Each rank's begins on a line, as a page would.
+        # Each rank's memory begins on a line.
         stride = -(-nbytes // 128) * 128
         windows = np.zeros((self.world_size, stride), np.uint8)
         for rank, window in enumerate(windows):
@@ -174,19 +174,18 @@ class World:
         grid: int = 1,
         unrolls: bool = False,
     ) -> Launch:
-        """One of the library's kernels.
+        """A launch of one of the library's kernels.
 
         Args:
             rank: Who makes the call.
             kernel: Its name.
             input, output: Arrays, addresses, or None.
-            count: As KcclCall's; None: of the input's elements, or bytes for kernels that count
-                those.
+            count: As KcclCall's; None: the input's elements, or bytes where a kernel counts bytes.
             dtype, op: For kernels that reduce.
             peer, channel: As KcclCall's.
             block: Threads; 0: as run_threads() takes.
             grid: Blocks.
-            unrolls: Take the form for just so many ranks, as on GPUs, in place of that for any.
+            unrolls: Take the instance for this number of ranks, as on GPUs; else that for any.
         """
         addresses = [_address(array) for array in (input, output)]
         if count is None:
@@ -211,7 +210,7 @@ class World:
         return Launch(rank, what, (keep, input, output))
 
     def device_comm(self, rank: int) -> DeviceComm:
-        """What kernels of one's own take."""
+        """The DeviceComm that users' kernels take."""
         comm = self._comms[rank]
         return DeviceComm(
             rank,
@@ -230,7 +229,7 @@ class World:
         block: int = 64,
         shared_bytes: int = 0,
     ) -> Launch:
-        """A kernel of one's own; arguments as in module.Kernel."""
+        """A launch of a user's kernel; arguments as in module.Kernel."""
         if kernel.module.warp_size != self.simulation.warp_size:
             raise InvalidArgument(f"{kernel} is for warps of {kernel.module.warp_size}")
         grid, block = module.launch_shape(grid, block, self.simulation.warp_size)
@@ -245,11 +244,11 @@ class World:
     def run(self, program: Program, seed: int = 0) -> Report:
         """Runs a program from the start, with windows and states as before the first call.
 
-        The program's arrays are the caller's: what is read must be filled again if it was written.
+        The program's arrays belong to the caller, who fills them again if the program writes them.
 
         Args:
             program: For each rank its launches, in order.
-            seed: Decides everything else.
+            seed: Decides the schedule, and what memory does.
         """
         self._clear()
         machine = self._machine.handle
@@ -267,20 +266,19 @@ class World:
     def explore(
         self, program: Program, *, deviations: int | None = None, limit: int
     ) -> Iterator[Report]:
-        """Runs a program under one schedule after another until there is no other.
+        """Runs a program under all schedules, one after the other.
 
-        Each decision has one that is taken when nobody interferes. A schedule deviates where it
-        takes another: most bugs need very few of these (delay bounding: Emmi, Qadeer, Rakamaric,
-        POPL 2011).
+        Each decision of the machine has a default. A schedule deviates where it decides otherwise.
+        Most bugs need very few deviations (delay bounding: Emmi, Qadeer, Rakamaric, POPL 2011).
 
         Args:
             program: As in run(); tiny.
-            deviations: At most so many in a schedule; None: any number.
-            limit: Gives up after so many runs.
+            deviations: The most deviations of a schedule; None for any number.
+            limit: The most runs.
         """
         assert self.simulation.schedule == "exhaustive"
         machine = self._machine.handle
-        # What to run still: the decisions up to a deviation, and how many more there may be.
+        # Schedules to run: the decisions up to a deviation, and how many deviations may follow.
         pending = [(b"", deviations)]
         for _ in range(limit):
             if not pending:
@@ -301,7 +299,7 @@ class World:
             yield report
 
     def write_trace(self, path: Path) -> None:
-        """The last run's last steps for Perfetto."""
+        """Writes the last steps of the last run, for Perfetto."""
         self._machine.write_trace(path)
 
     def _clear(self) -> None:

@@ -78,7 +78,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def near_or_far(a: int, b: int) -> float:
-    """The ping-pong of smt_two_nodes, in microseconds."""
+    """Latency between two CPUs of smt_two_nodes, in microseconds."""
     return 0.012 if a % 4 == b % 4 else 0.05 if a % 4 // 2 == b % 4 // 2 else 0.13
 
 
@@ -123,7 +123,7 @@ def test_what_is_missing_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "-1", "garbage", "0-", "5-x", "²", "0,,1", "MemTotal:"])
 def test_unreadable_values_do_not_crash(tmp_path: Path, text: str) -> None:
     machine = topology.discover(write_tree(tmp_path, dict.fromkeys(smt_two_nodes(), text)))
-    # The folders still tell which CPUs there are; every other fact is gone.
+    # The names of folders still say which CPUs there are; every other fact is unknown.
     assert machine.online_cpus == tuple(range(8))
     assert all(cpu.package is None and cpu.numa_node is None for cpu in machine.cpus)
     assert shown(machine)

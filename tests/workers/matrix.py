@@ -1,4 +1,8 @@
-"""A rank of test_all_reduce.test_processes: the matrix in short, with ranks that are processes."""
+"""A rank of test_all_reduce.test_processes: each algorithm, with ranks that are processes.
+
+Threads run the same kernels with every type, operator and length. What differs here is whose memory
+a window lies in, and how a peer's array is read.
+"""
 
 import numpy as np
 import oracle
@@ -7,16 +11,13 @@ from programs import algorithms_for
 import kccl
 
 comm = kccl.init()
-for salt, count in enumerate((1, 2, 3, 63, 64, 1025, 20_000, 150_001)):
-    for dtype in oracle.DTYPES:
-        names = algorithms_for("all_reduce", comm.world_size, dtype)
-        for op in oracle.ops_of(dtype) if count < 20_000 else ("sum",):
-            for algorithm in ("", "", *names):
-                inputs = [oracle.exact(dtype, op, count, r, salt) for r in range(comm.world_size)]
-                x = inputs[comm.rank].copy()
-                comm.all_reduce(x, op=op, algorithm=algorithm)
-                want = oracle.all_reduce(inputs, op)
-                oracle.assert_same(x, want, dtype, op, algorithm, comm.rank)
+for salt, count in enumerate((1, 3, 1025, 150_001)):
+    for dtype in ("float32", "bfloat16", "int64"):
+        for algorithm in ("", "", *algorithms_for("all_reduce", comm.world_size, dtype)):
+            inputs = [oracle.exact(dtype, "sum", count, r, salt) for r in range(comm.world_size)]
+            x = inputs[comm.rank].copy()
+            comm.all_reduce(x, algorithm=algorithm)
+            oracle.assert_same(x, oracle.all_reduce(inputs, "sum"), dtype, algorithm, comm.rank)
     for root in range(comm.world_size):
         for algorithm in ("", "", *algorithms_for("broadcast", comm.world_size, "bfloat16")):
             want = oracle.any_bits("bfloat16", count, np.random.default_rng(salt))
