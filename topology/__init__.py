@@ -5,7 +5,7 @@ Stands alone: standard library only, `rich` and `matplotlib` where `table` and `
 
 from .discovery import discover, recorded
 from .model import FORMAT, Cache, Cpu, Device, Link, Machine, NumaNode
-from .probes import core_to_core
+from .probes import core_to_core, spread
 from .render import plot, table
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "discover",
     "plot",
     "recorded",
+    "spread",
     "table",
 ]

@@ -67,6 +67,13 @@ def core_to_core(
     )
 
 
+def spread(machine: Machine, most: int) -> tuple[int, ...]:
+    """At most `most` of the CPUs that core_to_core() measures, evenly spread over their ids."""
+    usable = _usable(machine)
+    count = max(0, min(most, len(usable)))
+    return tuple(usable[i * len(usable) // count] for i in range(count))
+
+
 def _usable(machine: Machine) -> tuple[int, ...]:
     if machine.allowed_cpus is None:
         return machine.online_cpus

@@ -25,18 +25,32 @@ def console(file: IO[str] | None = None) -> Console:
     return Console(file=file, highlight=False, markup=False, width=max(WIDTH, found.width))
 
 
-def best_peer(rows: Iterable[Row], row: Row) -> float | None:
-    """Microseconds of the fastest other library on the same problem, in the same mode; None without
-    one.
+def headline(rows: Iterable[Row]) -> list[Row]:
+    """Rows that stand for KCCL where one line a size is asked for: of prepared calls in graphs, of
+    those from Python where there are no graphs, and of all calls inside kernels.
     """
-    times = [
-        other["time_us"]
+    ours = [row for row in rows if row["library"] == "kccl" and row["call"] != "direct"]
+    modes = {row["mode"] for row in ours}
+    mode = next((each for each in ("graph", "in_kernel") if each in modes), "eager")
+    return [row for row in ours if row["mode"] == mode]
+
+
+def best_peer_row(rows: Iterable[Row], row: Row) -> Row | None:
+    """The fastest other library's row on the same problem, in the same mode; None without one."""
+    peers = [
+        other
         for other in rows
         if other["library"] != "kccl"
         and other["time_us"] is not None
         and all(other[key] == row[key] for key in _ALIKE)
     ]
-    return min(times, default=None)
+    return min(peers, key=lambda peer: float(peer["time_us"]), default=None)
+
+
+def best_peer(rows: Iterable[Row], row: Row) -> float | None:
+    """Microseconds of best_peer_row()."""
+    peer = best_peer_row(rows, row)
+    return None if peer is None else float(peer["time_us"])
 
 
 def size_text(nbytes: int) -> str:
@@ -47,18 +61,56 @@ def size_text(nbytes: int) -> str:
     return str(nbytes)
 
 
+def print_summary(out: Console, rows: Sequence[Row]) -> None:
+    """One line a size: KCCL, its best peer, their ratio, the floor. Every result must be right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    ours = headline(rows)
+    peers = [best_peer_row(rows, row) for row in ours]
+    has_floors = any(row["floor_us"] is not None for row in ours)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("size (B)", justify="right")
+    kinds = _kinds(rows)
+    for kind in kinds:
+        table.add_column("ranks" if kind == "world_size" else kind)
+    table.add_column("KCCL (us)", justify="right")
+    if any(peers):
+        table.add_column("best MPI (us)" if _place(rows) == "host" else "best peer (us)")
+        table.add_column("ratio", justify="right")
+    if has_floors:
+        table.add_column("floor (us)", justify="right")
+    for row, peer in zip(ours, peers, strict=True):
+        names = (str(row[kind]).removeprefix(f"{row['collective']}_") for kind in kinds)
+        cells = [size_text(row["bytes"]), *names]
+        cells.append(_number(row["time_us"]))
+        if any(peers):
+            cells += [_peer_text(peer), _ratio(peer, row)]
+        if has_floors:
+            cells.append(_number(row["floor_us"]))
+        table.add_row(*cells)
+    out.print(table)
+    calls, ratio = _SUMMARY[_place(rows)]
+    out.print(f"# KCCL: {calls}")
+    if any(peers):
+        out.print(f"# ratio: {ratio}")
+    if has_floors:
+        out.print(f"# floor: {_FLOOR[_place(rows)]}, measured in this run")
+    out.print("# --verbose prints every library, algorithm and mode")
+
+
 def print_table(out: Console, rows: Sequence[Row]) -> None:
-    """nccl-tests' columns, grouped by size; a wrong result stands out in red."""
+    """All rows in nccl-tests' columns, grouped by size; a wrong result stands out in red."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
     # Names of libraries and algorithms need its place.
-    counts = ("count",) if _has_counts(rows) else ()
+    counts = ("count",) if _place(rows) == "host" else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
     modes: tuple[str, ...] = ("mode",)
-    if _are_in_kernels(rows):
+    if _place(rows) == "kernels":
         modes = ("complete", "order", "blocks")
     modes += ("ranks",) if _have_reaches(rows) else ()
     for name in ("library", "algorithm", *modes):
@@ -78,40 +130,94 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
-    """What the columns mean, in as few lines as carry it."""
-    if _are_in_kernels(rows):
-        out.print(_LEGEND_IN_KERNELS)
-    elif _are_of_gpus(rows):
-        out.print(_LEGEND_ON_GPUS)
-    else:
-        has_floors = any(row["floor_us"] is not None for row in rows)
-        out.print(_LEGEND.format(floor=_FLOOR if has_floors else ""))
+    """What the columns of print_table() mean."""
+    times, further = _LEGEND[_place(rows)]
+    out.print(times)
+    if any(row["floor_us"] is not None for row in rows):
+        out.print(f"# floor: {_FLOOR[_place(rows)]}, measured in this run")
+    out.print(further)
+
+
+def verdict(out: Console, rows: Sequence[Row]) -> None:
+    """How many elements were wrong, over all rows."""
     wrong = sum(row["wrong"] for row in rows)
     verdict = "OK" if wrong == 0 else "FAILED"
     out.print(f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
 
 
-_LEGEND = """\
-# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
-{floor}# mode: host = prepared, looped in C; eager = prepared, op() from Python;
+# By _place(). Of a summary: how KCCL was called, what the ratio is of.
+_SUMMARY = {
+    "host": (
+        "op(), prepared once, called from Python; median of the repeats of the slowest rank",
+        "best MPI / KCCL, both called from Python",
+    ),
+    "gpus": (
+        "op(), prepared once, in a CUDA graph; median of the repeats of the slowest rank",
+        "best peer / KCCL, both in a CUDA graph; no library uses NVLink multicast",
+    ),
+    "kernels": (
+        "a call inside a persistent kernel; median of the launches, slowest block",
+        "best peer / KCCL, both inside a kernel",
+    ),
+}
+_FLOOR = {
+    "host": "one-way latency of a cache line + one copy of the message",
+    "gpus": "one way of a word between two GPUs' memories (nothing for the bytes)",
+    "kernels": "one way of a word, between GPUs (within a GPU: between blocks)",
+}
+# Of the whole table: what stands before the floor and after it.
+_LEGEND = {
+    "host": (
+        "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank",
+        """\
+# mode: host = prepared, looped in C; eager = prepared, op() from Python;
 #       direct = not prepared, called from Python, as every MPI row
-# speed-up: best MPI row / this row, both called from Python"""
-_FLOOR = """\
-# floor: one-way latency of a cache line + one copy of the message, measured in this run
-"""
-_LEGEND_ON_GPUS = """\
+# speed-up: best MPI row / this row, both called from Python""",
+    ),
+    "gpus": (
+        """\
 # time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
-# skewed: since the last rank arrived, a random one 0-5 us late each time; host: of op() in Python
-# floor: one way of a word between two GPUs' memories, measured in this run; nothing for the bytes
+# skewed: since the last rank arrived, a random one 0-5 us late; host: of op() in Python""",
+        """\
 # mode: graph = many calls in one CUDA graph; eager = op() from Python, back to back on a stream
-# speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast"""
-_LEGEND_IN_KERNELS = """\
+# speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast""",
+    ),
+    "kernels": (
+        """\
 # a call inside a persistent kernel, by the GPU's clock; each call's input is the output before
 # time: slowest block of the slowest rank, median of the launches; p99: of single calls
-# skewed: since the last one arrived, a random rank (within a GPU: block) 0-5 us late each time
-# floor: one way of a word, between GPUs (within a GPU: between blocks), measured in this run
+# skewed: since the last one arrived, a random rank (within a GPU: block) 0-5 us late each time""",
+        """\
 # complete: slice = a block may use its own part of the result; message = all of it
-# order: relaxed = only the call's own data is ordered; acq_rel = all that was written before"""
+# order: relaxed = only the call's own data is ordered; acq_rel = all that was written before""",
+    ),
+}
+
+
+def _place(rows: Sequence[Row]) -> str:
+    """Where the calls were made: "kernels", "gpus" or "host"."""
+    if any(row["mode"] == "in_kernel" for row in rows):
+        return "kernels"
+    is_of_gpus = any(row["mode"] == "graph" or row["host_us"] is not None for row in rows)
+    return "gpus" if is_of_gpus else "host"
+
+
+def _kinds(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Columns of rows that tell a summary's lines of one size from each other."""
+    kinds = ("algorithm", "complete", "order") if _place(rows) == "kernels" else ()
+    return kinds + (("world_size",) if _have_reaches(rows) else ())
+
+
+def _peer_text(peer: Row | None) -> str:
+    """Time and name, as in "0.958 openmpi" and "2.14 mpich recursive_doubling"."""
+    if peer is None:
+        return ""
+    name = "" if peer["algorithm"] == "default" else f" {peer['algorithm']}"
+    return f"{_number(peer['time_us']):>5} {peer['library']}{name}"
+
+
+def _ratio(peer: Row | None, row: Row) -> str:
+    return "" if peer is None or not row["time_us"] else f"{peer['time_us'] / row['time_us']:.2f}x"
 
 
 def _have_reaches(rows: Sequence[Row]) -> bool:
@@ -119,29 +225,17 @@ def _have_reaches(rows: Sequence[Row]) -> bool:
     return len({row["world_size"] for row in rows}) > 1
 
 
-def _are_in_kernels(rows: Sequence[Row]) -> bool:
-    return any(row["mode"] == "in_kernel" for row in rows)
-
-
-def _has_counts(rows: Sequence[Row]) -> bool:
-    return not _are_of_gpus(rows) and not _are_in_kernels(rows)
-
-
-def _are_of_gpus(rows: Sequence[Row]) -> bool:
-    return any(row["mode"] == "graph" or row["host_us"] is not None for row in rows)
-
-
 def _figures(rows: Sequence[Row]) -> dict[str, str]:
     """Column of a row -> heading, for this table."""
-    further = {"skewed_us": "skewed\n(us)"} if not _has_counts(rows) else {}
-    if _are_of_gpus(rows):
+    further = {"skewed_us": "skewed\n(us)"} if _place(rows) != "host" else {}
+    if _place(rows) == "gpus":
         further["host_us"] = "host\n(us)"
     return {
         "time_us": "time\n(us)",
         "p99_us": "p99\n(us)",
         **further,
         "floor_us": "floor\n(us)",
-        **({"algbw_gbps": "algbw\n(GB/s)"} if _has_counts(rows) else {}),
+        **({"algbw_gbps": "algbw\n(GB/s)"} if _place(rows) == "host" else {}),
         # An exchange has none, and its ranks take the place.
         **({"busbw_gbps": "busbw\n(GB/s)"} if not _have_reaches(rows) else {}),
     }
@@ -167,15 +261,14 @@ def _cells(group: Sequence[Row], row: Row, columns: Sequence[str], *, first: boo
         names += [row["complete"], row["order"], str(row["blocks"])]
     if "ranks" in columns:
         names.append(str(row["world_size"]))
-    peer = best_peer(group, row) if row["library"] == "kccl" else None
-    time_us = row["time_us"]
+    peer = best_peer_row(group, row) if row["library"] == "kccl" else None
     return [
         *head,
         *names,
         *(_number(row[column]) for column in columns if column.endswith(("_us", "_gbps"))),
         str(row["wrong"]),
-        _number(peer),
-        "" if peer is None or not time_us else f"{peer / time_us:.2f}x",
+        _number(None if peer is None else peer["time_us"]),
+        _ratio(peer, row),
     ]
 
 

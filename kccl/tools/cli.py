@@ -120,6 +120,9 @@ def _silence(wanted: bool) -> Iterator[None]:
 
 def _topo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--probe", action="store_true", help="measure core-to-core latencies")
+    parser.add_argument(
+        "--cpus", type=int, metavar="N", help="probe at most N CPUs, spread over the machine (all)"
+    )
     parser.add_argument("--plot", type=Path, metavar="F", help="draw them; implies --probe")
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"
@@ -133,7 +136,7 @@ def _topo(args: argparse.Namespace) -> int:
 
     machine = discover()
     if args.probe or args.plot:
-        machine = _probed(machine)
+        machine = _probed(machine, args.cpus)
     Console(highlight=False, markup=False, soft_wrap=True).print(table(machine))
     if args.plot:
         try:
@@ -149,12 +152,12 @@ def _topo(args: argparse.Namespace) -> int:
     return 0
 
 
-def _probed(machine: "Machine") -> "Machine":
-    """The machine with latencies, behind a progress bar when a terminal is there to see it."""
+def _probed(machine: "Machine", most: int | None) -> "Machine":
+    """The machine with latencies of at most so many CPUs, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..topology import core_to_core
+    from ..topology import core_to_core, spread
     from .probe import core_to_core_us
 
     screen = Console(stderr=True)
@@ -168,7 +171,8 @@ def _probed(machine: "Machine") -> "Machine":
             bar.update(task, completed=done, total=total, refresh=True)
 
         try:
-            return core_to_core(machine, core_to_core_us, on_progress=on_progress)
+            cpus = None if most is None else spread(machine, most)
+            return core_to_core(machine, core_to_core_us, cpus, on_progress=on_progress)
         except ValueError as error:
             raise errors.BackendError(f"cannot probe: {error}") from error
 
@@ -229,10 +233,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..plan import specs
+
     parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
     parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
     parser.add_argument("--dtype", default="float32", help="element type (float32)")
     parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
+    parser.add_argument(
+        "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -250,11 +259,9 @@ def _plan(args: argparse.Namespace) -> int:
     if dtype is not None and nbytes % dtype.itemsize:
         raise errors.InvalidArgument(f"--bytes is {nbytes}, no whole number of {dtype.name}")
     variables = env.read()
-    request = specs.Request(args.collective, nbytes, args.n, "host", dtype)
-    forced = variables.algorithm
-    if forced not in specs.algorithms(args.collective):
-        forced = ""
-    print(choice.choose(request, tuning.tuning_for("host", variables.tuning), forced).explain())
+    request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
+    table = tuning.tuning_for(args.backend, variables.tuning)
+    print(choice.choose(request, table, preferred=variables.algorithm).explain())
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import environment
 
+from kccl import run_threads
 from kccl.base import abi
 from kccl.base import errors as kccl_errors
 from kccl.gpu import driver
@@ -63,6 +64,13 @@ def test_topo():
     assert "CPU model" in done.stdout
 
 
+def test_topo_probes_some_cpus():
+    done = kccl("topo", "--probe", "--cpus", "2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout.splitlines()[-1])["core_to_core_us"]
+    assert sum(us is not None for row in rows for us in row) == 2
+
+
 def test_topo_plot_probes(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "distances.svg"
@@ -82,8 +90,29 @@ def test_plan():
     done = kccl(
         "plan", "all_reduce", "--bytes", "8K", KCCL_ALGORITHM="all_reduce_two_shot_pull_simple"
     )
-    assert "  all_reduce_two_shot_pull_simple: asked for by name" in done.stdout
+    assert "  all_reduce_two_shot_pull_simple: KCCL_ALGORITHM prefers it" in done.stdout
     assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
+
+
+@pytest.mark.parametrize("backend", ["host", "cuda", "sim"])
+def test_plan_says_what_the_library_does(backend):
+    plan = ("plan", "all_reduce", "--bytes", "8K", "--dtype", "bfloat16", "--backend", backend)
+    # The last one cannot run on GPUs: the library then takes what its table says.
+    for preferred in ("", "all_reduce_one_shot_ll16", "all_reduce_two_shot_cma_simple"):
+        done = kccl(*plan, KCCL_ALGORITHM=preferred)
+        assert (done.returncode, done.stderr) == (0, "")
+        first, choice = done.stdout.splitlines()[:2]
+        assert first == f"all_reduce of 8192 bytes bfloat16 over 2 ranks on {backend}"
+        is_able = preferred and (backend == "host" or "cma" not in preferred)
+        by_table = f"by {backend}.json"
+        assert ("KCCL_ALGORITHM prefers it" in choice) == bool(is_able)
+        assert (by_table in choice) == (not is_able)
+    if backend == "sim":
+
+        def main(comm):
+            return comm.plan("all_reduce", 8192, "bfloat16").explain()
+
+        assert run_threads(main, 2, backend="sim")[0] + "\n" == kccl(*plan).stdout
 
 
 def test_warm(tmp_path):
@@ -140,7 +169,9 @@ def test_bench_simulated():
     arguments = ("--backend", "sim", "-n", "3", "-e", "16", "--seed", "2", "--json")
     done = kccl("bench", "all_reduce", *arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("# kccl bench all_reduce: 3 ranks, backend sim, in place\n")
+    assert done.stdout.startswith(
+        "# kccl bench all_reduce: 3 ranks, backend sim, float32 sum, in place\n"
+    )
     assert "# times are those of the simulation on this CPU, not of any GPU" in done.stdout
     assert "# floor:" not in done.stdout
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
@@ -174,6 +205,7 @@ def test_version_and_folders():
         ("plan", "all_reduce", "--bytes", "x"),
         ("plan", "all_reduce", "--dtype", "float7"),
         ("plan", "all_reduce", "-n", "9"),
+        ("plan", "all_reduce", "--backend", "hip"),
         ("warm", "-n", "9"),
         ("warm", "-n", "2", "--op", "median"),
         ("warm", "-n", "2", "-d", "int7"),
@@ -182,6 +214,7 @@ def test_version_and_folders():
         ("run", "-n", "0", "--", "true"),
         ("run", "-n", "2", "--timeout", "0", "--", "true"),
         ("topo", "--nonsense"),
+        ("topo", "--probe", "--cpus", "1"),
         ("doctor", "nonsense"),
     ],
     ids=" ".join,

@@ -192,6 +192,23 @@ def test_core_to_core_takes_medians_of_allowed_cpus(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
+    ("most", "cpus"),
+    [
+        (0, ()),
+        (1, (0,)),
+        (2, (0, 3)),
+        (3, (0, 2, 4)),
+        (6, (0, 1, 2, 3, 4, 6)),
+        (99, (0, 1, 2, 3, 4, 6)),
+    ],
+)
+def test_some_cpus_are_spread_over_the_allowed_ones(
+    machine: Machine, most: int, cpus: tuple[int, ...]
+) -> None:
+    assert topology.spread(machine, most) == cpus
+
+
+@pytest.mark.parametrize(
     ("cpus", "num_samples", "ping_pong", "message"),
     [
         ([0], 5, near_or_far, "needs two CPUs, got 1"),

@@ -1,0 +1,29 @@
+"""What a run is doing, on one line of a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(wanted: bool, sizes: int) -> Iterator[Callable[[str], None]]:
+    """A line that is rewritten, on a terminal only; yields the function that says what comes next.
+
+    It is drawn between sizes: a thread that redraws would be noise in rank 0's figures.
+    """
+    if not (wanted and sys.stdout.isatty()):
+        yield lambda what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", total=sizes + 1, completed=-1)
+
+        def show(what: str) -> None:
+            bar.update(task, description=what, advance=1, refresh=True)
+
+        yield show

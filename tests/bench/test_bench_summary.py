@@ -1,0 +1,167 @@
+"""What a person sees of a run: one line a size, the whole table on demand, a line of progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from functools import partial
+
+import pytest
+from bench_world import (
+    FakeWorld,
+    off_by_one,
+    parse,
+    probes,  # noqa: F401  # a fixture, asked for by name
+    row,
+)
+
+from kccl.bench import cli
+from kccl.bench.harness import report
+
+
+def summary(rows):
+    """The lines of figures, and the text around them."""
+    file = io.StringIO()
+    report.print_summary(report.console(file), rows)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    figures = [line.split() for line in lines if re.match(r" +\d", line)]
+    return figures, [line for line in lines if line not in figures]
+
+
+def host_rows():
+    """Two sizes, as a run under mpirun has them; Open MPI is best at the first, MPICH then."""
+    rows = []
+    for nbytes, ours, default, doubling, openmpi in (
+        (8, 0.25, 2, 3, 1),
+        (1 << 20, 100, 300, 200, 400),
+    ):
+        common = {"bytes": nbytes, "floor_us": ours / 2}
+        rows += [
+            row(**common | {"mode": "host", "time_us": ours / 4}),
+            row(**common | {"time_us": ours}),
+            row(**common | {"call": "direct", "time_us": ours * 2}),
+        ]
+        for library, algorithm, us in (
+            ("mpich", "default", default),
+            ("mpich", "recursive_doubling", doubling),
+            ("openmpi", "default", openmpi),
+        ):
+            peer = {"library": library, "algorithm": algorithm, "call": "direct", "time_us": us}
+            rows.append(row(**common | peer))
+    return rows
+
+
+def test_a_size_is_one_line_with_the_better_mpi():
+    figures, text = summary(host_rows())
+    assert figures == [
+        ["8", "0.250", "1.00", "openmpi", "4.00x", "0.125"],
+        ["1M", "100.0", "200.0", "mpich", "recursive_doubling", "2.00x", "50.00"],
+    ]
+    assert re.search(r"size \(B\) +KCCL \(us\) +best MPI \(us\) +ratio +floor \(us\)", text[1])
+    # A terminal of ordinary width shows it.
+    assert max(map(len, text[: 2 + len(figures)])) <= 80
+
+
+def test_without_peers_and_floors_there_are_no_columns_of_them():
+    alone = [each | {"floor_us": None} for each in host_rows() if each["library"] == "kccl"]
+    figures, text = summary(alone)
+    assert figures == [["8", "0.250"], ["1M", "100.0"]]
+    assert not re.search("ratio|best|floor", "".join(text))
+
+
+def test_a_size_without_a_peer_has_an_empty_cell():
+    rows = [each for each in host_rows() if each["library"] == "kccl" or each["bytes"] == 8]
+    assert summary(rows)[0][1] == ["1M", "100.0", "50.00"]
+
+
+def test_on_gpus_calls_in_graphs_are_shown():
+    graph = {"mode": "graph", "skewed_us": 2.0, "time_us": 2.0, "floor_us": 0.75}
+    peer = {"library": "nccl", "algorithm": "symmetric_window", "call": "direct"}
+    rows = [
+        row(**graph),
+        row(time_us=4.0, host_us=3.0),
+        row(**graph | peer | {"time_us": 5.0}),
+        row(**peer | {"time_us": 1.0, "host_us": 3.0}),
+    ]
+    figures, text = summary(rows)
+    assert figures == [["8", "2.00", "5.00", "nccl", "symmetric_window", "2.50x", "0.750"]]
+    assert "best peer (us)" in text[1] and "in a CUDA graph" in "".join(text)
+
+
+def test_in_kernels_each_promise_has_its_line():
+    common = {"mode": "in_kernel", "call": "open", "bytes": 16, "floor_us": 0.5}
+    rows = [
+        row(**common | {"complete": "slice"}),
+        row(**common | {"time_us": 2.0}),
+        row(**common | {"time_us": 1.5, "algorithm": "grid_exchange"}),
+    ]
+    assert summary(rows)[0] == [
+        ["16", "one_shot_ll16", "slice", "relaxed", "1.00", "0.500"],
+        ["16", "one_shot_ll16", "message", "relaxed", "2.00", "0.500"],
+        ["16", "grid_exchange", "message", "relaxed", "1.50", "0.500"],
+    ]
+    within = [row(**common | {"world_size": size}) for size in (1, 2)]
+    assert [line[4] for line in summary(within)[0]] == ["1", "2"]
+
+
+# The command
+
+
+def printed(capsys, *argv, broken=None):
+    codes = FakeWorld(2, broken).run(partial(cli.main, parse("all_reduce", "-e", "16", *argv)))
+    found = capsys.readouterr()
+    assert found.err == ""
+    return codes, found.out
+
+
+@pytest.mark.usefixtures("probes")
+def test_verbose_prints_every_row(capsys):
+    codes, short = printed(capsys)
+    assert codes == [0, 0]
+    assert short.startswith("# kccl bench all_reduce: 2 ranks, backend host, float32 sum, in place")
+    assert len(re.findall(r"^ +(?:8|16) ", short, re.MULTILINE)) == 2
+    assert "direct" not in short and "wrong elements: 0 OK" in short
+    codes, whole = printed(capsys, "--verbose")
+    assert codes == [0, 0]
+    assert len(re.findall(r"^.*one_shot_ll16 +(?:host|eager|direct)", whole, re.MULTILINE)) == 6
+    assert "p99" in whole and "wrong elements: 0 OK" in whole
+
+
+@pytest.mark.usefixtures("probes")
+def test_a_wrong_result_prints_every_row(capsys):
+    codes, text = printed(capsys, broken=off_by_one)
+    assert codes == [1, 1]
+    assert len(re.findall(r"^.*one_shot_ll16 +(?:host|eager|direct)", text, re.MULTILINE)) == 6
+    assert "FAILED" in text
+
+
+@pytest.mark.usefixtures("probes")
+def test_the_document_has_every_row_either_way(capsys):
+    for flags in ((), ("--verbose",)):
+        rows = json.loads(printed(capsys, "--json", *flags)[1].splitlines()[-1])["rows"]
+        kinds = [("host", "prepared"), ("eager", "prepared"), ("eager", "direct")]
+        assert [(each["mode"], each["call"]) for each in rows] == kinds * 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.usefixtures("probes")
+def test_progress_is_one_line_of_a_terminal_and_nothing_elsewhere(capsys, monkeypatch):
+    _, text = printed(capsys)
+    assert "all_reduce, 8 bytes" not in text and "\r" not in text and "\033" not in text
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", screen)
+    FakeWorld(2).run(partial(cli.main, parse("all_reduce", "-e", "16")))
+    # rich hides the cursor while it draws, and at the end goes up over the line that it left.
+    before, _, drawn = screen.getvalue().partition("\033[?25l")
+    drawn, _, after = drawn.partition("\033[?25h")
+    for what in ("all_reduce, 8 bytes", "all_reduce, 16 bytes", "peers in a job of their own"):
+        assert what in drawn and what not in before + after
+    assert drawn.count("\n") == 1
+    assert after.startswith("\r\033[1A\033[2K")
