@@ -119,7 +119,7 @@ def test_an_entry_under_a_wrong_name_is_made_anew(cache, header, compilations):
 
 def test_processes_compile_at_the_same_time(cache, header):
     program = (
-        "import sys; from pathlib import Path; from kccl import jit\n"
+        "import sys; from pathlib import Path; from kccl.jit import cache as jit\n"
         "from kccl.sim.library import load\n"
         "source, folder = sys.argv[1:]\n"
         "load(jit.compile_sim(source, ['answer'], include_dirs=[Path(folder)]), 1)\n"
