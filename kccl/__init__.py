@@ -65,7 +65,7 @@ __all__ = [
     "topology",
 ]
 
-# Loaded at first use, so that `import kccl` costs what a program needs of it.
+# Loaded at first use, so that `import kccl` is fast.
 _LAZY = {
     "Communicator": "comm",
     "Kernel": "module",
@@ -97,14 +97,14 @@ def __getattr__(name: str) -> Any:
 
 
 def include_dir() -> str:
-    """The folder to give to a device compiler with -I, for `#include <kccl/kccl.cuh>`."""
+    """The folder of the headers: pass it to a compiler with -I for `#include <kccl/kccl.cuh>`."""
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "include")
 
 
 def cmake_dir() -> str:
-    """The folder to give to CMake as kccl_DIR, for `find_package(kccl)`."""
+    """The folder of the CMake package: pass it to CMake as kccl_DIR for `find_package(kccl)`."""
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "cmake")

@@ -1,4 +1,4 @@
-"""`python -m kccl bench all_reduce`: the command where its script is not installed."""
+"""Runs the `kccl` command where its script is not installed: `python -m kccl bench all_reduce`."""
 
 import sys
 

@@ -1,22 +1,25 @@
-"""The communicator: what ranks do together.
+"""The communicator: the ranks of a job, and the calls that they make together.
 
-The path of `comm.all_reduce(x)`, file by file. C answers a call that it knows; the first call with
-such arguments is checked in Python and taught to C.
+The path of `comm.all_reduce(x)`, file by file. C runs a call that it knows. The first call of a
+kind goes through Python, which checks and plans it, runs it, and teaches it to C.
 
-    csrc/host/dispatcher.cpp      does C know the call?  yes ----------------.
-      | no                                                                   |
-    collectives/all_reduce.py     checks x, out and op                       |
-    collectives/prepared.py       plans the call, keeps it, teaches it       |
-    plan/choice.py                chooses a kernel of plan/specs.py          |
-    backends/host.py or cuda.py   fills a KcclHostOp or a KcclGpuOp          |
-      |                                                                      |
-    csrc/host/core.cpp <-----------------------------------------------------'
-      | on the host calls the kernel; for a GPU csrc/host/gpu.cpp enqueues it on the stream
-      v
-    csrc/include/kccl/kernels/all_reduce_one_shot_ll16.cuh        the algorithm
-      channel.cuh     which slots the call uses, and why they may be used again
-      exchange.cuh    how packets go to the peers and are waited for
-      mem.cuh         one store instruction, one load instruction
+    csrc/host/dispatcher.cpp       does C know a call of this dtype, size, op?  yes -.
+      | no                                                                           |
+    collectives/all_reduce.py      checks x, out and op                              |
+    collectives/prepared.py        plans the call, runs it, teaches it to C          |
+      context.py                     keeps the plans                                 |
+      plan/choice.py                 chooses a kernel of plan/specs.py               |
+      backends/host.py               fills the handle of the call, a KcclHostOp      |
+      or backends/cuda.py            fills a KcclGpuOp; gpu/library.py compiles      |
+      |                                                                              |
+    csrc/host/fastcall.cpp         runs a handle without a Python frame   <----------'
+    csrc/host/core.cpp             calls the function in the handle: on the host the kernel,
+      |  or csrc/host/gpu.cpp      on a GPU a launch of the kernel on the stream
+      |
+    csrc/include/kccl/kernels/all_reduce_one_shot_ll16.cuh           the algorithm
+      channel.cuh                    which slots the call uses, and why it may reuse them
+      exchange.cuh                   pushes packets (ll16.cuh) to all ranks, waits for theirs
+      mem.cuh                        load and store; the instructions are in targets/mem_*.cuh
 """
 
 import contextlib
@@ -58,20 +61,22 @@ def _disown_after_fork() -> None:
 
 
 class Communicator(OneSided):
-    """The ranks of a job, or of a part of it. Several are independent; one is one thread's.
+    """The ranks of a job, or of a part of it.
+
+    One thread at a time uses a communicator. Several communicators are independent of each other.
 
     Attributes:
-        rank, world_size: This rank and their number.
-        local_rank: Index within the machine.
+        rank, world_size: This rank, and the number of ranks.
+        local_rank: Index of this rank within the machine.
         launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
-        num_channels: Independent streams of calls, for the `channel` keywords.
-        context: What calls are given of this rank; for modules of the library.
-        all_gather, all_reduce, barrier, broadcast, reduce_scatter: See the folder collectives.
-        put, get, signal, wait: See collectives/one_sided.py.
+        num_channels: Number of channels, for the `channel` arguments.
+        context: The part of the communicator that its calls use; for modules of KCCL.
+        all_gather, all_reduce, barrier, broadcast, reduce_scatter: See kccl/collectives.
+        put, get, signal, wait: See kccl/collectives/one_sided.py.
     """
 
-    # What help() says of these; C answers them, without a Python frame in between.
+    # The texts are for help(). C answers these calls, without a Python frame in between.
     __slots__ = {
         "all_gather": AllGather.__doc__,
         "all_reduce": AllReduce.__doc__,
@@ -95,7 +100,7 @@ class Communicator(OneSided):
         settings: Settings,
         opens: type[Backend] = HostBackend,
     ) -> None:
-        """Connects windows and checks that all ranks mean the same. Collective; see kccl.init()."""
+        """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init()."""
         global _fork_hook_registered
         if ranks.world_size > abi.MAX_WORLD_SIZE:
             raise InvalidArgument(
@@ -112,7 +117,7 @@ class Communicator(OneSided):
         self._settings = settings
         self._opens = opens
         self._is_closed = False
-        # What split() and shrink() made.
+        # The communicators that split() and shrink() made.
         self._parts: list[weakref.ref[Communicator]] = []
         limits = {
             "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
@@ -129,7 +134,6 @@ class Communicator(OneSided):
         for name, limit in limits.items():
             setattr(self._backend.state, name, limit)
         self.context = Context(ranks, self._backend, env, settings.num_channels)
-        self.checks = self.context.checks
         super().__init__(self.context)
         self.all_gather = AllGather(self.context)
         self.all_reduce = AllReduce(self.context)
@@ -143,9 +147,9 @@ class Communicator(OneSided):
         _open.add(self)
 
     def _meet_at_start(self) -> None:
-        """Holds this rank until every rank has mapped the windows and may be written to."""
-        # Whoever is lost here has mapped them too. If only some ranks saw it go, only they would
-        # have no communicator; so each gets one, and the first call on it says the same to all.
+        """Waits until every rank has mapped the windows. From then on peers may write to them."""
+        # Why suppress: if a rank is lost here, perhaps only some ranks see it. They alone would get
+        # no communicator. So all ranks get one, and the first call on it fails on all of them.
         with contextlib.suppress(PeerLost):
             self._mesh.allgather(b"", "start-up", self._env.first_timeout)
 
@@ -162,11 +166,11 @@ class Communicator(OneSided):
 
     @property
     def timeout(self) -> float:
-        """Seconds one wait may last, on GPUs a millisecond or more; may be set at any time, also by
-        another thread.
+        """Most seconds that one wait may last; on GPUs at least a millisecond.
 
-        At first KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT for the first call and for the first after
-        reset(). A value that is set here holds for these too.
+        The default is KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT for the first call and for the first
+        call after reset(). A value set here applies to these, too. Any thread may set it at any
+        time.
         """
         return float(self._backend.state.limit_ns / 1e9)
 
@@ -185,23 +189,30 @@ class Communicator(OneSided):
     # ---- Symmetric memory --------------------------------------------------------------------
 
     def window(self, nbytes: int) -> windows.Window:
-        """Allocates a window of `nbytes` on every rank. Collective.
+        """Allocates a window of `nbytes` bytes on every rank. Collective.
 
         Raises:
             InvalidArgument: The size is not positive, or differs between ranks.
+            BackendError: The memory could not be allocated or mapped.
+            Timeout, PeerLost: A rank did not come, or went.
         """
         self.context.check_usable()
         nbytes = arguments.integer("nbytes", nbytes)
         return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
-        """An array in symmetric memory of its own, initially zero. Collective.
-
-        A NumPy array; on a GPU one that other libraries take, as in torch.from_dlpack(x).
+        """Allocates an array in a window of its own, filled with zeros. Collective.
 
         Args:
-            shape: The same on every rank.
+            shape: Shape of the array, the same on every rank.
             dtype: A KCCL or NumPy element type.
+
+        Returns:
+            On the host a NumPy array. On a GPU an array that other libraries can take, as in
+            torch.from_dlpack(x).
+
+        Raises:
+            As window().
         """
         kind = dtypes.of(dtype)
         shape = arguments.shape(shape)
@@ -211,15 +222,22 @@ class Communicator(OneSided):
     def device_comm(
         self, *, channels: int = 132, max_bytes: int = 65536, exchange_bytes: int = 262144
     ) -> DeviceComm:
-        """What kernels of one's own take to talk to their peers: a `kccl::DeviceComm`. Collective.
+        """Makes a `kccl::DeviceComm`, the argument by which your kernels reach peers. Collective.
 
-        Each has 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes of its own on
-        every rank until the communicator ends: kernels with different ones may run together.
+        It has scratch of its own: 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes
+        on every rank, until the communicator ends. So kernels with different DeviceComms may run at
+        the same time. All arguments must be the same on all ranks.
 
         Args:
-            channels: How many coops (blocks or warps) make calls; the same on all ranks, as all.
-            max_bytes: Of one coop's message.
-            exchange_bytes: Of all slices in publish() and collect(), each rounded up to 64 bytes.
+            channels: Most coops (blocks or warps) that make calls.
+            max_bytes: Most bytes in the message of one coop.
+            exchange_bytes: Most bytes of all slices in publish() and collect() together. Each slice
+                counts as a multiple of 64 bytes.
+
+        Raises:
+            InvalidArgument: A size is out of range, or differs between ranks.
+            BackendError: The memory could not be allocated or mapped.
+            Timeout, PeerLost: A rank did not come, or went.
         """
         self.context.check_usable()
         arguments.between("channels", channels, 1, 2**20)
@@ -229,10 +247,10 @@ class Communicator(OneSided):
         return self._backend.device_comm(*sizes, self._env.first_timeout)
 
     def check(self) -> None:
-        """Raises what went wrong in calls made so far, as far as it is known; waits for nothing.
+        """Raises if an earlier call is known to have failed. Does not wait.
 
-        Calls on a GPU return before they have run: once their stream has been waited for, this says
-        whether they succeeded.
+        A call on a GPU returns before it has run. To see whether it succeeded, synchronize its
+        stream and then call check().
 
         Raises:
             Timeout, PeerLost: A rank did not come, or went.
@@ -242,23 +260,23 @@ class Communicator(OneSided):
     # ---- Plans -------------------------------------------------------------------------------
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
-        """How a call would run; `.explain()` says why."""
+        """The plan of a call of `nbytes`, as nccl-tests counts them. `.explain()` says why."""
         nbytes = arguments.not_negative("nbytes", nbytes)
         return self.context.plan(collective, nbytes, None if dtype is None else dtypes.of(dtype))
 
     def algorithms(self, collective: str) -> list[str]:
-        """Names of the algorithms of a collective, for the `algorithm` keywords."""
+        """Names of a collective's algorithms, for the `algorithm` arguments."""
         return specs.algorithms(collective)
 
     def _disown(self) -> None:
-        """In a forked child: every use is an error, and the parent's peers do not hear from it."""
+        """In a forked child: makes every use an error, without telling the parent's peers."""
         self._backend.state.status = lib.kKcclForked
         self._mesh.close()
 
     # ---- Groups, recovery, end ---------------------------------------------------------------
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value` that JSON can carry, in rank order. Out of band: slow, sleeps."""
+        """Every rank's `value`, in rank order. JSON must represent it. Collective, and slow."""
         self._check_open()
         if self._mesh.is_resetting:
             self.context.raise_failure()
@@ -268,25 +286,31 @@ class Communicator(OneSided):
         return [json.loads(reply) for reply in replies]
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """Parts the ranks into communicators of equal `color`, ordered by `key`. Collective.
+        """Splits the ranks into communicators, one for each `color`. Collective.
 
-        Equal keys stay in rank order.
+        Args:
+            color: Ranks with equal colors get a communicator together; None: none for this rank.
+            key: Orders the ranks of the new communicator. Ranks with equal keys keep their order.
 
         Returns:
-            This rank's part; None for a color of None.
+            The communicator of this rank's color; None for a color of None.
+
+        Raises:
+            Timeout, PeerLost: A rank did not come, or went.
         """
         self.context.check_usable()
         ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
         return None if ranks is None else self._part(ranks)
 
     def reset(self) -> None:
-        """After a time-out: forgets all calls and starts afresh. Collective, all ranks alive.
+        """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
 
-        Until it has succeeded every other call but shrink() and close() fails.
+        Drops all unfinished calls and signals. Until reset() succeeds, all calls fail except
+        reset(), shrink() and close().
 
         Raises:
             PeerLost: A rank is gone; use shrink().
-            Timeout: A rank did not call reset() in time; it may be called again.
+            Timeout: A rank did not call reset() in time; call reset() again.
         """
         self._check_open()
         state = self._backend.state
@@ -295,30 +319,33 @@ class Communicator(OneSided):
             self._backend.clear()
             state.status = lib.kKcclAborted
 
-        # Until all have come, every call fails here: the others count on it, see Mesh.reset.
+        # Mesh.reset() relies on this: every call on this rank fails until all ranks have come.
         if state.status == lib.kKcclOk:
             state.status = lib.kKcclAborted
         self._mesh.reset(clear, self._env.first_timeout)
         state.status = lib.kKcclOk
 
     def shrink(self) -> "Communicator":
-        """After a rank was lost: the survivors' communicator. Collective among them.
+        """Makes a communicator of the survivors after a rank was lost. Collective among them.
 
-        The survivors keep their order. This communicator is closed; windows and arrays in them stay
-        readable.
+        The survivors keep their order. This communicator is closed. Its windows, and arrays in
+        them, stay readable.
+
+        Returns:
+            The new communicator.
 
         Raises:
             Timeout: A rank that is alive did not call shrink() in time.
         """
         self._check_open()
-        # Peers that still wait in a call, perhaps for this rank, leave it and come too.
+        # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
         self.context.give_up()
         smaller = agreement.shrink(self._mesh, self._part, self._env.first_timeout)
         self.close()
         return smaller
 
     def _part(self, ranks: Mesh) -> "Communicator":
-        """The communicator of some of the ranks, which `ranks` connects. Collective among them."""
+        """A communicator of the ranks of a mesh. Collective among them."""
         try:
             part = type(self)(
                 ranks,
@@ -329,16 +356,19 @@ class Communicator(OneSided):
                 opens=self._opens,
             )
         except BaseException:
-            # The peers hear at once that this rank gave up, and do not wait for it in vain.
+            # So the peers see at once that this rank gave up.
             ranks.close()
             raise
-        # A new list each time, because another thread may be going through the old one.
+        # A new list each time, because another thread may iterate over the old one.
         known = [each for each in self._parts if each() is not None]
         self._parts = [*known, weakref.ref(part)]
         return part
 
     def close(self) -> None:
-        """Ends this rank's use of the communicator. Idempotent; arrays in windows stay valid."""
+        """Ends this rank's use of the communicator. Idempotent.
+
+        Peers that wait for this rank get an error. Arrays in windows stay valid.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -356,9 +386,9 @@ class Communicator(OneSided):
             raise Error(f"the communicator is closed on rank {self.rank}")
 
     def abort(self) -> None:
-        """Makes all the peers' waits fail, here and in parts split off. Any thread may call it.
+        """Makes all waits of the peers fail, here and in communicators that split() made of this.
 
-        For a rank that cannot go on. The communicator stays to be closed.
+        For a rank that cannot go on. Any thread may call it. Call close() afterwards.
         """
         for part in [known() for known in self._parts]:
             if part is not None:

@@ -1,11 +1,10 @@
-"""Kernels of one's own: compiled from source at run time, then called like functions.
+"""Compiles your own kernels at run time, and launches them like functions.
 
     module = kccl.compile(source, ["mine"])
     module.kernel("mine")(comm, comm.device_comm(), x)
 
-The source is C++ in the dialect of csrc/include/kccl: it includes <kccl/kccl.cuh>, marks kernels
-with KCCL_KERNEL, and makes every access that another thread may see through kccl::mem.
-examples/05_simulate_a_kernel.py has one.
+The source is C++. It includes <kccl/kccl.cuh>, marks kernels with KCCL_KERNEL, and uses kccl::mem
+for every access to memory that another thread may see. examples/05_simulate_a_kernel.py has one.
 """
 
 import ctypes
@@ -33,9 +32,9 @@ class Module:
 
     Attributes:
         target: "sim" or "cuda".
-        warp_size: That they were compiled for.
-        arch: On "cuda" the architecture, as in "sm_90a"; else "".
-        names: Of its kernels.
+        warp_size: Warp size of the target.
+        arch: For "cuda" the architecture, as in "sm_90a"; otherwise "".
+        names: Names of the kernels.
     """
 
     def __init__(
@@ -54,14 +53,15 @@ class Module:
 
     @cached_property
     def _entries(self) -> dict[str, Any]:
-        # What was compiled for a GPU can be loaded only where there is one.
+        # Loaded at first use: compiling for a GPU needs no GPU, but loading does.
         return dict(zip(self.names, self._load(), strict=True))
 
     def kernel(self, name: str) -> "Kernel":
-        """One of the kernels.
+        """The kernel with this name.
 
         Raises:
-            InvalidArgument: It was not among those compiled.
+            InvalidArgument: The module has no such kernel.
+            BackendError: There is no driver, or it refuses the code.
         """
         if name not in self.names:
             raise InvalidArgument(f"kernel is {name!r}, must be one of {', '.join(self.names)}")
@@ -72,11 +72,11 @@ class Module:
 
 
 class Kernel:
-    """A compiled kernel; calling it runs it.
+    """A compiled kernel. Calling it launches it.
 
     Attributes:
-        name: As it was given to compile().
-        module: The module that has it.
+        name: Its name, as given to compile().
+        module: Its module.
     """
 
     def __init__(self, module: Module, name: str, entry: Any) -> None:
@@ -96,22 +96,26 @@ class Kernel:
         shared_bytes: int = 0,
         stream: Any = None,
     ) -> None:
-        """Runs the kernel on this rank; returns when it has ended, on a GPU when it is enqueued.
+        """Launches the kernel on this rank.
+
+        On a GPU the call returns when the kernel is enqueued, on the simulator when it has ended.
 
         Args:
-            comm: Where it runs; its backend is the module's target.
-            *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value go by
-                value; a Python int is an int64, a float a double, a bool a bool; an array (what
-                exports a writable buffer, or DLPack) is a pointer to its first element.
+            comm: The communicator of this rank. Its backend must be the module's target.
+            *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
+                passed by value. A Python int becomes an int64, a float a double, a bool a bool. An
+                array, which exports a writable buffer or DLPack, becomes a pointer to its first
+                element.
             grid: Number of blocks.
-            block: Threads of each, a multiple of the warp size.
-            shared_bytes: Dynamic shared memory of each block.
+            block: Threads of each block, a multiple of the warp size.
+            shared_bytes: Bytes of dynamic shared memory of each block.
             stream: As in Communicator.all_reduce, for the first array among the arguments.
 
         Raises:
             InvalidArgument: An argument does not fit the kernel's parameter; nothing ran.
-            Timeout, PeerLost: A wait of the library failed in the kernel.
-            ProtocolError: The simulator found something.
+            BackendError: The driver refused the launch.
+            Timeout, PeerLost: A wait of the library failed in this kernel or in an earlier call.
+            ProtocolError: The simulator has a finding.
         """
         if comm.backend != self.module.target:
             raise InvalidArgument(
@@ -127,10 +131,10 @@ class Kernel:
         del keep
 
     def pack(self, args: Sequence[Any]) -> tuple[bytes, list[Any]]:
-        """The arguments one behind the other, and what keeps the memory they point to.
+        """The bytes of the arguments one after another, and objects that keep their memory alive.
 
         Raises:
-            InvalidArgument: Their number or a size is not the kernel's.
+            InvalidArgument: The number of arguments, or the size of one, is not the kernel's.
         """
         wanted = self.entry.parameters
         if len(args) != len(wanted):
@@ -151,12 +155,12 @@ class Kernel:
 
 
 def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
-    """An argument as the kernel gets it, and what keeps the memory that it points to."""
+    """The bytes of an argument as the kernel gets it, and an object that keeps its memory alive."""
     import numpy as np
 
     if isinstance(arg, DeviceComm):
         return arg.data, None
-    # Before Python's own, because some are subclasses of float.
+    # Tested before Python's own types, because some NumPy scalars are subclasses of float.
     if isinstance(arg, np.generic):
         return arg.tobytes(), None
     if isinstance(arg, bool):
@@ -179,10 +183,10 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
 
 
 def launch_shape(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
-    """Grid and block sizes as integers.
+    """Number of blocks and threads of each, as integers.
 
     Raises:
-        InvalidArgument: No GPU has such.
+        InvalidArgument: No GPU can launch this.
     """
     grid = arguments.between("grid", grid, 1, 2**31 - 1)
     block = arguments.between("block", block, 1, MAX_THREADS)
@@ -200,21 +204,22 @@ def compile(
     arch: str = "",
     include_dirs: Sequence["str | os.PathLike[str]"] = (),
 ) -> Module:
-    """Compiles kernels; what was compiled before comes from a cache on disk.
+    """Compiles kernels, or takes them from the cache on disk.
 
     Args:
-        source: The text, or the path of a file.
-        kernels: Names of kernels in it, or of instances of templates, as in "scale<float>".
-        target: "sim": the simulator, which runs on this machine's CPU; or "cuda".
-        warp_size: 32 or 64, for the simulator.
-        arch: For "cuda", as in "sm_90a"; this thread's device's when "". With one given no GPU is
-            needed until a kernel is launched.
-        include_dirs: Where else headers are looked for. A file's own folder is one of them.
+        source: The source text, or the path of a file.
+        kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
+        target: "sim" for the simulator, which runs on this machine's CPU; or "cuda".
+        warp_size: Warp size of the simulated GPUs, 32 or 64.
+        arch: Architecture for "cuda", as in "sm_90a". When "", that of this thread's current GPU.
+            If it is given, no GPU is needed until a kernel is launched.
+        include_dirs: More folders to search for headers. The folder of a source file is searched
+            without being named.
 
     Raises:
         InvalidArgument: An argument is wrong.
-        CompileError: The source does not compile; with the compiler's log.
-        BackendError: There is no compiler.
+        CompileError: The source does not compile; has the compiler's log.
+        BackendError: There is no compiler, or the cache cannot be written to.
     """
     if target not in TARGETS:
         raise InvalidArgument(f"target is {target!r}, must be one of {', '.join(TARGETS)}")

@@ -1,4 +1,4 @@
-"""How a program gets its communicator: kccl.init() in each rank, or kccl.run_threads(main)."""
+"""Makes a program's communicator: kccl.init() in each process, or kccl.run_threads(main)."""
 
 import os
 import threading
@@ -26,29 +26,30 @@ _OF_THREADS = (*_BACKENDS, "sim")
 def _check_backend(backend: str, known: Sequence[str]) -> None:
     if backend not in known:
         raise BackendError(
-            f"backend is {backend!r}, this version has {', '.join(known)}; "
-            "`kccl doctor` says what runs on this machine"
+            f"backend is {backend!r}, must be one of {', '.join(known)}; `kccl doctor` says which "
+            "of them run on this machine"
         )
 
 
 def init(backend: str = "auto") -> Communicator:
-    """The communicator of all ranks of this job. Collective.
+    """Makes the communicator of all ranks of this job. Collective.
 
-    Works under mpirun, torchrun, `kccl run`, and alone as one rank.
+    Works under mpirun, torchrun and `kccl run`, and without a launcher as one rank.
 
     Args:
-        backend: "host", which "auto" means too; or "cuda": this rank drives the GPU that is current
-            in this thread, else the one of its local rank.
+        backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs. On
+            "cuda" the rank uses the GPU that is current in this thread. If none is current, it uses
+            the GPU with the number of its local rank.
 
     Raises:
-        BackendError: The backend or the launcher's library is not there.
-        InvalidArgument: Variables are wrong or differ between ranks.
+        BackendError: The backend, or the launcher's library, is not available on this machine.
+        InvalidArgument: Environment variables are wrong or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
     if backend == "sim":
         raise BackendError(
             "backend 'sim' simulates all ranks in one process: use "
-            'kccl.run_threads(main, world_size, backend="sim") in place of kccl.init()'
+            'kccl.run_threads(main, world_size, backend="sim") instead of kccl.init()'
         )
     _check_backend(backend, _BACKENDS)
     env = read()
@@ -65,15 +66,16 @@ def init(backend: str = "auto") -> Communicator:
 
 
 def join(launch: bootstrap.Launch, env: Env, opens: Callable[[], type[Backend]]) -> Communicator:
-    """The communicator of all ranks of a launch. Collective.
+    """Makes the communicator of all ranks of a launch. Collective.
 
     Args:
-        launch: Who this process is, and how it exchanges a string with the others.
-        env: Variables; `first_timeout` bounds the start.
-        opens: Says the backend; called when every rank is connected with this one.
+        launch: This process's rank, and how it reaches the others.
+        env: Environment variables. `first_timeout` limits the start-up.
+        opens: Returns the class of the backend. It is called once this rank is connected with all
+            others.
 
     Raises:
-        InvalidArgument: The ranks do not fit each other.
+        InvalidArgument: Settings differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
     ranks = bootstrap.connect(launch, env.first_timeout)
@@ -88,7 +90,7 @@ def join(launch: bootstrap.Launch, env: Env, opens: Callable[[], type[Backend]])
             opens=backend,
         )
     except BaseException:
-        # The peers hear at once that this rank gave up.
+        # So the peers see at once that this rank gave up.
         ranks.close()
         raise
 
@@ -104,27 +106,32 @@ def run_threads(
     model: str | None = None,
     trace: str | os.PathLike[str] | None = None,
 ) -> list[Any]:
-    """Calls `main(comm)` in one thread a rank and returns what they return, in rank order.
+    """Runs `main(comm)` in one thread for each rank.
 
-    When a rank raises, the others' waits fail, and the first rank's error that is not such a
-    consequence is raised here.
+    When a rank raises, the waits of the others fail. The first error that is not such a failed wait
+    is raised here.
 
-    With backend "sim" the ranks share one simulated machine of GPUs, on which the seed decides who
-    moves when and what each load sees; `main` drives its rank by one thread. Waits' limits count
-    virtual time while all ranks wait.
+    With backend "sim" the ranks share one simulated machine of GPUs. The seed determines its
+    schedule and what each load returns. `main` may use one thread only. While all ranks wait, the
+    limits of waits count virtual time.
 
     Args:
-        main: What each rank does.
+        main: The program of each rank.
         world_size: Number of ranks, 1 to 8.
         backend: "auto" or "host", "cuda" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
-        seed: Of the simulation; 0 when None. The same seed gives the same run.
-        warp_size: Of the simulated GPUs: 32, or 64; 32 when None.
-        model: Their memory model: "sm_90", or "gfx942"; "sm_90" when None.
-        trace: Path for the simulation's last steps, for Perfetto or chrome://tracing.
+        seed: Seed of the simulation; 0 when None. The same seed gives the same run.
+        warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None.
+        model: Memory model of the simulated GPUs, "sm_90" or "gfx942"; "sm_90" when None.
+        trace: Path of a file for the simulation's last steps, for Perfetto or chrome://tracing.
+
+    Returns:
+        The results of `main`, in rank order.
 
     Raises:
-        ProtocolError: The simulation found that ranks, blocks or threads race, or wait in vain.
+        InvalidArgument: An argument is wrong.
+        ProtocolError: The simulation found a data race, a deadlock or another bug.
+        Exception: Whatever `main` raised.
     """
     _check_backend(backend, _OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
@@ -142,7 +149,7 @@ def run_threads(
         if backend == "cuda":
             connect = partial(_connect_gpu, env=env)
         return _run(main, meshes, connect, timeout)
-    # What only a simulation needs is loaded for it alone.
+    # Imported here because only a simulation needs them.
     from .backends.sim import SimBackend
     from .sim.machine import simulated_machine
     from .sim.mesh import thread_meshes
@@ -153,7 +160,7 @@ def run_threads(
 
 
 def _connect_gpu(ranks: Mesh, env: Env, local_rank: int) -> Communicator:
-    """The communicator of a rank that is a thread and drives the GPU of its number."""
+    """The communicator of a rank that is a thread and uses the GPU with its number."""
     from .backends.cuda import CudaBackend
 
     opens = CudaBackend.for_thread(local_rank)
@@ -170,15 +177,14 @@ def _run(
     timeout: float | None,
     machine: "Machine | None" = None,
 ) -> list[Any]:
-    """The ranks' threads, from their start to the end of the last."""
+    """Runs the ranks' threads from the first start to the last end."""
     results: list[Any] = [None] * len(meshes)
-    # In the order in which they were kept.
-    errors: list[BaseException] = []
+    errors: list[BaseException] = []  # in order of time
     comms: list[Communicator] = []
-    # Not Thread.join(), which in CPython 3.11 takes a thread for ended once Ctrl-C interrupts it.
+    # Why not Thread.join(): after a Ctrl-C, CPython 3.11's join() regards the thread as ended.
     ended = [threading.Event() for _ in meshes]
 
-    def be(rank: int, ranks: Mesh) -> None:
+    def run_rank(rank: int, ranks: Mesh) -> None:
         comm = None
         try:
             comm = connect(ranks, local_rank=rank)
@@ -186,7 +192,7 @@ def _run(
             if timeout is not None:
                 comm.timeout = timeout
             results[rank] = main(comm)
-            # As the end of a process would be seen: whoever still waits for this rank gives up.
+            # As at the end of a process: waits for this rank fail.
             comm.close()
         except BaseException as error:
             errors.append(error)
@@ -199,7 +205,7 @@ def _run(
             ended[rank].set()
 
     threads = [
-        threading.Thread(target=be, args=(rank, ranks), name=f"kccl rank {rank}")
+        threading.Thread(target=run_rank, args=(rank, ranks), name=f"kccl rank {rank}")
         for rank, ranks in enumerate(meshes)
     ]
     for thread in threads:
@@ -208,7 +214,7 @@ def _run(
         for event in ended:
             event.wait()
     except BaseException:
-        # Ctrl-C reaches only this thread: it ends the ranks' waits.
+        # Only this thread gets Ctrl-C. It makes the waits of all ranks fail.
         for comm in list(comms):
             comm.abort()
         for ranks in meshes:
@@ -221,10 +227,10 @@ def _run(
             ranks.close()
     found = None if machine is None else machine.failure()
     if found is not None:
-        # Whatever the ranks made of it.
+        # A finding is the cause of all errors of the ranks.
         raise found
     if errors:
-        # The others may have seen the cause, and failed by it, before its rank could keep it here.
+        # A peer's failed wait may stand in the list before the error that caused it.
         causes = [error for error in errors if not isinstance(error, WaitFailed)]
         raise (causes or errors)[0]
     return results
