@@ -78,10 +78,10 @@ def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
 @pytest.mark.parametrize("world_size", [2])
 def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
     table = tmp_path / "cuda.json"
-    tuning = ["-m", "kccl.bench.tune", "all_reduce", "--backend", "cuda", "--out", str(table)]
+    tune = ["-m", "kccl.bench.tune", "all_reduce", "--backend", "cuda", "--out", str(table)]
     few = ["-b", "64", "-e", "128", "--blocks", "4", "64", "--threads", "64", "--repeats", "1"]
     done = subprocess.run(
-        [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *tuning, *few],
+        [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *tune, *few],
         env=environment(),
         capture_output=True,
         text=True,
