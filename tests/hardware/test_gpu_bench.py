@@ -8,6 +8,8 @@ import pytest
 from ranks import LAUNCHER, environment
 from suites import run_suite
 
+from kccl.plan import tuning
+
 SHORT = ("--repeats", "3", "--iterations", "100", "--json")
 
 
