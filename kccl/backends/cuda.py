@@ -20,6 +20,7 @@ from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel
 from ..gpu.memory import GpuWindow, Memory, shared_stream
 from ..gpu.state import DeviceState
+from ..gpu.table import DriverError
 from ..plan.specs import BY_NAME, MOST_BLOCKS, MOST_THREADS, KernelSpec
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
@@ -33,13 +34,13 @@ _STAGING_BYTES = 131072
 _WARP, _MOST_THREADS = 32, MOST_THREADS
 # While there are blocks for it: warps of one block share an SM.
 _THREADS_PER_BLOCK = 128
-# KcclGpuLaunch -> the driver's function that may refuse it.
+# KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
 _LAUNCHED_BY = {
-    lib.kKcclNoLaunch: "cuCtxPushCurrent",
-    lib.kKcclLaunchKernel: "cuLaunchKernel",
-    lib.kKcclLaunchGraph: "cuGraphLaunch",
-    lib.kKcclLaunchDependent: "cuLaunchKernelEx",
-    lib.kKcclLaunchAnnounced: "cuGraphKernelNodeSetParams",
+    lib.kKcclNoLaunch: "push_context",
+    lib.kKcclLaunchKernel: "launch",
+    lib.kKcclLaunchGraph: "launch_graph",
+    lib.kKcclLaunchDependent: "launch_ex",
+    lib.kKcclLaunchAnnounced: "set_params",
 }
 
 
@@ -220,7 +221,7 @@ class CudaBackend(Backend):
         gpu_op.queue = self.state.queue
         with self.device.current():
             gpu_op.function = entry.function()
-            most = driver.max_threads(gpu_op.function)
+            most = driver.table().max_threads(gpu_op.function)
         gpu_op.stream = driver.LEGACY_STREAM
         spec, count = BY_NAME[kernel], fields.get("count", 0)
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
@@ -306,8 +307,9 @@ class CudaBackend(Backend):
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
         note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
-        name = _LAUNCHED_BY[self.state.queue.how]
-        return driver.DriverError(driver.error_text(name, error, note), error)
+        gpu = driver.table()
+        name = {**gpu.queue, **gpu.dependents_queue}[_LAUNCHED_BY[self.state.queue.how]]
+        return DriverError(gpu.error_text(name, error, note), error)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 

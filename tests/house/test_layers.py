@@ -210,6 +210,22 @@ def test_kccl_imports_only_downwards():
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
 
 
+# NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
+OF_THE_DRIVER = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
+# A room's modules that say them, and what they say. nvrtc.py takes the compiler from the package.
+SAY_THEM = {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}}
+
+
+def test_the_drivers_names_stand_in_its_table_only():
+    table = (ROOT / "kccl/gpu/cuda.py").read_text()
+    assert len(set(re.findall(OF_THE_DRIVER, table))) > 60
+    for path in python_files("kccl"):
+        where = path.relative_to(ROOT / "kccl").as_posix()
+        found = set(re.findall(OF_THE_DRIVER, path.read_text()))
+        allowed = SAY_THEM.get(where, set())
+        assert allowed is None or found <= allowed, f"kccl/{where}: {found}"
+
+
 def test_topology_imports_nothing_of_kccl():
     for path in python_files("topology"):
         for name, _ in python_imports(path):
