@@ -17,7 +17,7 @@ from .cuda import CUDA
 from .table import Table
 
 LEGACY_STREAM = 1
-"""The default stream, on every device: it waits for other streams, and they wait for it."""
+"""The default stream of each device. It and the blocking streams wait for each other."""
 
 
 # ---- The vendor --------------------------------------------------------------------------------

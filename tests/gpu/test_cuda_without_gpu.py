@@ -11,7 +11,7 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl.backends.cuda import launch_shape
+from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, graphs, library, memory, release
 from kccl.gpu import driver as gpu

@@ -15,6 +15,10 @@ from source_tree import (
 )
 
 import kccl
+from kccl.backends.base import Backend
+from kccl.backends.cuda import CudaBackend
+from kccl.backends.host import HostBackend
+from kccl.backends.sim import SimBackend
 
 # ---- csrc: which header may include which ------------------------------------------------------
 
@@ -208,6 +212,16 @@ def test_kccl_imports_only_downwards():
                 assert below == "topology" or room == "tools", f"{module} imports {name}"
             elif when != "annotation" or (module, name) not in ANNOTATED_UPWARDS:
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
+
+
+def test_backends_are_siblings_behind_a_pure_interface():
+    methods = {name for name, value in vars(Backend).items() if callable(value)}
+    assert methods == Backend.__abstractmethods__ and len(methods) > 15
+    for each in (HostBackend, SimBackend, CudaBackend):
+        assert each.__bases__ == (Backend,) and each.__abstractmethods__ == frozenset()
+    incomplete = type("Incomplete", (HostBackend,), {"clear": Backend.clear})
+    with pytest.raises(TypeError, match=r"abstract method '?clear"):
+        incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
 
 
 # NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
