@@ -30,8 +30,9 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .backends.base import Backend, DeviceComm, Settings
-from .backends.host import HostBackend
+from .backends.base import Opener
+from .backends.scratch import DeviceComm
+from .backends.settings import Settings
 from .base import abi, arguments, dtypes
 from .base.abi import lib
 from .base.env import Env
@@ -98,7 +99,7 @@ class Communicator(OneSided):
         launcher: str,
         local_rank: int,
         settings: Settings,
-        opens: type[Backend] = HostBackend,
+        opens: Opener,
     ) -> None:
         """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init()."""
         global _fork_hook_registered

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .backends.base import Backend, Settings
+from .backends.base import Opener
 from .backends.host import HostBackend
 from .base import arguments
 from .base.abi import MAX_WORLD_SIZE
@@ -55,23 +55,23 @@ def init(backend: str = "auto") -> Communicator:
     env = read()
     launch = bootstrap.detect(env, os.environ)
 
-    def opens() -> type[Backend]:
+    def opener() -> Opener:
         if backend != "cuda":
             return HostBackend
-        from .backends.cuda import CudaBackend
+        from .backends.cuda import OnDevice
 
-        return CudaBackend.for_process(launch.local_rank)
+        return OnDevice.of_process(launch.local_rank)
 
-    return join(launch, env, opens)
+    return join(launch, env, opener)
 
 
-def join(launch: bootstrap.Launch, env: Env, opens: Callable[[], type[Backend]]) -> Communicator:
+def join(launch: bootstrap.Launch, env: Env, opener: Callable[[], Opener]) -> Communicator:
     """Makes the communicator of all ranks of a launch. Collective.
 
     Args:
         launch: This process's rank, and how it reaches the others.
         env: Environment variables. `first_timeout` limits the start-up.
-        opens: Returns the class of the backend. It is called once this rank is connected with all
+        opener: Returns what makes the backend. It is called once this rank is connected with all
             others.
 
     Raises:
@@ -80,14 +80,14 @@ def join(launch: bootstrap.Launch, env: Env, opens: Callable[[], type[Backend]])
     """
     ranks = bootstrap.connect(launch, env.first_timeout)
     try:
-        backend = opens()
+        opens = opener()
         return Communicator(
             ranks,
             env,
             launcher=launch.launcher,
             local_rank=launch.local_rank,
-            settings=backend.settings(env.epoch_bits),
-            opens=backend,
+            settings=opens.settings(env.epoch_bits),
+            opens=opens,
         )
     except BaseException:
         # So the peers see at once that this rank gave up.
@@ -136,9 +136,7 @@ def run_threads(
     _check_backend(backend, _OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
     env = read()
-    connect: Callable[..., Communicator] = partial(
-        Communicator, env=env, launcher="threads", settings=Settings(epoch_bits=env.epoch_bits)
-    )
+    connect = partial(_connect, env=env, backend=backend)
     simulated = {"seed": seed, "warp_size": warp_size, "model": model, "trace": trace}
     given: dict[str, Any] = {name: told for name, told in simulated.items() if told is not None}
     if backend != "sim":
@@ -146,34 +144,42 @@ def run_threads(
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
         streams = bootstrap.thread_streams(world_size)
         meshes = [Mesh(rank, world_size, streams[rank]) for rank in range(world_size)]
-        if backend == "cuda":
-            connect = partial(_connect_gpu, env=env)
         return _run(main, meshes, connect, timeout)
     # Imported here because only a simulation needs them.
-    from .backends.sim import SimBackend
     from .sim.machine import simulated_machine
     from .sim.mesh import thread_meshes
 
     with simulated_machine(world_size, **given) as machine:
         meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
-        return _run(main, meshes, partial(connect, opens=SimBackend), timeout, machine)
+        return _run(main, meshes, connect, timeout, machine)
 
 
-def _connect_gpu(ranks: Mesh, env: Env, local_rank: int) -> Communicator:
-    """The communicator of a rank that is a thread and uses the GPU with its number."""
-    from .backends.cuda import CudaBackend
-
-    opens = CudaBackend.for_thread(local_rank)
+def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:
+    """The communicator of a rank that is a thread."""
+    opens = _opener(backend, rank)
     settings = opens.settings(env.epoch_bits)
     return Communicator(
-        ranks, env, launcher="threads", local_rank=local_rank, settings=settings, opens=opens
+        ranks, env, launcher="threads", local_rank=rank, settings=settings, opens=opens
     )
+
+
+def _opener(backend: str, rank: int) -> Opener:
+    """What makes the backend of a rank that is a thread."""
+    if backend == "cuda":
+        from .backends.cuda import OnDevice
+
+        return OnDevice.of_thread(rank)
+    if backend == "sim":
+        from .backends.sim import SimBackend
+
+        return SimBackend
+    return HostBackend
 
 
 def _run(
     main: Callable[[Communicator], Any],
     meshes: Sequence[Mesh],
-    connect: Callable[..., Communicator],
+    connect: Callable[[Mesh, int], Communicator],
     timeout: float | None,
     machine: "Machine | None" = None,
 ) -> list[Any]:
@@ -187,7 +193,7 @@ def _run(
     def run_rank(rank: int, ranks: Mesh) -> None:
         comm = None
         try:
-            comm = connect(ranks, local_rank=rank)
+            comm = connect(ranks, rank)
             comms.append(comm)
             if timeout is not None:
                 comm.timeout = timeout

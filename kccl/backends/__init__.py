@@ -1,1 +1,1 @@
-"""Backends: how windows, calls and waits are made on one kind of machine."""
+"""Backends: windows, calls and waits on each kind of machine, behind one interface."""

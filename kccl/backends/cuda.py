@@ -1,46 +1,146 @@
 """The cuda backend: a rank drives one NVIDIA GPU; ranks are processes, or threads of one.
 
-A call is one kernel, enqueued on the caller's stream. It waits for peers on the GPU: what went
+A call is one kernel, enqueued on the caller's stream. It waits for peers on the GPU. What goes
 wrong there is raised by the next call, or by comm.check().
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
-from ..base import abi, arguments, dtypes, env
+from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import BackendError, Error, InvalidArgument
-from ..gpu import arrays, driver, sharing
+from ..gpu import arrays, driver, memory, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel
-from ..gpu.memory import GpuWindow, Memory, shared_stream
+from ..gpu.memory import GpuWindow, shared_stream
 from ..gpu.state import DeviceState
-from ..plan.specs import BY_NAME, MOST_BLOCKS, MOST_THREADS, KernelSpec
+from ..gpu.table import DriverError
+from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
-from .base import Backend, Scratch, Settings, fill_op
+from .base import Backend
+from .calls import fill_op
+from .scratch import DeviceComm, Scratches
+from .settings import Settings
+from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
 from .watch import Watcher
 
-# A block's part of a call, and how many take part: the scratch has room for all channels' blocks.
+# Of a block's part of a channel.
 _PACKET_BYTES = 8192
-_BLOCKS_PER_CHANNEL = MOST_BLOCKS
 _STAGING_BYTES = 131072
-_WARP, _MOST_THREADS = 32, MOST_THREADS
-# While there are blocks for it: warps of one block share an SM.
-_THREADS_PER_BLOCK = 128
-# KcclGpuLaunch -> the driver's function that may refuse it.
+# KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
 _LAUNCHED_BY = {
-    lib.kKcclNoLaunch: "cuCtxPushCurrent",
-    lib.kKcclLaunchKernel: "cuLaunchKernel",
-    lib.kKcclLaunchGraph: "cuGraphLaunch",
-    lib.kKcclLaunchDependent: "cuLaunchKernelEx",
-    lib.kKcclLaunchAnnounced: "cuGraphKernelNodeSetParams",
+    lib.kKcclNoLaunch: "push_context",
+    lib.kKcclLaunchKernel: "launch",
+    lib.kKcclLaunchGraph: "launch_graph",
+    lib.kKcclLaunchDependent: "launch_ex",
+    lib.kKcclLaunchAnnounced: "set_params",
 }
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """See Opener: makes the backends of a rank that drives one GPU.
+
+    Attributes:
+        device: The GPU.
+    """
+
+    device: driver.Device
+    name: ClassVar[str] = "cuda"
+
+    @classmethod
+    def of_process(cls, local_rank: int) -> "OnDevice":
+        """For a rank that is a process: its current device, else that of its local rank."""
+        return cls(driver.pick_device(local_rank))
+
+    @classmethod
+    def of_thread(cls, rank: int) -> "OnDevice":
+        """For a rank that is a thread; more ranks than GPUs share them."""
+        return cls(driver.device(rank % max(driver.num_devices(), 1)))
+
+    @classmethod
+    def number(cls, ordinal: int) -> "OnDevice":
+        """For a rank that drives the GPU of this number in its process."""
+        return cls(driver.device(ordinal))
+
+    def settings(self, epoch_bits: int) -> Settings:
+        """See Opener."""
+        return Settings(
+            blocks_per_channel=BLOCKS_PER_CHANNEL,
+            packet_bytes=_PACKET_BYTES,
+            staging_bytes=_STAGING_BYTES,
+            epoch_bits=epoch_bits,
+        )
+
+    def __call__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
+    ) -> "CudaBackend":
+        """See Opener."""
+        return CudaBackend(
+            self.device,
+            mesh,
+            settings,
+            shares_cores=shares_cores,
+            are_threads=are_threads,
+            timeout=timeout,
+        )
+
+
+class GpuMemory:
+    """See scratch.Memory: memory of a GPU, which the peers' GPUs map."""
+
+    def __init__(self, mesh: Mesh, device: driver.Device, *, are_threads: bool, way: str) -> None:
+        """Allocates nothing yet.
+
+        Args:
+            mesh: The ranks.
+            device: This rank's.
+            are_threads: The ranks are threads of this process.
+            way: How ranks reach each other's memory; see sharing.Sharing.
+        """
+        self._mesh = mesh
+        self._device = device
+        self._are_threads = are_threads
+        self._way = way
+        self._fills = shared_stream(device, "fills")
+
+    def window(
+        self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
+    ) -> GpuWindow:
+        """See scratch.Memory."""
+        return GpuWindow(
+            self._mesh,
+            nbytes,
+            what,
+            timeout,
+            device=self._device,
+            are_threads=self._are_threads,
+            way=self._way,
+            stream=self._fills,
+        )
+
+    def channels(self, count: int) -> memory.Memory:
+        """See scratch.Memory."""
+        return memory.Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
+
+    def arm(self, window: Window, begin: int) -> None:
+        """See scratch.Memory."""
+        assert isinstance(window, GpuWindow)
+        window.fill(begin, 0xFF)
 
 
 class CudaBackend(Backend):
@@ -51,40 +151,14 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
+    can_attach = False
     has_streams = True
-    device: driver.Device
 
-    @classmethod
-    def for_process(cls, local_rank: int) -> "type[CudaBackend]":
-        """The backend of a rank that is a process, and of parts of its communicator."""
-        return cls._on(driver.pick_device(local_rank))
-
-    @classmethod
-    def for_thread(cls, rank: int) -> "type[CudaBackend]":
-        """The same of a rank that is a thread; ranks beyond the number of GPUs share them."""
-        return cls._on(driver.device(rank % max(driver.num_devices(), 1)))
-
-    @classmethod
-    def for_device(cls, ordinal: int) -> "type[CudaBackend]":
-        """The same of a rank that drives the GPU of this number in its process."""
-        return cls._on(driver.device(ordinal))
-
-    @classmethod
-    def _on(cls, device: driver.Device) -> "type[CudaBackend]":
-        return type(cls.__name__, (cls,), {"device": device})
-
-    @classmethod
-    def settings(cls, epoch_bits: int) -> Settings:
-        """See Backend. The staging is for what peers push."""
-        return Settings(
-            blocks_per_channel=_BLOCKS_PER_CHANNEL,
-            packet_bytes=_PACKET_BYTES,
-            staging_bytes=_STAGING_BYTES,
-            epoch_bits=epoch_bits,
-        )
+    check_shape = staticmethod(check_shape)
 
     def __init__(
         self,
+        device: driver.Device,
         mesh: Mesh,
         settings: Settings,
         *,
@@ -92,75 +166,50 @@ class CudaBackend(Backend):
         are_threads: bool,
         timeout: float,
     ) -> None:
-        """See Backend."""
+        """See Opener; `device` is the rank's."""
         variables = env.read()
+        self.device = device
         self._pid = os.getpid()
-        self._are_threads = are_threads
         # Ranks that are threads and share GPUs leave each other all the room there is.
         self._has_company = are_threads and mesh.world_size > driver.num_devices()
-        # What says the stream of the library whose array was used last, for calls without arrays.
+        # Says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: driver.LEGACY_STREAM
-        self._sharing = sharing.agree(
-            mesh,
-            self.device,
-            are_threads=are_threads,
-            forced=variables.windows,
-            timeout=timeout,
+        shared = sharing.agree(
+            mesh, device, are_threads=are_threads, forced=variables.windows, timeout=timeout
         )
-        self.caveat = self._sharing.caveat
+        self.caveat = shared.caveat
         self._context = ffi.new("KcclHostContext *")
         self._context.shares_cores = shares_cores
-        # A launch may have to wait until the stream has room.
+        # Calls give the interpreter's lock up: a launch may have to wait until the stream has room.
         self._context.holds_gil = False
-        self._fills = shared_stream(self.device, "fills")
-        self.state: Any = DeviceState(
-            self.device,
-            self._context,
-            has_dependents=variables.dependents != 0,
-        )
-        self._settings = settings
-        self._polls_per_check = abi.GPU_POLLS_PER_CHECK
-        self._start(mesh, settings, timeout)
-        self._watcher = Watcher(mesh.pidfds, self._lose)
-
-    def _addresses_of(self, scratch: Scratch) -> tuple[Any, Any]:
-        return self.state.address, scratch.channels.address
-
-    def _make_channels(self, count: int) -> Any:
-        return Memory(self.device, ffi.sizeof("KcclChannelState") * count, self._fills)
-
-    def _clear_channels(self, channels: Any) -> None:
-        with self.device.current():
-            driver.fill(channels.address, 0, channels.nbytes, self._fills)
-
-    def _open_window(
-        self,
-        mesh: Mesh,
-        nbytes: int,
-        what: str,
-        timeout: float,
-        layout: Mapping[str, int] | None = None,
-    ) -> GpuWindow:
-        return GpuWindow(
+        self._memory = GpuMemory(mesh, device, are_threads=are_threads, way=shared.way)
+        self.state = DeviceState(device, self._context, has_dependents=variables.dependents != 0)
+        self._scratches = Scratches(
             mesh,
-            nbytes,
-            what,
-            timeout,
-            device=self.device,
-            are_threads=self._are_threads,
-            way=self._sharing.way,
-            stream=self._fills,
+            settings,
+            self._memory,
+            state=self.state.address,
+            polls_per_check=abi.GPU_POLLS_PER_CHECK,
+            timeout=timeout,
         )
-
-    def _arm(self, scratch: Scratch) -> None:
-        assert isinstance(scratch.window, GpuWindow)
-        scratch.window.fill(scratch.sentinel, 0xFF)
+        self._comm = self._scratches.comm
+        self._watcher = Watcher(mesh.pidfds, self._lose)
 
     def _lose(self, peer: int) -> None:
         """A peer's process has ended: kernels that wait for it look here now and then."""
         self.state.mailbox.gone |= 1 << peer
 
-    # ---- Arrays and streams ------------------------------------------------------------------
+    # ---- Memory ------------------------------------------------------------------------------
+
+    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+        """See Backend."""
+        return self._memory.window(nbytes, "window", timeout)
+
+    def device_comm(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> DeviceComm:
+        """See Backend."""
+        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """See Backend."""
@@ -174,8 +223,10 @@ class CudaBackend(Backend):
         return window.array(shape, dtypes.of(dtype))
 
     def like(self, array: Any, view: ArrayView, shape: tuple[int, ...]) -> Any:
-        """See Backend; from the memory of the array's library."""
+        """See Backend."""
         return arrays.like(array, shape)
+
+    # ---- Streams -----------------------------------------------------------------------------
 
     def stream(self, given: Any, view: ArrayView | None) -> int:
         """See Backend."""
@@ -183,20 +234,35 @@ class CudaBackend(Backend):
             return arrays.stream_of(given)
         return view.stream() if isinstance(view, DeviceView) else self._stream_before()
 
+    def place(self, handle: Any, stream: int) -> None:
+        """See Backend."""
+        ffi.cast("KcclGpuOp *", handle).stream = stream
+
     def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """See Backend."""
         if given is not None:
             return arrays.stream_of(given)
         return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
+    def record(self, handle: Any) -> KernelGraph:
+        """See Backend."""
+        gpu_op = ffi.cast("KcclGpuOp *", handle)
+        call = ffi.new("KcclCall *")
+        lib.kccl_gpu_argument(gpu_op, call)
+        graph = KernelGraph(
+            self.device,
+            gpu_op.function,
+            bytes(ffi.buffer(call)),
+            grid=gpu_op.num_blocks,
+            block=gpu_op.threads_per_block,
+        )
+        gpu_op.graph = graph.handle
+        return graph
+
     def intervals_us(self, stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
         """See Backend."""
         with self.device.current():
             return driver.intervals_us(stream, parts)
-
-    def place(self, handle: Any, stream: int) -> None:
-        """See Backend."""
-        ffi.cast("KcclGpuOp *", handle).stream = stream
 
     # ---- Calls -------------------------------------------------------------------------------
 
@@ -220,7 +286,7 @@ class CudaBackend(Backend):
         gpu_op.queue = self.state.queue
         with self.device.current():
             gpu_op.function = entry.function()
-            most = driver.max_threads(gpu_op.function)
+            most = driver.table().max_threads(gpu_op.function)
         gpu_op.stream = driver.LEGACY_STREAM
         spec, count = BY_NAME[kernel], fields.get("count", 0)
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
@@ -230,44 +296,15 @@ class CudaBackend(Backend):
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
-    def record(self, handle: Any) -> KernelGraph:
-        """See Backend."""
-        gpu_op = ffi.cast("KcclGpuOp *", handle)
-        call = ffi.new("KcclCall *")
-        lib.kccl_gpu_argument(gpu_op, call)
-        graph = KernelGraph(
-            self.device,
-            gpu_op.function,
-            bytes(ffi.buffer(call)),
-            grid=gpu_op.num_blocks,
-            block=gpu_op.threads_per_block,
-        )
-        gpu_op.graph = graph.handle
-        return graph
-
-    def check_shape(self, blocks: Any, threads: Any) -> None:
-        """See Backend."""
-        arguments.between("blocks", blocks, 1, _BLOCKS_PER_CHANNEL)
-        arguments.between("threads", threads, _WARP, _MOST_THREADS)
-        if threads % _WARP:
-            raise InvalidArgument(f"threads is {threads}, must be a multiple of {_WARP}")
-
     def shape_of(self, handle: Any) -> tuple[int, int]:
         """See Backend."""
         call = ffi.cast("KcclGpuOp *", handle)
         return int(call.num_blocks), int(call.threads_per_block)
 
     def launch(
-        self,
-        kernel: Any,
-        data: bytes,
-        *,
-        grid: int,
-        block: int,
-        shared_bytes: int,
-        stream: int = driver.LEGACY_STREAM,
+        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
     ) -> None:
-        """See Backend; returns when the kernel is enqueued."""
+        """See Backend."""
         if kernel.module.arch != self.device.arch:
             raise InvalidArgument(
                 f"{kernel.name} was compiled for {kernel.module.arch}, must be for the "
@@ -298,18 +335,19 @@ class CudaBackend(Backend):
                 f"may wait for each other, and no more blocks of {block} threads run at once"
             )
 
+    # ---- Failure, recovery, end --------------------------------------------------------------
+
     def failure(self) -> Error | None:
-        """A launch that the driver refused; it can be tried again."""
+        """See Backend: a launch that the driver refused. It can be tried again."""
         error = self.state.queue.error
         if error == 0:
             return None
         self.state.queue.error = 0
         self.state.host.status = lib.kKcclOk
         note = f"({self.caveat})" if self.caveat and self.state.mailbox.gone else ""
-        name = _LAUNCHED_BY[self.state.queue.how]
-        return driver.DriverError(driver.error_text(name, error, note), error)
-
-    # ---- Failure, recovery, end --------------------------------------------------------------
+        gpu = driver.table()
+        name = {**gpu.queue, **gpu.dependents_queue}[_LAUNCHED_BY[self.state.queue.how]]
+        return DriverError(gpu.error_text(name, error, note), error)
 
     def abort(self) -> None:
         """See Backend."""
@@ -325,7 +363,7 @@ class CudaBackend(Backend):
         """See Backend; waits for this rank's calls to end first."""
         if os.getpid() != self._pid:
             return
-        # After an error of the device nothing can be said to anybody.
+        # After an error of the device nothing can be written to the peers.
         with contextlib.suppress(BackendError):
             driver.synchronize(self.device)
             if self.state.status == lib.kKcclOk:
@@ -333,7 +371,7 @@ class CudaBackend(Backend):
         self._watcher.stop()
 
     def _depart(self, departure: int, record: bytes = b"") -> None:
-        """Writes this rank's word, and why, into every peer's window."""
+        """Writes this rank's KcclDeparture, and its record, into every peer's window."""
         layout, rank = self._comm.layout, self._comm.rank
         for peer in range(self._comm.world_size):
             if peer == rank:
@@ -347,7 +385,7 @@ class CudaBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         driver.synchronize(self.device)
-        self._clear_scratches()
+        self._scratches.clear()
         self.state.clear()
 
 
@@ -356,25 +394,3 @@ def _places(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():
         return driver.resident_blocks(function, threads, 0) * device.multiprocessors
-
-
-def launch_shape(
-    spec: KernelSpec, count: int, dtype: str, most: int, blocks: int = 0, threads: int = 0
-) -> tuple[int, int]:
-    """Blocks of a call and threads of each: one thread a packet, as far as they go.
-
-    Args:
-        spec: Of the kernel.
-        count, dtype: See KernelSpec.peer_bytes().
-        most: Threads that a block of this kernel may have.
-        blocks: Most blocks; 0 for as many as a channel has.
-        threads: Of a block while there are blocks for them; 0 for 128.
-    """
-    most = min(most, _MOST_THREADS) // _WARP * _WARP
-    if spec.bytes_per_thread == 0:
-        return 1, most if spec.one_block == "full" else _WARP
-    packets = max(-(-spec.peer_bytes(count, dtype) // spec.bytes_per_thread), 1)
-    most_blocks = blocks or _BLOCKS_PER_CHANNEL
-    num_blocks = min(-(-packets // min(threads or _THREADS_PER_BLOCK, most)), most_blocks)
-    each = -(-packets // (num_blocks * _WARP)) * _WARP
-    return num_blocks, min(each, most)

@@ -4,12 +4,19 @@ import json
 import os
 from typing import Any
 
+from ..base import arrays
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
-from .base import Backend, Settings, fill_op
+from ..ranks.windows import Window
+from . import host_memory
+from .base import Backend
+from .calls import fill_op
+from .host_memory import HostMemory
+from .scratch import DeviceComm, Scratches
+from .settings import Settings
 
 # Polls between two looks at the clock: some 5 us when every rank has a core. A rank that shares its
-# core yields it soon, because what it waits for may be waiting for that core.
+# core yields it soon, because the peer that it waits for may need that core.
 _POLLS_OWN_CORE = 400
 _POLLS_SHARED_CORE = 1
 
@@ -18,6 +25,17 @@ class HostBackend(Backend):
     """One rank's memory and calls on the host."""
 
     name = "host"
+    has_streams = False
+    caveat = ""
+
+    view = staticmethod(arrays.view)
+    array = staticmethod(host_memory.array)
+    like = staticmethod(host_memory.like)
+    stream = staticmethod(host_memory.stream)
+    # For backends with streams.
+    follow = record = intervals_us = shape_of = host_memory.not_here
+    # There is no compile(target="host").
+    launch = host_memory.not_here
 
     def __init__(
         self,
@@ -28,22 +46,32 @@ class HostBackend(Backend):
         are_threads: bool,
         timeout: float,
     ) -> None:
-        """See Backend."""
-        super().__init__(
+        """See Opener."""
+        self._context = host_memory.new_context(
+            mesh, shares_cores=shares_cores, are_threads=are_threads
+        )
+        self.state = host_memory.new_state(self._context)
+        self._memory = HostMemory(mesh)
+        self._scratches = Scratches(
             mesh,
             settings,
-            shares_cores=shares_cores,
-            are_threads=are_threads,
+            self._memory,
+            state=self.state,
             polls_per_check=_POLLS_SHARED_CORE if shares_cores else _POLLS_OWN_CORE,
             timeout=timeout,
         )
         self.can_attach = self._try_to_attach(mesh, timeout)
 
+    @staticmethod
+    def settings(epoch_bits: int) -> Settings:
+        """See Opener."""
+        return Settings(epoch_bits=epoch_bits)
+
     def _try_to_attach(self, mesh: Mesh, timeout: float) -> bool:
         """Whether every rank can read every other's memory. Collective.
 
-        Each reads a word of each, because permission depends on the pair, and process ids mean
-        something else in another container.
+        Each rank reads a word of each other, because permission depends on the pair, and because a
+        process id means another process in another container.
         """
         token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
@@ -62,6 +90,19 @@ class HostBackend(Backend):
             for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
         )
 
+    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+        """See Backend."""
+        return self._memory.window(nbytes, "window", timeout)
+
+    def device_comm(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> DeviceComm:
+        """See Backend."""
+        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
+
+    def place(self, handle: Any, stream: int) -> None:
+        """See Backend: a call here has no stream."""
+
     def op(
         self,
         kernel: str,
@@ -73,7 +114,27 @@ class HostBackend(Backend):
     ) -> Any:
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
-        fill_op(handle, self._comm, kernel, dtype, op, **fields)
+        fill_op(handle, self._scratches.comm, kernel, dtype, op, **fields)
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")
         return handle
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """See Backend: calls here have no shape."""
+        raise host_memory.no_shape(self.name, blocks, threads)
+
+    def failure(self) -> None:
+        """See Backend: the state says everything."""
+
+    def abort(self) -> None:
+        """See Backend."""
+        host_memory.abort(self._scratches.comm)
+
+    def leave(self) -> None:
+        """See Backend."""
+        lib.kccl_host_leave(self._scratches.comm)
+
+    def clear(self) -> None:
+        """See Backend."""
+        self._scratches.clear()
+        host_memory.clear_state(self.state)

@@ -4,6 +4,7 @@ import mmap
 from collections.abc import Mapping
 from typing import Any
 
+from ..base import arrays
 from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..plan.specs import BY_NAME
@@ -12,10 +13,15 @@ from ..ranks.windows import Window
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from .base import Backend, Settings, fill_op
+from . import host_memory
+from .base import Backend
+from .calls import fill_op
+from .host_memory import HostChannels
+from .scratch import DeviceComm, Scratches
+from .settings import Settings
 
-# Threads of a call's one block, by bytes of the message: more threads take fewer turns, and cost
-# the simulation more.
+# Threads of a call's one block, by bytes of the message: more threads need fewer rounds, but make
+# the simulation slower.
 _FEWEST_THREADS, _MOST_THREADS = 64, 512
 _BYTES_PER_THREAD = 64
 
@@ -28,9 +34,9 @@ def num_threads(kernel: str, count: int, dtype: str) -> int:
 
 
 class SimWindow(Window):
-    """A window of ranks that are threads: one mapping for all, at one address.
+    """A window of ranks that are threads: all use one mapping, at one address.
 
-    The machine knows memory by its address, and keeps it as long as it lives.
+    The machine knows memory by its address, and keeps the mapping as long as it lives.
     """
 
     def __init__(self, mesh: SimMesh, nbytes: int, what: str, timeout: float, name: Namer) -> None:
@@ -47,37 +53,82 @@ class SimWindow(Window):
         return [self._machine.windows[int(theirs)] for theirs in everyone]
 
 
-class SimBackend(Backend):
-    """One rank's memory and calls on the simulated machine."""
+class SimMemory:
+    """See scratch.Memory: windows of which the machine knows the regions by name."""
 
-    name = "sim"
+    channels = HostChannels
+    arm = staticmethod(host_memory.arm)
 
-    def __init__(self, mesh: Mesh, settings: Settings, *, timeout: float, **_: bool) -> None:
-        """See Backend; the ranks are threads, and share their cores with the simulation."""
-        assert isinstance(mesh, SimMesh)
-        self._machine = mesh.meetings.machine
-        self._machine_rank = mesh.machine_rank
+    def __init__(self, mesh: SimMesh) -> None:
+        self._mesh = mesh
         self._num_windows = 0
-        super().__init__(
-            mesh, settings, shares_cores=True, are_threads=True, polls_per_check=1, timeout=timeout
-        )
-        self._machine.add_state(self.state, state_namer(mesh.rank))
 
-    def _open_window(
-        self,
-        mesh: Mesh,
-        nbytes: int,
-        what: str,
-        timeout: float,
-        layout: Mapping[str, int] | None = None,
-    ) -> Window:
-        assert isinstance(mesh, SimMesh)
+    def window(
+        self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
+    ) -> SimWindow:
+        """See scratch.Memory."""
+        mesh = self._mesh
         if layout is not None:
             name = window_namer(layout, mesh.world_size, mesh.rank)
         else:
             name = bytes_namer(f"window {self._num_windows} of rank {mesh.rank}")
             self._num_windows += 1
         return SimWindow(mesh, nbytes, what, timeout, name)
+
+
+class SimBackend(Backend):
+    """One rank's memory and calls on the simulated machine."""
+
+    name = "sim"
+    can_attach = False
+    has_streams = False
+    caveat = ""
+
+    view = staticmethod(arrays.view)
+    array = staticmethod(host_memory.array)
+    like = staticmethod(host_memory.like)
+    stream = staticmethod(host_memory.stream)
+    # For backends with streams.
+    follow = record = intervals_us = shape_of = host_memory.not_here
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        *,
+        shares_cores: bool,
+        are_threads: bool,
+        timeout: float,
+    ) -> None:
+        """See Opener. The ranks are always threads, and share their cores with the simulation."""
+        assert isinstance(mesh, SimMesh)
+        self._mesh = mesh
+        self._machine = mesh.meetings.machine
+        self._context = host_memory.new_context(mesh, shares_cores=True, are_threads=True)
+        self.state = host_memory.new_state(self._context)
+        self._memory = SimMemory(mesh)
+        self._scratches = Scratches(
+            mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
+        )
+        self._machine.add_state(self.state, state_namer(mesh.rank))
+
+    @staticmethod
+    def settings(epoch_bits: int) -> Settings:
+        """See Opener."""
+        return Settings(epoch_bits=epoch_bits)
+
+    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+        """See Backend."""
+        return self._memory.window(nbytes, "window", timeout)
+
+    def device_comm(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> DeviceComm:
+        """See Backend."""
+        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
+
+    def place(self, handle: Any, stream: int) -> None:
+        """See Backend: a call here has no stream."""
 
     def op(
         self,
@@ -90,7 +141,7 @@ class SimBackend(Backend):
     ) -> Any:
         """See Backend."""
         sim_op = ffi.new("KcclSimOp *")
-        fill_op(sim_op.op, self._comm, kernel, dtype, op, **fields)
+        fill_op(sim_op.op, self._scratches.comm, kernel, dtype, op, **fields)
         entry = self._machine.kernel(kernel, dtype, op)
         sim_op.op.kernel = lib.kccl_sim_run_op
         sim_op.machine = self._machine.handle
@@ -98,19 +149,16 @@ class SimBackend(Backend):
         sim_op.launch.argument_bytes = ffi.sizeof("KcclCall")
         sim_op.launch.num_blocks = 1
         sim_op.launch.threads_per_block = num_threads(kernel, fields.get("count", 0), dtype)
-        sim_op.launch.rank = self._machine_rank
+        sim_op.launch.rank = self._mesh.machine_rank
         # A KcclHostOp that keeps the KcclSimOp around it.
         return ffi.gc(ffi.addressof(sim_op, "op"), lambda _, owner=sim_op: None)
 
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """See Backend: the simulator chooses the shape of a call."""
+        raise host_memory.no_shape(self.name, blocks, threads)
+
     def launch(
-        self,
-        kernel: Any,
-        data: bytes,
-        *,
-        grid: int,
-        block: int,
-        shared_bytes: int,
-        stream: int = 0,
+        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
     ) -> None:
         """See Backend."""
         warp_size = self._machine.simulation.warp_size
@@ -120,7 +168,7 @@ class SimBackend(Backend):
                 f"simulation's {warp_size}"
             )
         launch, _arguments = launch_of(
-            self._machine_rank,
+            self._mesh.machine_rank,
             kernel.entry,
             data,
             grid=grid,
@@ -131,16 +179,25 @@ class SimBackend(Backend):
             self.state.status = lib.kKcclAborted
 
     def failure(self) -> Error | None:
-        """What the machine has found."""
+        """See Backend: what the simulation has found."""
         return self._machine.failure()
+
+    def abort(self) -> None:
+        """See Backend."""
+        host_memory.abort(self._scratches.comm)
+
+    def leave(self) -> None:
+        """See Backend."""
+        lib.kccl_host_leave(self._scratches.comm)
 
     def clear(self) -> None:
         """See Backend."""
-        super().clear()
-        for scratch in self._scratches:
+        self._scratches.clear()
+        host_memory.clear_state(self.state)
+        for window in self._scratches.windows():
             self._machine.forget(
-                self._machine_rank,
-                scratch.window.addresses[self._mesh.rank],
-                scratch.window.nbytes,
+                self._mesh.machine_rank,
+                window.addresses[self._mesh.rank],
+                window.nbytes,
                 self.state,
             )

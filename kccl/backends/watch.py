@@ -1,4 +1,4 @@
-"""Watches the processes of peers, so that kernels that wait for one hear when it ends."""
+"""Watches the peers' processes, so that a kernel that waits for a peer hears of its end."""
 
 import os
 import select

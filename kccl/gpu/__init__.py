@@ -6,7 +6,6 @@ The names below are public, for programs that need the driver without PyTorch or
 from .driver import (
     LEGACY_STREAM,
     Device,
-    DriverError,
     attempt,
     attribute,
     call,
@@ -27,6 +26,7 @@ from .driver import (
     uncaptured,
     write,
 )
+from .table import DriverError
 
 __all__ = [
     "LEGACY_STREAM",

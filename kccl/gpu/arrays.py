@@ -1,9 +1,9 @@
-"""Arrays in GPU memory: what a caller's array is, and the arrays that KCCL itself gives out.
+"""Arrays in GPU memory: callers' arrays, and the arrays that KCCL returns.
 
-A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba), or DLPack, by
-which JAX's are taken. Calls on it go, unless told otherwise, to the stream that its library uses at
-that moment. JAX does not say its streams: calls on its arrays go to the legacy default stream,
-which waits for them.
+A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba) or DLPack (JAX).
+A call on it goes to the stream that its library uses at that moment, unless the caller gives one.
+JAX does not tell its streams: calls on its arrays go to the legacy default stream, which waits for
+them.
 """
 
 import math
@@ -18,7 +18,8 @@ from ..base.arrays import ArrayView
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
-# Neither their interface nor DLPack before its version 1 says of all their types that they are.
+# Libraries whose arrays are read-only. Their interface, and DLPack before its version 1, do not say
+# so for all element types.
 _IMMUTABLE = ("jax", "jaxlib")
 
 
@@ -146,7 +147,7 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the library, type and device of a caller's.
 
     Raises:
-        InvalidArgument: The library is not one that this can ask.
+        InvalidArgument: The library is neither PyTorch nor CuPy.
     """
     library = _library(array)
     if hasattr(array, "new_empty"):
@@ -163,10 +164,10 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
 def pointer(array: Any, name: str) -> tuple[int, Any]:
     """The address of a kernel's argument, and what keeps its memory.
 
-    The kernel may write it; of whatever type it is, and on whatever device.
+    The kernel may write the array. It may have any element type and be on any device.
 
     Raises:
-        InvalidArgument: As view(), but for the type.
+        InvalidArgument: It is no array in GPU memory, not contiguous, or read-only.
     """
     if _is_of_torch(array):
         _check_of_torch(array, name)
@@ -223,7 +224,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
     _check_of_torch(array, name)
     on = int(array.device.index)
     torch = sys.modules["torch"]
-    # What current_stream() asks, without making an object of it.
+    # What current_stream() calls; it returns a number instead of an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
     return (
@@ -233,7 +234,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             _dtype(str(array.dtype).removeprefix("torch."), name),
             False,
             array,
-            # Asked before each run of a prepared call: no Python frame of its own.
+            # Called before each run of a prepared call: a partial adds no Python frame.
             partial(current_stream, on),
         ),
         on,
@@ -258,7 +259,7 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
-    """What says the stream of an array's library; must not keep the array."""
+    """Says the stream of an array's library whenever it is called; must not keep the array."""
     if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
         return lambda: int(current_stream().ptr)
@@ -295,7 +296,7 @@ def _bits(typestr: str) -> str:
 
 def _device_of(address: int, name: str) -> int:
     try:
-        return driver.device_of(address)
+        return driver.table().device_of(address)
     except BackendError as error:
         raise InvalidArgument(f"{name} is not in a GPU's memory: {error}") from error
 

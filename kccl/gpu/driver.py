@@ -1,7 +1,7 @@
-"""NVIDIA's driver, through cuda.bindings: the one module that touches it.
+"""What kccl does with a driver: devices, streams, copies, launches.
 
-Every function goes through call(), which turns an error code into a BackendError that names the
-function and the code. Handles are integers everywhere else.
+The table of the vendor's driver stands behind every function here. A failed call of the driver is a
+DriverError that names the driver's function and error. Handles are integers.
 """
 
 import ctypes
@@ -13,108 +13,112 @@ from itertools import pairwise
 from typing import Any
 
 from ..base.errors import BackendError
+from .cuda import CUDA
+from .table import Table
 
-LEGACY_STREAM = 1  # CU_STREAM_LEGACY, on every device
-_CURE = "pip install 'kccl[cuda]', and NVIDIA's driver where the GPU is; or use backend=\"host\""
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-# What an oldest supported chip is, and from where on names of architectures end in "a".
-_OLDEST, _FIRST_SPECIFIC = (8, 0), (9, 0)
-
-
-OUT_OF_MEMORY = 2
-"""CUDA_ERROR_OUT_OF_MEMORY, a DriverError's code."""
+LEGACY_STREAM = 1
+"""The default stream of each device. It and the blocking streams wait for each other."""
 
 
-class DriverError(BackendError):
-    """A function of the driver refused.
+# ---- The vendor --------------------------------------------------------------------------------
 
-    Attributes:
-        code: Its error code.
+_chosen: Table | None = None
+
+
+def choose(vendor: Table) -> Table:
+    """Lets this process drive GPUs of a vendor; returns its table.
+
+    Raises:
+        BackendError: It drives those of another vendor already.
     """
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # As it comes out of a process that compiles.
-        return type(self), (str(self), self.code)
+    global _chosen
+    _chosen = _chosen or vendor
+    if _chosen is not vendor:
+        raise BackendError(
+            f"this process drives GPUs of {_chosen.vendor}, so it cannot drive those of "
+            f"{vendor.vendor}: one process drives GPUs of one vendor"
+        )
+    return vendor
 
 
 @lru_cache(maxsize=1)
-def _driver() -> Any:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise BackendError(f"cuda.bindings cannot be imported: {error}. {_CURE}") from error
-    try:
-        (code,) = driver.cuInit(0)
-    except RuntimeError as error:
-        raise BackendError(f"NVIDIA's driver cannot be loaded: {error}. {_CURE}") from error
-    if int(code) != 0:
-        raise DriverError(f"cuInit failed: {code.name} ({int(code)}). {_CURE}", int(code))
-    return driver
+def table() -> Table:
+    """The table of the vendor that was chosen; NVIDIA's where none was."""
+    return choose(_chosen or CUDA)
+
+
+# ---- Functions by the driver's own names, for programs -----------------------------------------
 
 
 def call(name: str, *args: Any, note: str = "") -> Any:
     """Calls a function of the driver.
 
     Args:
-        name: Of the function.
-        *args: As cuda.bindings has them.
+        name: The driver's own.
+        *args: As the vendor's binding for Python has them.
         note: What the error message adds: the argument that matters.
 
     Returns:
         None, its result, or a tuple of its results.
 
     Raises:
-        BackendError: It failed, or is not there.
+        BackendError: It failed, or the driver is not there.
     """
-    code, *results = getattr(_driver(), name)(*args)
-    if int(code) != 0:
-        raise DriverError(error_text(name, int(code), note), int(code))
-    return results[0] if len(results) == 1 else tuple(results) or None
+    return table().call(name, *args, note=note)
 
 
 def attempt(name: str, *args: Any) -> int:
     """Calls a function of the driver that has no results; returns its error code."""
-    return int(getattr(_driver(), name)(*args)[0])
+    return table().attempt(name, *args)
 
 
 def error_text(name: str, code: int, note: str = "") -> str:
-    """What is said when function `name` returned an error code."""
-    known = {int(each): each.name for each in _driver().CUresult}
-    return f"{name} failed: {known.get(code, 'unknown error')} ({code}){note and ' ' + note}"
+    """The error message for function `name` and its error code."""
+    return table().error_text(name, code, note)
 
 
 def function_address(name: str, version: int = 0) -> int:
-    """Where a function of the driver lies, for callers in C; as of a version, as in 12030."""
-    version = version or call("cuDriverGetVersion")
-    address, _ = call("cuGetProcAddress", name.encode(), version, 0)
-    return int(address)
+    """The address of a function of the driver, for callers in C; of a version, as in 12030."""
+    return table().function_address(name, version)
 
 
 def constant(name: str) -> Any:
-    """A constant of the driver's header by its name."""
-    driver = _driver()
-    owner, _, member = name.partition(".")
-    return getattr(getattr(driver, owner), member) if member else getattr(driver, owner)
+    """A constant, a member of an enumeration ("Enumeration.MEMBER") or a type of the driver."""
+    return table().constant(name)
 
 
-# ---- Devices ---------------------------------------------------------------------------------
+def attribute(ordinal: int, name: str) -> int:
+    """An attribute of a device by the driver's name, as in "MULTIPROCESSOR_COUNT"."""
+    return table().attribute(ordinal, name)
+
+
+# ---- Devices -----------------------------------------------------------------------------------
+
+
+class _Current:
+    """Within it, this thread's calls go to a device."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        table().push(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        table().pop()
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of this process, with its primary context, which PyTorch and CuPy use too.
+    """A GPU of this process.
 
     Attributes:
         ordinal: Its number in this process.
         name: As the driver says it.
         uuid: The same in every process.
-        arch: What NVRTC compiles for, as in "sm_90a".
+        arch: The architecture to compile for, as in "sm_90a".
         multiprocessors: Their number.
-        context: Address of the context.
+        context: Its context, which is PyTorch's and CuPy's too.
     """
 
     ordinal: int
@@ -124,25 +128,15 @@ class Device:
     multiprocessors: int
     context: int = field(repr=False)
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Within, this thread's calls go to this device."""
-        call("cuCtxPushCurrent", self.context)
-        try:
-            yield
-        finally:
-            call("cuCtxPopCurrent")
+    def current(self) -> _Current:
+        """Within it (`with device.current():`), this thread's calls go to this device."""
+        return _Current(self.context)
 
 
 def num_devices() -> int:
     """GPUs that this process may use."""
-    return int(call("cuDeviceGetCount"))
-
-
-def attribute(ordinal: int, name: str) -> int:
-    """A CU_DEVICE_ATTRIBUTE_... of a device, by the name behind that prefix."""
-    which = constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}")
-    return int(call("cuDeviceGetAttribute", which, ordinal))
+    gpu = table()
+    return int(gpu.call(gpu.names.num_devices))
 
 
 @lru_cache(maxsize=64)
@@ -152,79 +146,46 @@ def device(ordinal: int) -> Device:
     Raises:
         BackendError: There is none, or it is too old.
     """
-    handle = call("cuDeviceGet", ordinal, note=f"for device {ordinal}")
-    name = bytes(call("cuDeviceGetName", 128, handle)).partition(b"\0")[0].decode()
-    version = (
-        attribute(ordinal, "COMPUTE_CAPABILITY_MAJOR"),
-        attribute(ordinal, "COMPUTE_CAPABILITY_MINOR"),
-    )
-    if version < _OLDEST:
-        raise BackendError(
-            f"device {ordinal} is a {name} of compute capability {version[0]}.{version[1]}, must "
-            f'be at least {_OLDEST[0]}.{_OLDEST[1]}; use backend="host"'
-        )
+    gpu = table()
     return Device(
         ordinal,
-        name,
-        uuid(ordinal),
-        arch_of(*version),
-        attribute(ordinal, "MULTIPROCESSOR_COUNT"),
-        int(call("cuDevicePrimaryCtxRetain", handle, note=f"on device {ordinal}")),
+        gpu.device_name(ordinal),
+        gpu.device_uuid(ordinal),
+        gpu.device_arch(ordinal),
+        gpu.attribute(ordinal, gpu.multiprocessors),
+        gpu.open_device(ordinal),
     )
-
-
-def arch_of(major: int, minor: int) -> str:
-    """What a GPU of this compute capability compiles for: all that it alone can, where there is."""
-    return f"sm_{major}{minor}{'a' if (major, minor) >= _FIRST_SPECIFIC else ''}"
 
 
 def uuid(ordinal: int) -> str:
     """What names a device in every process."""
-    return bytes(call("cuDeviceGetUuid", call("cuDeviceGet", ordinal)).bytes).hex()
+    return table().device_uuid(ordinal)
 
 
 def pick_device(local_rank: int) -> Device:
     """The device that this thread has made current, else the one of this rank."""
-    if int(call("cuCtxGetCurrent")) != 0:
-        return device(int(call("cuCtxGetDevice")))
+    gpu = table()
+    if gpu.has_current():
+        return device(int(gpu.call(gpu.names.current_ordinal)))
     count = num_devices()
     if count == 0:
-        raise BackendError(f"there is no GPU (CUDA_VISIBLE_DEVICES?). {_CURE}")
+        raise BackendError(f"there is no GPU ({gpu.visible_devices}?). {gpu.cure}")
     return device(local_rank % count)
 
 
 def can_access(ordinal: int, other: int) -> bool:
     """Whether a device can read and write another's memory."""
-    return ordinal == other or bool(call("cuDeviceCanAccessPeer", ordinal, other))
+    gpu = table()
+    return ordinal == other or bool(gpu.call(gpu.names.can_access, ordinal, other))
 
 
-def device_of(address: int) -> int:
-    """The number of the device whose memory an address is in.
-
-    Raises:
-        BackendError: It is in no device's memory.
-    """
-    # Why not cuda.bindings': 13.3.1 says 0 whatever the device.
-    found = ctypes.c_int(-1)
-    which = int(constant("CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL"))
-    code = _pointer_attribute()(ctypes.byref(found), which, address)
-    if code != 0:
-        raise DriverError(error_text("cuPointerGetAttribute", code, f"for {address:#x}"), code)
-    return found.value
-
-
-@lru_cache(maxsize=1)
-def _pointer_attribute() -> Any:
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
-    return prototype(function_address("cuPointerGetAttribute"))
-
-
-# ---- Streams and copies ----------------------------------------------------------------------
+# ---- Streams and copies ------------------------------------------------------------------------
 
 
 def make_stream() -> int:
     """A stream of the current device that waits for no other; it lives as long as the context."""
-    return int(call("cuStreamCreate", _NON_BLOCKING))
+    gpu = table()
+    return int(gpu.call(gpu.names.create_stream, gpu.stream_flags))
 
 
 def write(to: int, data: Any, stream: int) -> None:
@@ -232,11 +193,13 @@ def write(to: int, data: Any, stream: int) -> None:
 
     Args:
         to: Address.
-        data: bytes, or whatever has a buffer of single bytes, as a NumPy array of uint8.
+        data: bytes, or another buffer of single bytes, as a NumPy array of uint8.
         stream: Does the copy.
     """
-    call("cuMemcpyHtoDAsync", to, data, len(data), stream, note=f"of {len(data)} bytes")
-    call("cuStreamSynchronize", stream)
+    gpu = table()
+    note = f"of {len(data)} bytes"
+    gpu.call(gpu.names.copy_to_device, to, data, len(data), stream, note=note)
+    gpu.call(gpu.names.synchronize_stream, stream)
 
 
 def read(address: int, num_bytes: int, stream: int) -> bytes:
@@ -248,53 +211,58 @@ def read(address: int, num_bytes: int, stream: int) -> bytes:
 
 def read_into(data: Any, address: int, stream: int) -> None:
     """Fills a writable buffer of single bytes, as of a bytearray, from device memory."""
-    call("cuMemcpyDtoHAsync", data, address, len(data), stream, note=f"of {len(data)} bytes")
-    call("cuStreamSynchronize", stream)
+    gpu = table()
+    note = f"of {len(data)} bytes"
+    gpu.call(gpu.names.copy_to_host, data, address, len(data), stream, note=note)
+    gpu.call(gpu.names.synchronize_stream, stream)
 
 
 def fill(address: int, byte: int, num_bytes: int, stream: int) -> None:
-    """Writes one byte value over device memory."""
-    call("cuMemsetD8Async", address, byte, num_bytes, stream)
-    call("cuStreamSynchronize", stream)
+    """Writes one byte value over device memory, and waits until it is there."""
+    gpu = table()
+    gpu.call(gpu.names.fill, address, byte, num_bytes, stream)
+    gpu.call(gpu.names.synchronize_stream, stream)
 
 
 def synchronize(where: Device) -> None:
     """Waits for everything that was launched on a device."""
+    gpu = table()
     with where.current():
-        call("cuCtxSynchronize")
+        gpu.call(gpu.names.synchronize_device)
 
 
 def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:
     """Microseconds that a stream of the current device takes for what each part enqueues on it.
 
-    The parts follow each other without a pause; waits for the end of the last one.
+    The parts follow each other without a pause. Waits for the end of the last one.
     """
+    gpu, names = table(), table().names
     events: list[Any] = []
     try:
         for _ in range(len(parts) + 1):
-            events.append(call("cuEventCreate", 0))
-        call("cuEventRecord", events[0], stream)
+            events.append(gpu.call(names.create_event, 0))
+        gpu.call(names.record_event, events[0], stream)
         for part, event in zip(parts, events[1:], strict=True):
             part()
-            call("cuEventRecord", event, stream)
-        call("cuEventSynchronize", events[-1])
-        return [float(call("cuEventElapsedTime", *pair)) * 1e3 for pair in pairwise(events)]
+            gpu.call(names.record_event, event, stream)
+        gpu.call(names.synchronize_event, events[-1])
+        return [float(gpu.call(names.elapsed_ms, *pair)) * 1e3 for pair in pairwise(events)]
     finally:
         for event in events:
-            attempt("cuEventDestroy", event)
+            gpu.attempt(names.destroy_event, event)
 
 
-# ---- Modules and launches --------------------------------------------------------------------
+# ---- Captures, and what releases memory meanwhile ----------------------------------------------
 
 
-# What drain() asks: whoever releases memory.
+# What drain() calls: each waits until its owner has released memory.
 drains: list[Callable[[], None]] = []
 
 
 def drain() -> None:
     """Waits until memory that was dropped is released, for ten seconds at most.
 
-    Before a stream is captured: a release waits for the device, which ends any capture there is.
+    For before a capture: a release waits for the device, which would end the capture.
     """
     for each in drains:
         each()
@@ -302,56 +270,31 @@ def drain() -> None:
 
 @contextmanager
 def uncaptured() -> Iterator[None]:
-    """Within, this thread may load code although a stream is being captured into a graph."""
-    relaxed = constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED")
-    before = call("cuThreadExchangeStreamCaptureMode", relaxed)
+    """Within it, this thread may load code although a stream is being captured into a graph."""
+    gpu = table()
+    before = gpu.relax_captures()
     try:
         yield
     finally:
-        call("cuThreadExchangeStreamCaptureMode", before)
+        gpu.restore_captures(before)
 
 
-class Library:
-    """Compiled kernels, which every device of their architecture can launch."""
-
-    def __init__(self, code: bytes) -> None:
-        self._handle = call("cuLibraryLoadData", code, [], [], 0, [], [], 0)
-
-    def kernel(self, name: bytes) -> int:
-        """A kernel by its name in the code."""
-        return int(call("cuLibraryGetKernel", self._handle, name, note=f"for {name.decode()}"))
+# ---- Kernels -----------------------------------------------------------------------------------
 
 
-def parameters(kernel: int) -> tuple[tuple[int, int], ...]:
-    """(offset, bytes) of each parameter of a kernel."""
-    found: list[tuple[int, int]] = []
-    driver = _driver()
-    while True:
-        code, offset, num_bytes = driver.cuKernelGetParamInfo(kernel, len(found))
-        if int(code) != 0:
-            return tuple(found)
-        found.append((int(offset), int(num_bytes)))
-
-
-def function(kernel: int, shared_bytes: int = 0) -> int:
-    """The kernel on the current device, loaded there, with so much dynamic shared memory."""
-    handle = call("cuKernelGetFunction", kernel)
+def function(kernel: Any, shared_bytes: int = 0) -> int:
+    """A kernel of Table.load_code() on the current device, with so much dynamic shared memory."""
+    gpu = table()
+    handle = gpu.function(kernel)
     if shared_bytes > 0:
-        which = constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")
-        note = f"for {shared_bytes} bytes of shared memory"
-        call("cuFuncSetAttribute", handle, which, shared_bytes, note=note)
-    return int(handle)
-
-
-def max_threads(handle: int) -> int:
-    """The most threads that a block of a function may have, by the registers it uses."""
-    which = constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
-    return int(call("cuFuncGetAttribute", which, handle))
+        gpu.allow_shared_bytes(handle, shared_bytes)
+    return handle
 
 
 def resident_blocks(handle: int, block: int, shared_bytes: int) -> int:
     """How many blocks of a function one multiprocessor runs side by side."""
-    return int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", handle, block, shared_bytes))
+    gpu = table()
+    return int(gpu.call(gpu.names.resident_blocks, handle, block, shared_bytes))
 
 
 def launch(
@@ -364,16 +307,24 @@ def launch(
     stream: int,
     cooperative: bool = False,
 ) -> None:
-    """Enqueues a kernel on a stream of the current device; `arguments` are copied.
+    """Enqueues a kernel on a stream of the current device.
 
-    `cooperative`: for kernels that use CUDA's cooperative groups; kccl's own need no such launch.
+    Args:
+        handle: The kernel's function on that device.
+        arguments: Bytes of each argument; they are copied.
+        grid, block: Number of blocks, and threads of each.
+        shared_bytes: Dynamic shared memory of each block.
+        stream: Handle of the stream.
+        cooperative: For kernels that use CUDA's cooperative groups. Kernels that wait for other
+            blocks by kccl's means need no such launch.
     """
+    gpu = table()
     values = [ctypes.create_string_buffer(value, len(value)) for value in arguments]
     addresses = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
     note = f"with {grid} blocks of {block} threads, {shared_bytes} bytes of shared memory"
     shape = (grid, 1, 1, block, 1, 1, shared_bytes)
     where = ctypes.addressof(addresses)
     if cooperative:
-        call("cuLaunchCooperativeKernel", handle, *shape, stream, where, note=note)
+        gpu.call(gpu.names.launch_cooperative, handle, *shape, stream, where, note=note)
     else:
-        call("cuLaunchKernel", handle, *shape, stream, where, 0, note=note)
+        gpu.call(gpu.names.launch, handle, *shape, stream, where, 0, note=note)

@@ -1,9 +1,10 @@
-"""Compiled kernels for NVIDIA GPUs, loaded: once a process, for all devices of the architecture."""
+"""Compiled kernels, loaded once a process for all devices of their architecture."""
 
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..jit import cache, nvrtc
 from ..jit import names as kernels
@@ -18,11 +19,11 @@ class Entry:
     """A kernel that can be launched.
 
     Attributes:
-        handle: Its CUkernel.
+        handle: The kernel, as Table.load_code() returned it.
         offsets: (offset, bytes) of each parameter, in order.
     """
 
-    handle: int
+    handle: Any
     offsets: tuple[tuple[int, int], ...]
     _functions: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
@@ -33,7 +34,8 @@ class Entry:
 
     def function(self, shared_bytes: int = 0) -> int:
         """The kernel on the current device, with so much dynamic shared memory."""
-        key = int(driver.call("cuCtxGetDevice")), shared_bytes
+        gpu = driver.table()
+        key = int(gpu.call(gpu.names.current_ordinal)), shared_bytes
         if key not in self._functions:
             with driver.uncaptured():
                 self._functions[key] = driver.function(self.handle, shared_bytes)
@@ -41,7 +43,7 @@ class Entry:
 
 
 def load(path: Path) -> tuple[Entry, ...]:
-    """The kernels of what jit_cuda.compile_cuda() returned, in order. They stay loaded.
+    """The kernels of what nvrtc.compile_cuda() returned, in order. They stay loaded.
 
     Raises:
         BackendError: There is no driver, or it refuses the code.
@@ -50,16 +52,15 @@ def load(path: Path) -> tuple[Entry, ...]:
         if path not in _loaded:
             names, code = nvrtc.read(path)
             with driver.uncaptured():
-                library = driver.Library(code)
-                handles = [library.kernel(name.encode()) for name in names]
-                _loaded[path] = tuple(Entry(each, driver.parameters(each)) for each in handles)
+                loaded = driver.table().load_code(code, names)
+            _loaded[path] = tuple(Entry(kernel, offsets) for kernel, offsets in loaded)
         return _loaded[path]
 
 
 def library_kernel(
     kernel: str, *, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
 ) -> Entry:
-    """One of the library's own kernels; it takes one KcclCall. Compiles it if need be.
+    """One of the library's own kernels, compiled if need be. Its one parameter is a KcclCall.
 
     Args:
         kernel: Name, as in "put".
@@ -75,7 +76,11 @@ def library_kernel(
 def compile_kernel(
     kernel: str, dtype: str, op: str, world_size: int, arch: str, csrc: Path = cache.CSRC
 ) -> Path:
-    """The same without loading it; needs no GPU."""
+    """The kernel's entry in the cache, compiled if need be. Needs no GPU.
+
+    Args:
+        kernel, dtype, op, world_size, arch, csrc: See library_kernel().
+    """
     name = kernels.expression(kernel, dtype, op, csrc, world_size)
     source = kernels.source(kernel, csrc)
     return nvrtc.compile_cuda(source, [name], arch=arch, name=kernel, csrc=csrc)

@@ -1,32 +1,34 @@
 """Memory for GPUs, and symmetric windows in it.
 
-There are three ways, of which gpu_sharing.py chooses one:
+There are three ways to share a window, of which sharing.py chooses one:
 
-    vmm   between processes a window travels as a descriptor, and each process maps each part;
-          threads of one process share one mapping, which every device may access. A peer that dies
-          takes nothing with it: the memory lives until the last who maps it lets go.
-    ipc   between processes it travels as a legacy IPC handle. Its memory goes with its owner.
-    peer  threads of one process reach plain memory by peer access between their devices.
+    vmm   Memory with a mapping of its own. Between processes it travels as a file descriptor, and
+          each process maps each part. Threads of one process share one mapping, which every device
+          may access. A peer that dies takes nothing with it: the memory lives as long as somebody
+          maps it.
+    ipc   Between processes the memory travels as a legacy IPC handle. It goes with its owner.
+    peer  Threads of one process reach plain memory by peer access between their devices.
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ..base import dtypes
+from ..base.errors import BackendError
 from ..ranks.mesh import Mesh
 from ..ranks.sockets import peer_lost
 from ..ranks.windows import Window
 from . import driver, release
 from .arrays import DeviceArray
+from .table import DriverError
 
 _IPC_UNIT = 2 << 20
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-_PEER_ACCESS_ALREADY_ENABLED = 704
-_PINNED_FLAGS = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 _streams: dict[tuple[driver.Device, str], int] = {}
 _lock = threading.Lock()
 
@@ -34,9 +36,9 @@ _lock = threading.Lock()
 def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int:
     """The stream on which all communicators of this process do one kind of work on a device.
 
-    Writes go by copy engine, so they reach a GPU that kernels fill; fills may be kernels, which
-    wait for room. Not a stream for each communicator: on an H200 every kernel of a context begins
-    later once the context has used 16 of them (bench/LOG.md).
+    Copy engines do the writes, so writes reach a GPU that is full of kernels. Fills may be kernels,
+    which wait for room. A communicator has no streams of its own: on an H200 every kernel of a
+    context begins later once the context has used 16 streams (bench/LOG.md).
     """
     with _lock:
         if (where, work) not in _streams:
@@ -46,7 +48,7 @@ def shared_stream(where: driver.Device, work: Literal["writes", "fills"]) -> int
 
 
 class Memory:
-    """Plain memory of the current device, or pinned host memory that all devices map.
+    """Plain memory of a device, or pinned host memory that all devices map.
 
     Attributes:
         address: The same on host and devices.
@@ -56,17 +58,26 @@ class Memory:
     def __init__(
         self, where: driver.Device, nbytes: int, stream: int, *, on_host: bool = False
     ) -> None:
-        """Allocates; `stream` is for writing the zeros."""
+        """Allocates; `stream` writes the zeros."""
+        gpu, names = driver.table(), driver.table().names
         self.nbytes = nbytes
+        self._where = where
+        self._stream = stream
         with where.current():
             if on_host:
-                self.address = int(driver.call("cuMemHostAlloc", nbytes, _PINNED_FLAGS))
+                self.address = int(gpu.call(names.allocate_on_host, nbytes, gpu.host_flags))
                 ctypes.memset(self.address, 0, nbytes)
             else:
-                self.address = int(_allocate("cuMemAlloc", nbytes, note=f"of {nbytes} bytes"))
+                note = f"of {nbytes} bytes"
+                self.address = _with_room(partial(gpu.allocate, nbytes, note))
                 driver.fill(self.address, 0, nbytes, stream)
-        name = "cuMemFreeHost" if on_host else "cuMemFree"
+        name = names.free_on_host if on_host else names.free
         release.at_end(self, where, ((name, (self.address,)),))
+
+    def clear(self) -> None:
+        """Writes zeros over memory of a device."""
+        with self._where.current():
+            driver.fill(self.address, 0, self.nbytes, self._stream)
 
 
 class Shareable:
@@ -75,7 +86,7 @@ class Shareable:
     Attributes:
         address: Where this process maps it.
         nbytes: Size, rounded up to what the driver maps.
-        device: The device whose memory it is; of what was imported, the one that maps it.
+        device: The device whose memory it is; of imported memory, the device that maps it.
     """
 
     def __init__(self, where: driver.Device, nbytes: int, fd: int | None = None) -> None:
@@ -84,56 +95,48 @@ class Shareable:
         Raises:
             BackendError: The driver refused.
         """
+        gpu, names = driver.table(), driver.table().names
         self.device = where
-        kind = _fd_kind()
-        prop = driver.constant("CUmemAllocationProp")()
-        prop.type = driver.constant("CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED")
-        prop.location = _location(where.ordinal)
-        prop.requestedHandleTypes = kind
-        flags = driver.constant("CUmemAllocationGranularity_flags")
-        best = flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        unit = int(driver.call("cuMemGetAllocationGranularity", prop, best))
+        kind = gpu.memory_kind(where.ordinal)
+        unit = gpu.memory_unit(kind)
         self.nbytes = -(-nbytes // unit) * unit
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         undo: list[tuple[str, tuple[Any, ...]]] = []
         try:
             with where.current():
                 if fd is None:
-                    self._handle = _allocate("cuMemCreate", self.nbytes, prop, 0, note=note)
+                    create = partial(gpu.call, names.create_memory, note=note)
+                    self._memory = _with_room(partial(create, self.nbytes, kind, 0))
                 else:
-                    self._handle = driver.call(
-                        "cuMemImportFromShareableHandle", fd, kind, note=note
-                    )
-                undo.insert(0, ("cuMemRelease", (self._handle,)))
-                place = driver.call("cuMemAddressReserve", self.nbytes, unit, 0, 0, note=note)
+                    self._memory = gpu.import_memory(fd, note)
+                undo.insert(0, (names.release_memory, (self._memory,)))
+                place = gpu.call(names.reserve_addresses, self.nbytes, unit, 0, 0, note=note)
                 self.address = int(place)
-                undo.insert(0, ("cuMemAddressFree", (self.address, self.nbytes)))
-                driver.call("cuMemMap", self.address, self.nbytes, 0, self._handle, 0, note=note)
-                undo.insert(0, ("cuMemUnmap", (self.address, self.nbytes)))
+                undo.insert(0, (names.free_addresses, (self.address, self.nbytes)))
+                mapped = self.address, self.nbytes, 0, self._memory, 0
+                gpu.call(names.map_memory, *mapped, note=note)
+                undo.insert(0, (names.unmap_memory, (self.address, self.nbytes)))
                 self.allow([where.ordinal])
         except BaseException:
-            release.undo(where, tuple(undo), os.getpid())
+            # What is raised is the first error.
+            with contextlib.suppress(BackendError):
+                release.undo(where, tuple(undo), os.getpid())
             raise
         release.at_end(self, where, tuple(undo))
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
-        access = []
-        for ordinal in sorted({self.device.ordinal, *ordinals}):
-            each = driver.constant("CUmemAccessDesc")()
-            each.location = _location(ordinal)
-            each.flags = driver.constant("CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE")
-            access.append(each)
+        everyone = sorted({self.device.ordinal, *ordinals})
         note = f"for devices {ordinals} on device {self.device.ordinal}"
-        driver.call("cuMemSetAccess", self.address, self.nbytes, access, len(access), note=note)
+        driver.table().allow_access(self.address, self.nbytes, everyone, note)
 
     def export(self) -> int:
-        """A descriptor by which another process can map it; the caller closes it."""
-        return int(driver.call("cuMemExportToShareableHandle", self._handle, _fd_kind(), 0))
+        """A file descriptor by which another process can map it; the caller closes it."""
+        return driver.table().export_memory(self._memory)
 
 
 class Plain:
-    """Device memory by cuMemAlloc, for peers with an IPC handle or with peer access.
+    """Plain device memory, for peers with an IPC handle or with peer access.
 
     Attributes:
         address, nbytes, device: As in Shareable.
@@ -141,31 +144,31 @@ class Plain:
 
     def __init__(self, where: driver.Device, nbytes: int, *, is_exported: bool) -> None:
         """Allocates. What is exported stays until the process ends."""
+        gpu = driver.table()
         self.device = where
-        # Why rounded up: smaller allocations share one of the driver's, which a handle opens whole.
+        # Why rounded up: the driver puts smaller allocations together, and a handle opens them all.
         self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
         with where.current():
-            self.address = int(_allocate("cuMemAlloc", self.nbytes, note=note))
-        # Freeing it while a peer has it open is undefined, and nobody says when all have closed it.
+            self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
+        # To free it while a peer has it open is undefined, and nobody says when all have closed it.
         if not is_exported:
-            release.at_end(self, where, (("cuMemFree", (self.address,)),))
+            release.at_end(self, where, ((gpu.names.free, (self.address,)),))
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
+        gpu, name = driver.table(), driver.table().names.enable_access
         for ordinal in sorted({*ordinals} - {self.device.ordinal}):
             with driver.device(ordinal).current():
-                code = driver.attempt("cuCtxEnablePeerAccess", self.device.context, 0)
-            if code not in (0, _PEER_ACCESS_ALREADY_ENABLED):
+                code = gpu.attempt(name, self.device.context, 0)
+            if code not in (0, gpu.is_accessible):
                 note = f"for device {ordinal} on device {self.device.ordinal}"
-                raise driver.DriverError(
-                    driver.error_text("cuCtxEnablePeerAccess", code, note), code
-                )
+                raise DriverError(gpu.error_text(name, code, note), code)
 
     def export(self) -> bytes:
         """A handle by which another process can open it."""
         with self.device.current():
-            return bytes(driver.call("cuIpcGetMemHandle", self.address).reserved)
+            return driver.table().export_handle(self.address)
 
 
 class Opened:
@@ -181,41 +184,28 @@ class Opened:
         Raises:
             BackendError: The driver refused.
         """
-        made = driver.constant("CUipcMemHandle")()
-        made.reserved = handle
+        gpu = driver.table()
         note = f"of rank {peer} on device {where.ordinal}"
         with where.current():
-            opened = driver.call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS, note=note)
-        self.address = int(opened)
-        release.at_end(self, where, (("cuIpcCloseMemHandle", (self.address,)),))
+            self.address = gpu.open_handle(handle, note)
+        release.at_end(self, where, ((gpu.names.close_handle, (self.address,)),))
 
 
-def _fd_kind() -> Any:
-    return driver.constant("CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
-
-
-def _location(ordinal: int) -> Any:
-    location = driver.constant("CUmemLocation")()
-    location.type = driver.constant("CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE")
-    location.id = ordinal
-    return location
-
-
-def _allocate(name: str, *args: Any, note: str) -> Any:
-    """gpu.call(); where there is too little memory, once more when what was dropped is released."""
+def _with_room(allocate: Callable[[], Any]) -> Any:
+    """Allocates; if there is too little memory, again once what was dropped is released."""
     try:
-        return driver.call(name, *args, note=note)
-    except driver.DriverError as error:
-        if error.code != driver.OUT_OF_MEMORY:
+        return allocate()
+    except DriverError as error:
+        if error.code != driver.table().out_of_memory:
             raise
-        # A kernel that never ends keeps its memory; then the second attempt says so.
+        # A kernel that never ends keeps its memory; then the second attempt fails too.
         release.drain()
-        return driver.call(name, *args, note=note)
+        return allocate()
 
 
 # ---- Windows ---------------------------------------------------------------------------------
 
-# Parts that threads of this process hand each other, by address.
+# Parts that threads of this process give each other, by address.
 _handed: dict[int, "Shareable | Plain"] = {}
 
 
@@ -271,7 +261,7 @@ class GpuWindow(Window):
         else:
             mine = Plain(self._device, self.nbytes, is_exported=self._way == "ipc")
         with self._device.current():
-            # Before anybody else can write.
+            # Before any peer can write.
             driver.fill(mine.address, 0, self.nbytes, self._stream)
         if self._are_threads:
             self._parts: Sequence[Shareable | Plain | Opened]
@@ -294,11 +284,11 @@ class GpuWindow(Window):
             mine.allow([ordinal for _, ordinal in everyone])
             parts = []
             for rank, (address, _) in enumerate(everyone):
-                # Whoever has given up meanwhile has taken his part back.
+                # A rank that has given up meanwhile has taken its part back.
                 if address not in _handed:
                     raise peer_lost(self.mesh.rank, rank, what)
                 parts.append(_handed[address])
-            # Until all have been found here, and all may be accessed.
+            # The parts stay in _handed until every rank has found them and may access them.
             self.mesh.allgather(b"", what, timeout)
         finally:
             del _handed[mine.address]

@@ -1,7 +1,7 @@
-"""What the driver gave and nobody owns any more goes back to it, by a thread of its own.
+"""Gives back to the driver what nobody owns any more, in a thread of its own.
 
-Any thread may be the one that collects, also the one that a kernel of another rank is waiting for;
-so none of them waits for a device.
+Any thread may collect an owner, also one whose rank a kernel of another rank is waiting for. So
+none of them waits for a device.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from ..base.errors import BackendError
 from . import driver
 
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
-"""Functions of the driver and their arguments."""
+"""Functions, by the driver's names from table().names, and their arguments."""
 
 # (device, calls, process, whether the device is waited for first).
 _dropped: queue.SimpleQueue[tuple[driver.Device, Calls, int, bool] | threading.Event]
@@ -25,38 +25,39 @@ _DRAIN_S = 10.0
 
 
 def at_end(owner: object, where: driver.Device, calls: Calls, *, waits: bool = True) -> None:
-    """Makes the calls when `owner` is collected; the end of the process needs none.
+    """Makes the calls when `owner` is collected; at the end of the process there is no need.
 
     Args:
-        owner: Of what they release.
+        owner: Of what the calls release.
         where: The device.
-        calls: To make, in order.
-        waits: What was launched may still use it, so the device is waited for.
+        calls: In order.
+        waits: Wait for the device first, because kernels may still use what is released.
     """
     _start_releasing(os.getpid())
     weakref.finalize(owner, _dropped.put, (where, calls, os.getpid(), waits)).atexit = False
 
 
 def undo(where: driver.Device, calls: Calls, pid: int, waits: bool = True) -> None:
-    """Makes the calls now, whatever they return; in a fork of process `pid`, which has no context,
-    none.
+    """Makes the calls now and ignores what they return; nothing in a fork of process `pid`.
+
+    Raises:
+        BackendError: The device cannot be made current.
     """
+    # A fork has no context.
     if os.getpid() != pid:
         return
-    driver.attempt("cuCtxPushCurrent", where.context)
-    try:
+    gpu = driver.table()
+    with where.current():
         if waits:
-            driver.attempt("cuCtxSynchronize")
-        # What need not wait need not end a capture either.
+            gpu.attempt(gpu.names.synchronize_device)
+        # Calls that need not wait need not end a capture either.
         with contextlib.nullcontext() if waits else driver.uncaptured():
             for name, args in calls:
-                driver.attempt(name, *args)
-    finally:
-        driver.attempt("cuCtxPopCurrent")
+                gpu.attempt(name, *args)
 
 
 def drain() -> None:
-    """See gpu.drain()."""
+    """See driver.drain()."""
     _start_releasing(os.getpid())
     is_drained = threading.Event()
     _dropped.put(is_drained)
@@ -77,6 +78,6 @@ def _release() -> None:
         if isinstance(item, threading.Event):
             item.set()
             continue
-        # Nobody hears of an error here.
+        # There is nobody to tell of an error.
         with contextlib.suppress(BackendError):
             undo(*item)

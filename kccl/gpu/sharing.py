@@ -1,8 +1,8 @@
-"""By which way the ranks of a communicator reach each other's GPU memory; gpu_memory.py goes it.
+"""By which way the ranks of a communicator reach each other's GPU memory; memory.py has the ways.
 
-Memory with a mapping of its own, exported as a file descriptor, comes first: a survivor keeps a
-dead peer's memory. Where the driver or the container refuses that, legacy IPC handles come second;
-for ranks that are threads of one process, which cannot open their own handles, peer access does.
+The first choice is memory with a mapping of its own, exported as a file descriptor: a survivor
+keeps a dead peer's memory. Where the driver or the container refuses that, processes use legacy IPC
+handles. Threads of one process cannot open their own handles, so they use peer access.
 """
 
 import json
@@ -13,6 +13,7 @@ from ..base.errors import BackendError, InvalidArgument
 from ..ranks.mesh import Mesh
 from . import driver
 from .memory import Shareable
+from .table import DriverError
 
 CAVEAT = (
     "windows are shared by legacy CUDA IPC handles, with which it is not guaranteed that a "
@@ -40,15 +41,14 @@ class Sharing:
 
 
 def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
-    """Why windows cannot be memory with a mapping of its own; "" when they can. Tries it.
+    """Why windows cannot have a mapping of their own; "" when they can. Tries it.
 
     Args:
         device: Whose memory.
-        are_threads: It need not be exported.
+        are_threads: The memory need not be exported.
     """
-    name = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
-    if not are_threads:
-        name = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+    gpu = driver.table()
+    name = gpu.maps_memory if are_threads else gpu.exports_memory
     if not driver.attribute(device.ordinal, name):
         return f"device {device.ordinal} ({device.name}) says that it has no {name}"
     try:
@@ -56,15 +56,15 @@ def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:
         if not are_threads:
             os.close(memory.export())
     except BackendError as error:
-        # Too little memory says nothing about the way, and the next is the worse one.
-        if isinstance(error, driver.DriverError) and error.code == driver.OUT_OF_MEMORY:
+        # Too little memory is no reason for the next way, which is worse.
+        if isinstance(error, DriverError) and error.code == gpu.out_of_memory:
             raise
         return str(error)
     return ""
 
 
 def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
-    """What this rank would take, whatever the others can.
+    """The choice of this rank alone, whatever the others can.
 
     Args:
         device: Its device.
@@ -72,8 +72,8 @@ def choose(device: driver.Device, *, are_threads: bool, forced: str) -> Sharing:
         forced: KCCL_WINDOWS.
 
     Raises:
-        InvalidArgument: What is asked for is not for such ranks.
-        BackendError: What is asked for is impossible here.
+        InvalidArgument: Such ranks cannot use the forced way.
+        BackendError: The forced way is impossible here.
     """
     second = "peer" if are_threads else "ipc"
     if forced not in ("", "vmm", second):
@@ -95,7 +95,7 @@ def agree(
     """The way of all ranks: "vmm" where each of them can. Collective.
 
     Raises:
-        InvalidArgument, BackendError: As choose(), or the ranks were asked for different ways.
+        InvalidArgument, BackendError: See choose(); or KCCL_WINDOWS differs between ranks.
         BackendError: Two devices cannot access each other's memory.
     """
     mine = choose(device, are_threads=are_threads, forced=forced)
@@ -114,7 +114,7 @@ def agree(
 def _check_reach(rank: int, device: driver.Device, everyone: list[tuple[str, str]]) -> None:
     known = {driver.uuid(ordinal): ordinal for ordinal in range(driver.num_devices())}
     for peer, (uuid, name) in enumerate(everyone):
-        # A device that this process does not see is tried all the same.
+        # Of a device that this process does not see nothing is known; its memory may be reachable.
         if uuid in known and not driver.can_access(device.ordinal, known[uuid]):
             raise BackendError(
                 f"rank {rank} on device {device.ordinal} ({device.name}) cannot access the "

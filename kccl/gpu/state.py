@@ -1,26 +1,17 @@
 """A rank's KcclState on a GPU, as the host sees it.
 
-The state proper lies in device memory, where kernels look at every call. The host keeps a copy. It
-writes both, by small copies on a stream without kernels, so that a limit can be changed while one
-runs. It reads its own, after a look at the mailbox, where the device leaves word of its failure.
+The KcclState lies in device memory, where kernels look at every call. The host has a copy. It
+writes both. To write the device's it uses a stream without kernels, so that a limit can be changed
+while a kernel runs. It reads its own, after a look at the mailbox: there the device reports its
+failure.
 """
 
 import os
 from typing import Any
 
 from ..base.abi import ffi, lib
-from . import driver, graphs
+from . import driver
 from .memory import Memory, shared_stream
-
-# KcclGpuQueue's field -> the driver's function.
-_OF_CAPTURES = {
-    "launch_ex": "cuLaunchKernelEx",
-    "capture_info": "cuStreamGetCaptureInfo",
-    "node_type": "cuGraphNodeGetType",
-    "get_params": "cuGraphKernelNodeGetParams",
-    "set_params": "cuGraphKernelNodeSetParams",
-    "function_name": "cuFuncGetName",
-}
 
 
 class DeviceState:
@@ -29,6 +20,7 @@ class DeviceState:
     Attributes:
         address: Of the device's KcclState.
         host: The host's copy, a KcclState.
+        mailbox: The KcclMailbox, which device and host share.
         queue: The KcclGpuQueue by which calls are launched.
     """
 
@@ -50,23 +42,14 @@ class DeviceState:
         self.mailbox = ffi.cast("KcclMailbox *", self._mail.address)
         self.host = ffi.new("KcclState *")
         self.host.idle_context = int(ffi.cast("uintptr_t", context))
-        self.queue = ffi.new("KcclGpuQueue *")
-        self.queue.launch = driver.function_address("cuLaunchKernel")
-        self.queue.launch_graph = driver.function_address("cuGraphLaunch")
-        self.queue.is_capturing = driver.function_address("cuStreamIsCapturing")
-        if has_dependents and graphs.launches_dependents(device):
-            for field, name in _OF_CAPTURES.items():
-                setattr(self.queue, field, driver.function_address(name, graphs.WITH_EDGES))
-        self.queue.push_context = driver.function_address("cuCtxPushCurrent")
-        self.queue.pop_context = driver.function_address("cuCtxPopCurrent")
-        self.queue.context = device.context
+        self.queue = _new_queue(device, has_dependents=has_dependents)
         self.queue.state = self.address
         self.queue.mailbox = self.mailbox
         self._write_all()
 
     @property
     def status(self) -> int:
-        """KcclStatus: the host's own, else what the device has said."""
+        """KcclStatus: the host's own, else what the device has reported."""
         return int(lib.kccl_gpu_hear(self.queue, self.host))
 
     @status.setter
@@ -105,18 +88,18 @@ class DeviceState:
         self.status = record.status
 
     def clear(self) -> None:
-        """Forgets everything but the limits. No kernel runs."""
+        """Forgets everything but the limits. The caller sees to it that no kernel runs."""
         fresh = ffi.new("KcclState *")
         for kept in ("limit_ns", "first_limit_ns", "idle_context"):
             setattr(fresh, kept, getattr(self.host, kept))
         ffi.memmove(self.host, fresh, ffi.sizeof("KcclState"))
-        # Who has gone stays gone.
+        # `gone` stays: a process that has ended does not come back.
         self.mailbox.status = self.mailbox.interrupted = 0
         self._write_all()
 
     def write(self, address: int, data: bytes) -> None:
         """Writes to device memory, this rank's or a peer's, on the stream for writes."""
-        # A forked child has no context, and says nothing.
+        # A forked child has no context, and must not write.
         if os.getpid() == self._pid:
             with self._device.current():
                 driver.write(address, data, self._writes)
@@ -135,3 +118,16 @@ class DeviceState:
         device = ffi.new("KcclState *", self.host[0])
         device.idle_context = self._mail.address
         self.write(self.address, bytes(ffi.buffer(device)))
+
+
+def _new_queue(device: driver.Device, *, has_dependents: bool) -> Any:
+    """A KcclGpuQueue with the addresses of the driver's functions."""
+    gpu = driver.table()
+    queue = ffi.new("KcclGpuQueue *")
+    queue.context = device.context
+    for field, name in gpu.queue.items():
+        setattr(queue, field, gpu.function_address(name))
+    if has_dependents and gpu.launches_dependents(device.ordinal):
+        for field, name in gpu.dependents_queue.items():
+            setattr(queue, field, gpu.function_address(name, gpu.dependents_version))
+    return queue

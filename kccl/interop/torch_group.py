@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..backends.base import Backend
+from ..backends.base import Opener
 from ..backends.host import HostBackend
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
@@ -112,7 +112,7 @@ class ProcessGroup(dist.ProcessGroup):
         rank, world_size = self.rank(), self.size()
         keys = [f"{device.type}/{each}" for each in range(world_size)]
 
-        def opens() -> type[Backend]:
+        def opener() -> Opener:
             if rank == 0:
                 # Every other rank is connected with this one, so all have read; and none goes on
                 # without it. A group of the same name that comes later must not find old names.
@@ -120,9 +120,9 @@ class ProcessGroup(dist.ProcessGroup):
                     self._store.delete_key(key)
             if device.type == "cpu":
                 return HostBackend
-            from ..backends.cuda import CudaBackend
+            from ..backends.cuda import OnDevice
 
-            return CudaBackend.for_device(device.index)
+            return OnDevice.number(device.index)
 
         def exchange(text: str) -> list[str]:
             self._store.set(keys[rank], text)
@@ -130,7 +130,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         launch = bootstrap.Launch("torch.distributed", rank, world_size, rank, exchange)
         env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
-        self._comms[device.type] = join(launch, env, opens)
+        self._comms[device.type] = join(launch, env, opener)
         self._devices[device.type] = device
         return self._comms[device.type]
 

@@ -8,7 +8,7 @@ from ..jit.nvrtc import compiler_name
 
 def look() -> tuple[str, ...]:
     """Status, what was found, reason, cure: the fields of checks.Finding."""
-    reason = "The cuda backend needs cuda.bindings, NVRTC and NVIDIA's driver."
+    reason = "The cuda backend needs cuda-bindings, NVRTC and NVIDIA's driver."
     cure = "pip install 'kccl[cuda]', and the driver where the GPU is; the host backend needs none."
     try:
         compiler = compiler_name()

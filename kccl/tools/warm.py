@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..base import dtypes
 from ..base.errors import InvalidArgument
-from ..gpu import driver
+from ..gpu import cuda, driver
 from ..gpu.library import compile_kernel
 from ..jit import cache, names
 from ..plan.specs import OPS, SPECS, Request
@@ -79,7 +79,7 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
     """
     arch = arch or driver.device(0).arch
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    theirs = driver.arch_of(int(match[1]), int(match[2])) if match is not None else arch
+    theirs = cuda.arch_of(int(match[1]), int(match[2])) if match is not None else arch
     if arch != theirs:
         raise InvalidArgument(f"arch is {arch!r}, must be {theirs!r}: what its GPUs compile for")
     num_cores = len(os.sched_getaffinity(0))

@@ -361,7 +361,9 @@ def test_the_peer_of_grid_sync_compiles_where_cudas_headers_are():
 @pytest.mark.parametrize("cooperative", [False, True])
 def test_a_cooperative_launch_is_the_drivers(cooperative, monkeypatch):
     calls = []
-    monkeypatch.setattr(driver, "call", lambda name, *args, note: calls.append((name, args)))
+    monkeypatch.setattr(
+        driver.table(), "call", lambda name, *args, note: calls.append((name, args))
+    )
     kccl.gpu.launch(
         7, [b"abcd"], grid=3, block=64, shared_bytes=0, stream=5, cooperative=cooperative
     )

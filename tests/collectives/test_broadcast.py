@@ -10,7 +10,7 @@ import pytest
 from programs import algorithms_for
 
 import kccl
-from kccl.backends.host import Settings
+from kccl.backends.settings import Settings
 from kccl.plan.specs import algorithms
 
 NAMES = algorithms_for("broadcast", 3, "float16")

@@ -13,7 +13,7 @@ import programs
 import pytest
 
 import kccl
-from kccl.backends.host import Settings
+from kccl.backends.settings import Settings
 
 PACKET = Settings.packet_bytes
 STAGING = Settings.staging_bytes

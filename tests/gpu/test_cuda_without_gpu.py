@@ -3,20 +3,19 @@
 import contextlib
 import ctypes
 import gc
-import operator
 import os
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl.backends.cuda import launch_shape
+from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, graphs, library, memory, release
 from kccl.gpu import driver as gpu
+from kccl.gpu.table import DriverError
 from kccl.jit import names as kernels
 from kccl.jit import nvrtc
 from kccl.jit.cache import CSRC
@@ -28,6 +27,7 @@ from kccl.plan.tuning import tuning_for
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
 )
+WHERE = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
 KERNEL = "template <class T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }\n"
 
 
@@ -252,9 +252,10 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
             is_over.set()
         return 0
 
-    monkeypatch.setattr(gpu, "attempt", attempt)
+    monkeypatch.setattr(gpu.table(), "call", attempt)
+    monkeypatch.setattr(gpu.table(), "attempt", attempt)
     owner = memory.Memory.__new__(memory.Memory)
-    release.at_end(owner, SimpleNamespace(context=7), (("cuMemFree", (0x1000,)),))
+    release.at_end(owner, WHERE, (("cuMemFree", (0x1000,)),))
     del owner
     gc.collect()
     assert ("cuMemFree", 0x1000) not in made
@@ -272,12 +273,12 @@ def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(m
 
     def attempt(name, *args):
         made.append(name)
-        if name == "cuCtxPopCurrent":
-            is_over.set()
         return 0
 
     def call(name, *args, **note):
         made.append(name)
+        if name == "cuCtxPopCurrent":
+            is_over.set()
         if name == "cuGraphAddKernelNode":
             (node,) = (each for each in args if hasattr(each, "kernelParams"))
             assert (int(node.func), node.gridDimX, node.blockDimX) == (0x77, 8, 128)
@@ -285,11 +286,10 @@ def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(m
             assert ctypes.string_at(address, 5) == b"hello"
         return 9 if name in ("cuGraphCreate", "cuGraphInstantiate") else None
 
-    monkeypatch.setattr(gpu, "attempt", attempt)
-    monkeypatch.setattr(gpu, "call", call)
-    monkeypatch.setattr(gpu, "constant", lambda name: operator.attrgetter(name)(driver))
-    where = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
-    graph = graphs.KernelGraph(where, 0x77, b"hello", grid=8, block=128)
+    monkeypatch.setattr(gpu.table(), "attempt", attempt)
+    monkeypatch.setattr(gpu.table(), "call", call)
+    monkeypatch.setitem(vars(gpu.table()), "binding", driver)
+    graph = graphs.KernelGraph(WHERE, 0x77, b"hello", grid=8, block=128)
     assert graph.handle == 9 and made[-2:] == [
         "cuThreadExchangeStreamCaptureMode",
         "cuCtxPopCurrent",
@@ -305,18 +305,16 @@ def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(m
 
 def test_what_cannot_be_given_back_leaves_no_context_behind(monkeypatch):
     made = []
-    monkeypatch.setattr(gpu, "attempt", lambda name, *args: made.append(name) or 0)
+    monkeypatch.setattr(gpu.table(), "call", lambda name, *args: made.append(name))
 
     @contextlib.contextmanager
     def uncaptured():
-        raise gpu.DriverError("cuThreadExchangeStreamCaptureMode failed", 719)
+        raise DriverError("cuThreadExchangeStreamCaptureMode failed", 719)
         yield
 
     monkeypatch.setattr(gpu, "uncaptured", uncaptured)
-    with pytest.raises(gpu.DriverError):
-        release.undo(
-            SimpleNamespace(context=7), (("cuGraphExecDestroy", (9,)),), os.getpid(), False
-        )
+    with pytest.raises(DriverError):
+        release.undo(WHERE, (("cuGraphExecDestroy", (9,)),), os.getpid(), False)
     assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
 
 

@@ -1,7 +1,6 @@
 """When a captured call is launched as the programmatic dependent of the kernel before it."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 from stream_world import World
@@ -9,7 +8,7 @@ from stream_world import World
 from kccl.backends import cuda
 from kccl.base.abi import ffi, lib
 from kccl.gpu import driver as gpu
-from kccl.gpu import graphs
+from kccl.gpu.cuda import CUDA
 
 STREAM = 5
 CAPTURED = (1, 0)
@@ -21,7 +20,7 @@ THEIRS = "_Z4gemmPf"
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(gpu, "call", world.driver.call)
+    monkeypatch.setattr(gpu.table(), "call", world.driver.call)
     world.driver.capturing[STREAM] = CAPTURED
     return world
 
@@ -39,15 +38,16 @@ def launched(world):
     ("driver", "major", "wanted"), [(12020, 9, False), (12030, 8, False), (12030, 9, True)]
 )
 def test_drivers_and_chips_that_have_them(monkeypatch, driver, major, wanted):
-    facts = {"cuDriverGetVersion": driver, "COMPUTE_CAPABILITY_MAJOR": major}
-    monkeypatch.setattr(gpu, "call", lambda name: facts[name])
-    monkeypatch.setattr(gpu, "attribute", lambda ordinal, name: facts[name])
-    assert graphs.launches_dependents(SimpleNamespace(ordinal=0)) is wanted
+    facts = {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": 0}
+    monkeypatch.setattr(CUDA, "call", {"cuDriverGetVersion": driver}.__getitem__)
+    monkeypatch.setattr(CUDA, "attribute", lambda ordinal, name: facts[name])
+    assert CUDA.launches_dependents(0) is wanted
 
 
 def test_every_launch_that_is_refused_has_a_name():
     known = {getattr(lib, name) for name in dir(lib) if re.match(r"kKccl(No)?Launch", name)}
     assert set(cuda._LAUNCHED_BY) == known and len(known) == 5
+    assert set(cuda._LAUNCHED_BY.values()) <= {*CUDA.queue, *CUDA.dependents_queue}
 
 
 EARLY, AS_EVER = ([STREAM], []), ([], [STREAM])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kccl.base.abi import ffi
-from kccl.gpu import driver, graphs, release
+from kccl.gpu import driver, release
 from kccl.gpu import memory as gpu_memory
 from kccl.gpu import state as cuda_state
 
@@ -23,7 +23,7 @@ def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
         made.append(name)
         return len(made)
 
-    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver.table(), "call", call)
     monkeypatch.setattr(gpu_memory, "_streams", {})
     devices = [driver.Device(k, "a GPU", f"uuid {k}", "sm_90a", 132, 7) for k in range(2)]
     kinds = [(where, work) for where in devices for work in ("writes", "fills")]
@@ -57,11 +57,11 @@ def test_a_state_is_filled_and_written_on_two_streams(monkeypatch, has_dependent
         used.append(("write", stream))
         ctypes.memmove(address, data, len(data))
 
-    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver.table(), "call", call)
     monkeypatch.setattr(driver, "write", write)
     monkeypatch.setattr(driver, "fill", lambda *args: used.append(("fill", args[3])))
-    monkeypatch.setattr(driver, "function_address", lambda name, version=0: len(name))
-    monkeypatch.setattr(graphs, "launches_dependents", lambda device: True)
+    monkeypatch.setattr(driver.table(), "function_address", lambda name, version=0: len(name))
+    monkeypatch.setattr(driver.table(), "launches_dependents", lambda ordinal: True)
     monkeypatch.setattr(release, "at_end", lambda *args, **how: None)
     monkeypatch.setattr(gpu_memory, "_streams", {})
     device = driver.Device(0, "a GPU", "a uuid", "sm_90a", 132, 7)

@@ -15,6 +15,7 @@ from kccl.base import env, failure
 from kccl.base.abi import ffi, lib
 from kccl.gpu import driver as gpu
 from kccl.gpu import memory, release, sharing
+from kccl.gpu.table import DriverError
 from kccl.tools import checks_cuda
 
 FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
@@ -39,11 +40,13 @@ class Driver:
         for device in self.devices:
             device.current = lambda device=device: self._current(device)
         self.current = threading.local()
-        for name in ("call", "attempt", "constant", "attribute", "device", "num_devices", "uuid"):
+        for name in ("call", "attempt", "constant"):
+            monkeypatch.setattr(gpu.table(), name, getattr(self, name))
+        monkeypatch.setattr(gpu.table(), "error_text", lambda *facts: " ".join(map(str, facts)))
+        for name in ("attribute", "device", "num_devices", "uuid"):
             monkeypatch.setattr(gpu, name, getattr(self, name))
         monkeypatch.setattr(gpu, "can_access", lambda a, b: True)
         monkeypatch.setattr(gpu, "fill", lambda *args: None)
-        monkeypatch.setattr(gpu, "error_text", lambda name, code, note: f"{name} {code} {note}")
 
     def _current(self, device):
         self.current.context = device.context
@@ -62,7 +65,8 @@ class Driver:
         return int(name not in self.lacks)
 
     def constant(self, name):
-        return {"CUipcMemHandle": SimpleNamespace}.get(name, SimpleNamespace)
+        assert name == "CUipcMemHandle"
+        return SimpleNamespace
 
     def call(self, name, *args, note=""):
         self.calls.append((name, *args))
@@ -93,12 +97,12 @@ class Shareable:
 
     def __init__(self, driver, device):
         if driver.refuses == "cuMemCreate":
-            raise gpu.DriverError("cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)", 800)
+            raise DriverError("cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)", 800)
         self.refuses = driver.refuses
 
     def export(self):
         if self.refuses == "export":
-            raise gpu.DriverError("cuMemExportToShareableHandle failed: NOT_SUPPORTED (801)", 801)
+            raise DriverError("cuMemExportToShareableHandle failed: NOT_SUPPORTED (801)", 801)
         return os.open(os.devnull, os.O_RDONLY)
 
 
@@ -110,9 +114,8 @@ def driver(monkeypatch):
     yield driver
     # What is dropped must find this driver, not the machine's.
     gc.collect()
-    last = (SimpleNamespace(context=-1), (("the last", ()),), os.getpid(), True)
-    release._dropped.put(last)
-    assert eventually(lambda: driver.calls[-2:] == [("the last",), ("cuCtxPopCurrent",)])
+    release._dropped.put((driver.devices[0], (("the last", ()),), os.getpid(), True))
+    assert eventually(lambda: driver.calls[-1:] == [("the last",)])
 
 
 class Meshes:
@@ -290,7 +293,7 @@ def test_threads_windows_give_every_device_access_and_are_freed(driver):
 def test_peer_access_that_is_refused_is_an_error(driver):
     driver.refuses = "cuCtxEnablePeerAccess"
     found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
-    assert any(isinstance(each, gpu.DriverError) and each.code == 217 for each in found)
+    assert any(isinstance(each, DriverError) and each.code == 217 for each in found)
     # The other may find its part gone already.
     assert all(isinstance(each, kccl.Error) for each in found)
 

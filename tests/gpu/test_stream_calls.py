@@ -16,8 +16,8 @@ from kccl.gpu import driver
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(driver, "call", world.driver.call)
-    monkeypatch.setattr(driver, "attempt", world.driver.attempt)
+    monkeypatch.setattr(driver.table(), "call", world.driver.call)
+    monkeypatch.setattr(driver.table(), "attempt", world.driver.attempt)
     return world
 
 
@@ -148,7 +148,7 @@ def test_time_shows_a_slow_block_in_its_calls_only(world, follows, monkeypatch):
             world.driver.events[args[0]] += next(stalls)
         return found
 
-    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver.table(), "call", call)
     us = op.time(200)
     assert us[:100] == pytest.approx(CALL_US) and us[100:] == pytest.approx(CALL_US + 0.5)
 
@@ -177,6 +177,6 @@ def test_what_the_device_said_of_timed_calls_is_raised(world, monkeypatch):
             world.state.status = lib.kKcclTimeout
         return wait(name, *args)
 
-    monkeypatch.setattr(driver, "call", call)
+    monkeypatch.setattr(driver.table(), "call", call)
     with pytest.raises(kccl.BackendError):
         op.time(10)

@@ -6,20 +6,20 @@ import pytest
 
 from kccl import gpu
 from kccl.base.abi import ffi, lib
-from kccl.gpu import graphs
+from kccl.gpu.cuda import CUDA
 
 _OF_KERNELS = 0
 
 
 def need_edges():
     """Skips the test where the driver cannot list edges."""
-    if gpu.call("cuDriverGetVersion") < graphs.WITH_EDGES:
+    if gpu.call("cuDriverGetVersion") < CUDA.dependents_version:
         pytest.skip("the driver is older than CUDA 12.3")
 
 
 def of_dependent(ordinal):
     """The type that an edge between two calls of one stream must have on a device."""
-    return int(graphs.launches_dependents(gpu.device(ordinal)))
+    return int(CUDA.launches_dependents(ordinal))
 
 
 def edge_kinds(graph):
@@ -62,6 +62,6 @@ def _is_told(node):
 def _ask(name, *args):
     is_number = [isinstance(arg, int) or hasattr(arg, "getPtr") for arg in args]
     kinds = [ctypes.c_uint64 if each else ctypes.c_void_p for each in is_number]
-    address = gpu.function_address(name, graphs.WITH_EDGES)
+    address = gpu.function_address(name, CUDA.dependents_version)
     values = [int(arg) if each else arg for arg, each in zip(args, is_number, strict=True)]
     assert ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(address)(*values) == 0, name

@@ -15,6 +15,10 @@ from source_tree import (
 )
 
 import kccl
+from kccl.backends.base import Backend
+from kccl.backends.cuda import CudaBackend
+from kccl.backends.host import HostBackend
+from kccl.backends.sim import SimBackend
 
 # ---- csrc: which header may include which ------------------------------------------------------
 
@@ -208,6 +212,32 @@ def test_kccl_imports_only_downwards():
                 assert below == "topology" or room == "tools", f"{module} imports {name}"
             elif when != "annotation" or (module, name) not in ANNOTATED_UPWARDS:
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
+
+
+def test_backends_are_siblings_behind_a_pure_interface():
+    methods = {name for name, value in vars(Backend).items() if callable(value)}
+    assert methods == Backend.__abstractmethods__ and len(methods) > 15
+    for each in (HostBackend, SimBackend, CudaBackend):
+        assert each.__bases__ == (Backend,) and each.__abstractmethods__ == frozenset()
+    incomplete = type("Incomplete", (HostBackend,), {"clear": Backend.clear})
+    with pytest.raises(TypeError, match=r"abstract method '?clear"):
+        incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
+
+
+# NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
+OF_THE_DRIVER = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
+# A room's modules that say them, and what they say. nvrtc.py takes the compiler from the package.
+SAY_THEM = {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}}
+
+
+def test_the_drivers_names_stand_in_its_table_only():
+    table = (ROOT / "kccl/gpu/cuda.py").read_text()
+    assert len(set(re.findall(OF_THE_DRIVER, table))) > 60
+    for path in python_files("kccl"):
+        where = path.relative_to(ROOT / "kccl").as_posix()
+        found = set(re.findall(OF_THE_DRIVER, path.read_text()))
+        allowed = SAY_THEM.get(where, set())
+        assert allowed is None or found <= allowed, f"kccl/{where}: {found}"
 
 
 def test_topology_imports_nothing_of_kccl():

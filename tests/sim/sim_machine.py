@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kccl import module
-from kccl.backends.base import Settings
+from kccl.backends.settings import Settings
 from kccl.jit import cache
 from kccl.plan.specs import KERNELS as KERNEL_SPECS
 from kccl.sim.library import load

@@ -8,7 +8,7 @@ import pytest
 from sim_machine import BROADCAST_PUSH, GATHER_PUSH, PUSH, SCATTER_PUSH
 from worlds import Simulation, World
 
-from kccl.backends.base import Settings
+from kccl.backends.settings import Settings
 
 BLOCKS = 3
 # Short staging: a block's slice of a long message takes several rounds, that of a short message is

@@ -9,7 +9,7 @@ import pytest
 from worlds import World
 
 import kccl
-from kccl.backends.base import Settings
+from kccl.backends.settings import Settings
 from kccl.sim.machine import Simulation
 
 TINY = Settings(num_channels=1, packet_bytes=64, staging_bytes=1024)

@@ -200,7 +200,7 @@ class Driver:
         return 0
 
     def call(self, name, *args):
-        """In place of gpu.call: events note how long the launches so far have taken."""
+        """In place of the table's call(): events note how long the launches so far have taken."""
         if name == "cuEventCreate":
             self.events[len(self.events)] = None
             return len(self.events) - 1

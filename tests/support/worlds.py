@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kccl import module
-from kccl.backends.base import DeviceComm, Settings, fill_call, make_comm
+from kccl.backends.calls import fill_call
+from kccl.backends.scratch import DeviceComm, make_comm
+from kccl.backends.settings import Settings
 from kccl.backends.sim import num_threads
 from kccl.base import arrays
 from kccl.base.abi import ffi, lib

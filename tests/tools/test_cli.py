@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from ranks import environment
 
-from kccl import run_threads
+from kccl import gpu, run_threads
 from kccl.base import abi
 from kccl.base import errors as kccl_errors
-from kccl.gpu import driver
 from kccl.plan import specs
 from kccl.tools import warm
 
@@ -133,9 +132,9 @@ def test_warm(tmp_path):
 
 
 def test_errors_of_the_driver_come_out_of_other_processes():
-    error = pickle.loads(pickle.dumps(driver.DriverError("cuGraphLaunch failed", 719)))
+    error = pickle.loads(pickle.dumps(gpu.DriverError("cuGraphLaunch failed", 719)))
     assert (type(error), str(error), error.code) == (
-        driver.DriverError,
+        gpu.DriverError,
         "cuGraphLaunch failed",
         719,
     )

@@ -1,0 +1,195 @@
+"""A rank's scratches: the windows that calls write into, and the KcclDeviceComms that name them.
+
+A communicator has one scratch for its own calls. Each DeviceComm for users' kernels has another, so
+kernels with different ones may run at the same time.
+"""
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from ..base import abi
+from ..base.abi import ffi, lib
+from ..ranks.mesh import Mesh
+from ..ranks.windows import Window
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class DeviceComm:
+    """A `kccl::DeviceComm` for kernels' arguments, from `comm.device_comm()`.
+
+    Attributes:
+        rank, world_size: The communicator's.
+        channels: How many coops may make calls at the same time.
+        max_bytes: Of one coop's call.
+        data: The struct's bytes.
+    """
+
+    rank: int
+    world_size: int
+    channels: int
+    max_bytes: int
+    data: bytes = field(repr=False)
+
+
+def make_comm(
+    settings: Settings,
+    *,
+    rank: int,
+    addresses: tuple[int, ...],
+    scratch: tuple[int, ...],
+    state: Any,
+    channels: Any,
+    polls_per_check: int,
+) -> Any:
+    """A KcclDeviceComm; csrc/include/kccl/device_comm.h fills it.
+
+    Args:
+        settings: The communicator's, which have been checked by Settings.layout().
+        rank: Who gets it.
+        addresses, scratch: Of every rank's window and scratch, in rank order.
+        state: The rank's KcclState.
+        channels: The rank's KcclChannelState, one a scratch channel.
+        polls_per_check: Polls between two looks at the clock.
+    """
+    comm = ffi.new("KcclDeviceComm *")
+    sizes = ffi.new("KcclSizes *", asdict(settings))
+    state, channels = (int(ffi.cast("uintptr_t", each)) for each in (state, channels))
+    own = rank, len(addresses), sizes, addresses, scratch, state, channels
+    lib.kccl_host_make_comm(comm, *own, mmap.PAGESIZE, polls_per_check)
+    return comm
+
+
+class Channels(Protocol):
+    """The KcclChannelStates of one scratch, one a scratch channel; zero at first.
+
+    Attributes:
+        address: Of the first.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    def clear(self) -> None:
+        """Writes zeros over all of them."""
+
+
+class Memory(Protocol):
+    """Where a rank's windows and channels lie: in host memory, on the simulator or on a GPU."""
+
+    def window(
+        self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
+    ) -> Window:
+        """Allocates a window, zero at first. Collective.
+
+        Args:
+            nbytes: Size.
+            what: Its use, for error messages.
+            timeout: Seconds to wait for the other ranks.
+            layout: The fields of KcclLayout, for a scratch; None for a user's window.
+        """
+
+    def channels(self, count: int) -> Channels:
+        """Allocates the states of so many scratch channels."""
+
+    def arm(self, window: Window, begin: int) -> None:
+        """Writes 0xff over this rank's part of a window, from `begin` to the end."""
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    window: Window
+    channels: Channels
+    sentinel: int  # where the slots begin that are 0xff before the first call
+
+
+class Scratches:
+    """All scratches of one rank.
+
+    Attributes:
+        comm: The KcclDeviceComm of the communicator's own calls.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        settings: Settings,
+        memory: Memory,
+        *,
+        state: Any,
+        polls_per_check: int,
+        timeout: float,
+    ) -> None:
+        """Makes the scratch of the communicator's own calls. Collective.
+
+        Peers may write into it once all ranks have been heard of after this.
+
+        Args:
+            mesh: The ranks.
+            settings: Sizes of that scratch.
+            memory: Where it lies.
+            state: The rank's KcclState, or its address, as kernels see it.
+            polls_per_check: Polls between two looks at the clock.
+            timeout: Seconds to wait for the other ranks.
+        """
+        self._mesh = mesh
+        self._settings = settings
+        self._memory = memory
+        self._state = state
+        self._polls_per_check = polls_per_check
+        self._scratches: list[_Scratch] = []
+        own = self._make(settings, "start-up", timeout)
+        # Its first regions are the communicator's: abort words, records, signals.
+        self._window = own.window
+        self.comm = self._comm_of(settings, own)
+
+    def device_comm(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> DeviceComm:
+        """A DeviceComm with a scratch of its own. Collective; see Backend.device_comm()."""
+        settings = replace(
+            self._settings,
+            num_channels=channels,
+            blocks_per_channel=1,
+            packet_bytes=-(-max_bytes // abi.PACKET_UNIT) * abi.PACKET_UNIT,
+            staging_bytes=abi.LEAST_STAGING_BYTES,
+            exchange_bytes=-(-exchange_bytes // abi.LINE_BYTES) * abi.LINE_BYTES,
+        )
+        comm = self._comm_of(settings, self._make(settings, "device_comm", timeout))
+        data = bytes(ffi.buffer(comm))
+        # Peers may write now, so all ranks must be ready.
+        self._mesh.allgather(b"", "device_comm", timeout)
+        return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
+
+    def windows(self) -> list[Window]:
+        """The window of each scratch."""
+        return [scratch.window for scratch in self._scratches]
+
+    def clear(self) -> None:
+        """Makes all scratches as they were before the first call. All ranks are between calls."""
+        for scratch in self._scratches:
+            scratch.window.clear()
+            self._memory.arm(scratch.window, scratch.sentinel)
+            scratch.channels.clear()
+
+    def _make(self, settings: Settings, what: str, timeout: float) -> _Scratch:
+        layout = settings.layout(self._mesh.world_size)
+        window = self._memory.window(layout["scratch_bytes"], what, timeout, layout)
+        channels = self._memory.channels(settings.scratch_channels)
+        scratch = _Scratch(window, channels, layout["sentinel"])
+        self._memory.arm(window, scratch.sentinel)
+        self._scratches.append(scratch)
+        return scratch
+
+    def _comm_of(self, settings: Settings, scratch: _Scratch) -> Any:
+        return make_comm(
+            settings,
+            rank=self._mesh.rank,
+            addresses=self._window.addresses,
+            scratch=scratch.window.addresses,
+            state=self._state,
+            channels=scratch.channels.address,
+            polls_per_check=self._polls_per_check,
+        )

@@ -1,0 +1,36 @@
+"""What all ranks of a communicator must agree on: the sizes of its scratch."""
+
+from dataclasses import dataclass
+
+from ..ranks.windows import layout
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes, the same on all ranks.
+
+    Attributes:
+        num_channels: Independent streams of calls.
+        blocks_per_channel: Most blocks of one call.
+        packet_bytes: Payload bytes of one ll16 or sentinel slot.
+        staging_bytes: Bytes of one staging slot.
+        exchange_bytes: Payload bytes of all slices of an exchange of the grid.
+        epoch_bits: Width of epochs.
+    """
+
+    num_channels: int = 4
+    blocks_per_channel: int = 1
+    packet_bytes: int = 4096
+    staging_bytes: int = 524288
+    exchange_bytes: int = 4096
+    epoch_bits: int = 32
+
+    @property
+    def scratch_channels(self) -> int:
+        """Channels of the scratch: each block of a call has one."""
+        return self.num_channels * self.blocks_per_channel
+
+    def layout(self, world_size: int) -> dict[str, int]:
+        """The fields of KcclLayout."""
+        sizes = self.packet_bytes, self.staging_bytes, self.exchange_bytes
+        return layout(world_size, self.scratch_channels, *sizes)

@@ -1,0 +1,273 @@
+"""NVIDIA's driver, through cuda.bindings: the one module that knows its names."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+from ..base.errors import BackendError
+from .table import DriverError, Names, Table
+
+# Compute capabilities: the oldest supported one, and the first whose architecture has a name in "a"
+# and which launches programmatic dependents.
+_OLDEST, _HOPPER = (8, 0), (9, 0)
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+def arch_of(major: int, minor: int) -> str:
+    """The architecture to compile for, with all that only GPUs of this compute capability have."""
+    return f"sm_{major}{minor}{'a' if (major, minor) >= _HOPPER else ''}"
+
+
+class Cuda(Table):
+    """See Table. A context is the address of a device's primary one, as in PyTorch and CuPy."""
+
+    vendor = "NVIDIA"
+    names = Names(
+        num_devices="cuDeviceGetCount",
+        current_ordinal="cuCtxGetDevice",
+        can_access="cuDeviceCanAccessPeer",
+        enable_access="cuCtxEnablePeerAccess",
+        synchronize_device="cuCtxSynchronize",
+        create_stream="cuStreamCreate",
+        synchronize_stream="cuStreamSynchronize",
+        copy_to_device="cuMemcpyHtoDAsync",
+        copy_to_host="cuMemcpyDtoHAsync",
+        fill="cuMemsetD8Async",
+        create_event="cuEventCreate",
+        record_event="cuEventRecord",
+        synchronize_event="cuEventSynchronize",
+        elapsed_ms="cuEventElapsedTime",
+        destroy_event="cuEventDestroy",
+        resident_blocks="cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        launch="cuLaunchKernel",
+        launch_cooperative="cuLaunchCooperativeKernel",
+        create_graph="cuGraphCreate",
+        add_kernel_node="cuGraphAddKernelNode",
+        instantiate_graph="cuGraphInstantiate",
+        destroy_graph="cuGraphDestroy",
+        destroy_instance="cuGraphExecDestroy",
+        free="cuMemFree",
+        allocate_on_host="cuMemHostAlloc",
+        free_on_host="cuMemFreeHost",
+        close_handle="cuIpcCloseMemHandle",
+        create_memory="cuMemCreate",
+        release_memory="cuMemRelease",
+        reserve_addresses="cuMemAddressReserve",
+        free_addresses="cuMemAddressFree",
+        map_memory="cuMemMap",
+        unmap_memory="cuMemUnmap",
+    )
+    errors = "CUresult"
+    out_of_memory = 2  # CUDA_ERROR_OUT_OF_MEMORY
+    is_accessible = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+    stream_flags = 1  # CU_STREAM_NON_BLOCKING
+    host_flags = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+    multiprocessors = "MULTIPROCESSOR_COUNT"
+    maps_memory = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
+    exports_memory = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+    queue: ClassVar[Mapping[str, str]] = {
+        "launch": "cuLaunchKernel",
+        "launch_graph": "cuGraphLaunch",
+        "is_capturing": "cuStreamIsCapturing",
+        "push_context": "cuCtxPushCurrent",
+        "pop_context": "cuCtxPopCurrent",
+    }
+    dependents_queue: ClassVar[Mapping[str, str]] = {
+        "launch_ex": "cuLaunchKernelEx",
+        "capture_info": "cuStreamGetCaptureInfo",
+        "node_type": "cuGraphNodeGetType",
+        "get_params": "cuGraphKernelNodeGetParams",
+        "set_params": "cuGraphKernelNodeSetParams",
+        "function_name": "cuFuncGetName",
+    }
+    # From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
+    dependents_version = 12030
+    visible_devices = "CUDA_VISIBLE_DEVICES"
+    cure = "pip install 'kccl[cuda]', and NVIDIA's driver where the GPU is; or use backend=\"host\""
+
+    def load(self) -> Any:
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise BackendError(f"cuda.bindings cannot be imported: {error}. {self.cure}") from error
+        try:
+            (code,) = driver.cuInit(0)
+        except RuntimeError as error:
+            raise BackendError(f"NVIDIA's driver cannot be loaded: {error}. {self.cure}") from error
+        if int(code) != 0:
+            raise DriverError(f"cuInit failed: {code.name} ({int(code)}). {self.cure}", int(code))
+        return driver
+
+    def function_address(self, name: str, version: int = 0) -> int:
+        version = version or self.call("cuDriverGetVersion")
+        address, _ = self.call("cuGetProcAddress", name.encode(), version, 0)
+        return int(address)
+
+    # ---- Devices -----------------------------------------------------------------------------
+
+    def attribute(self, ordinal: int, name: str) -> int:
+        """See Table; by the name behind CU_DEVICE_ATTRIBUTE_."""
+        which = self.constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("cuDeviceGetAttribute", which, ordinal))
+
+    def device_name(self, ordinal: int) -> str:
+        device = self.call("cuDeviceGet", ordinal, note=f"for device {ordinal}")
+        return bytes(self.call("cuDeviceGetName", 128, device)).partition(b"\0")[0].decode()
+
+    def device_uuid(self, ordinal: int) -> str:
+        return bytes(self.call("cuDeviceGetUuid", self.call("cuDeviceGet", ordinal)).bytes).hex()
+
+    def device_arch(self, ordinal: int) -> str:
+        version = self._compute_capability(ordinal)
+        if version < _OLDEST:
+            raise BackendError(
+                f"device {ordinal} is a {self.device_name(ordinal)} of compute capability "
+                f"{version[0]}.{version[1]}, must be at least {_OLDEST[0]}.{_OLDEST[1]}; "
+                'use backend="host"'
+            )
+        return arch_of(*version)
+
+    def _compute_capability(self, ordinal: int) -> tuple[int, int]:
+        return (
+            self.attribute(ordinal, "COMPUTE_CAPABILITY_MAJOR"),
+            self.attribute(ordinal, "COMPUTE_CAPABILITY_MINOR"),
+        )
+
+    def open_device(self, ordinal: int) -> int:
+        device = self.call("cuDeviceGet", ordinal)
+        return int(self.call("cuDevicePrimaryCtxRetain", device, note=f"on device {ordinal}"))
+
+    def push(self, context: int) -> None:
+        self.call("cuCtxPushCurrent", context)
+
+    def pop(self) -> None:
+        self.call("cuCtxPopCurrent")
+
+    def has_current(self) -> bool:
+        return int(self.call("cuCtxGetCurrent")) != 0
+
+    def device_of(self, address: int) -> int:
+        found = ctypes.c_int(-1)
+        code = self._pointer_attribute(ctypes.byref(found), self._device_ordinal, address)
+        if code != 0:
+            note = f"for {address:#x}"
+            raise DriverError(self.error_text("cuPointerGetAttribute", code, note), code)
+        return found.value
+
+    # Why not cuda.bindings' own: that of 13.3.1 says 0 whatever the device.
+    @cached_property
+    def _pointer_attribute(self) -> Any:
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+        return prototype(self.function_address("cuPointerGetAttribute"))
+
+    @cached_property
+    def _device_ordinal(self) -> int:
+        return int(self.constant("CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL"))
+
+    # ---- Kernels -----------------------------------------------------------------------------
+
+    def load_code(
+        self, code: bytes, names: Sequence[str]
+    ) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        library = self.call("cuLibraryLoadData", code, [], [], 0, [], [], 0)
+        found = []
+        for name in names:
+            kernel = self.call("cuLibraryGetKernel", library, name.encode(), note=f"for {name}")
+            found.append((int(kernel), self._parameters(int(kernel))))
+        return found
+
+    def _parameters(self, kernel: int) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[int, int]] = []
+        while True:
+            code, offset, num_bytes = self.binding.cuKernelGetParamInfo(kernel, len(found))
+            if int(code) != 0:
+                return tuple(found)
+            found.append((int(offset), int(num_bytes)))
+
+    def function(self, kernel: int) -> int:
+        return int(self.call("cuKernelGetFunction", kernel))
+
+    def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
+        which = self.constant(
+            "CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        )
+        note = f"for {num_bytes} bytes of shared memory"
+        self.call("cuFuncSetAttribute", function, which, num_bytes, note=note)
+
+    def max_threads(self, function: int) -> int:
+        which = self.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
+        return int(self.call("cuFuncGetAttribute", which, function))
+
+    def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
+        node = self.constant("CUDA_KERNEL_NODE_PARAMS")()
+        node.func = function
+        node.gridDimX, node.gridDimY, node.gridDimZ = grid, 1, 1
+        node.blockDimX, node.blockDimY, node.blockDimZ = block, 1, 1
+        node.kernelParams = arguments
+        return node
+
+    def launches_dependents(self, ordinal: int) -> bool:
+        if self.call("cuDriverGetVersion") < self.dependents_version:
+            return False
+        return self._compute_capability(ordinal) >= _HOPPER
+
+    def relax_captures(self) -> Any:
+        relaxed = self.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED")
+        return self.call("cuThreadExchangeStreamCaptureMode", relaxed)
+
+    def restore_captures(self, before: Any) -> None:
+        self.call("cuThreadExchangeStreamCaptureMode", before)
+
+    # ---- Memory of the current device --------------------------------------------------------
+
+    def allocate(self, num_bytes: int, note: str) -> int:
+        return int(self.call("cuMemAlloc", num_bytes, note=note))
+
+    def export_handle(self, address: int) -> bytes:
+        return bytes(self.call("cuIpcGetMemHandle", address).reserved)
+
+    def open_handle(self, handle: bytes, note: str) -> int:
+        made = self.constant("CUipcMemHandle")()
+        made.reserved = handle
+        return int(self.call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS, note=note))
+
+    def memory_kind(self, ordinal: int) -> Any:
+        kind = self.constant("CUmemAllocationProp")()
+        kind.type = self.constant("CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED")
+        kind.location = self._location(ordinal)
+        kind.requestedHandleTypes = self._fd_kind()
+        return kind
+
+    def memory_unit(self, kind: Any) -> int:
+        best = "CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED"
+        return int(self.call("cuMemGetAllocationGranularity", kind, self.constant(best)))
+
+    def allow_access(
+        self, address: int, num_bytes: int, ordinals: Sequence[int], note: str
+    ) -> None:
+        access = []
+        for ordinal in ordinals:
+            each = self.constant("CUmemAccessDesc")()
+            each.location = self._location(ordinal)
+            each.flags = self.constant("CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE")
+            access.append(each)
+        self.call("cuMemSetAccess", address, num_bytes, access, len(access), note=note)
+
+    def export_memory(self, memory: Any) -> int:
+        return int(self.call("cuMemExportToShareableHandle", memory, self._fd_kind(), 0))
+
+    def import_memory(self, fd: int, note: str) -> Any:
+        return self.call("cuMemImportFromShareableHandle", fd, self._fd_kind(), note=note)
+
+    def _fd_kind(self) -> Any:
+        return self.constant("CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR")
+
+    def _location(self, ordinal: int) -> Any:
+        location = self.constant("CUmemLocation")()
+        location.type = self.constant("CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE")
+        location.id = ordinal
+        return location
+
+
+CUDA = Cuda()

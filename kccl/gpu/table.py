@@ -1,0 +1,310 @@
+"""What kccl asks of a vendor's driver: the shape of the table that cuda.py fills for NVIDIA.
+
+All other modules say neutral names: a function is an attribute of Names, and what vendors do in
+different ways is a method of Table. So another vendor's GPUs need another table, and nothing else.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from ..base.errors import BackendError
+
+
+class DriverError(BackendError):
+    """A function of the driver failed.
+
+    Attributes:
+        code: Its error code.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # So that it can be sent by a process that compiles.
+        return type(self), (str(self), self.code)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The driver's names of its functions, with the arguments and results that each must have.
+
+    A function returns its error code and then its results. Handles are integers or objects that
+    int() takes.
+    """
+
+    # Devices. A context is what Table.open_device() returned.
+    num_devices: str  # () -> int
+    current_ordinal: str  # () -> int, when this thread has a current device
+    can_access: str  # (ordinal, ordinal of the memory) -> int
+    enable_access: str  # (context of the memory, 0); by the current device
+    synchronize_device: str  # ()
+
+    # Streams and copies
+    create_stream: str  # (flags) -> stream
+    synchronize_stream: str  # (stream)
+    copy_to_device: str  # (to, buffer, bytes, stream)
+    copy_to_host: str  # (buffer, from, bytes, stream)
+    fill: str  # (address, byte, bytes, stream)
+    create_event: str  # (0) -> event
+    record_event: str  # (event, stream)
+    synchronize_event: str  # (event)
+    elapsed_ms: str  # (begin, end) -> float
+    destroy_event: str  # (event)
+
+    # Kernels
+    resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
+    # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
+    launch: str
+    launch_cooperative: str  # the same without the last
+
+    # Graphs
+    create_graph: str  # (0) -> graph
+    add_kernel_node: str  # (graph, None, 0, what Table.kernel_node() returned) -> node
+    instantiate_graph: str  # (graph, 0) -> what can be launched
+    destroy_graph: str  # (graph)
+    destroy_instance: str  # (what can be launched)
+
+    # Memory
+    free: str  # (address)
+    allocate_on_host: str  # (bytes, flags) -> address
+    free_on_host: str  # (address)
+    close_handle: str  # (address that Table.open_handle() returned)
+
+    # Memory with a mapping of its own
+    create_memory: str  # (bytes, what Table.memory_kind() returned, 0) -> memory
+    release_memory: str  # (memory)
+    reserve_addresses: str  # (bytes, alignment, 0, 0) -> address
+    free_addresses: str  # (address, bytes)
+    map_memory: str  # (address, bytes, 0, memory, 0)
+    unmap_memory: str  # (address, bytes)
+
+
+class Table(ABC):
+    """One vendor's driver.
+
+    Attributes:
+        vendor: Whose GPUs, for error messages.
+        names: Of functions.
+        errors: The binding's enumeration of error codes.
+        out_of_memory: The error code of an allocation.
+        is_accessible: The error code of enable_access for memory that is accessible already.
+        stream_flags: Of a stream that does not wait for the default stream.
+        host_flags: Of host memory that all devices map at the host's address.
+        multiprocessors, maps_memory, exports_memory: Attributes of a device, for attribute(): their
+            number; whether it has memory with a mapping of its own; whether that can be exported as
+            a file descriptor.
+        queue: Field of KcclGpuQueue -> the function whose address it holds.
+        dependents_queue: The same of the fields for programmatic dependents.
+        dependents_version: The version of the driver whose functions these are.
+        visible_devices: The environment variable that hides devices.
+        cure: What helps where the driver is not there.
+    """
+
+    vendor: str
+    names: Names
+    errors: str
+    out_of_memory: int
+    is_accessible: int
+    stream_flags: int
+    host_flags: int
+    multiprocessors: str
+    maps_memory: str
+    exports_memory: str
+    queue: ClassVar[Mapping[str, str]]
+    dependents_queue: ClassVar[Mapping[str, str]]
+    dependents_version: int
+    visible_devices: str
+    cure: str
+
+    # ---- Functions by the driver's own names -------------------------------------------------
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The driver's binding, initialized: functions and constants are its attributes.
+
+        Raises:
+            BackendError: It is not there, or the driver is not.
+        """
+
+    @cached_property
+    def binding(self) -> Any:
+        """What load() returned, once it has succeeded."""
+        return self.load()
+
+    def call(self, name: str, *args: Any, note: str = "") -> Any:
+        """Calls a function of the driver.
+
+        Args:
+            name: Of the function.
+            *args: As the binding has them.
+            note: What the error message adds: the argument that matters.
+
+        Returns:
+            None, its result, or a tuple of its results.
+
+        Raises:
+            BackendError: It failed, or the driver is not there.
+        """
+        code, *results = getattr(self.binding, name)(*args)
+        if int(code) != 0:
+            raise DriverError(self.error_text(name, int(code), note), int(code))
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+    def attempt(self, name: str, *args: Any) -> int:
+        """Calls a function of the driver that has no results; returns its error code."""
+        return int(getattr(self.binding, name)(*args)[0])
+
+    def error_text(self, name: str, code: int, note: str = "") -> str:
+        """The error message for function `name` and its error code."""
+        known = {int(each): each.name for each in getattr(self.binding, self.errors)}
+        return f"{name} failed: {known.get(code, 'unknown error')} ({code}){note and ' ' + note}"
+
+    def constant(self, name: str) -> Any:
+        """A constant, a member of an enumeration ("Enumeration.MEMBER") or a type by its name."""
+        owner, _, member = name.partition(".")
+        found = getattr(self.binding, owner)
+        return getattr(found, member) if member else found
+
+    @abstractmethod
+    def function_address(self, name: str, version: int = 0) -> int:
+        """The address of a function, for callers in C.
+
+        Args:
+            name: Of the function.
+            version: Of the driver's interface that the callers know; 0: the driver's own.
+        """
+
+    # ---- Devices -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def attribute(self, ordinal: int, name: str) -> int:
+        """An attribute of a device by the driver's name."""
+
+    @abstractmethod
+    def device_name(self, ordinal: int) -> str:
+        """The product's name.
+
+        Raises:
+            DriverError: There is no such device.
+        """
+
+    @abstractmethod
+    def device_uuid(self, ordinal: int) -> str:
+        """What names a device in every process."""
+
+    @abstractmethod
+    def device_arch(self, ordinal: int) -> str:
+        """The architecture to compile for, as in "sm_90a".
+
+        Raises:
+            BackendError: The device is too old.
+        """
+
+    @abstractmethod
+    def open_device(self, ordinal: int) -> int:
+        """The context of a device, which lives as long as the process."""
+
+    @abstractmethod
+    def push(self, context: int) -> None:
+        """Makes a device current in this thread, until pop()."""
+
+    @abstractmethod
+    def pop(self) -> None:
+        """Makes the device current that was before the last push()."""
+
+    @abstractmethod
+    def has_current(self) -> bool:
+        """Whether the program has made a device current in this thread."""
+
+    @abstractmethod
+    def device_of(self, address: int) -> int:
+        """The number of the device whose memory holds an address.
+
+        Raises:
+            DriverError: It is in no device's memory.
+        """
+
+    # ---- Kernels -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def load_code(
+        self, code: bytes, names: Sequence[str]
+    ) -> list[tuple[Any, tuple[tuple[int, int], ...]]]:
+        """Loads compiled code for all devices, as long as the process lives.
+
+        Returns:
+            Of each name the kernel, for function(), and (offset, bytes) of each of its parameters.
+        """
+
+    @abstractmethod
+    def function(self, kernel: Any) -> int:
+        """The function of a kernel on the current device."""
+
+    @abstractmethod
+    def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
+        """Lets launches of a function have so much dynamic shared memory.
+
+        Raises:
+            DriverError: No device has so much.
+        """
+
+    @abstractmethod
+    def max_threads(self, function: int) -> int:
+        """The most threads that a block of a function may have, by the registers it uses."""
+
+    @abstractmethod
+    def kernel_node(self, function: int, *, grid: int, block: int, arguments: int) -> Any:
+        """The parameters of a graph's kernel node; `arguments`: the address of their addresses."""
+
+    @abstractmethod
+    def launches_dependents(self, ordinal: int) -> bool:
+        """Whether a captured kernel may be the programmatic dependent of the one before it."""
+
+    @abstractmethod
+    def relax_captures(self) -> Any:
+        """Lets this thread make calls that captures forbid; returns what restores the old mode."""
+
+    @abstractmethod
+    def restore_captures(self, before: Any) -> None:
+        """Ends what relax_captures() began."""
+
+    # ---- Memory of the current device --------------------------------------------------------
+
+    @abstractmethod
+    def allocate(self, num_bytes: int, note: str) -> int:
+        """Allocates memory that peers may write while kernels poll it; `note` as in call()."""
+
+    @abstractmethod
+    def export_handle(self, address: int) -> bytes:
+        """The IPC handle of allocated memory."""
+
+    @abstractmethod
+    def open_handle(self, handle: bytes, note: str) -> int:
+        """Maps the memory that another process exported; `note` as in call()."""
+
+    @abstractmethod
+    def memory_kind(self, ordinal: int) -> Any:
+        """The properties of exportable memory of a device with a mapping of its own."""
+
+    @abstractmethod
+    def memory_unit(self, kind: Any) -> int:
+        """Bytes by which the driver rounds such memory up."""
+
+    @abstractmethod
+    def allow_access(
+        self, address: int, num_bytes: int, ordinals: Sequence[int], note: str
+    ) -> None:
+        """Lets devices read and write mapped memory; `note` as in call()."""
+
+    @abstractmethod
+    def export_memory(self, memory: Any) -> int:
+        """A file descriptor of the memory, which the caller closes."""
+
+    @abstractmethod
+    def import_memory(self, fd: int, note: str) -> Any:
+        """The memory of a file descriptor, which stays the caller's; `note` as in call()."""
