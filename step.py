@@ -40,9 +40,12 @@ def main() -> int:
         process = subprocess.Popen(
             args.command, stdin=subprocess.DEVNULL, stdout=out, stderr=stderr
         )
+        shown = ""
         while process.poll() is None:
-            if is_terminal and _has_line(me):
-                _write(f"{_ERASE}{args.doing} ... {time.monotonic() - began:.0f} s")
+            text = f"{_ERASE}{args.doing} ... {time.monotonic() - began:.0f} s"
+            if is_terminal and text != shown and _has_line(me):
+                _write(text)
+                shown = text
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_REFRESH_S)
         code = process.returncode
