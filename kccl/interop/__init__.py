@@ -1,1 +1,1 @@
-"""KCCL inside other libraries. Each library is imported by its module here, and by nothing else."""
+"""KCCL inside other libraries. Only the modules here import them."""

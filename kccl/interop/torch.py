@@ -9,10 +9,10 @@
     y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
 
 Tensors are on the host or on a GPU, of float32, float64, float16, bfloat16, int32 or int64. Calls
-on a GPU go to the current stream, and those of one communicator follow each other whatever streams
-they are on; the replay of a CUDA graph does so only on the stream of the calls around it. Results
-have no gradient. Under torch.compile all ranks compile the same program, because the compiler may
-drop, merge or move a call whose result is not used, is computed twice or is used late.
+on a GPU go to the current stream. The calls of one communicator run one after another, even on
+different streams. But a CUDA graph with such calls must be replayed on the stream of the calls
+before and after it. Results have no gradient. Under torch.compile all ranks must compile the same
+program: the compiler may drop a call whose result is unused, merge equal calls, or move a call.
 """
 
 import torch
@@ -41,17 +41,18 @@ __all__ = [
 def communicator(
     device: "torch.device | str", group: dist.ProcessGroup | None = None
 ) -> Communicator:
-    """The communicator by which a process group of backend "kccl" serves a device.
+    """The communicator that a process group of backend "kccl" uses for a device.
 
-    Collective among the group when it has none for this type of device yet. The group closes it.
+    If the group has none for this type of device yet, it makes one. This is collective among the
+    group. The group closes the communicator.
 
     Args:
-        device: "cpu", or "cuda" with or without a number: the current one is meant without.
-        group: From torch.distributed; the default group when None.
+        device: "cpu", or "cuda" with or without a number. Without one, the current GPU.
+        group: A group of torch.distributed; the default group when None.
 
     Raises:
-        InvalidArgument: The group has another backend, or there is no such device in KCCL.
-        Error: A CUDA graph is being captured, and the communicator is not there yet.
+        InvalidArgument: The group has another backend, or KCCL does not have this device type.
+        Error: The communicator must be made first, and a CUDA graph is being captured.
         Timeout, PeerLost: A rank did not come, or went.
     """
     device = torch.device(device)
@@ -63,19 +64,19 @@ def communicator(
     return found.communicator(device)
 
 
-# ---- What a program calls ----------------------------------------------------------------------
+# ---- Collectives -------------------------------------------------------------------------------
 
 
 def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
     """The element-wise reduction of all ranks' x, in a new tensor.
 
     Args:
-        x: The same shape and dtype on every rank; copied first unless it is C-contiguous.
+        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
         op: "sum", "prod", "min", "max", or for floats "avg".
         comm: Name of a registered communicator; "default" when None.
 
     Returns:
-        A C-contiguous tensor of the shape of x; the same bits on every rank.
+        A C-contiguous tensor of the shape of x. It has the same bits on every rank.
 
     Raises:
         Error: No communicator has this name.
@@ -87,7 +88,7 @@ def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> tor
 
 
 def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """The same in place: x must be C-contiguous. Returns x."""
+    """all_reduce() in place. x must be C-contiguous. Returns x."""
     torch_ops.all_reduce_in_place(x, op, comm or DEFAULT)
     return x
 
@@ -96,8 +97,8 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
     """The root's x, bit by bit, in a new tensor on every rank.
 
     Args:
-        x: The same shape and dtype on every rank; copied first.
-        root: The rank to copy from.
+        x: The same shape and dtype on every rank.
+        root: The rank whose tensor is copied.
         comm: As in all_reduce.
 
     Returns:
@@ -111,7 +112,7 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
 
 
 def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """The same in place: x must be C-contiguous. Returns x."""
+    """broadcast() in place. x must be C-contiguous. Returns x."""
     torch_ops.broadcast_in_place(x, root, comm or DEFAULT)
     return x
 
@@ -120,7 +121,7 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
     """All ranks' x, in rank order.
 
     Args:
-        x: The same shape and dtype on every rank; copied first unless it is C-contiguous.
+        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
         comm: As in all_reduce.
 
     Returns:
@@ -134,16 +135,16 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """This rank's part of the element-wise reduction of all ranks' x.
+    """This rank's chunk of the element-wise reduction of all ranks' x.
 
     Args:
-        x: [world_size * n, ...], the same shape and dtype on every rank; copied first unless it is
-            C-contiguous.
+        x: [world_size * n, ...], the same shape and dtype on every rank. If it is not C-contiguous,
+            it is copied first.
         op: As in all_reduce.
         comm: As in all_reduce.
 
     Returns:
-        A tensor [n, ...]: rows rank * n and following of the reduction.
+        A tensor [n, ...]: n rows of the reduction, from row rank * n on.
 
     Raises:
         As all_reduce.
@@ -152,5 +153,5 @@ def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) ->
     return result
 
 
-# PyTorch makes a group by calling what is registered here.
+# PyTorch calls ProcessGroup to make a group of this backend.
 dist.Backend.register_backend("kccl", ProcessGroup, devices=list(DEVICES))

@@ -1,7 +1,7 @@
 """The process group behind `torch.distributed.init_process_group("kccl")`.
 
-A group opens one communicator for its tensors on the host and one for those on a GPU, each at the
-first call that needs it, with the group's store as the meeting place.
+A group makes one communicator for its tensors on the host and one for its tensors on a GPU. It
+makes each at the first call that needs it. The ranks find each other through the group's store.
 """
 
 import time
@@ -32,34 +32,35 @@ _OPS: tuple[tuple[Any, Op], ...] = (
     (dist.ReduceOp.MAX, "max"),
     (dist.ReduceOp.AVG, "avg"),
 )
-_LOOK_S = 0.002  # between two looks into the store
+_POLL_S = 0.002  # between two polls of the store
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The ranks of a `torch.distributed` group, in KCCL's hands.
+    """A group of `torch.distributed` whose collectives KCCL runs.
 
-    Tensors are C-contiguous, of float32, float64, float16, bfloat16, int32 or int64. Calls on a GPU
-    go to the current stream; those of one group follow each other, on whatever streams they are.
+    Tensors must be C-contiguous, of float32, float64, float16, bfloat16, int32 or int64. Calls on a
+    GPU go to the current stream. The calls of one group run one after another, even on different
+    streams.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Opens nothing yet.
+        """Makes the group. It makes no communicator yet.
 
         Args:
-            store: Of this group alone.
-            rank, world_size: This process in the group, and the size of the group.
-            timeout: How long ranks wait for each other, in place of KCCL_TIMEOUT and
+            store: A store of this group alone.
+            rank, world_size: This process's rank in the group, and the size of the group.
+            timeout: How long ranks wait for each other. Replaces KCCL_TIMEOUT and
                 KCCL_FIRST_TIMEOUT.
         """
         super().__init__(rank, world_size)
         self._store = store
         self._name = self._description = ""
         self._timeout_s = timeout.total_seconds()
-        # By type of device: its communicator, and where that one's tensors are.
+        # Type of device -> its communicator, and the device of its tensors.
         self._comms: dict[str, Communicator] = {}
         self._devices: dict[str, torch.device] = {}
 
-    # ---- What PyTorch asks of a group, under its names ---------------------------------------
+    # ---- Methods that PyTorch calls; it gives their names ------------------------------------
 
     def getBackendName(self) -> str:
         return "kccl"
@@ -76,7 +77,7 @@ class ProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    # Of the backend, which is the group itself.
+    # PyTorch asks the backend for these. The group is its own backend.
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
@@ -87,11 +88,11 @@ class ProcessGroup(dist.ProcessGroup):
     # ---- Communicators -----------------------------------------------------------------------
 
     def communicator(self, device: torch.device) -> Communicator:
-        """The communicator for tensors on a device. Collective when it is the first of its kind.
+        """The communicator for tensors on a device. The first call for a device type is collective.
 
         Raises:
             NotImplementedError: The group was made for other devices.
-            Error: It must be made first, and a CUDA graph is being captured.
+            Error: The communicator must be made first, and a CUDA graph is being captured.
             Timeout, PeerLost: A rank did not come, or went.
         """
         if device.type in self._comms:
@@ -99,9 +100,9 @@ class ProcessGroup(dist.ProcessGroup):
         config = dist.get_backend_config(self)
         if f"{device.type}:kccl" not in config.split(","):
             raise NotImplementedError(
-                f"this group was made for {config}, and its tensor is on {device}: PyTorch gives "
-                'all tensors of a group to a backend like "kccl"; use init_process_group("kccl"), '
-                "and new_group(backend=...) for what another backend shall do"
+                f"this group was made for {config}, and its tensor is on {device}: a group of "
+                'backend "kccl" gets all tensors of the group; use init_process_group("kccl"), and '
+                "new_group(backend=...) for calls that another backend shall run"
             )
         return self._open(device)
 
@@ -114,8 +115,8 @@ class ProcessGroup(dist.ProcessGroup):
 
         def opener() -> Opener:
             if rank == 0:
-                # Every other rank is connected with this one, so all have read; and none goes on
-                # without it. A group of the same name that comes later must not find old names.
+                # All other ranks have connected with this one, so they have read the keys. Delete
+                # them, so that a later group of the same name does not find them.
                 for key in keys:
                     self._store.delete_key(key)
             if device.type == "cpu":
@@ -135,7 +136,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._comms[device.type]
 
     def _read(self, peer: int, key: str) -> str:
-        # Not Store.wait, which Ctrl-C does not reach.
+        # Why not Store.wait(): Ctrl-C does not interrupt it.
         deadline = time.monotonic() + self._timeout_s
         while not self._store.check([key]):
             if time.monotonic() > deadline:
@@ -147,23 +148,23 @@ class ProcessGroup(dist.ProcessGroup):
                     collective="start-up",
                     waited_s=self._timeout_s,
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         text: str = self._store.get(key).decode()
         return text
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long ranks wait for each other from now on."""
+        """Sets how long ranks wait for each other from now on."""
         self._timeout_s = timeout.total_seconds()
         for comm in self._comms.values():
             comm.timeout = self._timeout_s
 
     def shutdown(self) -> None:
-        """Ends this rank's part; dist.destroy_process_group() calls it. Idempotent."""
+        """Closes this rank's communicators. dist.destroy_process_group() calls it. Idempotent."""
         for comm in self._comms.values():
             comm.close()
 
     def abort(self) -> None:
-        """Makes all ranks' waits fail, and ends this rank's part."""
+        """Makes all ranks' waits fail, and closes this rank's communicators."""
         for comm in self._comms.values():
             comm.abort()
             comm.close()
@@ -184,7 +185,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather(
         self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
     ) -> Work:
-        """dist.all_gather: tensors of one size, by way of one buffer for all of them."""
+        """dist.all_gather of tensors of equal size. Gathers into one buffer, and copies out."""
         x, parts = _only(tensors), _only(outs)
         _check_equal(parts, x, "tensor_list")
         whole = x.new_empty((len(parts), *x.shape))
@@ -208,7 +209,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
     ) -> Work:
-        """dist.reduce_scatter: tensors of one size, by way of one buffer for all of them."""
+        """dist.reduce_scatter of tensors of equal size. Copies them into one buffer first."""
         out, parts, op = _only(outs), _only(tensors), _op(opts.reduceOp)
         _check_equal(parts, out, "input_list")
 
@@ -228,14 +229,14 @@ class ProcessGroup(dist.ProcessGroup):
             lambda comm: comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op),
         )
 
-    # From PyTorch 2.13 on.
+    # PyTorch calls these names from version 2.13 on.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
 
     def barrier(self, opts: Any) -> Work:
-        """dist.barrier: on the GPU, where this group has a communicator for it or is given one.
+        """dist.barrier: on the GPU if the group has a communicator for it, or if device_ids says.
 
-        Then its wait() waits until all ranks' streams have come here.
+        On the GPU, wait() of the result waits until all ranks' streams have reached the barrier.
         """
         device = self._devices.get("cuda", torch.device("cpu"))
         if opts.device_ids:
@@ -267,7 +268,7 @@ class ProcessGroup(dist.ProcessGroup):
 def _only(tensors: list[Any]) -> Any:
     if len(tensors) != 1:
         raise NotImplementedError(
-            f"kccl: {len(tensors)} tensors in one call, must be one: a process drives one device"
+            f"kccl: {len(tensors)} tensors in one call, must be 1: a process uses one device"
         )
     return tensors[0]
 
@@ -287,11 +288,11 @@ def _check_equal(parts: Iterable[torch.Tensor], like: torch.Tensor, name: str) -
         if part.shape != like.shape or part.dtype != like.dtype or part.device != like.device:
             raise InvalidArgument(
                 f"{name}[{rank}] is {part.dtype} {tuple(part.shape)} on {part.device}, must be "
-                f"{like.dtype} {tuple(like.shape)} on {like.device}: ranks' parts have one size"
+                f"{like.dtype} {tuple(like.shape)} on {like.device}: all parts must be alike"
             )
 
 
-# What torch.distributed offers and KCCL does not have: said at the call, in words.
+# Methods of torch.distributed that KCCL does not have. Their call raises an error with this text.
 _ABSENT = {
     "reduce": "reduce; use all_reduce",
     "gather": "gather; use all_gather",

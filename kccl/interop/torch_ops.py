@@ -1,7 +1,7 @@
-"""The custom ops kccl::..., and the names by which they find a communicator.
+"""PyTorch's custom ops kccl::..., and the names under which they find a communicator.
 
-An op takes tensors, numbers and strings only, so that compilers see through it: they trace what is
-marked register_fake, and run or capture the op itself.
+A custom op takes only tensors, numbers and strings, so torch.compile can trace it. It traces the
+function that is marked register_fake, and runs or captures the op itself.
 """
 
 from typing import cast
@@ -18,23 +18,23 @@ _registered: dict[str, Communicator] = {}
 
 
 def register(comm: Communicator, name: str = DEFAULT) -> None:
-    """Lets the functions of kccl.interop.torch find a communicator by a name in this process.
+    """Gives a communicator a name, for the functions of kccl.interop.torch in this process.
 
-    It stays referenced until unregister().
+    The communicator stays referenced until unregister().
 
     Raises:
-        InvalidArgument: Another one has this name.
+        InvalidArgument: Another communicator has this name.
     """
     if _registered.get(name, comm) is not comm:
         raise InvalidArgument(
-            f"name is {name!r}, under which another communicator is registered: "
+            f"name is {name!r}, and another communicator is registered under it: call "
             f"unregister({name!r}) first"
         )
     _registered[name] = comm
 
 
 def unregister(name: str = DEFAULT) -> None:
-    """Forgets a communicator, which stays open. Idempotent."""
+    """Removes a name. The communicator stays open. Idempotent."""
     _registered.pop(name, None)
 
 
@@ -111,11 +111,11 @@ def reduce_scatter(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
 
 
 def _part(x: torch.Tensor, ranks: Communicator) -> tuple[int, ...]:
-    """The shape of one rank's part of x."""
+    """The shape of one rank's chunk of x."""
     if x.dim() == 0 or x.shape[0] % ranks.world_size != 0:
         raise InvalidArgument(
-            f"x has shape {tuple(x.shape)}, must have rows by the multiple of {ranks.world_size}, "
-            "the world_size"
+            f"x has shape {tuple(x.shape)}, must have a multiple of {ranks.world_size} rows, the "
+            "world_size"
         )
     return (x.shape[0] // ranks.world_size, *x.shape[1:])
 

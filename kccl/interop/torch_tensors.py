@@ -1,7 +1,7 @@
-"""PyTorch's tensors as KCCL's arrays, and its streams as the order of a communicator's calls.
+"""Passes PyTorch's tensors to KCCL, and orders a communicator's calls on PyTorch's streams.
 
-On the host a tensor is seen as a NumPy array, which takes the fast path of a call and knows
-bfloat16; NumPy's DLPack does not.
+On the host a tensor is passed as a NumPy array. C's dispatcher takes those without Python, and with
+ml_dtypes they can be bfloat16, which NumPy's DLPack cannot.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ from ..comm import Communicator
 
 _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL}
 
-# The streams of each communicator's last call on a GPU, outside of captures and within.
+# Communicator -> {is the stream being captured: stream of its last such call on a GPU}.
 _streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
 
 
 def array(x: torch.Tensor, name: str) -> Any:
-    """A tensor as the collectives of a communicator take it: the same memory, without autograd.
+    """A tensor as an array for a communicator's collectives: the same memory, without autograd.
 
     Args:
-        x: On the host or a GPU.
-        name: What the caller calls it, for error messages.
+        x: A tensor on the host or a GPU.
+        name: Name of the argument, for error messages.
 
     Raises:
         InvalidArgument: KCCL does not have its element type, or it is sparse.
@@ -44,12 +44,12 @@ def array(x: torch.Tensor, name: str) -> Any:
 
 
 def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":
-    """Lets the communicator's next call, on the current stream, come after its last one.
+    """Makes the current stream wait for the communicator's last call, before its next call.
 
-    Calls on one channel must not overlap, and PyTorch's programs change streams freely.
+    Why: calls on one channel must not overlap, but programs of PyTorch change streams freely.
 
     Returns:
-        The current stream of the device; None for the host, where a call has run when it returns.
+        The current stream of the device; None for the host, where no streams are needed.
     """
     if device.type != "cuda":
         return None
@@ -57,8 +57,8 @@ def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None
     is_capturing = _is_capturing(now)
     streams = _streams.setdefault(comm, {})
     last = streams.get(is_capturing, now)
-    # Between a stream that is being captured and one that is not there can be no edge: the graph
-    # runs later, where its replay is launched.
+    # A stream that is being captured cannot wait for one that is not, nor the other way round: the
+    # graph runs later, on the stream of its replay.
     if last != now and _is_capturing(last) == is_capturing:
         now.wait_stream(last)
     streams[is_capturing] = now
@@ -66,7 +66,8 @@ def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None
 
 
 def _is_capturing(stream: "torch.cuda.Stream") -> bool:
-    # The legacy default stream cannot be, and must not be asked while another one is.
+    # The legacy default stream cannot be captured. Asking it while another stream is being captured
+    # is an error.
     if stream.cuda_stream == 0:
         return False
     with torch.cuda.stream(stream):
@@ -74,10 +75,10 @@ def _is_capturing(stream: "torch.cuda.Stream") -> bool:
 
 
 def refuse_capture(device: torch.device, what: str) -> None:
-    """Raises where a communicator would be made while a CUDA graph is captured.
+    """Checks that a communicator can be made now.
 
     Raises:
-        Error: The current stream is being captured.
+        Error: The current stream is being captured into a CUDA graph.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Error(

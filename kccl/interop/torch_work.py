@@ -1,4 +1,4 @@
-"""What a call of a process group returns: PyTorch's handle on it."""
+"""The handle that a call of a process group returns: PyTorch's Work."""
 
 from datetime import timedelta
 from typing import Any
@@ -11,10 +11,10 @@ from ..comm import Communicator
 
 
 class Work(dist.Work):
-    """A call that was made. On the host it has run; on a GPU it lies on a stream.
+    """A call of a process group. On the host it has run. On a GPU it is enqueued on a stream.
 
-    `wait()` makes the current stream wait for the call, and the host only for a barrier. How long a
-    call itself may wait for its peers is the group's time-out, so that wait's own is not needed.
+    `wait()` makes the current stream wait for the call. Only for a barrier the host waits, too. The
+    `timeout` of `wait()` is ignored: the time-out of the group limits the call itself.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Work(dist.Work):
         self._stream = stream
         self._blocks_host = blocks_host
         self._event: torch.cuda.Event | None = None
-        # Otherwise the caller waits at once, and there is nothing behind the call on its stream.
-        # PyTorch before 2.8 does not say.
+        # With asyncOp False no event is needed: the caller waits at once, before anything else is
+        # enqueued on the stream. PyTorch before 2.8 has no asyncOp.
         if stream is not None and getattr(opts, "asyncOp", True):
             self._event = stream.record_event()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Lets what the current stream does next come after the call.
+        """Makes the current stream wait for the call.
 
         Raises:
-            Timeout, PeerLost: As far as it is known: a call on a GPU may still be under way.
+            Timeout, PeerLost: A call is known to have failed. A call on a GPU may still fail later.
         """
         if self._stream is not None:
             now = torch.cuda.current_stream(self._stream.device)
@@ -55,11 +55,11 @@ class Work(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """As wait()."""
+        """The same as wait()."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As wait()."""
+        """The same as wait()."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -68,11 +68,11 @@ class Work(dist.Work):
         return last is None or bool(last.query())
 
     def is_success(self) -> bool:
-        """Whether the call has run, and nothing has failed on its communicator."""
+        """Whether the call has run and no call on its communicator has failed."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Error | None:
-        """What is known to have failed on the communicator."""
+        """The error of a failed call on the communicator; None if none is known."""
         try:
             self._comm.check()
         except Error as error:
@@ -84,13 +84,13 @@ class Work(dist.Work):
         return self._tensors
 
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
-        """A future of the same tensors; on a GPU its wait() too is one of streams."""
+        """A future of the same tensors. On a GPU its wait() makes the current stream wait."""
         if self._stream is None:
             future = torch.futures.Future()
             future.set_result(self._tensors)
             return future
         future = torch.futures.Future(devices=[self._stream.device])
-        # A future takes down where the current stream is when it gets its result.
+        # set_result() records an event on the current stream.
         with torch.cuda.stream(self._stream):
             future.set_result(self._tensors)
         return future

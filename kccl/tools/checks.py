@@ -1,4 +1,4 @@
-"""The checks of `kccl doctor`: functions that look at one thing and return one Finding."""
+"""The checks of `kccl doctor`. Each function checks one thing and returns one Finding."""
 
 import ctypes
 import mmap
@@ -23,12 +23,12 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        status: "ok"; "warn": it works but costs time; "no": it is not there.
+        status: "ok"; "warn": it works but costs time; "no": it does not work.
         found: What was found.
-        reason, cure: A sentence each, unless ok.
+        reason, cure: One sentence each; "" for ok.
     """
 
     status: str
@@ -86,7 +86,7 @@ def _memory() -> Finding:
             "no",
             f"wrote 42, read {seen}",
             "Two mappings of one memfd differ.",
-            "Report the kernel's version; this must not be.",
+            "Report this with the version of the Linux kernel; it must not happen.",
         )
     return Finding("ok", "a memfd passed over a Unix socket is the same memory")
 
@@ -105,7 +105,7 @@ def _process_ends() -> Finding:
         return Finding(
             "no",
             str(error),
-            "pidfd_open is refused, so the end of a peer would not be seen.",
+            "pidfd_open is refused, so a rank could not see the end of a peer.",
             "Use Linux 5.3 or newer, and a container whose seccomp profile allows pidfd_open.",
         )
     finally:
@@ -115,10 +115,10 @@ def _process_ends() -> Finding:
         return Finding(
             "no",
             f"readable before the end: {is_early}, after it: {is_seen}",
-            "A pidfd does not tell the end of its process.",
+            "A pidfd does not become readable when its process ends.",
             "Use Linux 5.3 or newer.",
         )
-    return Finding("ok", "a pidfd tells the end of a process")
+    return Finding("ok", "a pidfd becomes readable when its process ends")
 
 
 def _sockets() -> Finding:
@@ -132,10 +132,10 @@ def _sockets() -> Finding:
         return Finding(
             "no",
             f"the peer's process id is {pid}, expected {os.getpid()}",
-            "Sockets tell another process id than the process has.",
+            "A socket reports another process id than the peer has.",
             "Run all ranks in one process namespace.",
         )
-    return Finding("ok", "abstract Unix sockets connect and tell the peer's process id")
+    return Finding("ok", "abstract Unix sockets connect and report the peer's process id")
 
 
 _PROGRAM = """
@@ -181,7 +181,7 @@ def _environment() -> Finding:
         return Finding(
             "warn",
             f"{given} variables set",
-            "KCCL_CHECK=1 makes the ranks talk before every collective, which takes milliseconds.",
+            "Under KCCL_CHECK=1 the ranks compare every call, which takes milliseconds.",
             "Unset KCCL_CHECK for measurements.",
         )
     return Finding("ok", f"{given} variables set, listed below")
@@ -198,7 +198,7 @@ def _cores() -> Finding:
     return Finding(
         "warn",
         found,
-        "Two ranks on one core take turns, at some microseconds a turn.",
+        "Ranks that share a core take turns. Each switch costs some microseconds.",
         "Allow more cores: see taskset, the container's cpuset, the batch system's binding.",
     )
 
@@ -214,15 +214,15 @@ def _quota() -> Finding:
     return Finding(
         "warn",
         found,
-        "Waiting ranks spin and use the quota up; then the kernel stops all of them for "
+        "Waiting ranks spin and use up the quota. Then the operating system stops all of them for "
         "milliseconds.",
-        "Limit by a set of cores in place of a quota (docker --cpuset-cpus, not --cpus), or start "
-        "fewer ranks.",
+        "Limit the cores instead of the time (docker --cpuset-cpus, not --cpus), or start fewer "
+        "ranks.",
     )
 
 
 def _cpu_groups() -> list[Path]:
-    """This process's cgroup and those above it, wherever CPU time is accounted: v2 and v1."""
+    """This process's cgroup and those above it that can limit CPU time, in cgroup v2 and v1."""
     folders: list[Path] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -239,7 +239,7 @@ def _cpu_groups() -> list[Path]:
 
 
 def _quota_of(folder: Path) -> float | None:
-    """Cores' worth of CPU time that a cgroup allows; None without a limit."""
+    """CPU time that a cgroup allows, in cores; None without a limit."""
     unified, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"
     if unified.exists():
         quota, period = unified.read_text().split()
@@ -265,7 +265,7 @@ def _mpi() -> Finding:
         return Finding(
             "no",
             "mpi4py is not installed",
-            "Ranks that mpirun starts could not find each other.",
+            "Ranks started by mpirun cannot find each other.",
             "pip install 'kccl[mpi]', or start ranks with: kccl run -n 4 -- python program.py.",
         )
     done = subprocess.run(
@@ -279,7 +279,7 @@ def _mpi() -> Finding:
         return Finding(
             "no",
             (done.stderr.strip().splitlines() or ["mpi4py does not load"])[-1],
-            "mpi4py finds no MPI library that it was built for.",
+            "mpi4py does not find the MPI library that it was built for.",
             "pip install 'kccl[mpi]', or load the module of the MPI that mpi4py was built with.",
         )
     beside = str(Path(sys.executable).parent)
@@ -288,7 +288,7 @@ def _mpi() -> Finding:
         return Finding(
             "no",
             f"{done.stdout.strip()}, no mpirun",
-            "mpi4py is there and its launcher is not.",
+            "mpi4py is installed, but its launcher is not on PATH.",
             "pip install 'kccl[mpi]', or put the MPI's bin folder on PATH.",
         )
     return Finding("ok", f"{done.stdout.strip()}, {mpirun}")
@@ -319,7 +319,7 @@ def _hip() -> Finding:
 
 
 def _gpus(library: str, init: str, count: str, backend: str, driver: str) -> Finding:
-    """Never ok: the best that can be found is a GPU that this version leaves idle."""
+    """Looks for GPUs that this version of KCCL cannot use. Never ok."""
     reason = f"This version of KCCL has no {backend} backend yet."
     try:
         functions = ctypes.CDLL(library)
@@ -368,10 +368,10 @@ def _torch() -> Finding:
     try:
         return Finding("ok", f"version {version('torch')}")
     except PackageNotFoundError:
-        return Finding("ok", "not installed; KCCL does without")
+        return Finding("ok", "not installed, and not needed")
 
 
-# Name, whether the host backend needs it, check.
+# (name, whether the host backend needs it, check)
 CHECKS: tuple[tuple[str, bool, Callable[[], Finding]], ...] = (
     ("compiled core", True, _core),
     ("shared memory", True, _memory),

@@ -1,4 +1,4 @@
-"""What `kccl doctor` says of the cuda backend."""
+"""The check of `kccl doctor` for the cuda backend."""
 
 from ..base import env
 from ..base.errors import BackendError
@@ -7,7 +7,7 @@ from ..jit.nvrtc import compiler_name
 
 
 def look() -> tuple[str, ...]:
-    """Status, what was found, reason, cure: the fields of checks.Finding."""
+    """The fields of a checks.Finding: status, found, reason, cure."""
     reason = "The cuda backend needs cuda-bindings, NVRTC and NVIDIA's driver."
     cure = "pip install 'kccl[cuda]', and the driver where the GPU is; the host backend needs none."
     try:
@@ -26,7 +26,7 @@ def look() -> tuple[str, ...]:
         return ("warn", f"{compiler}; {found}", reason, cure)
     forced = env.read().windows
     for each in devices:
-        # "peer" is for threads, which this says nothing of.
+        # "peer" is for ranks that are threads. This check is about processes.
         way = sharing.choose(each, are_threads=False, forced="" if forced == "peer" else forced)
         if way.caveat:
             cure = (

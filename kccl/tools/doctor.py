@@ -1,6 +1,6 @@
-"""`kccl doctor`: what runs on this machine, what does not, why, and what to do about it.
+"""`kccl doctor`: shows what runs on this machine, what does not, why, and the cure.
 
-The checks are in checks.py. One that raises is a finding too: "no", with the exception's words.
+The checks are in checks.py. A check that raises gives the finding "no", with the exception's text.
 """
 
 import json
@@ -20,10 +20,10 @@ def main(*, as_json: bool) -> int:
     """Runs all checks and prints them.
 
     Args:
-        as_json: End with one JSON document as the last line.
+        as_json: Print one JSON document as the last line.
 
     Returns:
-        0, or 1 when something that the host backend needs is not there.
+        0, or 1 when something that the host backend needs is missing.
     """
     rows = [(name, is_needed, _run(check)) for name, is_needed, check in CHECKS]
     is_well = all(found.status != "no" for _, is_needed, found in rows if is_needed)
@@ -46,7 +46,7 @@ def _run(check: Callable[[], Finding]) -> Finding:
             "no",
             f"{type(error).__name__}: {error}",
             "The check itself failed.",
-            "See the words of the exception.",
+            "Look up the exception, and report it.",
         )
 
 
@@ -78,7 +78,7 @@ def _print_table(rows: list[tuple[str, bool, Finding]]) -> None:
 
 
 def _variables() -> dict[str, dict[str, Any]]:
-    """Every variable that KCCL reads, and every other that is set and begins like one."""
+    """All variables that KCCL reads, and other variables that are set and start with KCCL_."""
     defaults = {f"KCCL_{field.name.upper()}": str(field.default) for field in fields(Env)}
     given = {name: text for name, text in os.environ.items() if name.startswith("KCCL_")}
     return {

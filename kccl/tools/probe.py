@@ -1,4 +1,4 @@
-"""The floors: what the machine itself costs, measured beside every result."""
+"""Measures the floors: the latency and copy time of the machine itself."""
 
 import statistics
 from typing import Any
@@ -12,15 +12,19 @@ _LIMIT_NS = 5_000_000_000
 
 
 def one_way_latency_us(comm: Communicator) -> float:
-    """Microseconds for one cache line's way from rank 0 to rank 1: half a ping-pong. Collective.
+    """Latency of one cache line from rank 0 to rank 1: half a round trip. Collective.
 
-    0.0 for one rank. Two ranks that share a core measure the scheduler, not the line.
+    If the two ranks share a core, this measures the scheduler and not the cache.
+
+    Returns:
+        Microseconds; 0.0 for one rank.
 
     Raises:
         InvalidArgument: The windows are in GPU memory, which the host cannot poll.
+        Timeout: A rank did not answer.
     """
     if comm.backend == "cuda":
-        raise InvalidArgument('comm has backend "cuda", must be one in host memory')
+        raise InvalidArgument('comm has backend "cuda", must have "host" or "sim"')
     if comm.world_size == 1:
         return 0.0
     window = comm.window(LINE_BYTES)
@@ -42,15 +46,15 @@ def one_way_latency_us(comm: Communicator) -> float:
 
 
 def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
-    """Microseconds for one cache line's way between two logical CPUs, by two pinned threads.
+    """Microseconds of one cache line from one logical CPU to another, by two pinned threads.
 
     Raises:
-        Timeout: One of them may not run here.
+        Timeout: A thread did not answer. This process may not be allowed to use its CPU.
     """
     one_way_ns = lib.kccl_host_core_ping_pong(cpu_a, cpu_b, _ROUND_TRIPS)
     if one_way_ns < 0:
         raise Timeout(
-            f"no answer between CPUs {cpu_a} and {cpu_b}: one of them is not this process's",
+            f"no answer between CPUs {cpu_a} and {cpu_b}: this process must be allowed to use both",
             rank=0,
             collective="ping-pong",
         )
@@ -58,7 +62,7 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
 
 
 def copy_us(comm: Communicator, nbytes: int) -> float:
-    """Microseconds in which every rank copies `nbytes` at once, slowest rank. Collective."""
+    """Microseconds to copy `nbytes` bytes on all ranks at once, for the slowest one. Collective."""
     iterations = max(5, min(2000, (1 << 26) // max(nbytes, 1)))
     us = ffi.new("double[]", iterations)
     size = max(nbytes, 1)

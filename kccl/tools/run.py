@@ -1,13 +1,12 @@
-"""`kccl run -n 4 -- python program.py`: ranks as child processes of this machine, without MPI.
+"""`kccl run -n 4 -- python program.py`: starts ranks as child processes, without MPI.
 
-Every rank leads a process group of its own, so that a signal reaches it and its helpers together
-and no other rank. A rank that ends does not end the others: they raise PeerLost and may go on with
-comm.shrink().
+Every rank leads a process group of its own. So a signal reaches the rank and its own children, and
+no other rank. When a rank ends, the others go on: they raise PeerLost and may call comm.shrink().
 
-Beside the launcher stands a guard, a process that does nothing until the launcher is gone and then
-ends what the ranks' groups still hold. It sees that by the end of a pipe, so also after kill -9.
-Unlike a parent-death signal it needs no code between fork and exec, and reaches ranks behind a
-shell.
+A guard process runs beside the launcher. When the launcher has ended, it ends the processes that
+remain in the ranks' groups. It notices by the end of a pipe, so this works after kill -9, too.
+Unlike a parent-death signal, this needs no code between fork and exec, and reaches ranks that a
+shell started.
 """
 
 import os
@@ -25,7 +24,7 @@ from typing import IO, BinaryIO
 from ..base.errors import BackendError, InvalidArgument
 
 _GRACE_S = 2.0
-_TIMED_OUT = 124  # as timeout(1) has it
+_TIMED_OUT = 124  # the exit code of timeout(1)
 
 
 def run(
@@ -36,21 +35,21 @@ def run(
     pins: bool = False,
     labels: bool = False,
 ) -> int:
-    """Runs `command` once a rank and waits for all of them.
+    """Runs `command` once for each rank, and waits for all of them.
 
-    Rank 0 reads the launcher's standard input unless that is a terminal; the others read nothing.
-    SIGINT and SIGTERM go on to all ranks, the second of them as SIGKILL.
+    Rank 0 reads the launcher's standard input, unless that is a terminal. The others have no input.
+    SIGINT and SIGTERM are passed on to all ranks. The second such signal is passed on as SIGKILL.
 
     Args:
         command: Program and arguments, the same for every rank.
         world_size: Number of ranks.
-        timeout: Seconds after which ranks that still run are ended.
-        pins: Pin rank i to the i-th allowed core; SMT siblings come after all cores.
-        labels: Put the rank before each line of output.
+        timeout: Seconds after which ranks that still run are ended; None for no limit.
+        pins: Pin rank i to the i-th allowed core. SMT siblings come after all cores.
+        labels: Print the rank before each line of output.
 
     Returns:
-        0 if every rank ended with 0; else the code of the first that did not, 128 + s for signal s;
-        124 after `timeout`.
+        0 if every rank ended with 0. Otherwise the exit code of the first rank that did not, which
+        is 128 + s after signal s. 124 after the time-out.
 
     Raises:
         InvalidArgument: There are fewer cores than ranks to pin, or nothing to run.
@@ -59,12 +58,15 @@ def run(
     if world_size < 1:
         raise InvalidArgument(f"the number of ranks is {world_size}, must be at least 1")
     if not command:
-        raise InvalidArgument("there is no command: kccl run -n 4 -- python program.py")
+        raise InvalidArgument("the command is missing, as in: kccl run -n 4 -- python program.py")
     if timeout is not None and not timeout > 0:
         raise InvalidArgument(f"timeout is {timeout}, must be positive")
     cpus = _cores() if pins else []
     if pins and len(cpus) < world_size:
-        raise InvalidArgument(f"{world_size} ranks cannot be pinned to {len(cpus)} allowed cores")
+        raise InvalidArgument(
+            f"{world_size} ranks cannot be pinned to {len(cpus)} allowed cores: start fewer ranks, "
+            "or do not pin them"
+        )
     with _Guard() as guard, selectors.DefaultSelector() as selector:
         job = _Job(guard, selector, labels)
         with _signals(selector, job):
@@ -73,11 +75,11 @@ def run(
 
 
 class _Guard:
-    """The process that ends the ranks' groups once the launcher is gone or has closed it."""
+    """The process that ends the ranks' groups when the launcher has ended or leaves the context."""
 
     def __init__(self) -> None:
         orders, self._pipe = os.pipe()
-        # The launcher has one thread, so a fork here copies no lock that another thread holds.
+        # The launcher has one thread, so no other thread can hold a lock during this fork.
         self._pid = os.fork()
         if self._pid == 0:
             try:
@@ -104,7 +106,8 @@ class _Guard:
 
 
 def _guard(orders: int) -> None:
-    # A session of its own: what a terminal sends to the launcher's group does not arrive here.
+    """The program of the guard. `orders` is the read end of the launcher's pipe."""
+    # In a session of its own the guard does not get the signals of the launcher's terminal.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -113,8 +116,8 @@ def _guard(orders: int) -> None:
         for line in lines:
             group = int(line)
             groups.add(abs(group))
-            # A group without members is forgotten at once, because its number may be used again;
-            # one with members keeps its number.
+            # The system may reuse the number of a group without members, so forget such a group at
+            # once. A group with members keeps its number.
             if group < 0 and not _signal_group(-group, 0):
                 groups.discard(-group)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -126,7 +129,7 @@ def _guard(orders: int) -> None:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """False when the group has no members."""
+    """Sends a signal to a process group. Returns False when the group has no members."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -135,7 +138,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 class _Job:
-    """The ranks that run, and the code to end with."""
+    """The running ranks, and the exit code of the launcher."""
 
     def __init__(self, guard: _Guard, selector: selectors.BaseSelector, labels: bool) -> None:
         self._guard = guard
@@ -153,7 +156,7 @@ class _Job:
         try:
             for rank in range(world_size):
                 if cpus:
-                    # Inherited from the start, where setting the child's own would come late.
+                    # The child inherits this, so it is pinned from its start.
                     os.sched_setaffinity(0, {cpus[rank]})
                 variables = {
                     "KCCL_RANK": str(rank),
@@ -165,7 +168,8 @@ class _Job:
             os.sched_setaffinity(0, allowed)
 
     def _start_rank(self, rank: int, command: Sequence[str], environ: dict[str, str]) -> None:
-        # A rank's group is not the terminal's foreground group: a read from there would stop it.
+        # A rank's group is not the foreground group of the terminal. A read from the terminal would
+        # stop the rank.
         reads = rank == 0 and sys.stdin is not None and not sys.stdin.isatty()
         output = subprocess.PIPE if self._labels else None
         try:
@@ -213,7 +217,7 @@ class _Job:
         return self._exit_code
 
     def on_signal(self, number: int) -> None:
-        """Passes a signal on; the second one, whichever it is, as SIGKILL."""
+        """Passes a signal on to all ranks. Passes the second one on as SIGKILL."""
         self._num_signals += 1
         self._signal_all(number if self._num_signals == 1 else signal.SIGKILL)
 
@@ -238,7 +242,7 @@ class _Job:
 
 
 class _Labelled:
-    """One stream of one rank, passed on line by line behind the rank's number."""
+    """One output stream of a rank, passed on line by line after the rank's number."""
 
     def __init__(
         self, rank: int, source: IO[bytes], sink: BinaryIO, selector: selectors.BaseSelector
@@ -254,9 +258,9 @@ class _Labelled:
         selector.register(self._source, selectors.EVENT_READ, self._pass_on)
 
     def _pass_on(self) -> bool:
-        """Passes on what has arrived; False when there is no more for now."""
+        """Passes on what has arrived. Returns False when there is no more for now."""
         if not self._is_open:
-            # Its rank has ended, and this is what was ready at the same time.
+            # The selector found stream and end of the rank ready at once, and close() came first.
             return False
         try:
             data = os.read(self._source, 1 << 16)
@@ -271,7 +275,10 @@ class _Labelled:
         return True
 
     def close(self) -> None:
-        """Passes on the rest. A helper of the rank may hold the stream open, so not to its end."""
+        """Passes on what has arrived, and closes the stream.
+
+        Does not wait for the stream's end, because a child of the rank may hold it open.
+        """
         while self._is_open and self._pass_on():
             pass
         if self._is_open:
@@ -288,7 +295,7 @@ class _Labelled:
 
 @contextmanager
 def _signals(selector: selectors.BaseSelector, job: _Job) -> Iterator[None]:
-    """SIGINT and SIGTERM wake the selector and reach the job as numbers."""
+    """A context in which SIGINT and SIGTERM wake the selector, which then calls job.on_signal()."""
     source, sink = os.pipe()
     os.set_blocking(source, False)
     os.set_blocking(sink, False)
@@ -334,5 +341,5 @@ def _signal_name(number: int) -> str:
 
 
 def _report(sentence: str) -> None:
-    # One write, so that lines of ranks do not come between.
+    # One write, so that no rank's output comes in between.
     os.write(2, f"kccl: {sentence}\n".encode())

@@ -1,8 +1,8 @@
-"""The library's kernels for GPUs compiled ahead of time, so that no program's first call does it.
+"""Compiles KCCL's kernels for GPUs ahead of time, so that a program's first calls are fast.
 
-A kernel takes a second to compile, and a communicator needs one for each algorithm, element type
-and operator that it uses. Nothing here needs a GPU where its architecture is given. Programs find
-what is compiled if they have the same KCCL_CACHE, the same KCCL in the same folder, the same NVRTC.
+A kernel takes about a second to compile. A communicator needs one for each algorithm, element type
+and operator that it uses. If the architecture is given, no GPU is needed here. A program finds the
+kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same NVRTC.
 """
 
 import os
@@ -31,12 +31,12 @@ def instances(
     element_types: Sequence[str] = ELEMENT_TYPES,
     ops: Sequence[str] = OPS,
 ) -> list[Instance]:
-    """What calls on GPUs can need, each once.
+    """The kernels that calls on GPUs can need, each once.
 
     Args:
-        world_sizes: Of the communicators.
-        element_types: Of the arrays.
-        ops: Operators; an average of integers there is not.
+        world_sizes: World sizes of the communicators.
+        element_types: Element types of the arrays.
+        ops: Operators. "avg" is left out for integers.
     """
     known: dict[str, Instance] = {}
     for instance in _combinations(world_sizes, element_types, ops):
@@ -56,7 +56,7 @@ def _combinations(
             for spec in SPECS:
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
-                    # A kernel that does not reduce is the same for all.
+                    # A kernel that does not reduce is the same for all operators.
                     takes_op = "class Op" in names.parameters(names.path_of(spec.name, cache.CSRC))
                     for op in allowed if takes_op else OPS[:1]:
                         yield spec.name, dtype.name, op, world_size
@@ -64,26 +64,30 @@ def _combinations(
 
 
 def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
-    """Sees to it that kernels are in the cache, by as many processes as there are cores.
+    """Compiles the kernels that are not in the cache, in one process on each core.
 
     Args:
-        wanted: As from instances(); one or more.
-        arch: As in "sm_90a", what GPUs of its kind compile for; "" for that of the first GPU here.
+        wanted: Kernels from instances(); at least one.
+        arch: The architecture for which a GPU of this kind compiles, as in "sm_90a". "" for that
+            of the first GPU here.
 
     Returns:
         Their entries in the cache, in order.
 
     Raises:
-        InvalidArgument: NVRTC does not know the architecture, or no GPU looks for its kernels.
-        BackendError: NVRTC is not there.
+        InvalidArgument: NVRTC does not know the architecture, or KCCL compiles for another one on
+            these GPUs.
+        BackendError: NVRTC is not installed, or arch is "" and there is no GPU.
     """
     arch = arch or driver.device(0).arch
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
     theirs = cuda.arch_of(int(match[1]), int(match[2])) if match is not None else arch
     if arch != theirs:
-        raise InvalidArgument(f"arch is {arch!r}, must be {theirs!r}: what its GPUs compile for")
+        raise InvalidArgument(
+            f"arch is {arch!r}, must be {theirs!r}: KCCL compiles for that on these GPUs"
+        )
     num_cores = len(os.sched_getaffinity(0))
     calls = zip(*((*each, arch) for each in wanted), strict=True)
-    # Not forked: the process may have threads.
+    # Spawned and not forked, because this process may have threads.
     with ProcessPoolExecutor(min(num_cores, len(wanted)), get_context("spawn")) as pool:
         return list(pool.map(compile_kernel, *calls))
