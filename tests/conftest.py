@@ -35,6 +35,18 @@ def pytest_unconfigure():
         del os.environ["KCCL_CACHE"]
 
 
+# First, because pytest-xdist reads the groups' marks in its own hook.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With `-n 2 --dist loadgroup` one worker runs all tests of a module that share a fixture, so
+    that what takes long is made once.
+    """
+    for item in items:
+        scopes = {fixtures[-1].scope for fixtures in item._fixtureinfo.name2fixturedefs.values()}
+        if "module" in scopes and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     """Gives a worker of pytest-xdist GPUs of its own: on shared ones a kernel was seen to wait for

@@ -14,9 +14,10 @@
 
 namespace kccl {
 
-// KERNELS: bits of the KcclKernel that the list may hold, so that no others are compiled.
+// KERNELS: bits of the KcclKernel that the list may hold, so that no others are compiled; likewise
+// EXCHANGES: bits of a grid_exchange's forms.
 template <uint32_t KERNELS>
-KCCL_DEVICE constexpr bool has(KcclKernel kernel) {
+KCCL_DEVICE constexpr bool has(uint32_t kernel) {
     return (KERNELS >> kernel & 1u) != 0;
 }
 
@@ -87,8 +88,34 @@ KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     return status;
 }
 
+// Every form of an exchange, by call.peer.
+template <uint32_t EXCHANGES, class T, class Op>
+KCCL_DEVICE Status make_exchange(const DeviceComm& comm, const Call& call) {
+    constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
+    constexpr mem::Order kAcqRel = mem::Order::kAcqRel;
+    if constexpr (has<EXCHANGES>(0)) {
+        if (call.peer == 0) return exchange<kKcclReachRank, kRelaxed>(comm, call);
+    }
+    if constexpr (has<EXCHANGES>(1)) {
+        if (call.peer == 1) return exchange<kKcclReachRank, kAcqRel>(comm, call);
+    }
+    if constexpr (has<EXCHANGES>(2)) {
+        if (call.peer == 2) return exchange<kKcclReachAllRanks, kRelaxed>(comm, call);
+    }
+    if constexpr (has<EXCHANGES>(3)) {
+        if (call.peer == 3) return exchange<kKcclReachAllRanks, kAcqRel>(comm, call);
+    }
+    if constexpr (has<EXCHANGES>(4)) {
+        if (call.peer == 4) return exchange_reduced<T, Op, kRelaxed>(comm, call);
+    }
+    if constexpr (has<EXCHANGES>(5)) {
+        if (call.peer == 5) return exchange_reduced<T, Op, kAcqRel>(comm, call);
+    }
+    return kKcclForked;
+}
+
 // Called by all threads of the channel's coop. T, Op: of every reduction in the list.
-template <uint32_t KERNELS, class T, class Op, class Coop>
+template <uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op, class Coop>
 KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
     [[maybe_unused]] const Coop coop = channel.coop();
     [[maybe_unused]] const DeviceComm& comm = channel.comm();
@@ -211,18 +238,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
         if (call.kernel == kKcclGridSync) return grid_sync(comm, call.count);
     }
     if constexpr (has<KERNELS>(kKcclGridExchange)) {
-        constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
-        constexpr mem::Order kAcqRel = mem::Order::kAcqRel;
-        if (call.kernel == kKcclGridExchange) {
-            switch (call.peer) {
-                case 0: return exchange<kKcclReachRank, kRelaxed>(comm, call);
-                case 1: return exchange<kKcclReachRank, kAcqRel>(comm, call);
-                case 2: return exchange<kKcclReachAllRanks, kRelaxed>(comm, call);
-                case 3: return exchange<kKcclReachAllRanks, kAcqRel>(comm, call);
-                case 4: return exchange_reduced<T, Op, kRelaxed>(comm, call);
-                default: return exchange_reduced<T, Op, kAcqRel>(comm, call);
-            }
-        }
+        if (call.kernel == kKcclGridExchange) return make_exchange<EXCHANGES, T, Op>(comm, call);
     }
     return kKcclForked;
 }
@@ -230,7 +246,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
 namespace kernels {
 
 // `calls`: `count` for each coop of the grid. Every few the channel is closed and opened again.
-template <class Coop, uint32_t KERNELS, class T, class Op>
+template <class Coop, uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op>
 KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls,
                           uint32_t count) {
     constexpr uint32_t kCallsAtATime = 3;
@@ -242,7 +258,7 @@ KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* ca
         for (uint32_t i = first; i < first + kCallsAtATime && i < count; ++i) {
             if (status != kKcclOk) continue;
             const Call call = mem::load_plain(mine + i);
-            status = make_call<KERNELS, T, Op>(channel, call);
+            status = make_call<KERNELS, EXCHANGES, T, Op>(channel, call);
         }
     }
 }

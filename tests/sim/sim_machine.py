@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kccl import module
 from kccl.backends.settings import Settings
-from kccl.jit import cache
+from kccl.base import abi
+from kccl.jit import cache, names
 from kccl.plan.specs import KERNELS as KERNEL_SPECS
 from kccl.sim.library import load
 from kccl.sim.machine import Simulation
@@ -30,6 +31,8 @@ BARRIER = "barrier_direct"
 STAGING_BYTES = 1024
 # The kernels of GPUs, which are those that kernels/sequence.cuh can call.
 ALL_KINDS = tuple(spec.name for spec in KERNEL_SPECS if "sim" in spec.targets)
+# Forms of grid_exchange in kernels/sequence.cuh: what a block reaches and reduces, and the order.
+NUM_EXCHANGES = 6
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,23 @@ def compiled(file, kernel, warp_size, csrc):
     path = cache.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
     entries = load(path, 1).entries
     return module.Module("sim", warp_size, [kernel], lambda: entries).kernel(kernel)
+
+
+def sequence(machine, coop, kinds, exchanges, dtype, op):
+    """The kernel of kernels/sequence.cuh for a list of calls.
+
+    Args:
+        coop: "Block" or "Warp".
+        kinds: Names of the kernels that the list may call.
+        exchanges: Which forms of grid_exchange the list has: they take seconds to compile.
+        dtype, op: Of the reductions.
+    """
+    # So that programs of all kinds need few kernels.
+    if exchanges and kinds is ALL_KINDS:
+        exchanges = range(NUM_EXCHANGES)
+    bits = sum(1 << abi.KERNELS[kind] for kind in kinds)
+    forms = sum(1 << form for form in exchanges)
+    expression = names.expression(LL16, dtype, op, machine.csrc)
+    element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2])
+    name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {forms}u, {element_and_op}>"
+    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc)

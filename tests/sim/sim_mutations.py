@@ -71,11 +71,11 @@ def hunt(name):
     right = PROGRAMS[mutation.program].right
     with tempfile.TemporaryDirectory() as folder:
         csrc = plant(mutation, folder)
-        script = PROGRAMS[mutation.program].script(csrc=csrc, **mutation.machine)
-        for seed in range(mutation.max_seeds):
-            outcome = script.run(seed)
-            if outcome.kind != right:
-                break
+        with PROGRAMS[mutation.program].script(csrc=csrc, **mutation.machine) as script:
+            for seed in range(mutation.max_seeds):
+                outcome = script.run(seed)
+                if outcome.kind != right:
+                    break
     return Row(
         outcome.kind in mutation.verdicts,
         mutation.name,
@@ -100,11 +100,11 @@ def control(case):
     """Runs a program with the source as it is."""
     program, machine, max_seeds = case
     begin = time.perf_counter()
-    script = PROGRAMS[program].script(**dict(machine))
-    for seed in range(max_seeds):
-        outcome = script.run(seed)
-        if outcome.kind != PROGRAMS[program].right:
-            break
+    with PROGRAMS[program].script(**dict(machine)) as script:
+        for seed in range(max_seeds):
+            outcome = script.run(seed)
+            if outcome.kind != PROGRAMS[program].right:
+                break
     on = "".join(f", {name} {value}" for name, value in machine)
     return Row(
         outcome.kind == PROGRAMS[program].right,
@@ -115,12 +115,6 @@ def control(case):
         round(time.perf_counter() - begin, 2),
         outcome.message,
     )
-
-
-def workers():
-    """A pool of processes, one for each core."""
-    cores = len(os.sched_getaffinity(0))
-    return ProcessPoolExecutor(cores, mp_context=get_context("spawn"))
 
 
 def table(title, words, rows):
@@ -144,7 +138,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="kccl-mutations-") as cache:
         # These kernels are not used again.
         os.environ["KCCL_CACHE"] = cache
-        with workers() as pool:
+        cores = len(os.sched_getaffinity(0))
+        with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
             cases = controls()
             running = [pool.submit(hunt, mutation.name) for mutation in MUTATIONS]
             running += [pool.submit(control, case) for case in cases]

@@ -31,12 +31,12 @@ from sim_machine import (
     TWO_SHOT_SENTINEL,
     Outcome,
     compiled,
+    sequence,
 )
 from worlds import World
 
 from kccl.base import abi
 from kccl.base.abi import ffi
-from kccl.jit import names
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
 _GAP = 16  # bytes between arrays, so that a write beyond an end shows
@@ -77,6 +77,12 @@ class Script(Chunks):
 
     def close(self):
         self.world.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     # ---- Memory ------------------------------------------------------------------------------
 
@@ -142,6 +148,7 @@ class Script(Chunks):
         assert style == "kernel" or num_actors == 1
         self._group = (threads, blocks, coop, style)
         self._calls = [[[] for _ in range(num_actors)] for _ in self.ranks]
+        self._forms = set()  # of exchanges
 
     def _flush(self):
         if self._group is None:
@@ -155,7 +162,7 @@ class Script(Chunks):
                     for call in self._calls[rank][0]
                 ]
             return
-        kernel = self._kernel(coop)
+        kernel = sequence(self.machine, coop, self.kinds, self._forms, self.dtype, self.op)
         for rank in self.ranks:
             lists = self._calls[rank]
             (count,) = {len(calls) for calls in lists}
@@ -165,13 +172,6 @@ class Script(Chunks):
                 rank, kernel, comm, array, np.uint32(count), grid=blocks, block=threads
             )
             self._launches[rank].append(launch)
-
-    def _kernel(self, coop):
-        bits = sum(1 << abi.KERNELS[kind] for kind in self.kinds)
-        expression = names.expression(LL16, self.dtype, self.op, self.machine.csrc)
-        element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2]) + ">"
-        name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {element_and_op}"
-        return compiled("sequence.cuh", name, self.machine.warp_size, self.machine.csrc)
 
     def _pack(self, rank, lists):
         """The calls of all actors as an array of KcclCall."""
@@ -190,6 +190,8 @@ class Script(Chunks):
         """One rank's part of a call, as KcclCall has it."""
         assert kernel in self.kinds
         self._calls[rank][actor].append({"kernel": kernel, "channel": actor, **fields})
+        if kernel == "grid_exchange":
+            self._forms.add(fields["peer"])
 
     # ---- Calls -------------------------------------------------------------------------------
 

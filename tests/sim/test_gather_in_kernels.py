@@ -116,12 +116,17 @@ def test_length_of_a_chunk(module, name, is_too_long):
 
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 def test_they_compile_for_a_gpu():
-    module = kccl.compile(SOURCE, KERNELS, target="cuda", arch="sm_90a")
-    assert module.names == tuple(KERNELS)
+    kernels = [f"{name}<float>" for name in SHAPES]
+    module = kccl.compile(SOURCE, kernels, target="cuda", arch="sm_90a")
+    assert module.names == tuple(kernels)
 
 
 NOTHING = """
 #include <kccl/kccl.cuh>
+#include <kccl/kernels/all_gather_push_simple.cuh>
+#include <kccl/kernels/all_reduce_two_shot_push_simple.cuh>
+#include <kccl/kernels/broadcast_push_simple.cuh>
+#include <kccl/kernels/reduce_scatter_push_simple.cuh>
 
 // The first call is too long; the others are of nothing, each on a channel opened for it.
 KCCL_KERNEL void call_nothing(kccl::DeviceComm comm, float* x, uint32_t* statuses) {

@@ -2,29 +2,18 @@
 
 import pytest
 from mutations import MUTATIONS
-from sim_mutations import control, controls, hunt, workers
-
-CONTROLS = controls()
-
-
-@pytest.fixture(scope="module")
-def rows():
-    """All of it, under way on all cores."""
-    with workers() as pool:
-        cases = [(hunt, mutation.name) for mutation in MUTATIONS]
-        cases += [(control, case) for case in CONTROLS]
-        yield {argument: pool.submit(function, argument) for function, argument in cases}
+from sim_mutations import control, controls, hunt
 
 
 @pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
-def test_it_is_caught(rows, name):
-    row = rows[name].result()
+def test_it_is_caught(name):
+    row = hunt(name)
     assert row.is_right, f"{row.verdict or 'nothing'} after {row.seeds} seeds: {row.message}"
 
 
-@pytest.mark.parametrize("case", CONTROLS, ids=lambda case: f"{case[0]} {dict(case[1])}")
-def test_the_source_as_it_is_passes(rows, case):
-    row = rows[case].result()
+@pytest.mark.parametrize("case", controls(), ids=lambda case: f"{case[0]} {dict(case[1])}")
+def test_the_source_as_it_is_passes(case):
+    row = control(case)
     assert row.is_right, f"{row.verdict} with seed {row.seeds - 1}: {row.message}"
 
 

@@ -110,11 +110,15 @@ def facts(out):
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def traces():
-    """Names in the kernel that a job may leave: shared memory files and sockets."""
-    sockets = Path("/proc/net/unix").read_text().splitlines()
-    names = {line.split()[-1] for line in sockets if "@kccl-" in line}
-    return names | {path.name for path in Path("/dev/shm").iterdir()}
+def traces(pids):
+    """Names in the kernel that processes have left: of sockets, and of shared memory.
+
+    Tests run side by side, so another job's names do not count.
+    """
+    marks = tuple(f"@kccl-{pid}-" for pid in pids)
+    names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+    shared = {path.name for path in Path("/dev/shm").glob("*kccl*")}
+    return shared | {name for name in names if name.startswith(marks)}
 
 
 def eventually(condition, limit_s=5.0):
