@@ -62,10 +62,14 @@ ffibuilder.set_source(
     '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n}\n',
     sources=[f"kccl/csrc/{name}" for name in SOURCES],
     depends=[
-        str(path)
-        for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", GENERATED)
-        for path in folder.rglob("*")
-        if path.suffix in (".cuh", ".h", ".hpp", ".inc")
+        # The flags.
+        "setup.py",
+        *(
+            str(path)
+            for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", GENERATED)
+            for path in folder.rglob("*")
+            if path.suffix in (".cuh", ".h", ".hpp", ".inc")
+        ),
     ],
     include_dirs=["kccl", str(GENERATED)],
     source_extension=".cpp",
