@@ -1,6 +1,6 @@
-"""What a machine is made of and how far its parts are from each other.
+"""The parts of a machine (CPUs, caches, NUMA nodes, GPUs), and the distances between them.
 
-Stands alone: standard library only, `rich` and `matplotlib` where `table` and `plot` need them.
+Needs only the standard library. `table` also needs `rich`, and `plot` needs `matplotlib`.
 """
 
 from .discovery import discover, recorded

@@ -1,4 +1,4 @@
-"""Finds out what a machine is made of: from sysfs and procfs, or from the records in machines/."""
+"""Describes a machine, from its sysfs and procfs or from the records in machines/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .model import Cache, Cpu, Machine, NumaNode
 
-# Arm cores print no model name in /proc/cpuinfo, only (implementer, part): the server cores.
+# On Arm /proc/cpuinfo has no model name, only (implementer, part). These are the server cores.
 _ARM_PARTS = {
     ("0x41", "0xd0c"): "Arm Neoverse-N1",
     ("0x41", "0xd40"): "Arm Neoverse-V1",
@@ -18,15 +18,15 @@ _ARM_PARTS = {
 
 
 def discover(root: str | os.PathLike[str] = "/") -> Machine:
-    """Describe the machine whose sysfs and procfs lie under a root.
+    """Describe the machine whose sysfs and procfs are under a root.
 
     Args:
         root: Folder that holds `sys` and `proc`. With "/", the allowed CPUs are the calling
-            thread's affinity mask; elsewhere they are what `proc/self/status` says.
+            thread's affinity mask. Otherwise `proc/self/status` gives them.
 
     Returns:
-        The machine, without devices and latencies, neither of which is looked for here. What
-        cannot be read is None, or an empty tuple of `cpus`, `caches`, `numa_nodes`.
+        The machine, without devices and latencies. What cannot be read is None. For `cpus`,
+        `caches` and `numa_nodes` it is an empty tuple.
     """
     base = Path(root)
     system = base / "sys/devices/system"
@@ -63,8 +63,8 @@ def _online(folder: Path, cpuinfo: list[dict[str, str]]) -> tuple[int, ...]:
     online = _id_list(folder / "online")
     if online:
         return online
-    # The list is missing in some containers and jails; then a cpuN folder, or at least a
-    # processor entry, is as good a witness.
+    # Some containers and jails have no such list. Then take the CPUs that have a cpuN folder, or
+    # else those in /proc/cpuinfo.
     found = [cpu for cpu, path in _numbered(folder, "cpu") if _text(path / "online") != "0"]
     if not found:
         found = [int(entry["processor"]) for entry in cpuinfo if entry["processor"].isdecimal()]
@@ -96,7 +96,7 @@ def _cpu(folder: Path, cpu: int, numa_node: int | None) -> Cpu:
 
 
 def _caches(folder: Path, online: tuple[int, ...]) -> tuple[Cache, ...]:
-    # A shared cache shows up under each of its CPUs; equal entries are one instance.
+    # A shared cache is listed under each of its CPUs. Equal entries are one cache.
     caches: set[Cache] = set()
     for cpu in online:
         for _, path in _numbered(folder / f"cpu{cpu}" / "cache", "index"):
@@ -126,7 +126,7 @@ def _numa_nodes(folder: Path) -> tuple[NumaNode, ...]:
                 id=node,
                 cpus=_id_list(path / "cpulist") or (),
                 memory_bytes=_mem_total(path / "meminfo"),
-                # Another length could not be matched to node ids.
+                # With another length, the distances cannot be matched to node ids.
                 distances=distances if len(distances) == len(found) else None,
             )
         )
@@ -156,7 +156,7 @@ def _cpu_model(cpuinfo: list[dict[str, str]]) -> str | None:
 
 
 def _architecture(base: Path) -> str | None:
-    # Kernels before 6.1 have no such file; uname speaks of the running machine only.
+    # Kernels before 6.1 do not have this file. uname() knows the running machine only.
     found = _text(base / "proc/sys/kernel/arch")
     return os.uname().machine if found is None and _is_live(base) else found
 
@@ -194,7 +194,7 @@ def _text(path: Path) -> str | None:
 
 
 def _number(path: Path) -> int | None:
-    # The kernel writes -1 for an id that the firmware did not give.
+    # The kernel writes -1 for an id that the firmware does not give.
     text = _text(path) or ""
     return int(text) if text.isdecimal() else None
 

@@ -1,4 +1,4 @@
-"""Sorts measured latencies by where the two CPUs of a pair lie."""
+"""Groups measured latencies by the relation of the two CPUs: same core, shared cache, and so on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_MEASURED = "core-to-core latency is not measured: probe first (topology.prob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """Latencies in nanoseconds of all measured ordered pairs whose CPUs lie alike."""
+    """Latencies in nanoseconds of all measured ordered pairs of CPUs with the same relation."""
 
     relation: str
     num_pairs: int
@@ -23,22 +23,22 @@ class Distance:
 
 
 def measured_cpus(machine: Machine) -> list[Cpu]:
-    """Return the CPUs with a measured latency, near ones beside each other.
+    """Return the CPUs with a measured latency, so that near CPUs are neighbours in the list.
 
     Args:
-        machine: The machine to look at.
+        machine: A machine.
 
     Returns:
-        CPUs by package, NUMA node, core and id, those at an unknown place last; empty when
-        nothing has been measured.
+        CPUs by package, NUMA node, core and id. CPUs whose package, node or core is unknown come
+        last. Empty when nothing has been measured.
     """
     measured = {cpu for pair in latencies_ns(machine) for cpu in pair}
 
-    def place(cpu: Cpu) -> tuple[float, ...]:
+    def position(cpu: Cpu) -> tuple[float, ...]:
         parts = (cpu.package, cpu.numa_node, cpu.core_id, cpu.id)
         return tuple(float("inf") if part is None else part for part in parts)
 
-    return sorted((cpu for cpu in machine.cpus if cpu.id in measured), key=place)
+    return sorted((cpu for cpu in machine.cpus if cpu.id in measured), key=position)
 
 
 def latencies_ns(machine: Machine) -> dict[tuple[int, int], float]:
@@ -53,14 +53,14 @@ def latencies_ns(machine: Machine) -> dict[tuple[int, int], float]:
 
 def distances(machine: Machine) -> list[Distance]:
     """Summarise the measured latencies by relation, nearest relation first."""
-    place = {cpu.id: cpu for cpu in machine.cpus}
+    by_id = {cpu.id: cpu for cpu in machine.cpus}
     shared: dict[frozenset[int], int] = {}
     for cache in sorted(machine.caches, key=lambda cache: -cache.level):
         for pair in _pairs(cache.shared_cpus or ()):
-            shared[pair] = cache.level  # the lowest level, which comes last, stays
+            shared[pair] = cache.level  # the lowest level comes last, and stays
     alike: dict[tuple[int, str], list[float]] = {}
     for (a, b), ns in latencies_ns(machine).items():
-        relation = _relation(place[a], place[b], shared.get(frozenset((a, b))))
+        relation = _relation(by_id[a], by_id[b], shared.get(frozenset((a, b))))
         alike.setdefault(relation, []).append(ns)
     return [
         Distance(
@@ -75,10 +75,10 @@ def distances(machine: Machine) -> list[Distance]:
 
 
 def _relation(a: Cpu, b: Cpu, shared_level: int | None) -> tuple[int, str]:
-    """Return a rank, small for near, and its words."""
+    """Return the relation of two CPUs: a number that is small for near CPUs, and its name."""
     if a.smt_siblings is not None and b.id in a.smt_siblings:
         return 0, "same core (SMT)"
-    # A virtual machine may claim one cache for all packages; the package then tells more.
+    # A virtual machine may report one cache for all packages. So the package is tested first.
     if None not in (a.package, b.package) and a.package != b.package:
         return 102, "other package"
     if None not in (a.numa_node, b.numa_node) and a.numa_node != b.numa_node:

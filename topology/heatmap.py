@@ -13,9 +13,9 @@ from .model import Cpu, Machine
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MAX_NUMBERED_CPUS = 16  # more numbers than that squared are not read
+_MAX_NUMBERED_CPUS = 16  # with more CPUs nobody reads the numbers in the squares
 _MAX_TICKS = 32
-_MAX_WORDED_PLACES = 8  # more package and NUMA labels than that overlap when spelled out
+_MAX_LONG_LABELS = 8  # with more labels of packages and NUMA nodes, long ones overlap
 
 
 def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
@@ -34,19 +34,20 @@ def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
     cpus = measured_cpus(machine)
     if not cpus:
         raise ValueError(NOT_MEASURED)
-    # A Figure of its own, not pyplot: no global state, no window system.
+    # Why not pyplot: it has global state, and may open a window system.
     from matplotlib.figure import Figure
 
     latency_ns = latencies_ns(machine)
     values = [[latency_ns.get((a.id, b.id), float("nan")) for b in cpus] for a in cpus]
-    # From zero and past the worst, so that noise between equal pairs takes little of the range.
+    # The scale starts at zero and ends above the maximum. So noise between equal pairs is hardly
+    # visible.
     top_ns = 1.1 * max(latency_ns.values())
     side = min(max(3.0, 0.5 * len(cpus)), 11.0)  # inches
     width = side + 2.4
     figure = Figure(figsize=(width, side + 1.4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(values, cmap="YlGnBu", vmin=0, vmax=top_ns)
-    axes.set_facecolor("0.92")  # shines through where nothing is measured
+    axes.set_facecolor("0.92")  # the colour of squares that are not measured
     figure.colorbar(image, ax=axes, shrink=0.9).set_label("one-way latency (ns)")
     if len(cpus) <= _MAX_NUMBERED_CPUS:
         _write_numbers(axes, values, top_ns)
@@ -99,9 +100,9 @@ def _draw_boundaries(axes: Axes, cpus: list[Cpu]) -> None:
         cpu = cpus[first]
         package = "?" if cpu.package is None else cpu.package
         numa_node = "?" if cpu.numa_node is None else cpu.numa_node
-        is_worded = len(starts) <= _MAX_WORDED_PLACES
+        is_long = len(starts) <= _MAX_LONG_LABELS
         axes.annotate(
-            f"package {package}\nNUMA {numa_node}" if is_worded else f"P{package}\nN{numa_node}",
+            f"package {package}\nNUMA {numa_node}" if is_long else f"P{package}\nN{numa_node}",
             ((first + end - 1) / 2, -0.5),
             xytext=(0, 4),
             textcoords="offset points",

@@ -1,7 +1,7 @@
-"""What a machine is made of: frozen dataclasses and their JSON form.
+"""The description of a machine: frozen dataclasses and their JSON form.
 
-The host's name is no part of a machine, so that a record can be published. None always means
-"not known", never "none".
+It does not have the host's name, so that a record can be published. None always means "not known",
+never "none".
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FORMAT = 1
-"""Version of the JSON form. It grows whenever an older reader would misread a newer record."""
+"""Version of the JSON form. It grows when an older reader would misread a newer record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """A logical CPU, the thing a thread is pinned to.
+    """A logical CPU, to which a thread can be pinned.
 
-    `core_id` is the kernel's number and repeats in every package; `smt_siblings` are all logical
-    CPUs of the physical core, this one included.
+    `core_id` is the kernel's number of the core within its package. `smt_siblings` are all logical
+    CPUs of the physical core, including this one.
     """
 
     id: int
@@ -44,9 +44,10 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode:
-    """A NUMA node; one without CPUs is memory only.
+    """A NUMA node. A node without CPUs has memory only.
 
-    `distances` are the firmware's (10 = local, no unit), in the order of `Machine.numa_nodes`.
+    `distances` are the firmware's numbers (10 = local, no unit), in the order of
+    `Machine.numa_nodes`.
     """
 
     id: int
@@ -57,10 +58,11 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The links of one device to one peer, taken together.
+    """All links of one device to one peer.
 
-    `peer` is the other device's index, `kind` a word such as "nvlink", "xgmi" or "pcie", `count`
-    the number of parallel links, `bandwidth_gbps` their sum in one direction in GB/s.
+    `peer` is the other device's index. `kind` is a word such as "nvlink", "xgmi" or "pcie". `count`
+    is the number of parallel links, `bandwidth_gbps` the sum of their bandwidths in one direction
+    in GB/s.
     """
 
     peer: int
@@ -71,7 +73,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU. `vendor` is "nvidia" or "amd", `name` what the driver calls it."""
+    """A GPU. `vendor` is "nvidia" or "amd". `name` is the driver's name for it."""
 
     vendor: str
     name: str
@@ -141,7 +143,7 @@ class Machine:
         return {"format": FORMAT, **asdict(self)}
 
     def to_json(self) -> str:
-        """Return the machine as a JSON document with one cpu, cache, node or matrix row a line."""
+        """Return the machine as JSON, with one CPU, cache, node or matrix row on each line."""
         fields = (
             f"  {json.dumps(key)}: {_json_lines(value)}" for key, value in self.to_dict().items()
         )
@@ -152,8 +154,7 @@ class Machine:
         """Return the machine that `to_dict` wrote.
 
         Raises:
-            ValueError: The record has another format version, or its fields are not those of
-                this version.
+            ValueError: The record has another format version, or other fields than this version.
         """
         version = record.get("format")
         if version != FORMAT:
@@ -180,7 +181,7 @@ class Machine:
         """Return the machine that `to_json` wrote.
 
         Raises:
-            ValueError: `text` is no JSON object, or as for `from_dict`.
+            ValueError: `text` is not a JSON object, or as for `from_dict`.
         """
         record = json.loads(text)
         if not isinstance(record, dict):

@@ -1,4 +1,4 @@
-"""Measures distances between CPUs, with a ping-pong that the caller brings along."""
+"""Measures latencies between CPUs. The caller provides the ping-pong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 from .model import Machine
 
 MIN_SAMPLES = 5
-"""Fewest ping-pongs a pair whose median is worth recording."""
+"""Fewest ping-pongs of a pair that give a useful median."""
 
 
 def core_to_core(
@@ -27,14 +27,14 @@ def core_to_core(
     Args:
         machine: The machine this process runs on.
         ping_pong: `ping_pong(cpu_a, cpu_b)` returns the one-way latency in microseconds of a
-            message from `cpu_a` to `cpu_b`; it pins its own threads and averages over as many
+            message from `cpu_a` to `cpu_b`. It pins its own threads, and averages over as many
             rounds as its clock needs.
-        cpus: Logical CPU ids to measure; default: the online CPUs that the affinity mask allows.
-        num_samples: Calls per ordered pair, at least `MIN_SAMPLES`; the median is kept.
+        cpus: Ids of the logical CPUs to measure. Default: the online CPUs in the affinity mask.
+        num_samples: Calls for each ordered pair, at least `MIN_SAMPLES`. The median is kept.
         on_progress: Called after each `ping_pong` as `on_progress(calls_done, calls_in_all)`.
 
     Returns:
-        The machine with `core_to_core_us` set, None for pairs outside `cpus`.
+        The machine with `core_to_core_us` set. It is None for pairs that are not in `cpus`.
 
     Raises:
         ValueError: `cpus` names a CPU twice, one that is not online or not allowed, or fewer
@@ -48,8 +48,8 @@ def core_to_core(
 
     pairs = list(permutations(chosen, 2))
     samples: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
-    # Why: rounds over all pairs, not all samples of a pair in a row, so that a burst of noise
-    # spoils one sample of many pairs, which the medians shrug off, and not one pair's median.
+    # Why rounds over all pairs: a burst of noise then spoils one sample of many pairs, which their
+    # medians tolerate. With all samples of a pair in a row it would spoil the median of one pair.
     for num_rounds in range(num_samples):
         for num_pairs, pair in enumerate(pairs, start=1):
             latency_us = float(ping_pong(*pair))
@@ -59,7 +59,7 @@ def core_to_core(
             if on_progress is not None:
                 on_progress(num_rounds * len(pairs) + num_pairs, num_samples * len(pairs))
 
-    # To the picosecond: the digits behind it are noise, and records are read by people.
+    # Rounded to picoseconds: further digits are noise, and people read the records.
     medians = {pair: round(median(values), 6) for pair, values in samples.items()}
     ids = machine.online_cpus
     return replace(

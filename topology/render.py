@@ -1,4 +1,4 @@
-"""Shows a machine to people: tables for a terminal (needs rich), and the heat map."""
+"""Shows a machine: tables for a terminal (needs rich), and the heat map."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["plot", "table"]
 
 _UNKNOWN = "unknown"
-_MAX_MATRIX_CPUS = 16  # a wider matrix fits no terminal
-_MAX_INSTANCES = 8  # so many caches are listed with their CPUs
+_MAX_MATRIX_CPUS = 16  # a wider matrix does not fit a terminal
+_MAX_INSTANCES = 8  # this many caches are listed with their CPUs
 
 
 def table(machine: Machine) -> Group:
@@ -28,8 +28,8 @@ def table(machine: Machine) -> Group:
         machine: The machine to show.
 
     Returns:
-        What `rich.print` prints: overview, caches, NUMA nodes, devices if there are any, and
-        latencies in nanoseconds once they are measured.
+        An object for `rich.print`: overview, caches, NUMA nodes, devices if there are any, and
+        latencies in nanoseconds if they are measured.
     """
     from rich.console import Group
 
@@ -57,8 +57,8 @@ def _titled(
     for column in columns:
         grid.add_column(column, justify="right" if column in right else "left")
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))  # Text: a name may hold rich's [markup]
-    # Not the table's own title, which wraps at the width of a narrow table.
+        grid.add_row(*(Text(cell) for cell in row))  # Text, since a name may have rich's [markup]
+    # Why not the table's own title: in a narrow table it wraps.
     return Group(Text(title, "bold"), grid, "")
 
 
@@ -149,7 +149,7 @@ def _matrix(machine: Machine) -> Group:
 
     rows = [["", *(str(cpu.id) for cpu in cpus)]]
     rows += [[str(a.id), *(cell(a.id, b.id) for b in cpus)] for a in cpus]
-    # Not a table: its borders and padding do not leave 16 columns room in 80 characters.
+    # Why not a table: with its padding, 16 columns do not fit into 80 characters.
     width = 1 + max(len(cell) for row in rows for cell in row)
     lines = ["".join(cell.rjust(width) for cell in row) for row in rows]
     title = Text("One-way latency in ns, from CPU (row) to CPU (column)", "bold")
