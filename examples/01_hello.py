@@ -1,4 +1,4 @@
-"""Who is there, and one sum.
+"""Prints who each rank is, and sums an array over all ranks.
 
 mpirun -n 2 python examples/01_hello.py
 kccl run -n 2 -- python examples/01_hello.py

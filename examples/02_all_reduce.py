@@ -1,4 +1,4 @@
-"""A call that is made many times is prepared once; its plan says how it runs and why.
+"""Prepares an all-reduce once, runs it many times, and prints its plan and its latency.
 
 mpirun -n 2 python examples/02_all_reduce.py
 """

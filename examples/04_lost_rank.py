@@ -1,4 +1,4 @@
-"""A rank is killed in the middle; the others read who it was and go on without it.
+"""Kills a rank. The others get an error that names it, and go on without it.
 
 kccl run -n 3 -- python examples/04_lost_rank.py
 """

@@ -1,9 +1,9 @@
-"""A kernel of one's own on the simulator, which finds a bug that a GPU would show once in a while.
+"""Runs your own kernel on the simulator, which finds a bug that a GPU shows only now and then.
 
-Each rank writes a line of values into its right neighbour's window and then sets a flag there; the
-neighbour waits for the flag and reads the line. At first the flag is stored relaxed: nothing says
-that the values are there when it is. With release the same kernel passes under every seed. It needs
-no GPU: the simulator runs every GPU thread on the CPU, and lets memory be as late as a GPU's may.
+Each rank writes values into its right neighbour's window, and then sets a flag there. The neighbour
+waits for the flag and reads the values. At first the flag is stored relaxed. So the flag may be
+visible before the values. With a release store the same kernel passes under every seed. No GPU is
+needed: the simulator runs every GPU thread on the CPU, and delays stores as a GPU may.
 
 python examples/05_simulate_a_kernel.py
 """
@@ -18,7 +18,7 @@ SOURCE = """
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// `to_right` and `flag_of_right` lie in the right neighbour's window, `from_left` and `flag` here.
+// `to_right`, `flag_of_right`: in the right neighbour's window. `from_left`, `flag`: in ours.
 template <Order order>
 KCCL_KERNEL void exchange(float* to_right, uint32_t* flag_of_right, const float* from_left,
                           const uint32_t* flag, const float* values, float* halo, uint64_t count) {
@@ -35,7 +35,7 @@ KCCL_KERNEL void exchange(float* to_right, uint32_t* flag_of_right, const float*
 }
 """
 COUNT = 100
-FLAG = 512  # byte of the window: a line of its own
+FLAG = 512  # offset of the flag in the window, in a cache line of its own
 WRONG, RIGHT = "exchange<Order::kRelaxed>", "exchange<Order::kRelease>"
 
 module = kccl.compile(SOURCE, [WRONG, RIGHT], target="sim")

@@ -1,4 +1,4 @@
-"""PyTorch's own collectives over KCCL, and KCCL's inside a compiled function.
+"""Runs torch.distributed's collectives with KCCL, and KCCL's collectives under torch.compile.
 
 torchrun --standalone --nproc-per-node 2 examples/06_torch_distributed.py
 """

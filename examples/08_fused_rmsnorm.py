@@ -1,8 +1,8 @@
-"""All-reduce, residual and RMSNorm in one kernel: what follows a layer that is split over ranks.
+"""All-reduce, residual and RMSNorm in one kernel, as they follow a layer that is split over ranks.
 
     hidden = residual + sum over ranks of partial        out = hidden / rms(hidden) * weight
 
-Here a block has a row, adds it over the ranks and goes on with it: one launch, one trip to memory.
+Each block reduces a row over the ranks, and continues with it: one launch, one trip to memory.
 
 python examples/08_fused_rmsnorm.py
 

@@ -1,9 +1,9 @@
-"""A matrix times a vector, split over the ranks by columns, and the all-reduce of its result.
+"""A matrix times a vector, with the columns split over the ranks, and an all-reduce of the result.
 
     y = sum over ranks of W[:, mine] x[mine]
 
-is what a decoder does twice a layer for one token. Every block computes some rows of y and sends
-them as soon as they are there, while others still compute theirs: no rank waits for a kernel.
+A decoder does this twice in each layer for one token. Every block computes some rows of y, and
+sends them at once, while other blocks still compute. So no rank waits for the end of a kernel.
 
 python examples/09_fused_gemv.py
 
@@ -21,7 +21,8 @@ SOURCE = """
 
 namespace platform = kccl::platform;
 
-// y: `rows` elements; w: rows x width, by rows, this rank's columns; x: width, its part of x.
+// y: `rows` elements. w: this rank's columns, rows x width, row-major. x: this rank's part, `width`
+// elements.
 KCCL_KERNEL void gemv(kccl::DeviceComm comm, float* y, const float* w, const float* x,
                       uint64_t rows, uint64_t width) {
     const kccl::Block block = kccl::block();
@@ -30,7 +31,7 @@ KCCL_KERNEL void gemv(kccl::DeviceComm comm, float* y, const float* w, const flo
     const uint32_t warps = block.size() / platform::kWarpSize;
     kccl::Channel<kccl::Block> channel(block, comm);
 
-    // A warp a row.
+    // Each warp computes a row.
     for (uint64_t i = block.index() / platform::kWarpSize; i < slice.count; i += warps) {
         const float* row = w + (slice.begin + i) * width;
         float sum = 0;
@@ -40,7 +41,7 @@ KCCL_KERNEL void gemv(kccl::DeviceComm comm, float* y, const float* w, const flo
         }
         if (lane == 0) y[slice.begin + i] = sum;
     }
-    block.sync();  // the rows of all its warps are there
+    block.sync();  // now all warps have stored their rows
     kccl::all_reduce(channel, y + slice.begin, y + slice.begin, slice.count);
 }
 """

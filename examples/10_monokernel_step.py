@@ -1,10 +1,10 @@
-"""Layers of a decoder in one kernel that does not end in between, over all blocks of all GPUs.
+"""All layers of a decoder in one kernel, over all blocks of all GPUs.
 
     y = W x, and the next layer's x is y
 
-Every block computes some rows of y, publishes them and collects those of all blocks into its shared
-memory, where the next layer reads them. Each packet carries its own flag, so that nobody waits for
-a barrier: a layer's exchange waits once for packets, and the blocks that are early start.
+Every block computes some rows of y and publishes them. Then it collects the rows of all blocks into
+its shared memory, where the next layer reads them. Each packet carries its own flag, so no barrier
+is needed. A block waits only for packets, and starts the next layer when it has them.
 
 python examples/10_monokernel_step.py
 
@@ -29,7 +29,7 @@ KCCL_KERNEL void decode(kccl::DeviceComm comm, float* out, const float* weights,
     const kccl::Block block = kccl::block();
     const uint32_t lane = block.index() % platform::kWarpSize;
     const uint32_t warps = block.size() / platform::kWarpSize;
-    // Opened once. Between the blocks of one GPU alone it would be kKcclReachRank.
+    // Opened once. To exchange between the blocks of one GPU only, take kKcclReachRank.
     kccl::GridExchange<kKcclReachAllRanks> exchange(comm);
     const uint32_t each = width / exchange.num_slices();
     float* y = reinterpret_cast<float*>(platform::dynamic_shared());
@@ -38,7 +38,7 @@ KCCL_KERNEL void decode(kccl::DeviceComm comm, float* out, const float* weights,
     for (uint32_t layer = 0; layer < layers; ++layer) {
         const uint64_t part = uint64_t{layer} * platform::blocks_per_grid();
         const float* rows = weights + (part + platform::block_in_grid()) * each * width;
-        // A warp a row.
+        // Each warp computes a row.
         for (uint32_t i = block.index() / platform::kWarpSize; i < each; i += warps) {
             float sum = 0;
             for (uint32_t k = lane; k < width; k += platform::kWarpSize) {
@@ -49,8 +49,8 @@ KCCL_KERNEL void decode(kccl::DeviceComm comm, float* out, const float* weights,
             }
             if (lane == 0) slice[i] = sum;
         }
-        block.sync();  // the rows of all its warps are there, and none of them reads y any more
-        // Relaxed: nothing but the slices has to be seen by the others.
+        block.sync();  // now all warps have stored their rows, and none of them still reads y
+        // Relaxed: the other blocks need to see the slices only, and no other stores.
         kccl::publish<kRelaxed>(exchange, slice, each);
         if (kccl::collect<kRelaxed>(exchange, y, each) != kKcclOk) return;
         x = y;
@@ -87,7 +87,7 @@ def main(comm):
         shared_bytes=(WIDTH + each) * y.itemsize,
     )
     result = y if xp is np else y.get()  # waits for the kernel
-    comm.check()  # raises what went wrong in it
+    comm.check()  # raises if it failed
     want = x.astype(np.float64)
     for layer in w:
         want = layer @ want

@@ -1,7 +1,7 @@
-// An all-reduce inside a kernel, in a program of C++ and MPI that has no Python in it.
+// An all-reduce inside a kernel, in a C++ program with MPI and without Python.
 //
-// One process a GPU. MPI starts the processes and carries a few hundred bytes while memory is set up; from
-// then on the kernels talk to each other over NVLink.
+// There is one process for each GPU. MPI starts the processes, and exchanges a few hundred bytes at
+// start-up. After that the kernels communicate over NVLink.
 //
 //     cmake -S examples/cpp -B out -Dkccl_DIR="$(kccl cmake-dir)" && cmake --build out
 //     mpirun -n 2 out/all_reduce_mpi
@@ -16,8 +16,8 @@
 constexpr int kBlocks = 4, kThreads = 128, kRounds = 1000;
 constexpr int kEach = 512;  // elements of each block's message
 
-// Every block sums its own part of x over the ranks, on a channel of its own, again and again: x is then
-// the mean of what it was. The channel is opened once.
+// Every block averages its own part of x over the ranks, on a channel of its own, `rounds` times.
+// The first round makes x the mean, and the others leave it so. The channel is opened once.
 __global__ void average(kccl::DeviceComm comm, float* x, int rounds) {
     kccl::Channel<kccl::Block> channel(kccl::block(), comm);
     float* mine = x + blockIdx.x * kEach;

@@ -1,7 +1,7 @@
-"""An all-reduce inside a RawKernel of CuPy: CuPy compiles and launches, KCCL is a header to it.
+"""An all-reduce inside a RawKernel of CuPy. CuPy compiles and launches; KCCL is only a header.
 
-A kernel takes the DeviceComm by value. CuPy passes a NumPy array of one element so; here the
-element is the struct as it is, so nothing about its fields has to be known.
+A kernel takes the DeviceComm by value. CuPy passes a NumPy array of one element by value. Here the
+element is the whole struct, so the program need not know the struct's fields.
 
 kccl run -n 2 -- python examples/gpu/cupy_raw_kernel.py
 """
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     device_comm = np.frombuffer(data, f"V{len(data)}").copy()
 
     x = cupy.full(COUNT, comm.rank + 1, np.float32)
-    # All blocks wait for their peers: no more of them than run at once.
+    # Every block waits for its peers, so all blocks must run at the same time.
     kernel((BLOCKS,), (128,), (device_comm, x, np.float32(0.5), COUNT))
     want = 0.5 * sum(range(1, comm.world_size + 1))
     assert (x == want).all(), x

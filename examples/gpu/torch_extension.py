@@ -1,6 +1,6 @@
-"""An all-reduce inside a kernel of a PyTorch C++ extension: -I is all that its build needs.
+"""An all-reduce inside a kernel of a PyTorch C++ extension. The build only needs KCCL's headers.
 
-A kernel takes the DeviceComm by value; it reaches the extension as bytes.
+A kernel takes the DeviceComm by value. Python passes it to the extension as bytes.
 
 python examples/gpu/torch_extension.py
 """
@@ -26,7 +26,8 @@ __global__ void scaled_sum_kernel(kccl::DeviceComm comm, float* x, float factor,
     kccl::all_reduce(kccl::block(), comm, x, x, slice.count);
 }
 
-// On the current stream. All blocks wait for their peers: no more of them than run at once.
+// Runs on the current stream. Every block waits for its peers, so all blocks must run at the same
+// time.
 void scaled_sum(const std::string& bytes, torch::Tensor x, double factor) {
     kccl::DeviceComm comm;
     TORCH_CHECK(bytes.size() == sizeof(comm), "comm is ", bytes.size(), " bytes, must be ",
