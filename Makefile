@@ -10,7 +10,7 @@ PARTS ?= tests torch bench plots
 
 # Steps that do not depend on each other run at the same time.
 MAKEFLAGS += --jobs=2
-STEP = @$(PYTHON) step.py
+STEP = @$(PYTHON) .ci/step.py
 
 # What the compiled core is made of; other Python files need no new set-up, because the checkout is
 # installed editable.

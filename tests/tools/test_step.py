@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-STEP = [sys.executable, str(Path(__file__).resolve().parents[2] / "step.py")]
+STEP = [sys.executable, str(Path(__file__).resolve().parents[2] / ".ci" / "step.py")]
 NOISY = "echo figures; echo 'WARNING: no harm' >&2"
 
 

@@ -1,6 +1,6 @@
 """Runs one command of the Makefile behind one line on the screen.
 
-    python3 step.py [--show] "compiling the core" "core compiled" COMMAND ...
+    python3 .ci/step.py [--show] "compiling the core" "core compiled" COMMAND ...
 
 The line says what is being done and for how many seconds; at the end, what was done. What the
 command prints is shown if it fails. With --show its standard output is shown if it succeeds, too.
