@@ -4,7 +4,7 @@ Needs only the standard library. `table` also needs `rich`, and `plot` needs `ma
 """
 
 from .discovery import discover, recorded
-from .model import FORMAT, Cache, Cpu, Device, Link, Machine, NumaNode
+from .model import FORMAT, Cache, Cpu, Machine, NumaNode
 from .probes import core_to_core, spread
 from .render import plot, table
 
@@ -12,8 +12,6 @@ __all__ = [
     "FORMAT",
     "Cache",
     "Cpu",
-    "Device",
-    "Link",
     "Machine",
     "NumaNode",
     "core_to_core",

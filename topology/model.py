@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON form. It grows when an older reader would misread a newer record."""
 
 
@@ -57,32 +57,6 @@ class NumaNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """All links of one device to one peer.
-
-    `peer` is the other device's index. `kind` is a word such as "nvlink", "xgmi" or "pcie". `count`
-    is the number of parallel links, `bandwidth_gbps` the sum of their bandwidths in one direction
-    in GB/s.
-    """
-
-    peer: int
-    kind: str
-    count: int | None
-    bandwidth_gbps: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """A GPU. `vendor` is "nvidia" or "amd". `name` is the driver's name for it."""
-
-    vendor: str
-    name: str
-    index: int
-    memory_bytes: int | None
-    links: tuple[Link, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One host: what is in it and, once probed, how far its CPUs are from each other.
 
@@ -95,7 +69,6 @@ class Machine:
         caches: Every cache instance, by level, type and CPUs.
         numa_nodes: Every online NUMA node, by id.
         memory_bytes: Memory that the kernel manages.
-        devices: GPUs, by index, as far as somebody has looked for them.
         core_to_core_us: One-way latency in microseconds, `[i][j]` from `cpus[i]` to `cpus[j]`.
             None for a pair that was not measured, and so on the diagonal.
     """
@@ -108,7 +81,6 @@ class Machine:
     caches: tuple[Cache, ...]
     numa_nodes: tuple[NumaNode, ...]
     memory_bytes: int | None
-    devices: tuple[Device, ...] = ()
     core_to_core_us: tuple[tuple[float | None, ...], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -166,10 +138,6 @@ class Machine:
             fields["cpus"] = tuple(Cpu(**cpu) for cpu in fields["cpus"])
             fields["caches"] = tuple(Cache(**cache) for cache in fields["caches"])
             fields["numa_nodes"] = tuple(NumaNode(**node) for node in fields["numa_nodes"])
-            fields["devices"] = tuple(
-                Device(**{**device, "links": tuple(Link(**link) for link in device["links"])})
-                for device in fields["devices"]
-            )
             return cls(**fields)
         except KeyError as error:
             raise ValueError(f"machine record of format {FORMAT} lacks {error}") from error

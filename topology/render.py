@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .distances import NOT_MEASURED, distances, latencies_ns, measured_cpus
 from .heatmap import plot
-from .model import Link, Machine
+from .model import Machine
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -28,14 +28,12 @@ def table(machine: Machine) -> Group:
         machine: The machine to show.
 
     Returns:
-        An object for `rich.print`: overview, caches, NUMA nodes, devices if there are any, and
-        latencies in nanoseconds if they are measured.
+        An object for `rich.print`: overview, caches, NUMA nodes, and, if they are measured,
+        latencies in nanoseconds.
     """
     from rich.console import Group
 
     parts = [_overview(machine), _caches(machine), _numa_nodes(machine)]
-    if machine.devices:
-        parts.append(_devices(machine))
     cpus = measured_cpus(machine)
     if not cpus:
         return Group(*parts, NOT_MEASURED)
@@ -73,7 +71,6 @@ def _overview(machine: Machine) -> Group:
         ("online CPUs", f"{len(online)} ({_ranges(online)})" if online else _UNKNOWN),
         ("allowed CPUs", f"{len(allowed)} ({_ranges(allowed)})" if allowed else _UNKNOWN),
         ("memory", _size(machine.memory_bytes)),
-        ("devices", str(len(machine.devices)) if machine.devices else "none recorded"),
     )
     return _titled("Machine", ("", ""), rows)
 
@@ -110,21 +107,6 @@ def _numa_nodes(machine: Machine) -> Group:
         rows.append((str(node.id), cpus, _size(node.memory_bytes), distance or _UNKNOWN))
     columns = ("node", "CPUs", "memory", "distance to node")
     return _titled("NUMA nodes (distance 10 = local)", columns, rows or [(_UNKNOWN,)])
-
-
-def _devices(machine: Machine) -> Group:
-    rows = []
-    for device in machine.devices:
-        links = ", ".join(_link(link) for link in device.links) or "none recorded"
-        memory = _size(device.memory_bytes)
-        rows.append((str(device.index), device.vendor, device.name, memory, links))
-    return _titled("Devices", ("index", "vendor", "name", "memory", "links to peers"), rows)
-
-
-def _link(link: Link) -> str:
-    count = "" if link.count is None else f" x{link.count}"
-    bandwidth = "" if link.bandwidth_gbps is None else f" {link.bandwidth_gbps:g} GB/s"
-    return f"{link.peer}: {link.kind}{count}{bandwidth}"
 
 
 def _distances(machine: Machine) -> Group:
