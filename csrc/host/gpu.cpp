@@ -113,7 +113,7 @@ int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
 // 0, or the driver's error, which the queue notes too.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
-    const uint64_t stream = op.stream;  // another thread may place the call anew meanwhile
+    const uint64_t stream = op.stream;  // another thread may give the call another stream meanwhile
     KcclGpuLaunch how = kKcclNoLaunch;
     uint64_t context;
     int error = reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);

@@ -24,10 +24,10 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
 }
 
 // A value of these halves, as the access got or gave it; and back.
-uint64_t taken(uint64_t whole, uint8_t halves) {
+uint64_t lowered(uint64_t whole, uint8_t halves) {
     return halves == 3 ? whole : halves == 2 ? whole >> 32 : whole & kLow;
 }
-uint64_t placed(uint64_t value, uint8_t halves) { return halves == 2 ? value << 32 : value; }
+uint64_t raised(uint64_t value, uint8_t halves) { return halves == 2 ? value << 32 : value; }
 
 bool acquires(Order order) { return order == Order::kAcquire || order == Order::kAcqRel; }
 bool releases(Order order) { return order == Order::kRelease || order == Order::kAcqRel; }
@@ -56,7 +56,7 @@ void Memory::take_over(Granule& at, uint64_t real) {
             // Where it was written accesses know.
             record.writer = writer;
             record.is_plain = true;
-        } else if (taken(real, halves) != 0) {
+        } else if (lowered(real, halves) != 0) {
             // What a rank's program stored, it stored after what its launches did.
             record.released.fill(hosts);
         }
@@ -237,7 +237,7 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     const uint32_t age =
         is_split ? at.newer_than(low, 1) + at.newer_than(high, 2) : at.newer_than(low, halves);
     if (age != 0) ++old_loads;
-    return {taken(value, halves), &at, age == 0, age, at.records[low].writer};
+    return {lowered(value, halves), &at, age == 0, age, at.records[low].writer};
 }
 
 // ---- Stores -------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
 void Memory::put(Knowledge& me, Granule& at, const Access32Or64& access, uint64_t value,
                  ByScope released, bool is_release) {
     const uint8_t halves = halves_of(access.address, access.num_bytes);
-    const uint64_t whole = merged(at.records.back().value, placed(value, halves), halves);
+    const uint64_t whole = merged(at.records.back().value, raised(value, halves), halves);
     append(at, {.value = whole,
                 .writer = me.now(),
                 .released = std::move(released),
@@ -266,7 +266,7 @@ Granule* Memory::store(Knowledge& me, const Access32Or64& access, uint64_t value
     refresh(at);
     const uint8_t halves = halves_of(access.address, access.num_bytes);
     check_plain(me, at, access, kKcclSimStore);
-    check_store(me, at, access, placed(value, halves));
+    check_store(me, at, access, raised(value, halves));
     me.settle_hearsay();
     bool is_release = releases(access.order);
     ByScope released = me.released;
@@ -293,7 +293,7 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
     const uint8_t halves = halves_of(access.address, 4);
     check_plain(me, at, access, kKcclSimStore);
     see(me, at, at.newest(halves), halves, access);
-    const auto before = static_cast<uint32_t>(taken(at.records.back().value, halves));
+    const auto before = static_cast<uint32_t>(lowered(at.records.back().value, halves));
     if (what == Update::kClaim && before != 0) return {&at, before, before, false};
     me.settle_hearsay();
     ByScope released = me.released;

@@ -4,7 +4,7 @@
 
 namespace kccl::sim {
 
-std::vector<Clock::Part>::iterator Clock::place(uint32_t slot) {
+std::vector<Clock::Part>::iterator Clock::lower_bound(uint32_t slot) {
     return std::lower_bound(each_.begin(), each_.end(), slot,
                             [](const Part& part, uint32_t other) { return part.slot < other; });
 }
@@ -38,7 +38,7 @@ void Clock::make_room(size_t num_slots) {
 
 void Clock::add(Event event) {
     if (knows(event)) return;
-    auto at = place(event.agent.slot);
+    auto at = lower_bound(event.agent.slot);
     if (at == each_.end() || at->slot != event.agent.slot) {
         at = each_.insert(at, {event.agent.slot, {}});
     }
@@ -49,7 +49,7 @@ void Clock::add_block(uint32_t slot, uint32_t counter) {
     make_room(slot + 1);
     if (counter <= all_[slot]) return;
     all_[slot] = counter;
-    const auto at = place(slot);
+    const auto at = lower_bound(slot);
     if (at == each_.end() || at->slot != slot) return;
     const std::vector<uint32_t>& counters = at->each->counters;
     const bool is_covered = std::all_of(counters.begin(), counters.end(),
@@ -63,7 +63,7 @@ void Clock::join(const Clock& other) {
         all_[slot] = std::max(all_[slot], other.all_[slot]);
     }
     for (const Part& theirs : other.each_) {
-        const auto at = place(theirs.slot);
+        const auto at = lower_bound(theirs.slot);
         if (at == each_.end() || at->slot != theirs.slot) {
             each_.insert(at, theirs);
             continue;

@@ -94,7 +94,7 @@ class Clock {
     void make_room(size_t num_slots);
     // The part of the slot, or null; where it is or would be.
     const Part* find(uint32_t slot) const;
-    std::vector<Part>::iterator place(uint32_t slot);
+    std::vector<Part>::iterator lower_bound(uint32_t slot);
     static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
 
     std::vector<uint32_t> all_;  // by slot

@@ -8,7 +8,7 @@
 
 namespace kccl::sim {
 
-// A place to go on from. Whoever switches away leaves his own behind.
+// Where a thread of control goes on; saved when it switches away.
 struct Context {
     jmp_buf registers;
 };

@@ -11,7 +11,7 @@ constexpr size_t kKeptFindings = 16;
 }  // namespace
 
 KcclSimPlace Machine::place(Agent agent, uint32_t call, uint64_t site) const {
-    const Slots::Place& where = slots[agent.slot];
+    const Slots::Owner& where = slots[agent.slot];
     const CallInfo& info = calls[call];
     const int32_t thread = Slots::is_copier(agent.slot) ? -1 : static_cast<int32_t>(agent.thread);
     return {where.rank, where.block, thread, info.channel, info.kernel, info.epoch, site};

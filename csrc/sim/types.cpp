@@ -11,9 +11,9 @@ uint32_t Slots::of(int32_t rank, int32_t block) {
     std::vector<uint32_t>& slots = by_rank_[row];
     while (column >= slots.size()) {
         const auto next_block = static_cast<int32_t>(slots.size()) - 1;
-        slots.push_back(static_cast<uint32_t>(places_.size()));
-        places_.push_back({rank, next_block});
-        places_.push_back({rank, next_block});
+        slots.push_back(static_cast<uint32_t>(owners_.size()));
+        owners_.push_back({rank, next_block});
+        owners_.push_back({rank, next_block});
     }
     return slots[column];
 }

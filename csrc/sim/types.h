@@ -37,7 +37,7 @@ enum class Scope : uint8_t {
 // copies for it asynchronously.
 class Slots {
   public:
-    struct Place {
+    struct Owner {
         int32_t rank;
         int32_t block;  // -1: the rank's host
     };
@@ -45,19 +45,19 @@ class Slots {
     uint32_t of(int32_t rank, int32_t block);
     // Whether the slot is that of what copies for a block.
     static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
-    const Place& operator[](uint32_t slot) const { return places_[slot]; }
+    const Owner& operator[](uint32_t slot) const { return owners_[slot]; }
     void clear() {
-        places_.clear();
+        owners_.clear();
         by_rank_.clear();
     }
     // The smallest scope that takes in both.
     Scope between(uint32_t a, uint32_t b) const {
         if (a == b) return Scope::kBlock;
-        return places_[a].rank == places_[b].rank ? Scope::kDevice : Scope::kSystem;
+        return owners_[a].rank == owners_[b].rank ? Scope::kDevice : Scope::kSystem;
     }
 
   private:
-    std::vector<Place> places_;
+    std::vector<Owner> owners_;
     std::vector<std::vector<uint32_t>> by_rank_;
 };
 

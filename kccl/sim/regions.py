@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ..base import abi
 from ..base.abi import ffi
 
-# Offset within a region -> its name, as in "flag 'staged' on channel 0, from rank 2".
+# Offset within a region -> its name, as in "flag 'written' on channel 0, from rank 2".
 Namer = Callable[[int], str]
 
 _PACKET_BYTES = 16

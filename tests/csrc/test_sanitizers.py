@@ -86,11 +86,11 @@ def _build_and_run(
 
 
 def _plant_a_race(csrc: Path) -> None:
-    """Lets one kernel say "staged" without ordering what it staged."""
+    """Lets one kernel say "written" without ordering what it wrote."""
     kernel = csrc / "include" / "kccl" / "kernels" / "all_reduce_one_shot_pull_simple.cuh"
     text = kernel.read_text()
     right, wrong = (
-        f"arrive<mem::Order::{order}>(kKcclFlagStaged" for order in ("kRelease", "kRelaxed")
+        f"arrive<mem::Order::{order}>(kKcclFlagWritten" for order in ("kRelease", "kRelaxed")
     )
     assert text.count(right) == 1, f"{kernel.name} changed: plant the bug at its new place"
     kernel.write_text(text.replace(right, wrong))

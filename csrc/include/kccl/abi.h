@@ -1,5 +1,5 @@
-// The C++ face of abi.inc: integer types first, then the declarations, then the layout checks that
-// cffi cannot read.
+// abi.inc for C++: the integer types that it needs, short names for its structs, and checks of
+// their sizes, which cffi could not read.
 #pragma once
 
 #include "platform.cuh"

@@ -1,14 +1,15 @@
-// Arrivals: ranks tell each other by epoch that they have reached a point, and wait for each other.
-// A barrier is arrive() followed by await(); the simple protocols put their data movement between.
+// Flag words: ranks tell each other by epoch that they have reached a point, and wait for each
+// other. A barrier is arrive() and then await(). The simple protocols move their data around these
+// two.
 #pragma once
 
 #include "wait.cuh"
 
 namespace kccl {
 
-// Tells every rank, this one too, that this one has reached `flag` of channel `index` in call
-// `epoch`. Called by all threads of the coop. kRelease: what the coop's threads wrote before is
-// visible to whoever awaits this epoch with kAcquire. kRelaxed orders nothing.
+// Tells every rank, this one too, that this rank has reached `flag` of scratch channel `index` in
+// call `epoch`. Called by all threads of the coop. kRelease: what the coop's threads wrote before
+// is visible to every coop that awaits this epoch with kAcquire. kRelaxed orders nothing.
 template <mem::Order order, class Coop>
 KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                         uint32_t epoch) {
@@ -19,14 +20,14 @@ KCCL_DEVICE void arrive(Coop coop, const DeviceComm& comm, int index, KcclFlag f
     }
 }
 
-// Waits until the ranks [first, last) have reached `flag` of channel `index` in the call whose epoch
-// is awaited, or in a later one. Called by all threads of the coop; all get the same status; also a
-// sync. kAcquire: see arrive().
+// Waits until the ranks [first, last) have reached `flag` of scratch channel `index` in the call
+// whose epoch is awaited, or in a later one. Called by all threads of the coop; all get the same
+// status; also a sync of the coop. kAcquire: see arrive().
 template <mem::Order order, class Coop>
 KCCL_DEVICE Status await(Coop coop, const DeviceComm& comm, int index, KcclFlag flag,
                          Awaited awaited, int first, int last) {
     bool arrived = true;
-    // One word a thread and turn; a coop of many threads needs one turn.
+    // Each thread takes one word a turn. A coop with a thread for each rank needs one turn.
     for (int turn = first; turn < last && arrived; turn += coop.size()) {
         const int source = turn + static_cast<int>(coop.index());
         const bool is_mine = source < last;

@@ -7,11 +7,11 @@
 //   - any other call (broadcast) sends a credit "I have entered e-1" to every peer at its start and
 //     does not wait for it. The call after it waits for these credits, which have long arrived.
 // Every call ends with a sync of the coop, in leave() or in await(), or with its kernel. That
-// separates the coop's reads in call e-1 from its writes in call e. So the argument holds for all its
-// threads, whatever the length and the kind of the two calls.
+// separates the coop's reads in call e-1 from its writes in call e. So the argument holds for all
+// its threads, whatever the length and the kind of the two calls.
 //
-// Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls the channel lives
-// in registers: opening it is what costs, so a kernel of many calls opens it once.
+// Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls the channel
+// lives in registers: opening it is what costs, so a kernel of many calls opens it once.
 //
 // csrc/models/packets.pml models all this, and tests/csrc/test_model.py tries all its runs.
 #pragma once
@@ -27,27 +27,28 @@ enum class Exchange {
     kCredited   // it may end earlier
 };
 
-// Why on a CPU: peers pull from the slots, and their reads must come before their credit (mem.cuh).
+// Why ordered on a CPU: there peers pull from the slots, and their reads must come before their
+// credit.
 constexpr mem::Order kCreditArrive = platform::kCpu ? mem::Order::kRelease : mem::Order::kRelaxed;
 constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem::Order::kRelaxed;
 
 // What a channel is opened for.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
-    kOneCall,    // what opening reads is on its way while the caller goes on: see check()
-    kLaunch      // the same, by a kernel that the host launched for a call: its only opening
+    kOneCall,    // the caller goes on while what opening reads is on its way: see check()
+    kLaunch      // the same, by a kernel that the host launched for one call; its only opening
 };
 
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
-// let it end together. One coop at a time has a channel open, on every rank; the same channel sees
-// the same sequence of calls on every rank.
+// close it together. On every rank one coop at a time has a channel open, and a channel sees the
+// same sequence of calls.
 //
 // WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
-    // `channel`: below comm.num_channels; `block`: of a call of several blocks, each of which has
-    // its own part of the channel. `comm` outlives this.
+    // `channel`: below comm.num_channels. `block`: this block's number in a call of several blocks,
+    // which have a part of the channel each. `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
@@ -71,7 +72,7 @@ class Channel {
     KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
         : Channel(coop, comm, default_channel(coop)) {}
 
-    // Of a kernel that makes one call of the host's.
+    // For a kernel that the host launches for one call.
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
@@ -82,7 +83,7 @@ class Channel {
         // What failed has not happened: only a reset, which forgets all, may follow.
         if (launch_.is_kept() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         keep_state();
-        // The end of the kernel is as good.
+        // The end of a kernel orders as much.
         if (!launch_.is_launch()) coop_.sync();
     }
 
@@ -90,13 +91,14 @@ class Channel {
     Channel& operator=(const Channel&) = delete;
 
     KCCL_DEVICE Coop coop() const { return coop_; }
-    // The coop's index() and size(), at hand.
+    // The coop's index() and size(), from registers.
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE int world_size() const { return WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size; }
+    // The scratch channel.
     KCCL_DEVICE int index() const { return index_; }
-    // Of a call's message, in one round.
+    // The most bytes of a call's message.
     KCCL_DEVICE uint64_t max_bytes() const { return uint64_t{slot_packets_} * kPayloadBytes; }
     KCCL_DEVICE uint32_t epoch() const { return state_.epoch; }
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
@@ -109,7 +111,7 @@ class Channel {
     }
     // Where packet i of this call goes, in the window of receiver(k).
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
-    // Where packet i of `source` arrives, `source` itself included.
+    // Where packet i of `source`, which may be this rank, arrives.
     KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
@@ -125,13 +127,14 @@ class Channel {
         return {static_cast<uint32_t>(kernel_), channel_, state_.epoch};
     }
 
-    // The coop agrees on whether the communicator could be used when this was opened: see FailureLatch.
+    // The coop votes on whether the communicator had failed when this was opened: see FailureLatch.
     // Called by all threads of the coop, before they rely on each other.
     KCCL_DEVICE void check() {
         look();
         latch_.agree(coop_, [&] { fail(); });
     }
-    // A call of nothing: whether one of something could be made. Called by all threads of the coop.
+    // A call of no elements: only says whether a call could be made. Called by all threads of the
+    // coop.
     KCCL_DEVICE Status none() {
         check();
         return status();
@@ -145,8 +148,8 @@ class Channel {
         return state_.epoch + step_ != special_;
     }
 
-    // Enters the next call, a pairwise one, when it has nothing to wait for. Called by all threads of
-    // the coop, after is_next_plain().
+    // Enters the next call, a pairwise one that has nothing to wait for: is_next_plain() has said
+    // so. Called by all threads of the coop.
     KCCL_DEVICE void next_plain(KcclKernel kernel) {
         launch_.begin_call(kernel_);
         kernel_ = kernel;
@@ -155,7 +158,8 @@ class Channel {
         platform::enter_call(comm_.state, kernel, index_, state_.epoch);
     }
 
-    // Enters any call. Called by all threads of the coop. On failure nothing may be sent.
+    // Enters the next call, of any kind. Called by all threads of the coop. On failure nothing may
+    // be sent.
     KCCL_DEVICE Status next(KcclKernel kernel, Exchange exchange) {
         check();
         const bool is_plain = is_next_plain();
@@ -172,8 +176,9 @@ class Channel {
         return kKcclOk;
     }
 
-    // Enters the next call, a pairwise one. False: this warp sends nothing and awaits nothing, and
-    // leave(true) follows. Called by all threads of the coop; they agree in leave().
+    // Enters the next call, a pairwise one. Called by all threads of the coop. False, in all
+    // threads of a warp: it sends nothing and waits for nothing, and calls leave(true), where the
+    // coop agrees.
     KCCL_DEVICE bool enter(KcclKernel kernel) {
         if (!is_next_plain()) return next(kernel, Exchange::kPairwise) == kKcclOk;
         const bool usable = is_usable();
@@ -181,22 +186,22 @@ class Channel {
         return usable;
     }
 
-    // The next call is the last one that this kernel of the host's makes, and one that says sent().
+    // The next call is the last one of a kernel that the host launched, and calls sent().
     KCCL_DEVICE void expect_end() { launch_.expect_end(); }
 
-    // What this thread sends in this call is on its way, and the state is what the next call needs.
-    // Called by all threads of the coop, once a call that leave() ends. See DependentLaunch.
+    // This thread has sent what it sends in this call, and state() is what the next call needs.
+    // Called by all threads of the coop, once in a call that leave() ends. See DependentLaunch.
     KCCL_DEVICE void sent() {
         launch_.sent(coop_, [&] { keep_state(); });
     }
 
-    // Ends a call; true for `failed`: a wait of this thread has. Called by all threads of the coop,
-    // all get the same status. A sync of the coop: any thread may use what any other stored. After
-    // expect_end() neither: the kernel ends.
+    // Ends a call. failed: a wait of this thread has. Called by all threads of the coop; all get
+    // the same status; also a sync of the coop, so any thread may use what any other stored. After
+    // expect_end() it is neither, because the kernel ends.
     KCCL_DEVICE Status leave(bool failed = false) {
         latch_.skip_vote();
         if (launch_.is_ending()) {
-            // Where threads that have entered the call are: in sent().
+            // In sent() are the threads that have entered the call.
             if (!launch_.is_kept()) coop_.sync();
             if (!failed) return kKcclOk;
         } else {
@@ -206,7 +211,7 @@ class Channel {
         return status();
     }
 
-    // See barrier.cuh; in this call.
+    // As in barrier.cuh, in this call.
     template <mem::Order order>
     KCCL_DEVICE void arrive(KcclFlag flag) {
         kccl::arrive<order>(coop_, comm_, index_, flag, state_.epoch);
@@ -240,7 +245,7 @@ class Channel {
         slot_packets_ = mem::keep(slot_packets_);
     }
 
-    // Looks at what the opening asked for: here a thread waits for it.
+    // Uses what the opening has read: here a thread waits for these loads.
     KCCL_DEVICE void look() {
         if (has_looked_) return;
         has_looked_ = true;
@@ -253,8 +258,9 @@ class Channel {
         special_ = state_.epoch + step_;
     }
 
-    // Looks ahead for the next call that is not like the others, so that those make one comparison:
-    // the second ever, the one after a credited call, and twice a period the one that scrubs.
+    // Finds the next call that has more to do than others: the second ever, the one after a
+    // credited call, and twice a period the one that scrubs. So the others make only one
+    // comparison.
     KCCL_DEVICE void plan() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
@@ -266,7 +272,7 @@ class Channel {
     KCCL_DEVICE Status enter_special() {
         const uint32_t last_epoch = state_.epoch - step_;
         if (status() != kKcclOk) return status();
-        // Once a channel, so that no other call pays for the store.
+        // Only here, so that no other call pays for the store.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -288,16 +294,16 @@ class Channel {
     const DeviceComm& comm_;
     const int channel_;
     int index_;
-    // Of calls of even parity.
+    // Addresses for calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
-    uint32_t slot_packets_;  // of one source
-    uint32_t half_packets_;  // of one parity
-    uint32_t offset_;        // of this call's parity, in packets
+    uint32_t slot_packets_;  // from one source
+    uint32_t half_packets_;  // from all sources, in calls of one parity
+    uint32_t offset_;        // where this call's parity begins, in packets
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
-    uint32_t special_;  // epoch of a call that has more to do than others
+    uint32_t special_;  // epoch of the next call that has more to do than others
     bool has_looked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;

@@ -9,14 +9,14 @@
 //     Channel channel(block(), comm);                            for many calls: opened once
 //     for (...) status = all_reduce<T, Op>(channel, out, in, count);
 //
-// A call that is given no channel takes the coop's own: a block's is its index in the grid, a warp's
-// its index among all warps. A grid's blocks take theirs. On every rank the same channels make the
-// same calls, in the same order. A call on a channel that is closed opens it, which costs two trips
-// to the L2 cache; so kernels of many calls keep it open.
+// A call without a channel uses the coop's own: a block's index in the grid, a warp's index among
+// all warps; each block of a grid uses its own. On every rank the same channels make the same
+// calls, in the same order. A call without an open channel opens one, which costs two trips to the
+// L2 cache. So a kernel of many calls keeps it open.
 //
-// Messages are at most DeviceComm's max_bytes long, each coop's own (of reduce_scatter and all_gather:
-// what one rank sends to another); a longer one is an error, on all
-// ranks. An error stays: every later call on the communicator returns it at once.
+// Each coop's message is at most DeviceComm's max_bytes long (in reduce_scatter and all_gather:
+// what one rank sends to another). A longer one is an error on all ranks. An error stays: every
+// later call on the communicator returns it at once.
 #pragma once
 
 #include "grid.cuh"
@@ -28,12 +28,12 @@
 
 namespace kccl {
 
-// Whether there is anything to send, and it fits. If it does not, the call has failed. Called by all
-// threads of the coop.
+// Whether there is something to send and it fits. If it does not fit, the call has failed. Called
+// by all threads of the coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t num_bytes) {
     if (num_bytes - 1 < channel.max_bytes()) return true;
-    // What the channel's opening found has not been looked at yet, and stays.
+    // An earlier failure, which the opening of the channel found, stays.
     channel.check();
     if (num_bytes == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
@@ -44,11 +44,11 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uin
     return false;
 }
 
-// ---- On a channel that is open: by all threads of its coop ---------------------------------------
+// ---- On an open channel: called by all threads of its coop --------------------------------------
 
-// Every rank's `out` becomes the element-wise reduction of all ranks' `in`: `count` elements of T,
-// the same array or two that do not overlap. On return, with the same status in all threads, the
-// coop may read all of `out` and write `in`; unless the status is ok, `out` is undefined.
+// Every rank's `out` becomes the element-wise reduction of all ranks' `in`, `count` elements of T.
+// They are the same array or do not overlap. On return all threads have the same status, and the
+// coop may read all of `out` and write `in`. Unless the status is ok, `out` is undefined.
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
@@ -56,9 +56,9 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
 
-// This rank's `out` becomes the element-wise reduction of all ranks' chunk for it: `count` elements
-// of T. The chunk for rank p is at in + p * stride, by default one right behind the other. `out` is
-// this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
+// This rank's `out` becomes the element-wise reduction of all ranks' chunks for it, `count`
+// elements of T. The chunk for rank p is at in + p * stride; the default stride is `count`. `out`
+// is this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
@@ -73,9 +73,9 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
     return reduce_scatter<T, Op>(channel, out, in, count, count);
 }
 
-// Every rank's `out` gets all ranks' `in`: rank p's `count` elements of T to out + p * stride, by
-// default one right behind the other. `in` is this rank's chunk of `out`, or does not overlap it.
-// Otherwise as all_reduce().
+// Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
+// stride; the default stride is `count`. `in` is this rank's chunk of `out`, or does not overlap
+// it. Otherwise as all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
@@ -110,7 +110,7 @@ KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
     return barrier_direct<order>(channel);
 }
 
-// ---- One call: the same, by all threads of the coop ----------------------------------------------
+// ---- The same for one call: called by all threads of the coop -----------------------------------
 
 template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T* in,
@@ -170,14 +170,14 @@ KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
     return barrier<order>(opened);
 }
 
-// ---- By all blocks of the kernel -----------------------------------------------------------------
+// ---- Called by all threads of all blocks of the kernel ------------------------------------------
 
-// All threads of all blocks; one kernel at a time on a rank, its blocks all resident.
+// Its blocks are all resident, and one such kernel at a time runs on a rank.
 struct Grid {};
 KCCL_DEVICE Grid grid() { return {}; }
 
-// Message-complete: each block exchanges its slice, then the blocks synchronise; any block may read
-// all of `out`. What other blocks wrote to `in` is synchronised by the caller.
+// Complete for the whole message: each block exchanges its slice, then the blocks synchronise, so
+// any block may read all of `out`. The caller synchronises what other blocks wrote to `in`.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     const Slice slice = block_slice<T>(count);
@@ -215,7 +215,7 @@ KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, 
     return grid_sync(comm);
 }
 
-// What any block of any rank wrote before is visible to every block of every rank after.
+// What any block of any rank wrote before is visible to every block of every rank after it.
 KCCL_DEVICE Status barrier(Grid, const DeviceComm& comm) {
     const Status before = grid_sync(comm);
     if (before != kKcclOk) return before;

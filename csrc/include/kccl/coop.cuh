@@ -1,9 +1,9 @@
 // Who acts: one thread, one warp or one block together. A function that takes a coop is called by
 // all its threads, with the same arguments.
 //
-//   index() < size()   this thread's place
+//   index() < size()   this thread's number in the coop
 //   sync()             a barrier of the coop's threads; orders their memory accesses
-//   any(mine)          true when any thread's argument is; also a sync
+//   any(mine)          true if the argument is true in any thread of the coop; also a sync
 #pragma once
 
 #include "mem.cuh"
@@ -38,7 +38,8 @@ KCCL_DEVICE Thread thread() { return {}; }
 KCCL_DEVICE Warp warp() { return {}; }
 KCCL_DEVICE Block block() { return {}; }
 
-// The coop's index among all of its kind in the kernel: the channel that it uses when it is given none.
+// The coop's index among all of its kind in the kernel: the channel that it uses when it is given
+// none.
 KCCL_DEVICE int default_channel(Block) { return platform::block_in_grid(); }
 KCCL_DEVICE int default_channel(Warp) {
     const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;

@@ -1,9 +1,9 @@
-// How a kernel that the host launches for one call overlaps with the kernels before and behind it on
-// its stream, or in its graph: CUDA's programmatic dependent launch.
+// How a kernel that the host launches for one call overlaps with the kernels before and behind it
+// on its stream, or in its graph: CUDA's programmatic dependent launch.
 //
-//   before   Its threads wait for the end of all kernels before it, before they touch memory. So those
-//            kernels' stores into this rank's own window have been performed, and its first call needs
-//            no fence.
+//   before   Before its threads touch memory, they wait for the end of all kernels before it. So the
+//            stores of those kernels into this rank's own window have been performed, and its first
+//            call needs no fence.
 //   behind   When its threads have sent what they send, the blocks of the next kernel may come onto
 //            the device. There they wait for the end of this kernel, which still polls.
 //   end      Its last call stores early what the next kernel must know. Then nothing is left to do
@@ -38,10 +38,10 @@ class DependentLaunch {
     KCCL_DEVICE void expect_end() { is_ending_ = is_launch_; }
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
-    // What this thread sends in this call is on its way. Called by all threads of the coop. Where an
-    // end is expected it also calls keep(), which stores what the next kernel must know; no thread
-    // reads that again. If the call fails after this, what is stored makes no difference: only a
-    // reset, which forgets all, may follow.
+    // What this thread sends in this call is on its way. Called by all threads of the coop. Where
+    // an end is expected it also calls keep(), which stores what the next kernel must know; no
+    // thread reads that again. If the call fails after this, what is stored makes no difference:
+    // only a reset, which forgets all, may follow.
     //
     // Of a chain of calls only one call's blocks wait on the device, because each call is past its
     // own wait before it lets the next one in. To let it in earlier, at a kernel's beginning, gains

@@ -1,6 +1,6 @@
-// How a KcclDeviceComm is made: computed here for Python (csrc/host/api.inc) and for programs without
-// it (host.hpp). First layout(), which says how much scratch a rank needs; then, when every rank's
-// memory is mapped, make_comm().
+// How a KcclDeviceComm is made: computed here for Python (csrc/host/api.inc) and for programs
+// without it (host.hpp). First layout(), which says how much scratch a rank needs; then, when every
+// rank's memory is mapped, make_comm().
 #pragma once
 
 #include "abi.h"

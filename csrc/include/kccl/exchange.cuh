@@ -1,9 +1,10 @@
-// How ll16 packets travel in a call of a channel: pushed into the receivers' windows, polled by their
-// owners. A rank's own packets go the same way as its peers', so no thread has to tell them apart.
+// How ll16 packets are exchanged in a call on a channel. Each rank pushes packets into its
+// receivers' windows and polls its own window only. Its packets to itself go the same way, so no
+// thread treats them apart.
 //
-// In one call a thread pushes packet i of this rank at most once to each rank, and any packet may be
-// awaited more than once, by any threads of the coop. Every rank pushes at least one packet to every
-// other, or the call is credited (channel.cuh).
+// In one call, packet i is pushed to each rank at most once. Any packet may be awaited more than
+// once, by any threads of the coop. Every rank pushes at least one packet to every other, or the
+// call is credited (channel.cuh).
 #pragma once
 
 #include "channel.cuh"
@@ -11,7 +12,7 @@
 
 namespace kccl::ll16 {
 
-// Pushes packet i to the k-th receiver: see Channel::outbox().
+// Pushes packet i to receiver(k) of the channel.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void push_to(const Channel<Coop, WORLD_SIZE>& channel, int k, uint32_t i,
                          uint64_t payload) {
@@ -27,8 +28,8 @@ KCCL_DEVICE void push(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i, uint
     }
 }
 
-// Waits for packet i of every rank; payloads[source] is what `source` pushed. False: the wait
-// failed. Called by all threads of a warp, each with an i of its own.
+// Waits for packet i of every rank; payloads[source] gets what `source` pushed. False: the wait
+// failed. Called by all threads of a warp, each with its own i.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
                            uint64_t (&payloads)[kMaxRanks<WORLD_SIZE>]) {
@@ -40,7 +41,7 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
         if (source < world_size) inbox[source] = channel.inbox(source, i);
     }
     mem::Packet packets[kMaxRanks<WORLD_SIZE>];
-    // All packets are loaded before any is checked: their latencies overlap.
+    // All packets are loaded before any is checked, so that their latencies overlap.
     const auto poll = [&] {
         KCCL_UNROLL
         for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
@@ -72,7 +73,7 @@ KCCL_DEVICE bool await_all(const Channel<Coop, WORLD_SIZE>& channel, uint32_t i,
     return true;
 }
 
-// Waits for packet i of one rank. Otherwise as await_all().
+// Waits for packet i of one rank; otherwise as await_all().
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source, uint32_t i,
                            uint64_t* payload) {
@@ -92,16 +93,16 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
     return true;
 }
 
-// A call in which a thread sends packet i to every rank and takes packet i of every rank, for all
-// i < num_packets, at least one. Called by all threads of the channel's coop; ends the call.
+// Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all
+// i < num_packets, which is at least 1. Called by all threads of the channel's coop.
 //
 // send(i, are_words): pushes packet i.
-// take(i, is_mine, are_words) -> bool: awaits packet i, and uses it if it is this thread's; false:
-// the wait failed. A thread without a packet of its own polls the last one with its warp.
-// are_words: it is known that every payload is a word in memory.
+// take(i, is_mine, are_words) -> bool: waits for packet i, and uses it if is_mine. False: the wait
+// failed. A thread without a packet of its own polls the last one with its warp.
+// are_words: every payload is known to be a whole word in memory.
 //
-// Why two paths: between the last packet of one call and the first of the next stands nothing but
-// what every such call needs, and compilers lay code out as it is written.
+// Why there are two paths: a call of few packets that has nothing else to do takes the second one.
+// There nothing delays the way from the last packet of one call to the first packet of the next.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {

@@ -1,9 +1,9 @@
 // How the threads of a coop agree that the communicator has failed, and remember it.
 //
 // KcclState.status changes once, from ok to the reason of the first failure, and stays until reset
-// (wait.cuh). Each thread of a coop reads it when a channel is opened. The threads may read different
-// values, because the failure may come in between. So they vote before they act on it: agree(), once
-// a channel. A later failure is found by the wait that fails.
+// (wait.cuh). Each thread of a coop reads it when a channel is opened. The threads may read
+// different values, because the failure may come in between. So they vote before they act on it:
+// agree(), once a channel. A later failure is found by the wait that fails.
 //
 // Whatever failed has not happened: a call that follows returns the status and sends nothing.
 #pragma once
@@ -21,9 +21,9 @@ class FailureLatch {
     // Ok until fail().
     KCCL_DEVICE Status status() const { return status_; }
 
-    // The vote: calls fail() when any thread of the coop found a failure. Also a sync of the coop: it
-    // separates what the threads read when they opened the channel from what they write when they
-    // close it. After the first time it does nothing.
+    // The vote: calls fail() when any thread of the coop found a failure. Also a sync of the coop:
+    // it separates what the threads read when they opened the channel from what they write when
+    // they close it. After the first time it does nothing.
     template <class Coop, class Fail>
     KCCL_DEVICE void agree(Coop coop, Fail fail) {
         if (has_agreed_) return;

@@ -1,17 +1,17 @@
 // grid_sync: the blocks of one rank's kernel wait for each other. No peer takes part.
 //
-// One counter, to which every block adds once a sync; one warp of each block polls it. Polls by one
-// warp, because 132 blocks that poll cost the memory what they have to wait for; one counter, because
-// several are no faster (bench/LOG.md).
+// There is one counter, to which every block adds once a sync; one warp of each block polls it.
+// Only one warp polls, because the polls of 132 blocks load the memory that they wait for. There is
+// one counter, because several are no faster (bench/LOG.md).
 //
-// Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch, and
-// what the counter comes to with that. From it the block of the next kernel goes on counting, so that
-// graphs replay. Within a kernel those who have waited for a while note there that they have come: by
-// that a failed wait names the block that is missing, and no sync that goes well pays for a store.
+// Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
+// and the counter's value at that sync. The same block of the next kernel goes on counting from it,
+// so graphs can be replayed. Within a kernel a block that has waited for a while stores there that
+// it has come. So a timeout names the missing block, and a sync that goes well pays for no store.
 //
-// A kernel of fewer blocks than the one before, or of more, finds all of them level: when the blocks
-// are done they also bring those of absent blocks, up to kKcclMaxBlocks, to their own. Nobody reads
-// them before the kernel ends. Both numbers wrap: no block is ever more than one sync ahead of another.
+// The next kernel may have fewer blocks, or more. So at the end the blocks also store their own
+// count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends.
+// Both numbers wrap; no block is ever more than one sync ahead of another.
 #pragma once
 
 #include "wait.cuh"
@@ -24,10 +24,10 @@ KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t kernel, uin
     return status_of(comm);
 }
 
-// Of one block.
+// A block's count of its syncs.
 struct GridCount {
     uint32_t epoch;
-    uint32_t total;  // of the counter, when all blocks have come to `epoch`
+    uint32_t total;  // the counter's value when all blocks have reached `epoch`
 };
 
 KCCL_DEVICE GridCount load_count(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
@@ -43,8 +43,8 @@ KCCL_DEVICE void store_count(const DeviceComm& comm, KcclGridWords family, uint3
         uint64_t{count.total} << 32 | count.epoch);
 }
 
-// Notes that this block has come to `count`, and finds one that has not noted so: of the blocks first,
-// first + kWarpSize, ... < num_blocks.
+// Stores that this block has reached `count`, and finds a block that has not stored so, among the
+// blocks first, first + kWarpSize, ... < num_blocks.
 KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords family, uint32_t first,
                                      uint32_t num_blocks, GridCount count) {
     const uint32_t mine = platform::block_in_grid();
@@ -53,19 +53,19 @@ KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords famil
     }
     for (uint32_t i = first; i < num_blocks; i += platform::kWarpSize) {
         if (!has_reached(load_count(comm, family, i).epoch, count.epoch)) {
-            // Whoever is missing has come to the sync before.
+            // A block that is missing has reached the sync before.
             return {1u << comm.rank, count.epoch - comm.epoch_step, static_cast<int32_t>(i)};
         }
     }
     return {0, count.epoch, -1};
 }
 
-// The blocks of a kernel, for many syncs: opening it is what costs. All threads of all blocks open it,
-// make the same syncs and let it end. The blocks, at most kKcclMaxBlocks, are all resident, and no
-// other kernel of this rank's communicator does so meanwhile.
+// A barrier of the blocks of a kernel, for many syncs: opening it is what costs. All threads of all
+// blocks open it, make the same syncs and let it end. The blocks, at most kKcclMaxBlocks, are all
+// resident. Meanwhile no other kernel of this rank's communicator has one open.
 class GridBarrier {
   public:
-    // `comm` outlives this. Families of words are barriers of their own.
+    // `comm` outlives this. Each family of words is a barrier of its own.
     KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm, KcclGridWords family = kKcclGridSyncs)
         : comm_(comm), num_blocks_(platform::blocks_per_grid()), family_(family) {
         if (num_blocks_ > kKcclMaxBlocks) {
@@ -74,11 +74,11 @@ class GridBarrier {
         }
         counter_ = mem::keep(grid_line(comm, family, kKcclMaxBlocks));
         step_ = mem::keep(comm.epoch_step);
-        // As wide as epochs where these are narrow, for tests; but the counter stays comparable.
+        // In tests with narrow epochs the counter wraps as early as these, but stays comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
         const Status status = status_of(comm);
         count_ = load_count(comm, family, platform::block_in_grid());
-        // Also separates the reads here from the writes of the first sync.
+        // The vote also separates the reads here from the writes of the first sync.
         if (block().any(status != kKcclOk)) status_ = status_of(comm);
     }
 
@@ -97,9 +97,10 @@ class GridBarrier {
     GridBarrier(const GridBarrier&) = delete;
     GridBarrier& operator=(const GridBarrier&) = delete;
 
-    // kAcqRel: what any thread of the kernel wrote before is visible to every thread after.
-    // kRelaxed: every block has arrived, and nothing else is ordered; for data with flags of its own.
-    // All threads of a block get the same status. When it is not ok, other blocks may have gone on.
+    // Called by all threads of all blocks. kAcqRel: what any thread of the kernel wrote before is
+    // visible to every thread after. kRelaxed: every block has arrived and nothing else is ordered;
+    // for data that carries its own flags. All threads of a block get the same status. When it is
+    // not ok, other blocks may have gone on.
     template <mem::Order order = mem::Order::kAcqRel>
     KCCL_DEVICE Status sync() {
         static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -122,7 +123,7 @@ class GridBarrier {
                 return find_absent(comm_, family_, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
-            // Once, because a load that acquires empties the L1 cache.
+            // Once, not in each poll, because a load that acquires empties the L1 cache.
             if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
@@ -135,7 +136,7 @@ class GridBarrier {
         return mem::load<order, mem::Scope::kDevice>(counter_);
     }
 
-    // So that the counter is never half a period away from what is awaited.
+    // Keeps the counter less than half a period away from what is awaited.
     static constexpr uint32_t kMostLead = 1u << 30;
 
     const DeviceComm& comm_;
@@ -143,7 +144,7 @@ class GridBarrier {
     const KcclGridWords family_;
     uint32_t* counter_ = nullptr;
     uint32_t step_ = 0;
-    uint32_t weight_ = 0;  // what one block adds
+    uint32_t weight_ = 0;  // what a block adds to the counter
     GridCount count_ = {};
     Status status_ = kKcclOk;
 };

@@ -1,22 +1,25 @@
-// Exchanges between the blocks of a grid, on one rank or on all: what publish() and collect() are made
-// of. Every block pushes the packets of its slice to the boards of all ranks that take part, and polls
-// the packets of all slices on its own rank's. The data is the flag: ll16 packets (ll16.cuh).
+// Exchanges between the blocks of a grid, on one rank or on all: what publish() and collect() are
+// made of. Each rank has a board in its scratch. Every block pushes the packets of its slice to the
+// boards of all ranks that take part, and polls the packets of the slices on its own rank's board.
+// The data is its own signal: ll16 packets (ll16.cuh).
 //
-// Exchange e uses slot e % 4 of the board. It was used by e-4, and is read until all blocks have
-// left e-3, where meet() looks there. A block leaves e-3 before it publishes in e-2; and nobody
-// publishes in e before it has seen a packet of every block in e-2 or later: every block publishes
-// at least one, whatever the length. Who collects all slices sees them in the exchange itself. Who
-// collects a part looks in e-1 for those of e-2 (meet()), which have come long since, while its own
-// are on their way; in the first exchange after an opening for those of that one, because it does
-// not know where those before lie. Within a block, the sync that ends an exchange stands between.
-// So where in its slot a slice lies, and how many blocks there are, may change from one exchange to
-// the next.
+// Why a slot of the board may be used again: exchange e uses slot e % 4, which e-4 used.
+//   - Blocks may read this slot until they have left e-3, because meet() looks there in e-3.
+//   - A block leaves e-3 before it publishes in e-2.
+//   - No block publishes in e before it has seen a packet that every block published in e-2 or
+//     later. Every block publishes at least one, whatever the length. A block that collects all
+//     slices sees them in the exchange itself. A block that collects a part looks in e-1 for
+//     packets of e-2 (meet()); these came long ago, so this costs little while its own are on their
+//     way. In the first exchange after an opening it looks for packets of that exchange, because it
+//     does not know where earlier ones lie.
+//   - Within a block, the sync that ends an exchange orders its threads.
+// So the positions of slices, and the number of blocks, may change from one exchange to the next.
 //
-// Slices begin on lines of their own: lines that several blocks write and all poll must not be shared.
+// Slices begin on lines of their own: a line that all blocks poll must not have several writers.
 //
-// Epochs wrap; twice a period the board is scrubbed, as channels are (channel.cuh). The last epoch of
-// a block lies in device memory, so that graphs replay; as with grid_sync, blocks that a kernel lacks
-// are levelled when it is done.
+// Epochs wrap; twice a period the board is scrubbed, as channels are (scrub.cuh). The epoch of a
+// block's last exchange lies in device memory, so graphs can be replayed. As with grid_sync, a
+// kernel stores it for absent blocks too.
 #pragma once
 
 #include "barrier.cuh"
@@ -25,7 +28,7 @@
 
 namespace kccl {
 
-// A packet of one of the slices.
+// A packet, by its slice and its number within the slice.
 struct SlicePacket {
     uint32_t slice;
     uint32_t packet;
@@ -34,9 +37,9 @@ struct SlicePacket {
 template <KcclReach REACH>
 constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : mem::Scope::kSystem;
 
-// This rank's board forgets what it holds, when all its blocks have left the exchange before the one
-// that is `awaited`; returns when all ranks' boards that take part have. Called by all threads of all
-// blocks; also for a kernel of one block, a sync must follow.
+// Makes the words of this rank's board old, when all its blocks have left the exchange before the
+// one that is `awaited`. Returns when all ranks that take part have done so. Called by all threads
+// of all blocks. A sync must follow, also in a kernel of one block.
 template <KcclReach REACH>
 KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
     const Block coop = block();
@@ -59,10 +62,10 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
     return status == kKcclOk ? blocks.sync() : status;
 }
 
-// The blocks of a kernel, on one rank or on all, for many exchanges. All threads of all blocks open
-// it, make the same exchanges and let it end. The blocks, at most kKcclMaxBlocks, are all resident,
-// equally many on every rank that takes part, and no other kernel of this rank's communicator does so
-// meanwhile.
+// An exchange of the blocks of a kernel, on one rank or on all; opened once for many exchanges. All
+// threads of all blocks open it, make the same exchanges and let it end. The blocks, at most
+// kKcclMaxBlocks, are all resident, and equally many on every rank that takes part. Meanwhile no
+// other kernel of this rank's communicator has one open.
 //
 // WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
 template <KcclReach REACH, int WORLD_SIZE = 0>
@@ -97,11 +100,11 @@ class GridExchange {
         const uint32_t slot = ((epoch_ & step_) != 0 ? 1 : 0) + ((epoch_ & 2 * step_) != 0 ? 2 : 0);
         offset_ = slot * slot_packets_;
         plan();
-        // Also separates the reads here from the writes at the end.
+        // The vote also separates the reads here from the writes at the end.
         if (block().any(status != kKcclOk)) status_ = status_of(comm);
     }
 
-    // Keeps what the next to open it must know.
+    // Stores what the next to open it must know.
     KCCL_DEVICE ~GridExchange() {
         // What failed has not happened: only a reset, which forgets all, may follow.
         if (status_ != kKcclOk || epoch_ == first_epoch_) return;
@@ -122,18 +125,18 @@ class GridExchange {
     KCCL_DEVICE Status status() const { return status_; }
     KCCL_DEVICE uint32_t thread() const { return thread_; }
     KCCL_DEVICE uint32_t num_threads() const { return num_threads_; }
-    // How many ranks take part.
+    // The number of ranks that take part.
     KCCL_DEVICE int num_senders() const {
         return kIsLocal ? 1 : WORLD_SIZE > 0 ? WORLD_SIZE : comm_.world_size;
     }
     KCCL_DEVICE uint32_t num_blocks() const { return num_blocks_; }
-    // The slices of an exchange.
+    // Of an exchange.
     KCCL_DEVICE uint32_t num_slices() const { return num_senders() * num_blocks_; }
 
-    // Enters the next exchange, of slices of so many packets, at least one. Called by all threads of
-    // the block, all get the same status. On failure nothing may be published.
+    // Enters the next exchange, whose slices have num_packets packets, at least 1. Called by all
+    // threads of the block; all get the same status. On failure nothing may be published.
     KCCL_DEVICE Status next(uint64_t num_packets) {
-        last_ = laid();
+        last_ = slot();
         // Exchanges are mostly like the one before.
         if (num_packets != num_packets_) lay_out(num_packets);
         if (status_ != kKcclOk) return status_;
@@ -145,8 +148,8 @@ class GridExchange {
         return status_;
     }
 
-    // Which packets of a rank's slices fall to this thread: [slice][packet], the first, and how to go
-    // on from one to the next, every num_threads-th.
+    // Which packets of the slices this thread takes, [slice][packet]: the first, and the one after
+    // another, which is the num_threads-th behind it.
     KCCL_DEVICE uint32_t num_packets() const { return num_packets_; }
     KCCL_DEVICE SlicePacket first() const { return first_; }
     KCCL_DEVICE SlicePacket after(SlicePacket at) const {
@@ -156,83 +159,86 @@ class GridExchange {
         return {at.slice + 1, at.packet - num_packets_};
     }
 
-    // Where a packet lies in a board's slot.
-    KCCL_DEVICE uint32_t place_of(SlicePacket at) const { return at.slice * stride_ + at.packet; }
-    // The same of first().
-    KCCL_DEVICE uint32_t first_place() const { return first_place_; }
-    // Of one that arrives in any case.
-    static constexpr uint32_t kSomePlace = 0;
-    // From a packet of a rank's block to that of the next rank's.
+    // Where a packet lies in a slot of a board, in packets.
+    KCCL_DEVICE uint32_t position_of(SlicePacket at) const {
+        return at.slice * stride_ + at.packet;
+    }
+    // That of first().
+    KCCL_DEVICE uint32_t first_position() const { return first_position_; }
+    // That of a packet which always arrives.
+    static constexpr uint32_t kSomePosition = 0;
+    // From a packet of one rank's block to the same of the next rank's.
     KCCL_DEVICE uint32_t rank_stride() const { return num_blocks_ * stride_; }
 
     // Publishes packet i of this block's slice.
     KCCL_DEVICE void push(uint32_t i, uint64_t payload) {
-        const uint32_t place = offset_ + own_slice_ * stride_ + i;
+        const uint32_t position = offset_ + own_slice_ * stride_ + i;
         const mem::Packet packet = ll16::pack(payload, epoch_);
         KCCL_UNROLL
         for (int k = 0; k < kMostRanks; ++k) {
-            if (k < num_senders()) mem::store_packet<kScope>(outbox(k) + place, packet);
+            if (k < num_senders()) mem::store_packet<kScope>(outbox(k) + position, packet);
         }
     }
 
-    // Awaits the packets at places[0 .. num); their payloads stay in *payloads. False: the wait
+    // Waits for the packets at positions[0 .. num), and stores their payloads. False: the wait
     // failed. Called by all threads of a warp, with the same `num`.
     template <int N>
-    KCCL_DEVICE bool await(const uint32_t (&places)[N], int num, uint64_t (&payloads)[N]) {
-        return await_in(laid(), places, num, payloads);
+    KCCL_DEVICE bool await(const uint32_t (&positions)[N], int num, uint64_t (&payloads)[N]) {
+        return await_in(slot(), positions, num, payloads);
     }
 
-    // For exchanges of which this block does not collect all: sees a packet of every block in the
+    // For a block that does not collect all slices: waits for a packet of every block in the
     // exchange before. False: the wait failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool meet() {
-        // All met when they scrubbed.
+        // The scrub was a barrier of all blocks.
         if ((epoch_ << 1) == 0) return true;
-        const Laid seen = last_.epoch == first_epoch_ ? laid() : last_;
+        const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
         constexpr int kAtOnce = 2;
         for (uint32_t first = 0; first < num_slices(); first += kAtOnce * num_threads_) {
-            uint32_t places[kAtOnce];
+            uint32_t positions[kAtOnce];
             uint64_t payloads[kAtOnce];
             KCCL_UNROLL
             for (int n = 0; n < kAtOnce; ++n) {
                 const uint32_t slice = first + n * num_threads_ + thread_;
-                places[n] = slice < num_slices() ? slice * seen.stride : kSomePlace;
+                positions[n] = slice < num_slices() ? slice * seen.stride : kSomePosition;
             }
-            if (!await_in(seen, places, kAtOnce, payloads)) return false;
+            if (!await_in(seen, positions, kAtOnce, payloads)) return false;
         }
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         return true;
     }
 
-    // Ends an exchange; true for `failed`: a wait of this thread has. Called by all threads of the
-    // block, all get the same status. A sync of the block.
+    // Ends an exchange. failed: a wait of this thread has. Called by all threads of the block; all
+    // get the same status; also a sync of the block.
     KCCL_DEVICE Status leave(bool failed) {
         if (block().any(failed)) status_ = status_of(comm_);
         return status_;
     }
 
   private:
-    // As far as the compiler knows them.
+    // 0 where the compiler does not know them.
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
 
-    // Where the slices of an exchange lie: so many packets apart, in the slot at `offset`.
-    struct Laid {
+    // An exchange's slot of the board: where it begins, and how far apart the slices lie, in
+    // packets.
+    struct Slot {
         uint32_t epoch;
         uint32_t offset;
         uint32_t stride;
     };
-    KCCL_DEVICE Laid laid() const { return {epoch_, offset_, stride_}; }
+    KCCL_DEVICE Slot slot() const { return {epoch_, offset_, stride_}; }
 
     template <int N>
-    KCCL_DEVICE bool await_in(Laid laid, const uint32_t (&places)[N], int num,
+    KCCL_DEVICE bool await_in(Slot slot, const uint32_t (&positions)[N], int num,
                               uint64_t (&payloads)[N]) {
-        const uint32_t epoch = laid.epoch;
+        const uint32_t epoch = slot.epoch;
         const mem::Packet* inbox[N];
         KCCL_UNROLL
-        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (laid.offset + places[n < num ? n : 0]);
+        for (int n = 0; n < N; ++n) inbox[n] = inbox_ + (slot.offset + positions[n < num ? n : 0]);
         mem::Packet packets[N];
-        // All packets are loaded before any is checked: their latencies overlap.
+        // All packets are loaded before any is checked, so that their latencies overlap.
         const auto poll = [&] {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
@@ -250,7 +256,7 @@ class GridExchange {
             KCCL_UNROLL
             for (int n = 0; n < N; ++n) {
                 if (n >= num || ll16::is_valid(packets[n], epoch)) continue;
-                const uint32_t slice = places[n] / laid.stride;
+                const uint32_t slice = positions[n] / slot.stride;
                 const uint32_t rank = kIsLocal ? comm_.rank : slice / num_blocks_;
                 late = {1u << rank, ll16::stale_flag(packets[n], epoch),
                         static_cast<int32_t>(slice % num_blocks_)};
@@ -279,12 +285,12 @@ class GridExchange {
         num_packets_ = static_cast<uint32_t>(num_packets);
         stride_ = static_cast<uint32_t>(stride);
         first_ = {thread_ / num_packets_, thread_ % num_packets_};
-        first_place_ = mem::keep(place_of(first_));
+        first_position_ = mem::keep(position_of(first_));
         step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
     }
 
-    // Looks ahead for the next exchange that has more to do than others, so that those make one
-    // comparison: the second ever between ranks, and twice a period the one that scrubs.
+    // Finds the next exchange that has more to do than others: the second ever between ranks, and
+    // twice a period the one that scrubs. So the others make only one comparison.
     KCCL_DEVICE void plan() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
@@ -292,7 +298,7 @@ class GridExchange {
     }
 
     KCCL_DEVICE void enter_special() {
-        // All have been heard of; once, so that no other exchange pays for the store.
+        // Every rank has been heard of. Only here, so that no other exchange pays for the store.
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
@@ -308,7 +314,7 @@ class GridExchange {
         return exchange_epoch(comm_, REACH, block);
     }
 
-    // The board of receiver(k). At hand where there is a register for each.
+    // The board of receiver(k); from a register where the number of ranks is known.
     KCCL_DEVICE mem::Packet* outbox(int k) const {
         if (k == num_senders() - 1) return inbox_;
         return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
@@ -326,13 +332,13 @@ class GridExchange {
     // Of slot 0.
     mem::Packet* outbox_[kNumPeers > 0 ? kNumPeers : 1] = {};
     mem::Packet* inbox_ = nullptr;
-    uint32_t slot_packets_ = 0;  // of one slot
-    uint32_t offset_ = 0;        // of this exchange's slot
+    uint32_t slot_packets_ = 0;  // length of a slot
+    uint32_t offset_ = 0;        // where this exchange's slot begins
     uint32_t num_packets_ = 0;   // of a slice
     uint32_t stride_ = 0;        // between slices, in packets
     uint32_t own_slice_ = 0;
-    uint32_t first_place_ = 0;
-    Laid last_ = {};  // the exchange before
+    uint32_t first_position_ = 0;
+    Slot last_ = {};  // the exchange before
     SlicePacket first_ = {};
     SlicePacket step_on_ = {};
     uint32_t thread_ = 0;

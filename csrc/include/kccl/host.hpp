@@ -1,5 +1,6 @@
-// A communicator of NVIDIA GPUs for programs without Python: a process a rank, a GPU each, all on one
-// machine. It stands on CUDA's driver API (link with -lcuda) and on whatever all-gathers bytes:
+// A communicator of NVIDIA GPUs for C++ programs without Python: a process for each rank, with a
+// GPU each, all on one machine. It needs CUDA's driver API (link with -lcuda) and a function that
+// all-gathers bytes:
 //
 //     cudaSetDevice(rank);
 //     kccl::host::Team team(rank, world_size, [](const void* mine, void* all, std::size_t bytes) {
@@ -10,8 +11,8 @@
 //     cudaDeviceSynchronize();
 //     comm.check();  // throws what went wrong in the kernel
 //
-// Memory travels between the processes as file descriptors, so a peer that dies takes nothing with it.
-// What fails on one rank while memory is set up is thrown on all of them, with the same words.
+// The processes share memory as file descriptors, so memory of a peer that dies stays mapped. A
+// failure of one rank while memory is set up is thrown on all ranks, with the same words.
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +33,7 @@
 
 namespace kccl::host {
 
-// Within, this thread's calls go to the team's device.
+// While this lives, this thread's calls go to the team's device.
 class Current {
   public:
     explicit Current(const Team& team) { cuCtxPushCurrent(team.context()); }
@@ -41,9 +42,9 @@ class Current {
     Current& operator=(const Current&) = delete;
 };
 
-// ---- Windows -------------------------------------------------------------------------------------
+// ---- Windows ------------------------------------------------------------------------------------
 
-// Memory of the same size on every rank, which all map; zero at first.
+// Memory of the same size on every rank, which all ranks map; zero at first.
 class Window {
   public:
     // Collective. timeout_s: how long a rank waits for the others' memory.
@@ -86,7 +87,7 @@ class Window {
     }
     ~Window() {
         const Current here(team_);
-        // What was launched may still use it.
+        // Kernels that were launched may still use it.
         cuCtxSynchronize();
         undo_.run();
     }
@@ -94,7 +95,7 @@ class Window {
     Window& operator=(const Window&) = delete;
 
     std::size_t num_bytes() const { return num_bytes_; }
-    // Where this rank's GPU finds a rank's part.
+    // Where this rank's GPU maps a rank's part.
     CUdeviceptr address(int rank) const { return addresses_[rank]; }
 
     // Writes one byte value over this rank's part, from `begin` to the end.
@@ -107,7 +108,7 @@ class Window {
   private:
     static constexpr auto kKind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-    // Takes the handle.
+    // Maps a rank's part and takes over the handle.
     void map(int rank, CUmemGenericAllocationHandle handle) {
         const std::size_t size = num_bytes_;
         CUdeviceptr& at = addresses_[rank];
@@ -129,7 +130,7 @@ class Window {
     Undo undo_;
 };
 
-// ---- What went wrong in a kernel -----------------------------------------------------------------
+// ---- What went wrong in a kernel ----------------------------------------------------------------
 
 // A call in a kernel failed.
 struct Failure : Error {
@@ -137,7 +138,7 @@ struct Failure : Error {
     KcclRecord record;
 };
 
-// An enumerator as its compiler spells it: "kKcclBarrierDirect".
+// An enumerator's name, from the compiler: "kKcclBarrierDirect".
 template <KcclKernel kernel>
 std::string spelled() {
     const std::string all = __PRETTY_FUNCTION__;
@@ -158,7 +159,7 @@ std::string kernel_name(uint32_t kernel, std::index_sequence<kernels...>) {
     return name;
 }
 
-// What a record says, to the rank that reads it.
+// A record in words, for the rank that reads it.
 inline std::string sentence(const KcclRecord& record, int reader) {
     const auto text = [](auto number) { return std::to_string(number); };
     const std::string rank = "rank " + text(record.rank);
@@ -182,21 +183,21 @@ inline std::string sentence(const KcclRecord& record, int reader) {
            text(static_cast<double>(record.waited_ns) * 1e-9) + " s" + told;
 }
 
-// ---- The communicator ----------------------------------------------------------------------------
+// ---- The communicator ---------------------------------------------------------------------------
 
-// All but timeout_s are the same on all ranks.
+// All except timeout_s must be the same on all ranks.
 struct Options {
     int channels;        // how many coops, blocks or warps, of a kernel make calls
-    uint64_t max_bytes;  // of one coop's message
+    uint64_t max_bytes;  // the most bytes of one coop's message
     double timeout_s;    // how long one wait may last, also for a peer whose process has ended
-    // Of the slices of all blocks of all ranks in publish() and collect(), each rounded up to 64.
+    // Bytes of all slices of all ranks in publish() and collect(), each slice rounded up to 64.
     uint64_t exchange_bytes = 262144;
 };
 
 // What kernels need to talk to their peers. One kernel at a time uses it.
 class Communicator {
   public:
-    // Collective; returns when kernels on all ranks may use it.
+    // Collective. Returns when kernels on all ranks may use it.
     Communicator(const Team& team, const Options& options) : team_(team) {
         team.agree("channels", static_cast<uint64_t>(options.channels));
         team.agree("max_bytes", options.max_bytes);
@@ -234,8 +235,8 @@ class Communicator {
         });
     }
 
-    // Tells the peers that this rank makes no more calls; where an exception ends the communicator,
-    // that it gave up. Waits for its kernels first.
+    // Waits for this rank's kernels. Then tells the peers that this rank has left, or, if an
+    // exception ends the communicator, that it gave up.
     ~Communicator() {
         const Current here(team_);
         cuCtxSynchronize();
@@ -245,16 +246,17 @@ class Communicator {
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
-    // For a kernel's argument; dies with this.
+    // For a kernel's argument. Valid as long as this lives.
     const KcclDeviceComm& device_comm() const { return comm_; }
 
-    // What kernels that have ended said of their calls.
+    // How the calls in kernels that have ended went.
     Status status() const {
         return static_cast<Status>(
             std::atomic_ref<uint32_t>(mailbox_->status).load(std::memory_order_acquire));
     }
 
-    // Throws Failure if a call in a kernel that has ended failed: then no later call does anything.
+    // Throws Failure if a call failed in a kernel that has ended. After a failure no call does
+    // anything.
     void check() const {
         if (status() != kKcclOk)
             throw Failure(sentence(mailbox_->record, comm_.rank), mailbox_->record);

@@ -1,5 +1,5 @@
-// The ranks of a job as host.hpp sees them: what they say to each other while memory is set up, and the
-// file descriptors that pass between their processes.
+// The ranks of a job, for host.hpp: what they tell each other while memory is set up, and the file
+// descriptors that their processes exchange.
 #pragma once
 
 #include <cuda.h>
@@ -28,7 +28,7 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A file descriptor that is closed at the end.
+// Owns a file descriptor.
 class Fd {
   public:
     explicit Fd(int fd = -1) : fd_(fd) {}
@@ -46,7 +46,7 @@ class Fd {
     int fd_;
 };
 
-// What is to be called at the end, the last first.
+// Steps to run at the end, the last one first.
 class Undo {
   public:
     Undo() = default;
@@ -62,13 +62,14 @@ class Undo {
     std::vector<std::function<void()>> steps_;
 };
 
-// ---- The ranks -----------------------------------------------------------------------------------
+// ---- The ranks ----------------------------------------------------------------------------------
 
-// The ranks of a job, each with the context that was current when this was made; outlives what is
-// made of it. Its functions are collective but for those that only tell something.
+// The ranks of a job. This one's device is that of the context that was current when this was made.
+// Outlives the windows and communicators that are made with it. The constructor, allgather(),
+// together(), agree() and exchange() are collective.
 class Team {
   public:
-    // Puts `bytes` bytes of each rank into `all`, in rank order.
+    // Copies `bytes` bytes of each rank to `all`, in rank order.
     using Allgather = std::function<void(const void* mine, void* all, std::size_t bytes)>;
 
     Team(int rank, int world_size, Allgather allgather)
@@ -93,7 +94,7 @@ class Team {
     CUcontext context() const { return context_; }
     std::string who() const { return "rank " + std::to_string(rank_); }
 
-    // Throws unless a function of the driver succeeded.
+    // Throws unless a driver function returned success.
     void must(const char* function, CUresult code, std::size_t num_bytes = 0) const {
         if (code == CUDA_SUCCESS) return;
         const char* name = nullptr;
@@ -110,7 +111,7 @@ class Team {
         return all;
     }
 
-    // Calls `local` on every rank; what it throws on any of them is thrown on all.
+    // Calls `local` on every rank. If it throws on one rank, all ranks throw.
     template <class Local>
     void together(Local local) const {
         std::array<char, 256> mine = {};
@@ -121,7 +122,7 @@ class Team {
         }
         std::string errors;
         for (const auto& each : allgather(mine)) {
-            // Ranks that find the same say it once.
+            // The same words from several ranks appear once.
             if (errors.find(each.data()) != std::string::npos) continue;
             errors += (errors.empty() ? "" : "; ") + std::string(each.data());
         }
@@ -138,7 +139,7 @@ class Team {
         }
     }
 
-    // Gives every rank a duplicate of every other's descriptor; this rank's own place stays empty.
+    // Gives every rank a duplicate of every other's descriptor; this rank's own entry stays empty.
     std::vector<Fd> exchange(const Fd& mine, double timeout_s) const;
 
   private:
@@ -149,11 +150,11 @@ class Team {
     CUdevice device_ = 0;
 };
 
-// ---- Descriptors from process to process ---------------------------------------------------------
+// ---- Descriptors from process to process --------------------------------------------------------
 
 namespace sockets {
 
-// A message: the sender's rank, and a descriptor beside it.
+// A message: the sender's rank, with a descriptor attached.
 struct Message {
     int rank = -1;
     iovec bytes = {&rank, sizeof(rank)};
@@ -165,7 +166,7 @@ inline Error failed(const Team& team, const std::string& what) {
     return Error(team.who() + " cannot " + what + ": " + std::strerror(errno));
 }
 
-// A socket and the address of `name` among abstract ones, of which a killed process leaves nothing.
+// A socket, and the abstract address `name`: of those a killed process leaves nothing behind.
 inline Fd open(const Team& team, const std::array<char, 17>& name, sockaddr_un* address) {
     *address = {AF_UNIX, {}};
     std::snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "kccl-%s", name.data());
@@ -191,7 +192,7 @@ inline void send(const Team& team, int peer, const std::array<char, 17>& name, i
     }
 }
 
-// The rank that sent and its descriptor; -1 for whoever is no rank of this user's.
+// The sender's rank and its descriptor. Rank -1: the sender is no rank of this job and user.
 inline std::pair<int, Fd> receive(const Team& team, const Fd& listener, const timeval& limit) {
     const Fd connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (connection.get() < 0) throw failed(team, "get the memory of all ranks");
@@ -237,7 +238,7 @@ inline std::vector<Fd> Team::exchange(const Fd& mine, double timeout_s) const {
     const auto names = allgather(name);
     std::vector<Fd> fds(world_size_);
     together([&] {
-        // None waits for its peer to accept, so the order does not matter.
+        // connect() does not wait for the peer to accept, so the order does not matter.
         for (int peer = 0; peer < world_size_; ++peer) {
             if (peer != rank_) sockets::send(*this, peer, names[peer], mine.get());
         }

@@ -1,9 +1,11 @@
-// ll16 packets: a payload and the call's epoch twice, in 16 bytes: the data is the signal.
+// ll16 packets: 8 bytes of payload, and the call's epoch twice as a flag, in 16 bytes. The data is
+// its own signal.
 //
 //     half 0: { payload[0..3], epoch }      half 1: { payload[4..7], epoch }
 //
-// Each half is single-copy atomic and carries its own flag, so no fence is needed and a packet may
-// tear between its halves. A half is valid when its flag equals the epoch; every payload is legal.
+// Each half is single-copy atomic and carries a flag. So no fence is needed, and a packet may be
+// torn between its halves. A half is valid when its flag equals the epoch. Any payload bits are
+// allowed.
 #pragma once
 
 #include "payload.cuh"
@@ -21,7 +23,7 @@ KCCL_DEVICE bool is_valid(mem::Packet packet, uint32_t epoch) {
            static_cast<uint32_t>(packet.half[1] >> 32) == epoch;
 }
 
-// The flag of the half that is missing, for the record of a failed wait.
+// The flag of a half that is not valid, for the record of a failed wait.
 KCCL_DEVICE uint32_t stale_flag(mem::Packet packet, uint32_t epoch) {
     const uint32_t first = static_cast<uint32_t>(packet.half[0] >> 32);
     return first != epoch ? first : static_cast<uint32_t>(packet.half[1] >> 32);

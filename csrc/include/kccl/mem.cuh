@@ -1,41 +1,42 @@
-// Every load, store and copy on memory that another thread can see, by order and scope; and the few
-// register instructions that C++ cannot spell. The targets' instructions stand in mem_cuda.cuh,
-// mem_hip.cuh, mem_host.cuh and mem_sim.cuh, the only files with inline assembly.
+// Every load, store and copy of memory that another thread can see, by order and scope; and the few
+// other instructions that C++ cannot express. The targets' instructions are in
+// targets/mem_cuda.cuh, mem_hip.cuh, mem_host.cuh and mem_sim.cuh, the only files with inline
+// assembly.
+//
+// Order says what else becomes visible with this access. Scope says to whom: the block, the device,
+// or the system (peers and the CPU).
 //
 //   load<Order, Scope>(p)       store<Order, Scope>(p, v)      32 and 64 bits, naturally aligned
-//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic, relaxed; system scope
-//   store_packet<Scope>(p, v)   unless the device's is asked for
-//   claim(p, v)                 0 becomes v; true for the one thread that did it; relaxed
-//   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. Who acquires a sum acquires
-//                               from all that added
+//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic; relaxed; device scope or,
+//   store_packet<Scope>(p, v)   by default, system scope
+//   claim(p, v)                 0 becomes v; true in the one thread that changed it; relaxed
+//   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. A load that acquires the
+//                               sum acquires from all threads that added
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
-//   load_plain / store_plain    no order: memory that a signal already hands over
-//   load_words / store_words    the same of a struct of 16 bytes, in two words
+//   load_plain / store_plain    no order: for memory that a signal already hands over
+//   load_words / store_words    the same for a struct of 16 bytes, as two words
 //   read_peer                   a plain copy from another process's own memory; CPUs only
-//   stage                       a copy to where a peer has read: see there
+//   overwrite                   a copy over lines that a peer has read
 //   copy                        the share of thread `index` of `size` in a plain copy
-//   copy_async                  a copy into block-shared memory that completes later: see CopyBarrier
+//   copy_async                  a copy into block-shared memory that ends later: see CopyBarrier
 //
-// clock_ns, poll_pause and idle are what a thread does while it polls: idle() yields to other
-// ranks, says which of the missing ones are gone, and by its KcclStatus whether the user
-// interrupted. A poll that found what it waited for is not followed by poll_pause(): so the
-// simulator tells the reads that count from those that came too early.
+// A thread that polls calls clock_ns, poll_pause and idle. idle() yields the core to other ranks,
+// says which of the missing ranks are gone, and returns a KcclStatus: whether the user interrupted.
+// After a poll that found what it waited for there is no poll_pause(). So the simulator can tell
+// such a poll from those that came too early.
 //
-// await_kernels_before() is the first thing that each thread of a kernel does which the host launches:
-// it may be a programmatic dependent, and this returns when the kernels before it have ended and what
-// they wrote is visible. launch_dependents() lets such kernels behind this one onto the device from then
-// on, once a thread of each of its blocks has said so or the block has ended. Nothing where there is
-// no such launch.
+// In a kernel that the host launches, each thread calls await_kernels_before() first, because the
+// kernel may be a programmatic dependent. It returns when the kernels before this one have ended
+// and what they wrote is visible. After launch_dependents(), dependent kernels behind this one may
+// come onto the device, when a thread of each of its blocks has called it or the block has ended.
+// On targets without such launches neither does anything.
 //
 // prefetch(address) asks for what load_plain() will read soon.
 //
-// keep(value) is the value, which takes a while on some targets: it is then at hand in hot loops.
+// keep(value) returns the value in registers, for hot loops. On some targets it takes a while.
 //
-// tell_host(context, status, record) leaves word of a failure where the host looks without asking the
+// tell_host(context, status, record) reports a failure where the host looks without asking the
 // device: on GPUs, in the KcclMailbox.
-//
-// Order says what else becomes visible with this access; Scope says to whom: the block, the device,
-// or the system (peers and the CPU).
 #pragma once
 
 #include "abi.h"
@@ -45,7 +46,7 @@ namespace kccl::mem {
 enum class Order { kRelaxed, kAcquire, kRelease, kAcqRel, kSeqCst };
 enum class Scope { kBlock, kDevice, kSystem };
 
-// 16 bytes that travel together: see ll16.cuh and sentinel.cuh.
+// 16 bytes that are sent together: see ll16.cuh and sentinel.cuh.
 struct Packet {
     uint64_t half[2];
 };
@@ -56,20 +57,22 @@ template <Scope scope = Scope::kSystem>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet);
 
 // Counts, in block-shared memory, what a phase still waits for: arrivals of threads, and bytes of
-// asynchronous copies. A phase ends when both are zero, and the next begins. After NVIDIA's mbarrier.
+// asynchronous copies. When both are zero the phase ends and the next one begins, as with NVIDIA's
+// mbarrier.
 //
 //   init_copies(b, arrivals)     makes b ready for phases of so many arrivals, at most 2047. One
-//                                thread; then it calls fence_copies(), and the block syncs
-//   arrive(b)                    releases, to the block
+//                                thread calls it, then fence_copies(); then the block syncs
+//   arrive(b)                    one arrival; releases to the block
 //   arrive_expecting(b, n)       the same, and the phase waits for n more bytes, less than 2^20
 //   copy_async(to, from, n, b, index, size)
-//                                copies n bytes from global to shared memory and takes them off b's
-//                                phase when they are there. Called by all `size` threads of a warp,
-//                                which did or will expect them. Multiples of 16, addresses too;
-//                                neither side is touched before the phase ends
+//                                copies n bytes from global to shared memory, and subtracts them
+//                                from what b's phase waits for when they are there. Called by all
+//                                `size` threads of a warp, which has expected them or will. n and
+//                                both addresses are multiples of 16. Nobody touches either side
+//                                before the phase ends
 //   has_completed(b, parity)     whether the phase of this parity has ended; acquires. The first
-//                                phase has parity 0. Before it ends, parity 1 has ended
-//   fence_copies()               what this thread wrote comes before copies that are started later
+//                                phase has parity 0; before it ends, parity 1 counts as ended
+//   fence_copies()               what this thread wrote before comes before copies started later
 struct alignas(8) CopyBarrier {
     uint32_t word[2];
 };
@@ -88,8 +91,8 @@ struct alignas(8) CopyBarrier {
 
 namespace kccl::mem {
 
-// Why typed on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment. And in the
-// simulator: compilers announce an access by its type, but not every memcpy.
+// Why `*address` on CUDA: NVRTC has no __builtin_memcpy, and memcpy forgets the alignment. Why in
+// the simulator: compilers announce a typed access to it, but not every memcpy.
 template <class T>
 KCCL_DEVICE T load_plain(const T* address) {
 #if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_SIM)
@@ -110,7 +113,8 @@ KCCL_DEVICE void store_plain(T* address, T value) {
 #endif
 }
 
-// The same of a struct of 16 bytes, in two words: loads of its members would be waited for one by one.
+// The same for a struct of 16 bytes, as two words: compilers would wait for each member's load by
+// itself.
 template <class T>
 KCCL_DEVICE T load_words(const T* address) {
     const auto* const words = reinterpret_cast<const uint64_t*>(address);
@@ -131,7 +135,7 @@ KCCL_DEVICE void store_words(T* address, const T& value) {
     store_plain(words + 1, both[1]);
 }
 
-// The most that one thread moves by one instruction.
+// The most that one thread moves with one instruction.
 struct alignas(16) Line {
     uint64_t word[2];
 };
@@ -150,7 +154,7 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
     const uint64_t num_lines = aligned ? num_bytes / sizeof(Line) : 0;
     auto* out_lines = reinterpret_cast<Line*>(out);
     auto* in_lines = reinterpret_cast<const Line*>(in);
-    // So many loads of a thread are on their way at once.
+    // A thread starts this many loads before it waits for any.
     constexpr uint32_t kAtOnce = 4;
     for (uint64_t line = index; line < num_lines; line += kAtOnce * uint64_t{size}) {
         Line lines[kAtOnce];
@@ -169,10 +173,10 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
 #endif
 }
 
-// As copy(), into lines that peers hold because they read them two calls ago. A CPU asks for them
-// ahead of the stores: stores wait in order for their lines, requests do not.
-KCCL_DEVICE void stage(void* to, const void* from, uint64_t num_bytes, uint32_t index,
-                       uint32_t size) {
+// As copy(), over lines that a peer has read, so that they are in its cache. A CPU requests each
+// line some time before it stores: stores wait for their lines in order, requests do not.
+KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint32_t index,
+                           uint32_t size) {
 #if defined(KCCL_TARGET_HOST)
     (void)index;
     (void)size;

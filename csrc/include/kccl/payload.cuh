@@ -1,5 +1,6 @@
-// Messages as payloads: 8 bytes of consecutive elements, what one ll16 packet and one sentinel word
-// carry.
+// How a message is divided: into payloads, which are 8 bytes of consecutive elements, as one ll16
+// packet and one sentinel word carry; into slices, one for each block of a kernel; into rounds,
+// when a slice is longer than a call may be.
 #pragma once
 
 #include "coop.cuh"
@@ -8,7 +9,7 @@ namespace kccl {
 
 constexpr uint32_t kPayloadBytes = 8;
 
-// Room for what there is of each rank, where WORLD_SIZE is their number, or 0: whatever it is.
+// The length of arrays with an entry for each rank. WORLD_SIZE 0: any number of ranks.
 template <int WORLD_SIZE>
 constexpr int kMaxRanks = WORLD_SIZE > 0 ? WORLD_SIZE : kKcclMaxWorldSize;
 
@@ -21,33 +22,34 @@ KCCL_DEVICE uint32_t num_payloads(uint32_t count) {
     return (count + kPayloadElements<T> - 1) / kPayloadElements<T>;
 }
 
-// True when payloads [i, i + n) are whole and may be moved as 8-byte words.
+// True when payloads [i, i + n) are whole and aligned, so that they may be moved as 8-byte words.
 template <class T>
 KCCL_DEVICE bool are_words(const T* array, uint32_t i, uint32_t n, uint32_t count) {
     return (i + n) * kPayloadElements<T> <= count &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// True when all payloads of an array are.
+// True when that holds for all payloads of an array.
 template <class T>
 KCCL_DEVICE bool are_words(const T* array, uint32_t count) {
     return count % kPayloadElements<T> == 0 &&
            (platform::kCpu || reinterpret_cast<uint64_t>(array) % kPayloadBytes == 0);
 }
 
-// True when all payloads of arrays `stride` elements apart are, of which this is the first.
+// True when that holds for all payloads of several arrays, `stride` elements apart; `arrays` is the
+// first.
 template <class T>
 KCCL_DEVICE bool are_words(const T* arrays, uint64_t stride, uint32_t count) {
     return are_words(arrays, count) && (platform::kCpu || stride % kPayloadElements<T> == 0);
 }
 
-// True when two payloads, which are words, may be moved as a line.
+// True when N payloads, which are words, may be moved as one line of 16 bytes.
 template <uint32_t N>
 KCCL_DEVICE bool is_line(const void* first) {
     return N == 2 && !platform::kCpu && reinterpret_cast<uint64_t>(first) % sizeof(mem::Line) == 0;
 }
 
-// Payloads [i, i + N) of an array of `count` elements; what lies behind the end is zero.
+// Loads payloads [i, i + N) of an array of `count` elements. What lies behind the end is zero.
 template <class T, uint32_t N>
 KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t i,
                                uint32_t count) {
@@ -71,7 +73,7 @@ KCCL_DEVICE void load_payloads(uint64_t (&payloads)[N], const T* array, uint32_t
     platform::copy_bytes(payloads, elements, sizeof(payloads));
 }
 
-// Stores payloads [i, i + N) of an array of `count` elements, as far as they lie before the end.
+// Stores payloads [i, i + N) of an array of `count` elements, except what lies behind the end.
 template <class T, uint32_t N>
 KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
                                 const uint64_t (&payloads)[N]) {
@@ -96,14 +98,14 @@ KCCL_DEVICE void store_payloads(T* array, uint32_t i, uint32_t count,
     }
 }
 
-// The part of a message of `count` elements that falls to this block of its kernel. It begins where
-// packets do.
+// The part of a message that one block of a kernel takes, in elements. It begins where a packet
+// does.
 struct Slice {
     uint64_t begin;
     uint64_t count;
 };
 
-// When every block takes so many.
+// This block's slice when each block takes `share` elements.
 KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share) {
     const uint32_t block = platform::block_in_grid();
     const uint64_t begin = block * share < count ? block * share : count;
@@ -111,6 +113,7 @@ KCCL_DEVICE Slice slice_of(uint64_t count, uint64_t share) {
     return {begin, rest < share ? rest : share};
 }
 
+// This block's slice when the blocks of the kernel share the message out evenly.
 template <class T>
 KCCL_DEVICE Slice block_slice(uint64_t count) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -119,7 +122,8 @@ KCCL_DEVICE Slice block_slice(uint64_t count) {
     return slice_of(count, (num_units + blocks - 1) / blocks * kUnit);
 }
 
-// The same of a call, without a division: that would stand before the first push.
+// The same in a call of the host's, which has divided already: a division here would delay the
+// first push.
 template <class T>
 KCCL_DEVICE Slice call_slice(const Call& call) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -136,20 +140,21 @@ KCCL_DEVICE const T* input_of(const Call& call) {
     return reinterpret_cast<const T*>(call.input);
 }
 
-// Asks for what this thread sends first, while the channel is being opened.
+// Prefetches what this thread sends first, while the channel is being opened.
 template <class T>
 KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
     const uint64_t i = uint64_t{block().index()} * kPayloadElements<T>;
     if (i < slice.count) mem::prefetch(input_of<T>(call) + slice.begin + i);
 }
 
-// Makes a call on a slice in rounds of at most max_bytes, each a call of its own on the channel:
-// round(out, in, count) -> Status. EXPECTS_END: see Channel::expect_end().
+// Makes a call on a slice in rounds of at most max_bytes. Each round is a call of its own on the
+// channel: round(out, in, count) -> Status. It is a kernel's last act. EXPECTS_END: the last round
+// says so, by Channel::expect_end().
 template <class T, bool EXPECTS_END = true, class Channel, class Round>
 KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& slice,
                              uint64_t max_bytes, Round round) {
     const uint64_t most = max_bytes / sizeof(T);
-    // Most calls are one round, for which nothing waits before its push but what it sends.
+    // Most calls are one round. Alone, it waits for nothing before its push but what it sends.
     if (platform::kPeels && slice.count <= most) {
         if (slice.count == 0) return kKcclOk;
         if (EXPECTS_END) channel.expect_end();
@@ -160,7 +165,8 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
         const uint64_t begin = slice.begin + done;
         const uint64_t rest = slice.count - done;
         const auto count = static_cast<uint32_t>(rest < most ? rest : most);
-        // Where the usual case is apart, it alone: the others would need more registers for it.
+        // Where one round has a path of its own, only that path expects the end: this loop would
+        // need more registers for it.
         if (EXPECTS_END && platform::kExpectsEnd && !platform::kPeels && rest <= most) {
             channel.expect_end();
         }
@@ -170,7 +176,7 @@ KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& sl
     return kKcclOk;
 }
 
-// is_word: it is known that this payload is one.
+// One payload. is_word: it is known to be a whole word.
 template <class T>
 KCCL_DEVICE uint64_t load_payload(const T* array, uint32_t i, uint32_t count, bool is_word) {
     if (is_word) return mem::load_plain(reinterpret_cast<const uint64_t*>(array) + i);

@@ -1,11 +1,11 @@
-// Where the targets differ in everything but memory: qualifiers, who a thread is, synchronisation
-// inside a block. Blocks are a whole number of warps.
+// All that differs between the targets, but for memory: qualifiers, the numbers of threads and
+// blocks, synchronisation inside a block. Blocks are a whole number of warps.
 //
 //   cuda   nvcc or NVRTC           hip    clang for amdgcn, hipRTC
 //   host   any C++20 compiler: a rank is a process or a thread, a block is one OS thread
 //   sim    g++ or clang: every GPU thread is a fiber of the simulator in csrc/sim
 //
-// Everything above this file and mem.cuh is the same text on every target.
+// All other headers, except mem.cuh and targets/, are the same text on every target.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -33,11 +33,11 @@ using uint64_t = unsigned long;
 #endif
 
 // ---- Qualifiers -----------------------------------------------------------------------------
-// KCCL_KERNEL_OF(n): a kernel whose blocks have at most n threads, and whose threads may have the
-// registers that this leaves them.
+// KCCL_KERNEL_OF(n): a kernel whose blocks have at most n threads. So a thread may use more
+// registers.
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_DEVICE __device__ __forceinline__
-// Not a function of its own: for a call's sake the hot path beside it would keep its registers in
+// Inlined although it is cold: around a function call the hot path would keep its registers in
 // memory.
 #define KCCL_DEVICE_COLD __device__ __forceinline__
 #define KCCL_DEVICE_SHARED __device__ __forceinline__
@@ -68,15 +68,16 @@ using uint64_t = unsigned long;
 // Always inlined, so that one translation unit per instruction set emits no shared symbols.
 #define KCCL_DEVICE inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
-// One copy for all the kernels of a translation unit.
+// One function for all kernels of a translation unit.
 #define KCCL_DEVICE_SHARED static __attribute__((noinline))
 // Internal linkage, because every instruction set has its own copy.
 #define KCCL_KERNEL [[maybe_unused]] static
 #define KCCL_KERNEL_OF(threads) KCCL_KERNEL
 #define KCCL_KERNEL_PARAM(type) const type&
-// Unrolls the next loop, of a constant number of turns, so that arrays it indexes are registers.
+// Unrolls the next loop, which has a constant number of turns. So arrays that it indexes can be
+// registers.
 #define KCCL_UNROLL
-// Promises that the iterations of the next loop touch different elements.
+// Promises that each turn of the next loop touches other elements.
 #if defined(__clang__)
 #define KCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -85,10 +86,10 @@ using uint64_t = unsigned long;
 #endif
 
 // platform::dynamic_shared(): the block's shared memory of the size given at launch, aligned to 128
-// bytes; on the host kDynamicSharedBytes.
+// bytes; kDynamicSharedBytes on the host target.
 //
-// KCCL_BLOCK_SHARED(T, name): declares `T& name`, one instance a block, not initialised, with room
-// for one T. In functions only.
+// KCCL_BLOCK_SHARED(T, name): declares `T& name`, one T in block-shared memory, not initialised. In
+// functions only.
 #if defined(KCCL_TARGET_CUDA)
 #define KCCL_BLOCK_SHARED(type, name) __shared__ type name
 #elif defined(KCCL_TARGET_HIP)
@@ -107,8 +108,11 @@ namespace kccl::platform {
 #if defined(KCCL_TARGET_CUDA)
 
 constexpr uint32_t kWarpSize = 32;
+// Plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
+// Whether in_rounds() has a path of its own for calls of one round.
 constexpr bool kPeels = true;
+// Whether in_rounds() calls Channel::expect_end() in its loop.
 constexpr bool kExpectsEnd = true;
 
 KCCL_DEVICE uint32_t thread_in_block() { return threadIdx.x; }
@@ -133,7 +137,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 constexpr uint32_t kWarpSize = 64;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
-constexpr bool kExpectsEnd = false;  // Channel::expect_end(): it would spill
+constexpr bool kExpectsEnd = false;  // because it would spill
 
 KCCL_DEVICE uint32_t thread_in_block() { return __builtin_amdgcn_workitem_id_x(); }
 KCCL_DEVICE uint32_t threads_per_block() { return __builtin_amdgcn_workgroup_size_x(); }
@@ -141,10 +145,11 @@ KCCL_DEVICE uint32_t block_in_grid() { return __builtin_amdgcn_workgroup_id_x();
 KCCL_DEVICE uint32_t blocks_per_grid() {
     return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
 }
-// Why the fences: a bare s_barrier drains nothing, so stores could still be in flight. Why the wait:
-// clang puts none before the barrier, and a later release waits for its own wave's stores only.
+// Why the fences: a bare s_barrier does not wait for stores, so they could still be on their way.
+// Why the wait: clang puts none before the barrier, and a later release waits for its own wave's
+// stores only.
 KCCL_DEVICE void sync_block() {
-    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0), of the others any
+    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0); the other counters may have any value
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_waitcnt(kStoresAndLoads);
     __builtin_amdgcn_s_barrier();
@@ -214,7 +219,7 @@ KCCL_DEVICE void sync_warp() {}
 KCCL_DEVICE bool warp_any(bool mine) { return mine; }
 KCCL_DEVICE uint64_t warp_ballot(bool mine) { return mine; }
 KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t) { return word; }
-// As much as a block of an H100 may have: 227 KiB. One instance a thread, which is a block.
+// As much as a block of an H100 may have: 227 KiB. One for each OS thread, which is a block.
 constexpr uint64_t kDynamicSharedBytes = 232448;
 [[maybe_unused]] static uint8_t* dynamic_shared() {
     alignas(128) static thread_local uint8_t memory[kDynamicSharedBytes];
@@ -223,8 +228,8 @@ constexpr uint64_t kDynamicSharedBytes = 232448;
 
 #endif
 
-// Says to the simulator which call the thread makes from here on; nothing elsewhere. `state` tells
-// communicators apart.
+// Tells the simulator which call the thread makes from here on; does nothing on other targets.
+// `state` identifies the communicator.
 KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] uint32_t kernel,
                             [[maybe_unused]] int32_t channel, [[maybe_unused]] uint32_t epoch) {
 #if defined(KCCL_TARGET_SIM)
@@ -232,7 +237,7 @@ KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] ui
 #endif
 }
 
-// Between variables of this thread: a change of type, not an access to memory.
+// Copies between variables of this thread: a change of type, not an access to memory.
 KCCL_DEVICE void copy_bytes(void* to, const void* from, uint64_t num_bytes) {
 #if defined(KCCL_TARGET_CUDA)
     memcpy(to, from, num_bytes);
@@ -249,7 +254,7 @@ KCCL_DEVICE To bit_cast(const From& from) {
     return to;
 }
 
-// Rounded to nearest, on every target.
+// Rounds to nearest on every target.
 KCCL_DEVICE float square_root(float value) {
 #if defined(KCCL_TARGET_CUDA)
     return __fsqrt_rn(value);
@@ -258,7 +263,7 @@ KCCL_DEVICE float square_root(float value) {
 #endif
 }
 
-// The value of `source_lane`, a thread of the same warp. Called by all threads of the warp.
+// The value that thread `source_lane` of the same warp gave. Called by all threads of the warp.
 template <class T>
 KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     static_assert(sizeof(T) % 4 == 0, "whole words");

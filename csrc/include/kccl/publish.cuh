@@ -1,15 +1,15 @@
-// publish and collect: every block contributes a slice, every block reads the slices of all. Between
-// the blocks of one GPU, or those of all ranks.
+// publish and collect: every block contributes a slice, every block reads the slices of all blocks,
+// of one GPU or of all ranks.
 //
 //     GridExchange<kKcclReachRank> exchange(comm);       opened once for many exchanges
 //     for (...) {
-//         publish(exchange, slice, count);               this block's part
+//         publish(exchange, slice, count);               this block's slice
 //         collect(exchange, all, count);                 [rank][block][count]
 //     }
 //
-// collect_reduced() in place of collect() gives [block][count], reduced over the ranks: an all_reduce
-// that is complete, in every block, after one crossing. Blocks that need some of the slices collect
-// only those: what every block polls is what an exchange of long messages costs.
+// collect_reduced() instead of collect() gives [block][count], reduced over the ranks: an
+// all_reduce that is complete in every block after one crossing. A block that needs only some of
+// the slices collects only those: an exchange of long messages costs what every block polls.
 #pragma once
 
 #include "grid_exchange.cuh"
@@ -17,19 +17,19 @@
 
 namespace kccl {
 
-// Packets of a slice of `count` elements. An empty one has a packet too.
+// How many packets a slice of `count` elements has; an empty one has one too.
 template <class T>
 KCCL_DEVICE uint64_t num_slice_packets(uint32_t count) {
     return count == 0 ? 1 : (uint64_t{count} * sizeof(T) + kPayloadBytes - 1) / kPayloadBytes;
 }
 
-// Begins an exchange: this block's slice, `count` elements of T, as many for every block of every
-// rank; zero is only a meeting. collect() of the same count follows. Called by all threads of the
-// block, all get the same status. `in` may be reused when collect() has returned.
+// Begins an exchange: publishes this block's slice, `count` elements of T; the same count in every
+// block of every rank, and 0 for a mere barrier. collect() of the same count follows. Called by all
+// threads of the block; all get the same status. `in` may be reused when collect() has returned.
 //
-// kAcqRel: what any thread of the block wrote before is visible to whoever has collected. kRelaxed:
-// the slices are, and nothing else; what other threads of the block wrote to `in` is synchronised by
-// the caller.
+// kAcqRel: what any thread of the block wrote before is visible to every block that has collected.
+// kRelaxed: only the slices are. Then the caller synchronises what other threads of the block wrote
+// to `in`.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* in, uint32_t count) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -51,7 +51,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
             send(i, mem::load_plain(words + i));
         }
     } else {
-        // Of an empty slice nothing is read.
+        // Nothing is read of an empty slice.
         for (uint32_t i = exchange.thread(); i < num_packets; i += size) {
             send(i, load_payload(in, i, count, false));
         }
@@ -59,41 +59,41 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     return kKcclOk;
 }
 
-// What a block collects of an exchange: so many slices, from the first.
+// Which slices of an exchange a block collects: `num` of them, from `first` on.
 struct Slices {
     uint32_t first;
     uint32_t num;
 };
 
-// How the payloads of `out` are made of packets: `num` of them, `stride` apart, ROWS at most.
+// Each payload of `out` is made of `num` packets, `stride` apart; at most ROWS.
 template <int ROWS>
 struct Rows {
     int num;
     uint32_t stride;
 };
 
-// The next payloads of each thread, at most N, of the slices; `at` goes on behind them. False: the
-// wait failed. combine(packets' payloads) -> payload.
+// Collects this thread's next payloads of the slices, at most N, and moves `at` behind them. False:
+// the wait failed. combine(payloads of the packets) -> payload.
 template <int N, int ROWS, class T, KcclReach REACH, int WORLD_SIZE, class Combine>
 KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                               Slices slices, Rows<ROWS> rows, bool are_words, SlicePacket* at,
                               Combine combine) {
     SlicePacket mine[N];
-    uint32_t places[N * ROWS];
+    uint32_t positions[N * ROWS];
     uint64_t payloads[N * ROWS];
     KCCL_UNROLL
     for (int n = 0; n < N; ++n) {
         mine[n] = *at;
-        const uint32_t place = at->slice < slices.num
-                                   ? exchange.place_of({slices.first + at->slice, at->packet})
-                                   : exchange.kSomePlace;
+        const uint32_t position = at->slice < slices.num
+                                      ? exchange.position_of({slices.first + at->slice, at->packet})
+                                      : exchange.kSomePosition;
         KCCL_UNROLL
         for (int row = 0; row < ROWS; ++row) {
-            places[n * ROWS + row] = place + (row < rows.num ? row : 0) * rows.stride;
+            positions[n * ROWS + row] = position + (row < rows.num ? row : 0) * rows.stride;
         }
         *at = exchange.after(*at);
     }
-    if (!exchange.await(places, N * ROWS, payloads)) return false;
+    if (!exchange.await(positions, N * ROWS, payloads)) return false;
     KCCL_UNROLL
     for (int n = 0; n < N; ++n) {
         if (count == 0 || mine[n].slice >= slices.num) continue;
@@ -103,14 +103,14 @@ KCCL_DEVICE bool collect_next(GridExchange<REACH, WORLD_SIZE>& exchange, T* out,
     return true;
 }
 
-// What collect() and collect_reduced() have in common. IS_PART: the slices are not those of all
+// What collect() and collect_reduced() have in common. IS_PART: the slices are those of some
 // blocks.
 template <mem::Order order, bool IS_PART, int ROWS, class T, KcclReach REACH, int WORLD_SIZE,
           class Combine>
 KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                                 Slices slices, Rows<ROWS> rows, Combine combine) {
-    // So many payloads of a thread are on their way at once. One is a path of its own, because small
-    // exchanges are the ones that matter.
+    // How many payloads a thread loads at once. One payload a thread is a path of its own, because
+    // small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     if (exchange.status() != kKcclOk) return exchange.status();
     const uint32_t size = exchange.num_threads();
@@ -119,15 +119,15 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const bool words = count != 0 && are_words(out, count);
     bool failed = IS_PART && !exchange.meet();
     if (failed) {
-        // The status says it.
+        // leave() gets the status.
     } else if (words && total <= size) {
-        const uint32_t first = exchange.place_of({slices.first, 0}) + exchange.first_place();
-        const uint32_t place = thread < total ? first : exchange.kSomePlace;
-        uint32_t places[ROWS];
+        const uint32_t first = exchange.position_of({slices.first, 0}) + exchange.first_position();
+        const uint32_t position = thread < total ? first : exchange.kSomePosition;
+        uint32_t positions[ROWS];
         uint64_t payloads[ROWS];
         KCCL_UNROLL
-        for (int row = 0; row < ROWS; ++row) places[row] = place + row * rows.stride;
-        failed = !exchange.await(places, rows.num, payloads);
+        for (int row = 0; row < ROWS; ++row) positions[row] = position + row * rows.stride;
+        failed = !exchange.await(positions, rows.num, payloads);
         if (!failed && thread < total) {
             mem::store_plain(reinterpret_cast<uint64_t*>(out) + thread, combine(&payloads[0]));
         }
@@ -144,10 +144,10 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     return exchange.leave(failed);
 }
 
-// Ends an exchange: `out` becomes the slices of all blocks, [rank][block][count], or with reach rank
-// [block][count]. Called by all threads of the block, which may all read it on return; all get the
-// same status, and unless it is ok, `out` is undefined. Blocks have an `out` of their own, in
-// block-shared memory or not. Orders: see publish(), where the same order stands.
+// Ends an exchange: `out` becomes the slices of all blocks, [rank][block][count], or with reach
+// rank [block][count]. Called by all threads of the block, which may all read `out` on return. All
+// get the same status; unless it is ok, `out` is undefined. Each block has an `out` of its own, in
+// block-shared memory or elsewhere. order: the same as in publish().
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count) {
     return collect_rows<order, false>(exchange, out, count, Slices{0, exchange.num_slices()},
@@ -155,11 +155,10 @@ KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, ui
                                       [](const uint64_t* payloads) { return payloads[0]; });
 }
 
-// The same of some of these slices, [slice][count]; they lie within the exchange's. In the same
-// exchange some blocks may collect all, others parts. Which ones is each block's own business, as
-// long as on every rank each slice is collected by a block that is not the one that published it,
-// where there are two: a packet that nobody has seen may still be on its way when its place is
-// written again.
+// The same for some of these slices: [slice][count]. In one exchange some blocks may collect all
+// slices and others any part. But where a rank has two blocks or more, each slice must be collected
+// on it by a block other than the one that published it: a packet that nobody has seen may still be
+// on its way when its position is written again.
 template <mem::Order order = mem::Order::kAcqRel, class T, KcclReach REACH, int WORLD_SIZE>
 KCCL_DEVICE Status collect(GridExchange<REACH, WORLD_SIZE>& exchange, T* out, uint32_t count,
                            Slices slices) {
@@ -188,7 +187,7 @@ KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>&
     return collect_sums<Op, order, false>(exchange, out, count, Slices{0, exchange.num_blocks()});
 }
 
-// The same of some of the blocks' slices, [slice][count]; which ones: see above.
+// The same for the slices of some blocks: [slice][count]. Which ones: see collect().
 template <class Op = Sum, mem::Order order = mem::Order::kAcqRel, class T, int WORLD_SIZE>
 KCCL_DEVICE Status collect_reduced(GridExchange<kKcclReachAllRanks, WORLD_SIZE>& exchange, T* out,
                                    uint32_t count, Slices slices) {

@@ -1,8 +1,9 @@
-// Element types and operators. Every reduction adds in rank order 0, 1, 2, ... in one accumulator
-// and rounds once, so its bits depend on the inputs only: not on rank, algorithm, length or target.
+// Element types and operators. Every reduction goes in rank order 0, 1, 2, ... with one accumulator
+// and rounds once. So the bits of its result depend on the inputs only: not on rank, algorithm,
+// length or target.
 //
 //   accumulator   float for float, half and bfloat16; double for double; wrapping integers
-//   NaN           any NaN in gives the canonical quiet NaN out, whatever its sign and payload
+//   NaN           if any input is NaN, the result is the canonical quiet NaN
 //   min, max      -0 is below +0
 //   avg           the sum divided by the world size in the accumulator; floats only
 #pragma once
@@ -18,8 +19,8 @@ struct bf16 {
     uint16_t bits;
 };
 
-// Element<T>: Acc; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN. Of 16 bits also
-// narrow_pair(), of two that are not NaN, as the bits of both.
+// Element<T>: Acc, the accumulator; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN.
+// Types of 16 bits also have narrow_pair(): the bits of two elements that are not NaN.
 template <class T>
 struct Element;
 
@@ -71,7 +72,7 @@ struct Element<bf16> {
     }
 };
 
-// Unsigned accumulators, because signed overflow is undefined and unsigned wraps.
+// Unsigned accumulators: signed overflow is undefined, unsigned wraps.
 template <>
 struct Element<int32_t> {
     using Acc = uint32_t;
@@ -121,7 +122,8 @@ struct Avg : Sum {
     }
 };
 
-// Equal floats differ at most in the sign of zero: or-ing the bits keeps a minus, and-ing a plus.
+// Equal floats differ at most in the sign of zero. Or-ing the bits keeps a minus; and-ing (in Max)
+// keeps a plus.
 struct Min : Sum {
     template <class T, class Acc>
     KCCL_DEVICE static Acc apply(Acc a, Acc b) {
@@ -154,7 +156,8 @@ struct Max : Sum {
     }
 };
 
-// The payload of these elements. Those of 16 bits are narrowed two at a time: NaN is rare.
+// Narrows the elements of a payload. Elements of 16 bits are narrowed in pairs unless there is a
+// NaN, which is rare.
 template <class T, int N>
 KCCL_DEVICE uint64_t narrow_payload(const typename Element<T>::Acc (&acc)[N]) {
     uint64_t payload;
@@ -175,8 +178,8 @@ KCCL_DEVICE uint64_t narrow_payload(const typename Element<T>::Acc (&acc)[N]) {
     return payload;
 }
 
-// Reduces element-wise the 8-byte payloads of ranks 0 .. world_size - 1, which lie STRIDE apart in
-// an array with room for MAX_RANKS.
+// Reduces element-wise one 8-byte payload of each rank 0 .. world_size - 1. They lie STRIDE apart
+// in an array with room for MAX_RANKS.
 template <class T, class Op, int STRIDE, int MAX_RANKS>
 KCCL_DEVICE uint64_t reduce_payloads(const uint64_t* payloads, int world_size) {
     constexpr int kCount = 8 / sizeof(T);
@@ -201,7 +204,7 @@ KCCL_DEVICE uint64_t reduce_payloads(const uint64_t (&payloads)[MAX_RANKS], int 
     return reduce_payloads<T, Op, 1, MAX_RANKS>(payloads, world_size);
 }
 
-// The same of N payloads a rank.
+// The same with N payloads of each rank.
 template <class T, class Op, int MAX_RANKS, uint32_t N>
 KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payloads)[MAX_RANKS][N],
                                 int world_size) {
@@ -210,13 +213,14 @@ KCCL_DEVICE void reduce_packets(uint64_t (&results)[N], const uint64_t (&payload
     }
 }
 
-// Lines of 16 bytes that one thread loads of each row before it reduces any, as its registers allow.
+// How many lines of 16 bytes a thread loads from each row before it reduces any, as its registers
+// allow.
 template <int WORLD_SIZE>
 constexpr uint32_t kLinesAtOnce = WORLD_SIZE > 0 && WORLD_SIZE <= 4 ? 2 : 1;
 
-// Reduces one row of each rank, `count` elements each, into num_outs rows, all with the same result:
-// thread `index` of `size` its share. row_of(rank) -> const T*; out_of(k) -> T*. A result row may be an
-// input row, and overlaps none otherwise.
+// Reduces one row of each rank, `count` elements each, and stores the result into num_outs rows.
+// Does the share of thread `index` of `size`. row_of(rank) -> const T*; out_of(k) -> T*. A result
+// row is an input row or overlaps none.
 template <class T, class Op, int WORLD_SIZE, class RowOf, class OutOf>
 KCCL_DEVICE void reduce_lines(uint32_t index, uint32_t size, uint32_t count, int world_size,
                               RowOf row_of, int num_outs, OutOf out_of) {
@@ -273,7 +277,7 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
 
 // out[i] = the reduction of rows[0][i], rows[1][i], ... for i < count. `out` may be one of the
 // rows. Called by all threads of the coop. The world size is a constant in each loop, so that a
-// CPU's compiler turns it into vector code.
+// CPU's compiler makes vector code of it.
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count) {

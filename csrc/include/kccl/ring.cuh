@@ -1,23 +1,24 @@
-// A stream of global memory through a ring of stages in block-shared memory: one warp copies ahead,
-// others consume the copies in the same order.
+// A ring of stages in block-shared memory: one warp copies global memory ahead, other warps consume
+// the copies in the same order.
 //
 //     copy n uses stage n % STAGES
-//     full[stage]     its bytes are there                             the producer's warp and the copy
-//     empty[stage]    every consumer has let go of it                 one arrival a consuming warp
+//     full[stage]     ends a phase when the stage's bytes are there
+//     empty[stage]    ends a phase when every consuming warp has let go of the stage
 //
-// Two bounds hold the producer back, and they are two: a stage must be free, and only so many copies
-// may be on their way. What is on its way stands in the memory system's queues, and every poll of
-// the block stands behind it; what has arrived carries the stream over an exchange.
+// Two limits hold the producer back. A stage must be free, and only so many copies may be in
+// flight. They are apart because copies in flight fill the memory system's queues, where the
+// block's polls wait behind them, while copies that have arrived keep the consumers busy during an
+// exchange.
 //
 // Each thread makes a Producer or a Consumer of its own, which counts copies in registers. A block
-// of a single warp makes both, and pushes with try_push between its fronts.
+// of one warp makes both, and calls try_push() between its fronts.
 #pragma once
 
 #include "wait.cuh"
 
 namespace kccl {
 
-// Lies in block-shared memory. Stages are copied into whole or in part, from their beginning.
+// Lies in block-shared memory. A copy fills a stage, or the beginning of it.
 template <uint32_t STAGES, uint32_t STAGE_BYTES>
 struct Ring {
     static_assert(STAGE_BYTES % 16 == 0, "copies are made in units of 16 bytes");
@@ -29,7 +30,8 @@ struct Ring {
     mem::CopyBarrier empty[STAGES];
 };
 
-// Makes a ring ready, once. Called by all threads of the block; num_consumers: warps that consume.
+// Makes a ring ready, once. Called by all threads of the block. num_consumers: how many warps
+// consume.
 template <class Ring>
 KCCL_DEVICE void init_ring(Block coop, Ring& ring, uint32_t num_consumers) {
     if (leads(coop)) {
@@ -42,7 +44,7 @@ KCCL_DEVICE void init_ring(Block coop, Ring& ring, uint32_t num_consumers) {
     coop.sync();
 }
 
-// Where in the ring a copy goes, and the parity of its round.
+// A copy's stage, and the parity of its round through the ring.
 template <class Ring>
 struct Turn {
     uint32_t stage = 0;
@@ -55,14 +57,15 @@ struct Turn {
     }
 };
 
-// The warp that copies. All functions are called by all its threads. `comm` has the limit of waits.
+// The warp that copies. All its threads call all functions. `comm` has the time limit of waits.
 template <class Ring>
 class Producer {
   public:
     KCCL_DEVICE Producer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
-    // Begins the next copy, of at least 16 bytes and at most a stage; multiples of 16, `from` too.
-    // Waits until its stage is free and fewer than `in_flight` (1 or more) copies are on their way.
+    // Starts the next copy, of at least 16 bytes and at most a stage; num_bytes and `from` are
+    // multiples of 16. Waits until its stage is free and fewer than `in_flight` (1 or more) copies
+    // are in flight.
     KCCL_DEVICE Status push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
         const auto poll = [&] { return try_push(from, num_bytes, in_flight); };
         const auto missing = [&] { return Missing{1u << comm_.rank, count_}; };
@@ -70,9 +73,9 @@ class Producer {
         return wait_until(comm_, awaited, poll, missing) ? kKcclOk : status_of(comm_);
     }
 
-    // The same without waiting. False: not yet.
+    // The same without waiting. False: it could not start yet.
     KCCL_DEVICE bool try_push(const void* from, uint32_t num_bytes, uint32_t in_flight) {
-        // Before the first round of all, the round before counts as consumed.
+        // In the first round, the round before it counts as consumed.
         const bool is_free = mem::has_completed(&ring_.empty[next_.stage], next_.parity ^ 1u);
         if (platform::warp_any(!is_free)) return false;
         const uint32_t bound = in_flight < Ring::kStages ? in_flight : Ring::kStages;
@@ -89,8 +92,8 @@ class Producer {
         return true;
     }
 
-    // Waits until no copy is on its way, as a block must before it ends. Copies need nobody, so this
-    // ends.
+    // Waits until no copy is in flight, as a block must before it ends. Copies wait for nobody, so
+    // this ends.
     KCCL_DEVICE void drain() {
         while (flying_ > 0) {
             if (!has_landed()) mem::poll_pause();
@@ -98,7 +101,7 @@ class Producer {
     }
 
   private:
-    // Whether the oldest copy on its way has arrived; then it counts no more.
+    // Whether the oldest copy in flight has arrived. If so, it is in flight no more.
     KCCL_DEVICE bool has_landed() {
         const bool is_there = mem::has_completed(&ring_.full[oldest_.stage], oldest_.parity);
         if (platform::warp_any(!is_there)) return false;
@@ -115,13 +118,13 @@ class Producer {
     uint32_t count_ = 0;
 };
 
-// A warp that consumes. All functions are called by all its threads.
+// A warp that consumes. All its threads call all functions.
 template <class Ring>
 class Consumer {
   public:
     KCCL_DEVICE Consumer(Ring& ring, const DeviceComm& comm) : ring_(ring), comm_(comm) {}
 
-    // Waits for the next copy and returns its bytes, the same ones until pop(). Null: the wait
+    // Waits for the next copy and returns its bytes; the same ones until pop(). Null: the wait
     // failed.
     KCCL_DEVICE const uint8_t* front() {
         bool is_there = false;
@@ -134,7 +137,7 @@ class Consumer {
         return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
-    // Lets go of the bytes: the producer may copy over them.
+    // Lets go of the stage: the producer may copy over its bytes.
     KCCL_DEVICE void pop() {
         warp().sync();
         if (leads(warp())) mem::arrive(&ring_.empty[next_.stage]);

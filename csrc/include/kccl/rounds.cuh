@@ -1,30 +1,33 @@
-// Messages of any length through the staging, in steps: while the links carry one round, the SMs read
-// the round before.
+// Messages of any length, pushed through the staging in rounds. The steps of a call overlap: while
+// the links carry one round, the SMs read the round before.
 //
-//     step 0        ..., "staged" to all ranks and from all ranks
-//     step 1        ..., "staged" likewise
+//     step 0        ..., then the flag "written" to all ranks and from all ranks
+//     step 1        ..., then "written" again
 //       ...
 //     step n        what is left to read
 //
-// Step s is call s on the channel, but for the last, which is none. It writes slots of its call's
-// parity, at peers; when "staged" has come from all ranks, these are read, in step s + 1. "Staged" of a
-// peer says that it has read what was laid in the step before, so the step after writes over it.
+// Each step but the last is a call of its own on the channel. A step writes into the peers'
+// staging, the slots of its call's parity. The next step reads there, after "written" has come from
+// all ranks. A peer's "written" also says that it has read what came in the step before. So the
+// step after it may write there again.
 //
-// The staging holds plain data: only these flags order it. When a kernel begins, peers may still read
-// what a kernel before it laid into their result half: calls between may have been packets, which order
-// nothing, and an odd number of them brings the same parity back. After the first meeting they do not.
-// So step 0 writes nothing there. It may write the input half, for whoever reads that meets once more before he
-// is done: all peers have heard that it has been read.
+// The staging holds plain data, which only these flags order. When a kernel begins, peers may still
+// be reading what an earlier kernel wrote into their result half: the calls between may have been
+// packets, which order nothing, and an odd number of them brings back the same parity. After the
+// first "written" of all ranks nobody reads there. So step 0 does not write into the result half.
+// It may write into the input half: a rank that has read it says "written" once more before its
+// kernel ends, so all peers know that it has been read.
 #pragma once
 
 #include "channel.cuh"
 
 namespace kccl {
 
-// Of a block: with more, the lines that a thread has on their way do not fit its registers.
+// Most threads of a block. With more, the lines that a thread loads at once do not fit its
+// registers.
 constexpr int kMostStepThreads = 512;
 
-// A message of `count` elements in rounds of at most `most`.
+// A message of `count` elements, divided into rounds of `most` elements.
 struct Rounds {
     uint64_t count;
     uint32_t most;
@@ -37,7 +40,7 @@ struct Rounds {
     }
 };
 
-// `count` elements of T in so many chunks, which begin on lines of their own.
+// `count` elements of T, divided into `number` chunks, which begin on lines of their own.
 template <class T>
 struct Chunks {
     uint32_t count;
@@ -55,7 +58,7 @@ struct Chunks {
     }
 };
 
-// A row of bytes that is copied.
+// One of the rows that copy_rows() copies.
 struct Row {
     uint8_t* to;
     const uint8_t* from;
@@ -68,8 +71,9 @@ struct Row {
     }
 };
 
-// Copies num_rows rows that do not overlap: thread `index` of `size` its share. A thread's loads of
-// several rows are on their way at once: row by row, a step would wait as often as it has rows.
+// Copies this thread's share of num_rows rows, which do not overlap; it is thread `index` of
+// `size`. It loads from several rows at once, because row by row a step would wait once for each
+// row.
 // row_of(k) -> Row. WORLD_SIZE: more than num_rows; 0: any number.
 template <int WORLD_SIZE, class RowOf>
 KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf row_of) {
@@ -118,9 +122,9 @@ KCCL_DEVICE void copy_rows(uint32_t index, uint32_t size, int num_rows, RowOf ro
     }
 }
 
-// Makes num_calls pairwise calls. step(s, parity) -> void: step s; `parity` is that of the slots laid in
-// the step before. Called by all threads of the channel's coop, on every rank for the same num_calls,
-// at least 1.
+// Makes num_calls pairwise calls, at least 1, in num_calls + 1 steps. step(s, parity) -> void makes
+// step s; `parity` is that of the slots written in the step before. Called by all threads of the
+// channel's coop, with the same num_calls on every rank.
 template <class Coop, int WORLD_SIZE, class Step>
 KCCL_DEVICE Status in_steps(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel,
                             uint32_t num_calls, Step step) {
@@ -132,9 +136,9 @@ KCCL_DEVICE Status in_steps(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
         }
         step(s, parity);
         if (s == num_calls) return channel.leave();
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-        if (staged != kKcclOk) return staged;
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        if (written != kKcclOk) return written;
         parity = channel.parity();
     }
 }

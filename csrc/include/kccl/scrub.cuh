@@ -1,9 +1,10 @@
 // The scrub: makes a channel's words old again before an epoch comes back.
 //
-// Epochs wrap. A packet's flag must equal the epoch and a flag word must not be behind it. So a word
-// that nobody writes for a whole period would look valid again. Twice a period each rank resets its
-// own words of the channel to the epoch just past, and a barrier keeps the peers from pushing before
-// that. The barrier's words are not reset: the scrub itself writes them twice a period.
+// Epochs wrap. A packet's flag must equal the epoch and a flag word must not be behind it. So a
+// word that nobody writes for a whole period would look valid again. Twice a period each rank
+// resets its own words of the channel to the epoch just past, and a barrier keeps the peers from
+// pushing before that. The barrier's words are not reset: the scrub itself writes them twice a
+// period.
 #pragma once
 
 #include "barrier.cuh"
@@ -11,8 +12,8 @@
 
 namespace kccl {
 
-// Called by all threads of the coop when they enter the call that is `awaited`; `index` counts scratch
-// channels.
+// Called by all threads of the coop when they enter the call that is `awaited`; `index` counts
+// scratch channels.
 template <class Coop>
 KCCL_DEVICE_COLD Status scrub(Coop coop, const DeviceComm& comm, int index, Awaited awaited) {
     const uint32_t epoch = awaited.wanted;

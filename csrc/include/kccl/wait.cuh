@@ -1,13 +1,11 @@
-// Waits that end, and the words that end them.
-//
-// Every poll loop of the library has one form:
+// Waits that end. Every poll loop of the library has one form:
 //
 //     const bool arrived = wait_until(comm, awaited, is_there, missing);
 //
-// where is_there() polls once and missing() says, now and then, what a thread still misses. A wait
-// fails when the limit passed, a peer that is missing is gone, any peer gave up first, or the
-// interpreter was interrupted. A failed wait writes one record, raises the abort word at all peers
-// and leaves a status in KcclState that stays until reset.
+// is_there() polls once; missing() says now and then what a thread still waits for. A wait fails
+// when its limit has passed, when a rank that it waits for is gone, when any peer gave up first, or
+// when the user interrupted. Then the rank gives up: it writes one record, sets its abort word at
+// all peers, and leaves a status in KcclState that stays until reset.
 #pragma once
 
 #include "coop.cuh"
@@ -15,8 +13,8 @@
 
 namespace kccl {
 
-// True when epoch `seen` is `wanted` or later. Holds across the wrap as long as the two are less
-// than half a period apart, which the scrub in channel.cuh sees to.
+// True when epoch `seen` is `wanted` or later. Right across the wrap as long as the two are less
+// than half a period apart, which scrub.cuh ensures.
 KCCL_DEVICE bool has_reached(uint32_t seen, uint32_t wanted) {
     return static_cast<int32_t>(seen - wanted) >= 0;
 }
@@ -26,15 +24,15 @@ KCCL_DEVICE Status status_of(const DeviceComm& comm) {
         mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm)->status));
 }
 
-// Tells `peer` how this rank departs, after everything written before.
+// Sets this rank's abort word at `peer`; releases what this thread wrote before.
 KCCL_DEVICE void depart(const DeviceComm& comm, int peer, KcclDeparture departure) {
     mem::store<mem::Order::kRelease, mem::Scope::kSystem>(abort_word(comm, peer, comm.rank),
                                                           static_cast<uint32_t>(departure));
 }
 
-// Fails this rank: keeps `record`, tells every peer. Only the first failure of a rank is kept, so
-// one thread writes the records; the rank's own is for its host, after the kernel, and a peer's lies
-// behind the abort word.
+// Fails this rank: stores `record` and tells every peer. Only the first failure of a rank counts.
+// So one thread writes the records: the rank's own, which its host reads after the kernel, and one
+// at each peer, which the abort word hands over.
 KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     State* state = state_of(comm);
     if (!mem::claim(&state->status, record.status)) return;
@@ -47,7 +45,7 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     mem::tell_host(state->idle_context, record.status, record);
 }
 
-// Fails this rank because of `call`, on more bytes than its DeviceComm is made for. By one thread.
+// Fails this rank because a call has more bytes than its DeviceComm allows. Called by one thread.
 KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, uint32_t kernel, int32_t channel,
                                     uint64_t num_bytes, uint64_t most) {
     constexpr uint64_t kMost = 0xffffffff;
@@ -56,8 +54,8 @@ KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, uint32_t kernel, int
                          static_cast<uint32_t>(most), 0, 0});
 }
 
-// Fails this rank because `source` gave up: keeps the record of the cause. The source tells the
-// others.
+// Fails this rank because `source` gave up, and stores the source's record as the cause. The source
+// itself tells the others.
 KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     State* state = state_of(comm);
     if (!mem::claim(&state->status, static_cast<uint32_t>(kKcclAborted))) return;
@@ -65,10 +63,10 @@ KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
     mem::tell_host(state->idle_context, kKcclAborted, state->record);
 }
 
-// Whom a wait needs: each of the missing peers, or any one of them.
+// Which of the missing peers a wait needs: each, or any one.
 enum class Need { kEach, kAny };
 
-// What a wait is for, as its record will name it.
+// What a wait is for, as its record names it.
 struct Awaited {
     uint32_t kernel;  // KcclKernel
     int32_t channel;  // or the signal_id
@@ -76,41 +74,43 @@ struct Awaited {
     Need need = Need::kEach;
 };
 
-// What a thread has not seen yet.
+// What a thread still waits for.
 struct Missing {
-    uint32_t ranks;      // as bits; this rank itself: other threads of it
-    uint32_t seen;       // what one of their words last was, as an epoch or a count
-    int32_t block = -1;  // between blocks: whose word that is
+    uint32_t ranks;      // a bit each; this rank's own: other threads of it
+    uint32_t seen;       // last value of one of their words, as an epoch or a count
+    int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 
-// What a wait remembers between two looks at the clock: each lane for itself, from its first turn on.
+// What a wait remembers between two looks at the clock. Each lane has its own, from its first turn
+// on.
 struct Patience {
-    uint32_t looks = 0;         // at the clock and the world, by one lane of the warp at a time
-    uint32_t looked_again = 0;  // lost peers, as bits, whose last words were looked for once more
+    uint32_t looks = 0;         // how often the warp has looked; one lane looks at a time
+    uint32_t looked_again = 0;  // lost peers, a bit each, for whose last words it polled once more
     uint64_t started_ns = 0;
 };
 
-// So long a wait looks only at the clock and at this rank's status. Looking at the host's memory
-// takes microseconds, with many warps a millisecond; and whoever waits for this rank meanwhile
-// would come to look there too, and so on.
+// For this long a wait looks only at the clock and at this rank's status. A look at the host's
+// memory takes microseconds, with many warps a millisecond. Ranks that wait for this one meanwhile
+// would look there too, and so on.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
-// Whether this lane's turn has come, of the lanes of its warp that miss something.
+// Whether it is this lane's turn to look, among the lanes of its warp that still wait for
+// something.
 KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
     const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
     const uint64_t left = behind != 0 ? behind : lanes;
     return left != 0 && (left & (~left + 1)) == uint64_t{1} << warp().index();
 }
 
-// The rank of the lowest bit of a set of ranks, which is not empty.
+// The lowest rank of a set, which is not empty.
 KCCL_DEVICE int first_of(uint32_t ranks) {
     int rank = 0;
     while ((ranks >> rank & 1u) == 0) ++rank;
     return rank;
 }
 
-// Looks at the abort words. False: a peer gave up, and this rank with it. *left: the peers, as
-// bits, that have closed their communicators.
+// Looks at the abort words. False: a peer gave up, so this rank has too. *left gets a bit for each
+// peer that has closed its communicator.
 KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
     for (int source = 0; source < comm.world_size; ++source) {
         const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
@@ -124,8 +124,8 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
     return true;
 }
 
-// Looks at the clock, at the abort words and at what the host says: on a CPU at the processes of the
-// peers that are missing, on a GPU at its mailbox. False: the wait failed.
+// Looks at the clock, at the abort words and at what the host says: on a CPU at the processes of
+// the missing peers, on a GPU at the mailbox. False: the wait has failed.
 KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
                                 const Missing& missing) {
     State* state = state_of(comm);
@@ -140,7 +140,7 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     uint32_t status = mem::idle(state->idle_context, waited_ns, missing.ranks, &gone);
     const uint32_t lost = (left | gone) & missing.ranks;
     const bool is_hopeless = awaited.need == Need::kEach ? lost != 0 : lost == missing.ranks;
-    // A peer may have sent its word and then left: the last words of each are looked for once more.
+    // A peer may have sent its word and then left. So after a peer is found gone, poll once more.
     const uint32_t last_words = is_hopeless ? lost & ~patience.looked_again : 0;
     if (status == kKcclOk && last_words != 0) {
         patience.looked_again |= last_words;
@@ -166,15 +166,15 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
-// Polls until is_there() is true in all threads of the warp; false: the wait failed. Called by all
+// Polls until is_there() is true in all threads of the warp. False: the wait failed. Called by all
 // threads of a warp, with the same arguments.
 //
-// is_there() -> bool: polls once; true when this thread has seen all it waits for.
-// missing() -> Missing: what it has not, after a poll; no ranks: nothing.
+// is_there() -> bool: polls once; true when this thread has seen all that it waits for.
+// missing() -> Missing: what it has not seen, after a poll; ranks is 0 if it has seen all.
 //
-// Why the slow path comes first, and works on copies: compilers lay code out as it is written, and
-// whatever is taken by address lies in memory. So what follows a successful poll follows it at once,
-// and the hot loop has its registers.
+// Why the slow path comes first in the text: compilers lay out code as it is written, and the code
+// after a successful poll is to follow the poll directly. Why the slow path works on copies: a
+// variable whose address is taken lies in memory, and the hot loop is to have registers only.
 template <class IsThere, class WhatIsMissing>
 KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_there,
                             WhatIsMissing missing) {
@@ -190,7 +190,7 @@ KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_
         }
         uint32_t polls = 0;
         do {
-            // So the loop stays warp-uniform.
+            // Voted, so that all threads of the warp leave the loop together.
             if (!platform::warp_any(!is_there())) return true;
             mem::poll_pause();
         } while (++polls < comm.polls_per_check);

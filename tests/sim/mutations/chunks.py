@@ -105,8 +105,8 @@ MUTATIONS = (
         ),
     ),
     bug(
-        "gathered_before_staged",
-        "a rank says that its chunk is staged, and orders nothing",
+        "gathered_before_written",
+        "a rank says that its chunk is written, and orders nothing",
         "gather pulls",
         RACE | WRONG,
         Edit(GATHER_PULL, "arrive<mem::Order::kRelease>", "arrive<mem::Order::kRelaxed>"),
@@ -186,7 +186,7 @@ MUTATIONS = (
         RACE,
         Edit(
             STAGING,
-            "channel.template await<mem::Order::kAcquire>(kKcclFlagStaged)",
+            "channel.template await<mem::Order::kAcquire>(kKcclFlagWritten)",
             "channel.leave()",
         ),
     ),

@@ -136,7 +136,7 @@ MUTATIONS = (
         STUCK,
         Edit(
             PUBLISH,
-            "thread < total ? first : exchange.kSomePlace",
+            "thread < total ? first : exchange.kSomePosition",
             "first",
         ),
     ),
@@ -161,8 +161,8 @@ MUTATIONS = (
         REUSED | STALE | WRONG | STUCK,
         Edit(
             FILE,
-            "const Laid seen = last_.epoch == first_epoch_ ? laid() : last_;",
-            "if (last_.epoch == first_epoch_) return true; const Laid seen = last_;",
+            "const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;",
+            "if (last_.epoch == first_epoch_) return true; const Slot seen = last_;",
         ),
     ),
     bug(
@@ -181,7 +181,7 @@ MUTATIONS = (
         "a block that collects a part takes the first slices",
         "parts of exchanges",
         WRONG | REUSED,
-        Edit(PUBLISH, "exchange.place_of({slices.first, 0}) + exchange", "0 + exchange"),
+        Edit(PUBLISH, "exchange.position_of({slices.first, 0}) + exchange", "0 + exchange"),
     ),
     bug(
         "exchange_looks_no_further_ahead",

@@ -94,9 +94,9 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/rounds.cuh",
-            "channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);",
+            "channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);",
             "channel.coop().sync();\n"
-            "channel.template arrive<mem::Order::kRelaxed>(kKcclFlagStaged);",
+            "channel.template arrive<mem::Order::kRelaxed>(kKcclFlagWritten);",
         ),
     ),
     bug(

@@ -3,7 +3,7 @@
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[p] of its own window --> chunk p of out       polls its own memory only
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. Slots and rounds are as in
+// Payloads are bytes, so every bit pattern arrives unchanged. Slots and rounds: as in
 // all_reduce_one_shot_ll16.
 #pragma once
 
@@ -11,10 +11,9 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `in` holds `count` bytes, as many as a slot takes;
-// rank p's become the `count` bytes at out + p * stride. `in` is this rank's chunk of `out`, or does
-// not overlap it; both may be reused on return. All threads get the same status; unless it is ok,
-// `out` is undefined.
+// Called by all threads of the channel's coop. `in` holds `count` bytes, at most what a slot takes;
+// rank p's go to out + p * stride. `in` is this rank's chunk of `out`, or does not overlap it; both
+// may be reused on return. All threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint32_t count, uint64_t stride) {

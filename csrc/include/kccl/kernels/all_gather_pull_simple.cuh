@@ -1,11 +1,11 @@
-// all_gather, simple protocol, pull: for CPUs and messages longer than a few packets.
+// all_gather, simple protocol, pull: for CPUs, and messages longer than a few packets.
 //
 //     rank r:  in --copy--> its own staging        n bytes
-//              "staged" to every peer              one word each
+//              flag "written" to every peer         one word each
 //              staging of peer p --copy--> chunk p of out    (world_size - 1) * n bytes in
 //
-// The staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has
-// entered the next call has finished pulling from this one.
+// The staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered the
+// next call has read all it needs of this one.
 #pragma once
 
 #include "../channel.cuh"
@@ -13,7 +13,7 @@
 
 namespace kccl {
 
-// Contract as all_gather_direct_ll16, for messages of any length.
+// As all_gather_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {
@@ -30,13 +30,13 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
             return staging_slot<uint8_t>(comm, rank, channel.index(), channel.parity(),
                                          Half::kInput);
         };
-        mem::stage(staging_of(comm.rank), in, n, coop.index(), coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-        // Between arriving and awaiting, because it needs no peer.
+        mem::overwrite(staging_of(comm.rank), in, n, coop.index(), coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        // Needs no peer, so it is done while the peers' flags are on their way.
         uint8_t* mine = out + comm.rank * stride;
         if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
-        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-        if (staged != kKcclOk) return staged;
+        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        if (written != kKcclOk) return written;
         for (int k = 0; k + 1 < channel.world_size(); ++k) {
             const int peer = channel.receiver(k);
             mem::copy(out + peer * stride, staging_of(peer), n, coop.index(), coop.size());

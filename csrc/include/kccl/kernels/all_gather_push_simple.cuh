@@ -1,6 +1,6 @@
-// all_gather, simple protocol, push: for GPUs and messages bound by the links.
+// all_gather, simple protocol, push: for GPUs, and messages whose time the links bound.
 //
-//     step s, of num_rounds + 2 (rounds.cuh), of a rank r:
+//     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         round s - 1 of in --> part r of every peer's staging    (world_size - 1) * n bytes out
 //         round s - 2: part p of its own staging --> chunk p of out
 #pragma once
@@ -9,8 +9,7 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `count` is any number; otherwise as
-// all_gather_direct_ll16.
+// As all_gather_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                           const uint8_t* in, uint64_t count, uint64_t stride) {

@@ -1,11 +1,11 @@
-// all_reduce, one_shot, ll16, push: for messages so small that latency is everything.
+// all_reduce, one_shot, ll16, push: for the smallest messages, where latency is everything.
 //
 //     rank r:  in --pack--> slot[r] in every rank's window    (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out        polls its own memory only
 //
-// No barrier: a packet is its own signal. The next call uses the other parity's slots; why the call
-// after that may overwrite these is told in channel.cuh. Messages longer than a slot go in rounds,
-// each a call of its own on the channel.
+// There is no barrier: a packet is its own signal. The next call uses the slots of the other
+// parity. channel.cuh says why the call after that may overwrite these. Messages longer than a slot
+// go in rounds, each a call of its own on the channel.
 #pragma once
 
 #include "../exchange.cuh"
@@ -13,9 +13,9 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. out and in hold `count` elements of T, as many as a
-// slot takes; they are the same or do not overlap, and may be reused on return. All threads get the
-// same status; unless it is ok, `out` is undefined.
+// Called by all threads of the channel's coop. out and in hold `count` elements of T, at most what
+// a slot takes. They are the same or do not overlap, and may be reused on return. All threads get
+// the same status; unless it is ok, `out` is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                             uint32_t count) {

@@ -1,12 +1,13 @@
-// all_reduce, one_shot, simple protocol, pull: for CPUs, between packets and two_shot.
+// all_reduce, one_shot, simple protocol, pull: for CPUs, and lengths between those of ll16 and
+// two_shot.
 //
 //     rank r:  in --copy--> its own staging        n bytes
-//              "staged" to every peer              one word each
+//              flag "written" to every peer         one word each
 //              staging of every rank --reduce--> out        (world_size - 1) * n bytes in
 //
-// A CPU fetches a peer's lines as fast as the peer could push them, and needs no flag in each. The
-// staging slots alternate by parity; why two suffice is told in channel.cuh: a peer that has
-// entered the next call has finished pulling from this one.
+// A CPU reads a peer's lines as fast as the peer could push them, and they need no flags. The
+// staging slots alternate by parity. Two suffice (channel.cuh): a peer that has entered the next
+// call has read all it needs of this one.
 #pragma once
 
 #include "../channel.cuh"
@@ -15,7 +16,7 @@
 
 namespace kccl {
 
-// Contract as all_reduce_one_shot_ll16.
+// As all_reduce_one_shot_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count) {
@@ -34,10 +35,11 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
                 staging_slot<T>(comm, peer, channel.index(), channel.parity(), Half::kInput);
         }
 
-        mem::stage(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(), coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-        if (staged != kKcclOk) return staged;
+        mem::overwrite(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(),
+                       coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        if (written != kKcclOk) return written;
         rows[comm.rank] = in;
         reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
         channel.leave();

@@ -1,12 +1,12 @@
 // all_reduce, one_shot, sentinel, push: floats without flags, so half the bytes of ll16.
 //
 //     rank r:  in --> slot[r] in every rank's window          (world_size - 1) * n bytes out
-//              what the call before used --> armed again      world_size * n bytes, local
+//              the words of the call before are armed again   world_size * n bytes, local
 //              slot[0..] of its own window --reduce--> out    polls its own memory only
 //
-// No barrier: a word that is not the sentinel has arrived. Why a slot is armed before a peer writes
-// it again is told in sentinel.cuh. Messages longer than a slot go in rounds, each a call of its own
-// on the channel.
+// There is no barrier: a word that is not the sentinel has arrived. sentinel.cuh says why a slot is
+// armed before a peer writes it again. Messages longer than a slot go in rounds, each a call of its
+// own on the channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -15,7 +15,7 @@
 
 namespace kccl {
 
-// Contract as all_reduce_one_shot_ll16, for floats.
+// As all_reduce_one_shot_ll16, for floats.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count) {
@@ -23,7 +23,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     const uint32_t num_packets = sentinel::num_packets(num_payloads<T>(count));
     const uint32_t thread = channel.thread();
     const uint32_t size = channel.num_threads();
-    // They arrive while the channel opens.
+    // These loads are on their way while the channel opens.
     uint64_t first_payloads[sentinel::kPayloads] = {};
     if (thread < num_packets) load_payloads(first_payloads, in, 2 * thread, count);
     if (!channel.enter(kKcclAllReduceOneShotSentinel)) return channel.leave(true);
@@ -39,7 +39,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
 
     bool failed = false;
     for (uint32_t first = 0; first < num_packets && !failed; first += size) {
-        // Who has no packet polls the last one with its warp.
+        // A thread without a packet polls the last one with its warp.
         const uint32_t mine = first + thread;
         const uint32_t i = mine < num_packets ? mine : num_packets - 1;
         uint64_t payloads[kMaxRanks<WORLD_SIZE>][sentinel::kPayloads];

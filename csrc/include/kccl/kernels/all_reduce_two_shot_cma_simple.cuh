@@ -1,21 +1,21 @@
-// all_reduce, two_shot, cross-memory attach, simple protocol: for CPUs and messages longer than the
-// caches. Rank r owns chunk r of the message; nothing is staged.
+// all_reduce, two_shot, cross-memory attach, simple protocol: for CPUs, and messages longer than
+// the caches. Rank r owns chunk r of the message. No input is copied to the staging.
 //
-//     "staged"         where `in` and `out` lie in this process
+//     "written"        each rank has written where its `in` and `out` lie in its process
 //     reduce-scatter   chunk r of each peer's `in` --read_peer, piece by piece--> rows in its own
 //                      staging --reduce with its own--> chunk r of `out`; "reduced"
 //     all-gather       chunk p of each peer p's `out` --read_peer--> `out`; "pulled"
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes, each byte moved once
 //
-// In place is safe: chunk r of rank r's buffer is overwritten by rank r only and read by the others
-// only after "reduced"; the other chunks are overwritten after their owners have said so. The call
-// ends with "pulled" of all, because then the caller may write its buffers. A rank that gives up
-// hands its buffers back before that, but tells its peers first: so each looks at the abort words
-// after its last read, and believes nothing that it read from a rank that gave up.
+// In place is safe. Only rank r overwrites chunk r of its buffer, and the others read it only after
+// "reduced". The other chunks of the buffer are overwritten after their owners have said "reduced".
+// The call ends when all ranks have said "pulled", because then the caller may write its buffers. A
+// rank that gives up returns its buffers earlier, but tells its peers first. So each rank looks at
+// the abort words after its last read, and does not use what it read from a rank that gave up.
 //
-// Memory that no other process may read (some drivers' pinned memory) is found out by its own rank;
-// then all ranks stage the message.
+// Some memory no other process may read (some drivers' pinned memory). Its own rank finds that out;
+// then all ranks use all_reduce_two_shot_pull_simple.
 #pragma once
 
 #include "../channel.cuh"
@@ -24,14 +24,15 @@
 
 namespace kccl {
 
-// What a rank tells its peers about a call.
+// What a rank writes for its peers.
 struct Whereabouts {
     uint64_t in;
     uint64_t out;
     uint64_t is_readable;
 };
 
-// True when another process could read the array: this one tries its first and last bytes.
+// True when other processes can read the array: this one reads its first and last byte as they
+// would.
 KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t num_bytes) {
     const uint64_t context = state_of(comm)->idle_context;
     const auto address = reinterpret_cast<uint64_t>(array);
@@ -40,8 +41,8 @@ KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t
            mem::read_peer(context, comm.rank, &ends[1], address + num_bytes - 1, 1);
 }
 
-// Fails the call because a peer's memory could not be read: it gave up and freed it, or its process
-// has ended.
+// Fails the call because a peer's memory could not be read: the peer gave up and freed it, or its
+// process has ended.
 KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, int peer) {
     uint32_t left = 0;
     if (nobody_gave_up(comm, &left)) {
@@ -50,8 +51,8 @@ KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, i
     }
 }
 
-// Contract as all_reduce_one_shot_ll16, for a coop of one thread: a CPU's block. Every rank's
-// process may read every other's (the planner knows).
+// As all_reduce_one_shot_ll16, for messages of any length and a coop of one thread, as a CPU's
+// block is. Every rank's process may read every other's memory; the planner has checked that.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                   const T* in, uint64_t count) {
@@ -73,9 +74,9 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         Whereabouts{
             reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out),
             is_readable(comm, in, count * sizeof(T)) && is_readable(comm, out, count * sizeof(T))});
-    channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-    const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-    if (staged != kKcclOk) return staged;
+    channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+    const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+    if (written != kKcclOk) return written;
     Whereabouts peers[kKcclMaxWorldSize];
     bool all_readable = true;
     for (int peer = 0; peer < world_size; ++peer) {
@@ -88,7 +89,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         return all_reduce_two_shot_pull_simple<T, Op>(channel, out, in, count);
     }
 
-    // The rows of one piece share this rank's result staging, which no peer reads in this call.
+    // The rows of one piece go to this rank's result half of the staging, which no peer reads in
+    // this call.
     T* rows = staging_slot<T>(comm, comm.rank, channel.index(), channel.parity(), Half::kResult);
     const uint64_t piece = comm.layout.staging_bytes / world_size / kKcclLineBytes * line;
     for (uint64_t begin = first[comm.rank]; begin < first[comm.rank + 1]; begin += piece) {

@@ -1,15 +1,15 @@
-// all_reduce, two_shot, simple protocol, pull: for CPUs and messages bound by memory bandwidth.
-// Rank r owns chunk r of the message.
+// all_reduce, two_shot, simple protocol, pull: for CPUs, and messages whose time memory bandwidth
+// bounds. Rank r owns chunk r of the message.
 //
-//     reduce-scatter   in, all but chunk r --copy--> its own staging; "staged"
-//                      chunk r of each rank's staging --reduce--> its own result staging; "reduced"
-//     all-gather       chunk p of each peer p's result staging --copy--> out
+//     reduce-scatter   in, all but chunk r --copy--> its own staging, input half; flag "written"
+//                      chunk r of all input halves --reduce--> its own result half; flag "reduced"
+//     all-gather       chunk p of each peer p's result half --copy--> out
 //
 //     traffic in per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// Rounds are short enough for the staging to stay in the caches, so main memory sees little more
-// than one read of `in` and one write of `out`. The slots alternate by parity as told in
-// channel.cuh.
+// Rounds are so short that the staging stays in the caches. So main memory sees little more than
+// one read of `in` and one write of `out`. The staging slots alternate by parity; why two suffice:
+// see channel.cuh.
 #pragma once
 
 #include "../channel.cuh"
@@ -18,7 +18,7 @@
 
 namespace kccl {
 
-// Contract as all_reduce_one_shot_ll16.
+// As all_reduce_one_shot_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count) {
@@ -26,7 +26,7 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
     const Coop coop = channel.coop();
     const int world_size = comm.world_size;
     const uint64_t round = comm.layout.staging_bytes / sizeof(T);
-    // Chunks begin on lines of their own, so that no line of a staging area has two owners.
+    // Chunks begin on lines of their own, so that no line of the staging has two owners.
     const uint64_t line = kKcclLineBytes / sizeof(T);
     for (; count > 0; out += round, in += round) {
         const uint64_t n = count < round ? count : round;
@@ -51,12 +51,12 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         }
 
         T* staging = const_cast<T*>(inputs[comm.rank]);
-        mem::stage(staging, in, mine * sizeof(T), coop.index(), coop.size());
-        mem::stage(staging + mine_end, in + mine_end, (n - mine_end) * sizeof(T), coop.index(),
-                   coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-        if (staged != kKcclOk) return staged;
+        mem::overwrite(staging, in, mine * sizeof(T), coop.index(), coop.size());
+        mem::overwrite(staging + mine_end, in + mine_end, (n - mine_end) * sizeof(T), coop.index(),
+                       coop.size());
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        if (written != kKcclOk) return written;
 
         const T* rows[kKcclMaxWorldSize];
         for (int peer = 0; peer < world_size; ++peer) {
@@ -65,7 +65,7 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         T* result = const_cast<T*>(results[comm.rank]);
         reduce_rows<T, Op>(coop, result + mine, rows, world_size, mine_end - mine);
         channel.template arrive<mem::Order::kRelease>(kKcclFlagReduced);
-        // Between arriving and awaiting, because it needs no peer.
+        // Needs no peer, so it is done while the peers' flags are on their way.
         mem::copy(out + mine, result + mine, (mine_end - mine) * sizeof(T), coop.index(),
                   coop.size());
         const Status reduced = channel.template await<mem::Order::kAcquire>(kKcclFlagReduced);

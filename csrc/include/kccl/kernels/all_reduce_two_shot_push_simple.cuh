@@ -1,10 +1,10 @@
-// all_reduce, two_shot, simple protocol, push: for GPUs and messages bound by the links. Rank r owns
-// chunk r of each round of the message.
+// all_reduce, two_shot, simple protocol, push: for GPUs, and messages whose time the links bound.
+// Rank r owns chunk r of each round of the message.
 //
-//     step s, of num_rounds + 2 (rounds.cuh):
+//     step s of num_rounds + 2 (rounds.cuh), on rank r:
 //         chunk p of round s of in --> input part r of peer p
 //         own chunk of round s - 1 of in, and the input parts --reduce--> own chunk of out,
-//                                                                and into result part r of every peer
+//                                                                and result part r of every peer
 //         result parts of round s - 2 --> out
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
@@ -15,8 +15,7 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. out and in hold `count` elements of T, any number;
-// otherwise as all_reduce_one_shot_ll16.
+// As all_reduce_one_shot_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                    const T* in, uint64_t count) {

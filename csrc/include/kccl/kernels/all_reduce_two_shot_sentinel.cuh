@@ -1,5 +1,6 @@
-// all_reduce, two_shot, sentinel, push: for floats and messages between what latency and what the
-// links bound. Rank r owns chunk r of the message, or of each block's slice of it.
+// all_reduce, two_shot, sentinel, push: for floats, and messages between those that latency bounds
+// and those that the links bound. Rank r owns chunk r of the message, or of each block's slice of
+// it.
 //
 //     reduce-scatter   chunk p of in --> slot[r] of peer p
 //                      slot[0..] of its own window --reduce--> result
@@ -8,10 +9,10 @@
 //
 //     traffic out per rank: 2 * (world_size - 1) / world_size * n bytes
 //
-// No barrier between the two: a word that is not the sentinel has arrived, and whoever has reduced
-// a packet sends it on. The chunks are equally long, the last ones perhaps of nothing: so every
-// rank has words for every other, as sentinel.cuh asks. Slices longer than the slots go in rounds,
-// each a call of its own on the channel.
+// There is no barrier between the two: a word that is not the sentinel has arrived, and a thread
+// that has reduced a packet sends it on. The chunks are equally long, and the last ones may hold no
+// elements. So every rank sends words to every other, as sentinel.cuh demands. Slices longer than
+// the slots go in rounds, each a call of its own on the channel.
 #pragma once
 
 #include "../payload.cuh"
@@ -20,14 +21,13 @@
 
 namespace kccl {
 
-// How long a round may be: a slot takes a chunk and a result.
+// The most bytes of a round: a slot takes a chunk and a result.
 KCCL_DEVICE uint64_t two_shot_sentinel_bytes(const DeviceComm& comm) {
     constexpr uint64_t kPacketBytes = sizeof(mem::Packet);
     return comm.layout.packet_bytes / (2 * kPacketBytes) * kPacketBytes * comm.world_size;
 }
 
-// Called by all threads of the channel's coop. out and in hold `count` elements of T, at most
-// two_shot_sentinel_bytes(); otherwise as all_reduce_one_shot_sentinel.
+// As all_reduce_one_shot_sentinel, for at most two_shot_sentinel_bytes().
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                                 const T* in, uint32_t count) {
@@ -52,7 +52,7 @@ KCCL_DEVICE Status all_reduce_two_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     slots.rearm(2 * chunk);
 
     bool failed = false;
-    // Who has no packet polls the last one with its warp.
+    // A thread without a packet polls the last one with its warp.
     for (uint32_t first = 0; first < chunk && !failed; first += size) {
         const uint32_t mine = first + thread;
         uint64_t payloads[kMaxRanks<WORLD_SIZE>][kPayloads];
@@ -84,7 +84,7 @@ KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
-    // It has no registers left for an end that is expected.
+    // There are no registers left for expecting the end.
     in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
                         [&](T* out, const T* in, uint32_t count) {
                             return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,

@@ -1,25 +1,26 @@
-// barrier, direct: every rank pushes a packet of nothing into every rank's window and polls its own.
-// One crossing; (world_size - 1) packets out.
+// barrier, direct: every rank pushes an empty packet into every rank's window and polls its own
+// window. One crossing; (world_size - 1) packets out.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace kccl {
 
-// Waits for the packet of every rank, each thread for that of another, and takes over what was written
+// Waits for the packet of every rank, each thread for another rank's, and acquires what was written
 // before it. False: the wait failed. Called by all threads of the channel's coop.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
     const uint32_t world_size = channel.world_size();
     bool has_come = true;
-    // A coop of many threads needs one turn, and one warp.
+    // A coop with a thread for each rank needs one turn, of one warp.
     for (uint32_t turn = 0; turn < world_size && has_come; turn += channel.num_threads()) {
         const uint32_t mine = turn + channel.thread();
         if (!platform::warp_any(mine < world_size)) break;
         const uint32_t source = mine < world_size ? mine : world_size - 1;
         uint64_t nothing;
         has_come = ll16::await_one(channel, source, 0, &nothing);
-        // Once, because a load that acquires empties the L1 cache. The half that a CPU stores last.
+        // Once, not in each poll, because a load that acquires empties the L1 cache. It loads the
+        // half that a CPU stores last.
         (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
             &channel.inbox(source, 0)->half[1]);
     }
@@ -29,8 +30,8 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
 // Called by all threads of the channel's coop; all get the same status.
 //
 // kAcqRel: what any rank's coop wrote before, puts included, is visible to every rank's coop after.
-// kRelaxed: every rank's coop has arrived, and nothing else is ordered; for data with flags of its
-// own.
+// kRelaxed: every rank's coop has arrived and nothing else is ordered; for data that carries its
+// own flags.
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     static_assert(order == mem::Order::kAcqRel || order == mem::Order::kRelaxed,
@@ -46,7 +47,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     } else {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
-        // Before what a channel's opening has asked for is looked at: it arrives meanwhile.
+        // Comes first because the loads of the channel's opening are still on their way.
         if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);

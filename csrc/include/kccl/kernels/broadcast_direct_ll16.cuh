@@ -3,16 +3,16 @@
 //     root:    in --pack--> slot[root] in every peer's window   (world_size - 1) * 2 * n bytes out
 //     others:  slot[root] of their own window --> out
 //
-// Payloads are bytes, so every bit pattern arrives unchanged. The root waits for nobody: the call
-// is credited, and channel.cuh keeps it from running more than one call ahead.
+// Payloads are bytes, so every bit pattern arrives unchanged. The root waits for nobody. So the
+// call is credited (channel.cuh), which keeps the root from running more than one call ahead.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `in` is read on the root only, `out` written on the
-// others only; both have `count` bytes, as many as a slot takes, and may be reused on return. All
+// Called by all threads of the channel's coop. Only the root reads `in`, only the others write
+// `out`; both have `count` bytes, at most what a slot takes, and may be reused on return. All
 // threads get the same status; unless it is ok, `out` is undefined.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,

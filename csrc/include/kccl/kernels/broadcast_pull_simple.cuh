@@ -1,10 +1,10 @@
-// broadcast, simple protocol, pull: for CPUs and messages longer than a few packets.
+// broadcast, simple protocol, pull: for CPUs, and messages longer than a few packets.
 //
-//     root:    in --copy--> its own staging; "staged" to every peer
+//     root:    in --copy--> its own staging; flag "written" to every peer
 //     others:  the root's staging --copy--> out
 //
-// The root waits for nobody: the call is credited, so the root refills a staging slot only after
-// every peer has entered the call after the one that used it (channel.cuh).
+// The root waits for nobody. So the call is credited (channel.cuh): the root writes a staging slot
+// again only after every peer has entered the call after the one that used it.
 #pragma once
 
 #include "../channel.cuh"
@@ -12,7 +12,7 @@
 
 namespace kccl {
 
-// Contract as broadcast_direct_ll16.
+// As broadcast_direct_ll16, for messages of any length.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {
@@ -28,12 +28,12 @@ KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uin
         auto* staging =
             staging_slot<uint8_t>(comm, root, channel.index(), channel.parity(), Half::kInput);
         if (comm.rank == root) {
-            mem::stage(staging, in, n, coop.index(), coop.size());
-            channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
+            mem::overwrite(staging, in, n, coop.index(), coop.size());
+            channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
         } else {
-            const Status staged =
-                channel.template await<mem::Order::kAcquire>(kKcclFlagStaged, root, root + 1);
-            if (staged != kKcclOk) return staged;
+            const Status written =
+                channel.template await<mem::Order::kAcquire>(kKcclFlagWritten, root, root + 1);
+            if (written != kKcclOk) return written;
             mem::copy(out, staging, n, coop.index(), coop.size());
         }
         channel.leave();

@@ -1,22 +1,23 @@
-// broadcast, simple protocol, push: for GPUs and messages bound by the links. The peers, counted from
-// the root on, each own a chunk of each round of the message.
+// broadcast, simple protocol, push: for GPUs, and messages whose time the links bound. The peers,
+// counted from the root on, own a chunk each of each round of the message.
 //
-//     step s, of num_rounds + 2 (rounds.cuh):
+//     step s of num_rounds + 2 (rounds.cuh):
 //         root:    chunk k of round s of in --> input part of peer k
 //         peer k:  its input part, of round s - 1 --> result part k of every other peer, and out
 //                  the other result parts, of round s - 2 --> out
 //
 //     traffic out: the root's n bytes; a peer's n * (world_size - 2) / (world_size - 1)
 //
-// All ranks meet in every step, so the call is pairwise: the next one waits for no credits.
+// In every step each rank hears from all others. So the call is pairwise, and the next one waits
+// for no credits.
 #pragma once
 
 #include "../rounds.cuh"
 
 namespace kccl {
 
-// How long the rounds of a message are, at most `most`: a quarter of it, for steps that overlap, but
-// not so short that the ranks meet more than they send.
+// The bytes of a round, at most `most`: a quarter of the message, so that steps overlap, but not so
+// short that the flags take longer than the data.
 KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     constexpr uint64_t kLeast = 32768;
     const uint64_t quarter = (count / 4 + kKcclLineBytes - 1) / kKcclLineBytes * kKcclLineBytes;
@@ -24,8 +25,7 @@ KCCL_DEVICE uint32_t broadcast_round(uint64_t count, uint32_t most) {
     return round < most ? static_cast<uint32_t>(round) : most;
 }
 
-// Called by all threads of the channel's coop. `count` is any number; otherwise as
-// broadcast_direct_ll16.
+// As broadcast_direct_ll16, for any `count`.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uint8_t* out,
                                          const uint8_t* in, uint64_t count, int root) {
@@ -37,7 +37,7 @@ KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uin
     const auto staging = static_cast<uint32_t>(comm.layout.staging_bytes);
     const uint32_t part = staging / (num_peers * kKcclLineBytes) * kKcclLineBytes;
     const Rounds rounds = {count, broadcast_round(count, part * num_peers)};
-    // Of the root: num_peers.
+    // This rank's number among the peers; the root's is num_peers.
     const int mine = (comm.rank - root + num_peers) % comm.world_size;
     const auto rank_of = [&](int peer) { return (root + 1 + peer) % comm.world_size; };
     const auto chunks_of = [&](uint32_t round) {
@@ -54,7 +54,7 @@ KCCL_DEVICE Status broadcast_push_simple(Channel<Coop, WORLD_SIZE>& channel, uin
                        in + rounds.begin_of(round) + chunks.begin_of(peer), chunks.count_of(peer)};
         });
     };
-    // The other peers, and `out`, which is the last row.
+    // To the other peers, and to `out`, which is the last row.
     const auto forward = [&](uint32_t round, uint32_t parity) {
         const Chunks<uint8_t> chunks = chunks_of(round);
         copy_rows<WORLD_SIZE>(thread, size, num_peers, [&](int k) {

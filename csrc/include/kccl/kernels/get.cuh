@@ -1,13 +1,13 @@
-// get: copies bytes from the peer's window into this rank's memory. One-sided: whether the peer has
-// written them is for a signal or a barrier before to say.
+// get: copies bytes from the peer's window into this rank's memory. One-sided: a signal or a
+// barrier before it must say that the peer has written them.
 #pragma once
 
 #include "../wait.cuh"
 
 namespace kccl {
 
-// Called by all threads of the coop. `in` lies in the peer's window as mapped here. `out` holds the
-// bytes on return, for each thread the share it copied until the coop syncs.
+// Called by all threads of the coop. `in` lies in the peer's window as mapped here. On return each
+// thread has copied its share to `out`; after a sync of the coop all may read all of it.
 template <class Coop>
 KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void* in,
                        uint64_t num_bytes) {

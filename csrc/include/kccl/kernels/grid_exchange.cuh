@@ -1,23 +1,23 @@
 // grid_exchange: every block of every rank publishes a slice, and every block collects all slices.
-// How it works is told in publish.cuh.
+// See publish.cuh.
 #pragma once
 
 #include "../publish.cuh"
 
 namespace kccl {
 
-// in: the slices of this rank's blocks, `count` bytes each. out: for each block of this rank, the
+// in: the slices of this rank's blocks, `count` bytes each. out: for each block of this rank the
 // slices of all blocks of all ranks. Called by all threads of all blocks; all get the same status.
 template <int WORLD_SIZE>
 KCCL_DEVICE Status grid_exchange(const DeviceComm& comm, uint8_t* out, const uint8_t* in,
                                  uint32_t count) {
     GridExchange<kKcclReachAllRanks, WORLD_SIZE> exchange(comm);
     const uint32_t block = platform::block_in_grid();
-    // The kernel's end orders everything else.
+    // The end of the kernel orders everything else.
     constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
     publish<kRelaxed>(exchange, in + uint64_t{block} * count, count);
     uint8_t* mine = out + uint64_t{block} * exchange.num_slices() * count;
-    // Its status is also that of publish().
+    // If publish() failed, collect() returns its status.
     return collect<kRelaxed>(exchange, mine, count);
 }
 

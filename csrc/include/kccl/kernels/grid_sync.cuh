@@ -1,5 +1,5 @@
-// grid_sync: the blocks of this rank's kernel wait for each other, call.count times. One word a
-// block out, one of every block in; no peer takes part. How it works is told in grid.cuh.
+// grid_sync: the blocks of this rank's kernel wait for each other, call.count times. No peer takes
+// part. See grid.cuh.
 #pragma once
 
 #include "../grid.cuh"

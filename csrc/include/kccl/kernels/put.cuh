@@ -1,5 +1,5 @@
 // put: copies bytes from this rank's memory into the peer's window. One-sided: the peer does
-// nothing, and knows of it only by a later signal or barrier, which also orders it.
+// nothing. A later signal or barrier tells it, and orders the bytes.
 #pragma once
 
 #include "../wait.cuh"

@@ -1,9 +1,9 @@
 // reduce_scatter, direct, ll16, push: rank p ends with the reduction of all ranks' chunk p.
 //
-//     rank r:  chunk p of in --pack--> slot[r] in rank p's window    (world_size - 1) * 2 * n bytes out
+//     rank r:  chunk p of in --pack--> slot[r] in rank p's window  (world_size - 1) * 2 * n bytes out
 //              slot[0..] of its own window --reduce--> out              polls its own memory only
 //
-// n is the length of one chunk. Slots and rounds are as in all_reduce_one_shot_ll16.
+// n is the length of one chunk. Slots and rounds: as in all_reduce_one_shot_ll16.
 #pragma once
 
 #include "../exchange.cuh"
@@ -11,15 +11,15 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. `out` holds `count` elements of T, as many as a slot
-// takes; what rank p gets is at in + p * stride. `out` is this rank's chunk of `in`, or does not
+// Called by all threads of the channel's coop. `out` holds `count` elements of T, at most what a
+// slot takes; rank p's chunk is at in + p * stride. `out` is this rank's chunk of `in`, or does not
 // overlap it; both may be reused on return. All threads get the same status; unless it is ok, `out`
 // is undefined.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint32_t count, uint64_t stride) {
     const auto send = [&](uint32_t i, bool are_words) {
-        // All are loaded before any is pushed: their latencies overlap.
+        // All are loaded before any is pushed, so that their latencies overlap.
         uint64_t payloads[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {

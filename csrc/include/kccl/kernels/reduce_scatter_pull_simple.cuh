@@ -1,12 +1,12 @@
-// reduce_scatter, simple protocol, pull: for CPUs and messages longer than a few packets.
+// reduce_scatter, simple protocol, pull: for CPUs, and messages longer than a few packets.
 //
 //     rank r:  in, all but chunk r --copy--> its own staging    (world_size - 1) * n bytes
-//              "staged" to every peer                           one word each
+//              flag "written" to every peer                     one word each
 //              chunk r of each rank's staging --reduce--> out       (world_size - 1) * n bytes in
 //
-// n is the length of one chunk; a staging slot has a part for each. The slots alternate by parity;
-// why two suffice is told in channel.cuh: a peer that has entered the next call has finished pulling
-// from this one.
+// n is the length of one chunk; a staging slot has a part for each chunk. The slots alternate by
+// parity. Two suffice (channel.cuh): a peer that has entered the next call has read all it needs of
+// this one.
 #pragma once
 
 #include "../channel.cuh"
@@ -15,7 +15,7 @@
 
 namespace kccl {
 
-// Contract as reduce_scatter_direct_ll16, for messages of any length.
+// As reduce_scatter_direct_ll16, for messages of any length.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint64_t count, uint64_t stride) {
@@ -36,12 +36,12 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
         };
         for (int k = 0; k + 1 < channel.world_size(); ++k) {
             const int peer = channel.receiver(k);
-            mem::stage(part_of(comm.rank, peer), in + peer * stride, n * sizeof(T), coop.index(),
-                       coop.size());
+            mem::overwrite(part_of(comm.rank, peer), in + peer * stride, n * sizeof(T),
+                           coop.index(), coop.size());
         }
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagStaged);
-        const Status staged = channel.template await<mem::Order::kAcquire>(kKcclFlagStaged);
-        if (staged != kKcclOk) return staged;
+        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        if (written != kKcclOk) return written;
         const T* rows[kKcclMaxWorldSize];
         for (int rank = 0; rank < comm.world_size; ++rank) rows[rank] = part_of(rank, comm.rank);
         rows[comm.rank] = in + comm.rank * stride;

@@ -1,7 +1,7 @@
-// reduce_scatter, simple protocol, push: for GPUs and messages bound by the links.
+// reduce_scatter, simple protocol, push: for GPUs, and messages whose time the links bound.
 //
-//     step s, of num_rounds + 2 (rounds.cuh), of a rank r:
-//         round s - 1 of chunk p of in --> part r of peer p's staging    (world_size - 1) * n bytes out
+//     step s of num_rounds + 2 (rounds.cuh), on rank r:
+//         round s - 1 of chunk p of in --> part r of peer p's staging  (world_size - 1) * n bytes out
 //         round s - 2 of chunk r of in, and the parts of its own staging --reduce--> out
 //
 // n is the length of one chunk.
@@ -12,8 +12,7 @@
 
 namespace kccl {
 
-// Called by all threads of the channel's coop. out holds `count` elements of T, any number; otherwise
-// as reduce_scatter_direct_ll16.
+// As reduce_scatter_direct_ll16, for any `count`.
 template <class T, class Op, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter_push_simple(Channel<Coop, WORLD_SIZE>& channel, T* out,
                                               const T* in, uint64_t count, uint64_t stride) {

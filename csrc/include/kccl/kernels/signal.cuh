@@ -1,15 +1,16 @@
-// signal: adds one to the peer's count of signals under an id, after everything this rank's coop wrote
+// signal: adds one to the peer's count of signals under an id; releases what this rank's coop wrote
 // before, puts included.
 //
-// Each source has its own word, so a plain store of the new count needs no atomic on the peer.
+// Each source has a word of its own at the peer. So it stores the new count, without a remote
+// atomic.
 #pragma once
 
 #include "../wait.cuh"
 
 namespace kccl {
 
-// Called by all threads of the coop. One coop at a time signals a peer under an id: the count of
-// what was sent is plain memory.
+// Called by all threads of the coop. One coop at a time signals a peer under an id, because the
+// count of signals sent is plain memory.
 template <class Coop>
 KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
     const Status status = status_of(comm);

@@ -1,16 +1,17 @@
-// wait: waits for signals under an id from one peer, or from any ranks together, and consumes them.
+// wait: waits for signals under an id, from one peer or from all ranks together, and consumes them.
 // What the signalling ranks wrote before is visible after.
 //
-// The words only ever count up; what this rank has consumed of each is kept in its own memory.
+// The words in the window only count up. How many signals of each word this rank has consumed is
+// stored in its own memory.
 #pragma once
 
 #include "../wait.cuh"
 
 namespace kccl {
 
-// Waits for `wanted` signals from `peer`; -1: from any. Called by all threads of the coop; the leading
-// thread polls. One coop at a time waits under an id:
-// what was consumed is plain memory, which the coop's syncs order.
+// Waits for `wanted` signals from `peer`; -1: from any ranks. Called by all threads of the coop;
+// its first thread polls. One coop at a time waits under an id, because the counts of consumed
+// signals are plain memory, which the coop's syncs order.
 template <class Coop>
 KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_id,
                         uint32_t wanted) {
@@ -22,7 +23,8 @@ KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_
 
     uint32_t pending[kKcclMaxWorldSize];
     uint32_t total;
-    // The ranks whose end would make the wait hopeless: this one waits, so it cannot signal itself.
+    // The wait is hopeless when these ranks are gone. This rank waits, so it cannot signal itself;
+    // it counts only if it is the only source.
     const uint32_t sources = (1u << last) - (1u << first);
     const uint32_t others = sources & ~(1u << comm.rank);
     const uint32_t hopes = others != 0 ? others : sources;

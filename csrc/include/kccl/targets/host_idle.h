@@ -1,5 +1,5 @@
-// What the host target does while it waits; implemented in idle.cpp, called by wait.cuh's slow
-// path only.
+// What a thread of the host target calls while it waits: only in the slow path of wait.cuh.
+// Implemented in csrc/host/idle.cpp.
 #pragma once
 
 #include <stdint.h>
@@ -13,9 +13,9 @@ uint64_t kccl_host_clock_ns();
 int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
                         uint64_t num_bytes);
 
-// Called between two rounds of polls. Yields the core when ranks share cores, lets the interpreter
-// handle signals, and sets *gone to those of the `missing` ranks, as bits, whose process has ended.
-// It looks at the processes now and then only, so bits that are not set say nothing.
+// Called between two rounds of polls. Yields the core when ranks share cores, and lets the
+// interpreter handle signals. Sets in *gone a bit for each rank of `missing` whose process has
+// ended; it looks at the processes only now and then, so a bit that is not set says nothing.
 // Returns kKcclInterrupted or kKcclOk.
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
                         uint32_t* gone);

@@ -1,7 +1,7 @@
-// mem.cuh's asynchronous copies where the hardware has none: a warp copies through its registers,
-// and returns when it is done. The target gives add_shared (acquire-release, returns the sum),
-// load_shared (acquires) and store_shared (releases), all in the block's scope. The simulator has
-// both: which one is the machine's, not the kernel's.
+// mem.cuh's asynchronous copies for hardware that has none: a warp copies through its registers,
+// and returns when it is done. The target provides add_shared (acquire-release, returns the sum),
+// load_shared (acquires) and store_shared (releases), all with block scope. The simulator has both
+// kinds of copies, and the simulated machine's model chooses.
 #pragma once
 
 namespace kccl::mem {
@@ -19,8 +19,8 @@ KCCL_DEVICE void init_copies(CopyBarrier* barrier, uint32_t arrivals) {
     barrier->word[1] = arrivals * 2;
 }
 
-// Takes `part` off what the phase waits for. Whoever takes the last begins the next phase: nobody
-// else touches the barrier until word[1] says so.
+// Subtracts `part` from what the phase waits for. The thread that makes it zero begins the next
+// phase; nobody else touches the barrier until word[1] says so.
 KCCL_DEVICE void settle(CopyBarrier* barrier, uint32_t part) {
     if (add_shared(&barrier->word[0], 0u - part) != 0) return;
     const uint32_t phase = load_shared(&barrier->word[1]);
@@ -40,7 +40,7 @@ KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
 
 KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
                             uint32_t index, uint32_t size) {
-    // Loads that are on their way together.
+    // How many lines a thread loads before it stores any.
     constexpr uint32_t kLines = 8;
     auto* out = static_cast<Line*>(to);
     auto* in = static_cast<const Line*>(from);

@@ -12,7 +12,7 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
-// In integers and without branches, so that loops over elements become vector code.
+// With integers and without branches, so that loops over elements become vector code.
 KCCL_DEVICE float float_from_half(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t magnitude = bits & 0x7fffu;
@@ -45,7 +45,7 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Two at a time, the first in the lower half. Of NaN something.
+// Two at a time, the first one in the lower half. The result for NaN is undefined.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     return half_from_float(first) | static_cast<uint32_t>(half_from_float(second)) << 16;
 }

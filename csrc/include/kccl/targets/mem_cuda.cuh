@@ -142,9 +142,9 @@ KCCL_DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
-// The same value, in registers from here on. What the assembler can fetch again from the kernel's
-// parameters or from special registers it otherwise does, in hot loops too; what came from memory it
-// keeps.
+// The same value, in registers from here on. The assembler keeps in registers what came from
+// memory. What it can fetch again, from the kernel's parameters or from special registers, it
+// otherwise fetches again, in hot loops too.
 template <class T>
 KCCL_DEVICE T keep(T value) {
     static_assert(sizeof(T) % 4 == 0, "whole registers");
@@ -190,7 +190,7 @@ KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
                  : "memory");
 }
 
-// The hardware may let the thread sleep a little before it answers no.
+// The hardware may suspend the thread for a short time before it answers no.
 KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
     uint32_t completed;
     asm volatile(
@@ -212,7 +212,7 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
         : "memory");
 }
 
-// Copies are made by another proxy, which does not see ordinary stores in order.
+// Copies go through another proxy, which does not see ordinary stores in order.
 KCCL_DEVICE void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 #else
@@ -265,7 +265,7 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return bits;
 }
 
-// Two at a time, the first in the lower half. Of NaN some NaN.
+// Two at a time, the first one in the lower half. The result for NaN is some NaN.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     uint32_t bits;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));

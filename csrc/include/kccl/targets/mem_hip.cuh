@@ -1,4 +1,4 @@
-// mem.cuh on AMD GPUs: clang's scoped atomics, of which the compiler makes the cache bits.
+// mem.cuh on AMD GPUs: clang's scoped atomics, from which the compiler derives the cache bits.
 #pragma once
 
 namespace kccl::mem {
@@ -39,7 +39,7 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
     (void)__scoped_atomic_fetch_add(address, value, builtin_order(order), builtin_scope(scope));
 }
 
-// The builtin takes order and scope as literals.
+// The builtin accepts order and scope as literals only.
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
@@ -101,7 +101,7 @@ KCCL_DEVICE uint16_t bfloat16_from_float(float value) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Two at a time, the first in the lower half. Of NaN something.
+// Two at a time, the first one in the lower half. The result for NaN is undefined.
 KCCL_DEVICE uint32_t halves_from_floats(float first, float second) {
     return half_from_float(first) | static_cast<uint32_t>(half_from_float(second)) << 16;
 }

@@ -1,4 +1,4 @@
-// mem.cuh on CPUs: threads and processes share one coherent memory, so every scope is the same.
+// mem.cuh on CPUs. Threads and processes share one coherent memory, so all scopes are the same.
 #pragma once
 
 #include "host_idle.h"
@@ -42,9 +42,9 @@ KCCL_DEVICE void fence() {
     __atomic_thread_fence(builtin_order(order));
 }
 
-// Pulling calls share channels with calls by packets, and what a peer has pulled must be
-// read before it is overwritten: there a packet orders what came before it. On x86 every load and
-// store does so anyway.
+// A packet acquires and releases here. On CPUs, calls that pull share channels with calls by
+// packets, and a peer's reads of the staging must come before the staging is overwritten. On x86
+// every load and store orders like that anyway.
 template <Scope scope>
 KCCL_DEVICE Packet load_packet(const Packet* address) {
     return {{load<Order::kRelaxed, scope>(&address->half[0]),

@@ -1,5 +1,5 @@
-// mem.cuh in the simulator: every access goes to the engine, which decides what it sees.
-// Plain accesses are seen too: -fsanitize=thread makes the compiler announce them (sim/module.inc).
+// mem.cuh in the simulator: every access goes to the engine, which decides what a load sees. Plain
+// accesses are seen too: -fsanitize=thread makes the compiler announce them (csrc/sim/module.inc).
 #pragma once
 
 #include "mem_cpu.cuh"
@@ -7,7 +7,7 @@
 
 namespace kccl::mem {
 
-// A packet's halves are single-copy atomic on every GPU; the two are not one.
+// Each half of a packet is single-copy atomic on every GPU; the whole packet is not.
 constexpr uint32_t kPacketUnitBytes = 8;
 
 template <Order order, Scope scope, class T>
@@ -57,7 +57,7 @@ KCCL_DEVICE void fence() {
     kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
 }
 
-// For mem_copies.cuh, which a machine without asynchronous copies uses.
+// For mem_copies.cuh, which a simulated machine without asynchronous copies uses.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 
 KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {

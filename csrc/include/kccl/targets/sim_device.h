@@ -1,14 +1,15 @@
-// What a kernel compiled for the simulator calls. The engine is in another shared library, so the
-// calls go through a table, which the kernel's library gets before its first launch (module.inc).
+// What a kernel that is compiled for the simulator calls. The engine is in another shared library,
+// so the calls go through a table, which the kernel's library gets before its first launch
+// (module.inc).
 //
-// Every function identifies its caller by the return address, from which reports make a source line.
+// Every function knows its caller by the return address; reports turn that into a source line.
 #pragma once
 
 #include <stdint.h>
 
 extern "C" {
 
-// The running thread, as far as kernels look at it.
+// What kernels ask about the running thread.
 struct KcclSimThread {
     uint32_t thread_in_block;
     uint32_t threads_per_block;
@@ -37,12 +38,12 @@ struct KcclSimEngine {
     uint32_t (*add)(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope);
     void (*fence)(uint32_t order, uint32_t scope);
 
-    // Announce plain accesses, which the kernel then makes itself. The address has to be a multiple
+    // Announce plain accesses, which the kernel then makes itself. The address must be a multiple
     // of `alignment`, as on a GPU.
     void (*read)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
     void (*write)(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site);
 
-    // fenced: with the fences that AMD needs around its barrier, which by itself drains nothing.
+    // fenced: with the fences around AMD's barrier, which by itself does not wait for stores.
     void (*meet_block)(uint32_t fenced);
     void (*meet_warp)(void);
     uint32_t (*block_any)(uint32_t mine);
@@ -56,8 +57,8 @@ struct KcclSimEngine {
     void (*poll_pause)(void);
     uint32_t (*idle)(uint64_t idle_context, uint32_t missing, uint32_t* gone);
 
-    // Whether the machine copies asynchronously: with mem::CopyBarriers of the engine's own, which
-    // the next five are. Else the device source does it, through registers (mem_copies.cuh).
+    // Whether the machine copies asynchronously, with the engine's own mem::CopyBarriers: the next
+    // five functions. Otherwise the device source copies through registers (mem_copies.cuh).
     uint32_t (*copies_late)(void);
     void (*barrier_init)(void* barrier, uint32_t arrivals);
     void (*barrier_arrive)(void* barrier, uint32_t num_bytes);
@@ -65,8 +66,8 @@ struct KcclSimEngine {
     void (*copy_async)(void* to, const void* from, uint32_t num_bytes, void* barrier);
     void (*fence_copies)(void);
 
-    // The calling thread is in this call from here on: names for reports, and what is stale.
-    // `state` tells communicators apart.
+    // The calling thread is in this call from here on. Reports name it, and it decides which words
+    // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
 };
 
