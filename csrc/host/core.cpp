@@ -1,4 +1,4 @@
-// Finding a kernel, calling it, and timing it.
+// Finds kernels, calls them and times them.
 #include "../include/kccl/device_comm.h"
 #include "../include/kccl/wait.cuh"
 #include "host.h"
@@ -87,7 +87,7 @@ uint32_t kccl_host_run(KcclHostOp* op) {
 }
 
 uint32_t kccl_host_time(KcclHostOp* op, uint64_t iterations, double* us) {
-    // A loop of short calls has no long wait in which a person's Ctrl-C would be seen.
+    // A loop of short calls has no long wait, in which Ctrl-C would be noticed.
     constexpr uint64_t kLookEveryNs = 20'000'000;
     uint64_t before = kccl_host_clock_ns();
     uint64_t looked = before;
@@ -109,7 +109,7 @@ void kccl_host_abort(const KcclDeviceComm* comm, const KcclRecord* record) {
 }
 
 void kccl_host_leave(const KcclDeviceComm* comm) {
-    // A rank that gave up has told its peers something they must not lose.
+    // A rank that gave up has said so in the same word.
     if (kccl::status_of(*comm) != kKcclOk) return;
     for (int peer = 0; peer < comm->world_size; ++peer) {
         if (peer != comm->rank) kccl::depart(*comm, peer, kKcclLeft);

@@ -1,5 +1,5 @@
-// As much of CUDA's driver as launches need, without its header: handles are numbers, and the
-// functions are those that Python looked up. tests/csrc/test_cuda_driver.py compares it with cuda.h.
+// The part of CUDA's driver API that launches need, without its header. Handles are numbers; Python
+// looks the functions up. tests/csrc/test_cuda_driver.py compares this with cuda.h.
 #pragma once
 
 #include <stddef.h>
@@ -44,7 +44,7 @@ using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned
 using LaunchEx = int (*)(const LaunchConfig*, uint64_t function, void** arguments, void** extra);
 using LaunchGraph = int (*)(uint64_t graph, uint64_t stream);
 using IsCapturing = int (*)(uint64_t stream, int* status);
-// As of CUDA 12.3.
+// From CUDA 12.3 on.
 using CaptureInfo = int (*)(uint64_t stream, int* status, uint64_t* id, uint64_t* graph,
                             const uint64_t** nodes, const void** edges, size_t* count);
 using NodeType = int (*)(uint64_t node, int* type);

@@ -1,4 +1,4 @@
-// Launching calls on a GPU, through the driver's functions that Python looked up.
+// Launches calls on a GPU, through driver functions that Python has looked up.
 #include <stddef.h>
 #include <string.h>
 
@@ -10,17 +10,17 @@ namespace driver = kccl::driver;
 
 namespace {
 
-constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // as names are mangled
+constexpr char kOwnKernels[] = "_ZN4kccl7kernels";  // how mangled names of this library begin
 
-// A captured call of this library.
+// A call of this library in a graph that is being captured.
 struct CallNode {
     uint64_t node = 0;  // 0: none
     driver::KernelNode kernel = {};
 };
 
-// The call that what is captured next on a stream follows, if that is a call of this library on this
-// device, and nothing else. Behind another kernel a programmatic dependent was seen to begin later
-// than by an ordinary launch (bench/LOG.md).
+// The node that the next launch on a capturing stream will follow, if it is one node only, and a
+// call of this library on this device. Behind other kernels a programmatic dependent began later
+// than an ordinary launch (bench/LOG.md).
 CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     int status = driver::kNotCaptured;
     uint64_t id, graph;
@@ -36,7 +36,8 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return {};
     CallNode before = {nodes[0]};
     const auto get_params = reinterpret_cast<driver::GetParams>(queue.get_params);
-    // What `context` holds is not documented; on H200 it is the node's. Another value costs the gain.
+    // What `context` holds is not documented. On H200 it is the node's context; with another value
+    // there is no gain.
     if (get_params(before.node, &before.kernel) != 0 || before.kernel.context != queue.context) {
         return {};
     }
@@ -48,20 +49,20 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// Two calls that both fit so often leave room for two more like them.
+// If two calls both fit this often on the device, there is room for two more like them.
 constexpr uint32_t kLeastFit = 4;
 
-// What a call in a graph has been launched with; none where that is not known.
+// The argument of a call in a graph; null if it is not known.
 const KcclCall* call_of(const CallNode& before) {
     if (before.node == 0 || before.kernel.parameters == nullptr) return nullptr;
     const auto* call = static_cast<const KcclCall*>(before.kernel.parameters[0]);
     return call->comm.abi_version == kKcclAbiVersion ? call : nullptr;
 }
 
-// Tells the call before whether the next one, which fits so often, may come early; the driver's code.
-// Only that one: other people's programmatic dependents may count on the end of a kernel that says
-// nothing. And only if both are small: blocks that wait take room from calls of other streams, for
-// which a peer may be waiting.
+// Tells the call before, by changing its argument, whether this call may come early; `fit` is this
+// call's. Returns the driver's code. Only a dependent of this library may come early: others may
+// rely on the end of a kernel that does not let them in. And only if both calls are small: blocks
+// that wait take room from calls on other streams, for which a peer may be waiting.
 int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit) {
     const KcclCall* told = call_of(before);
     if (told == nullptr || told->dependent != kKcclNoDependent) return 0;
@@ -73,8 +74,9 @@ int announce_dependent(const KcclGpuQueue& queue, CallNode before, uint32_t fit)
     return reinterpret_cast<driver::SetParams>(queue.set_params)(before.node, &before.kernel);
 }
 
-// A stream that is being captured takes kernels, into the graph that is made of it. So does one
-// that does not say whether it is: then the kernel's launch says why.
+// A graph of its own cannot be launched on a stream that is being captured, but its kernel can. If
+// the driver does not say whether the stream is, launch the kernel too: that launch reports the
+// error.
 KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* before) {
     const KcclGpuQueue& queue = *op.queue;
     int status = driver::kNotCaptured;
@@ -84,7 +86,7 @@ KcclGpuLaunch how_to_launch(const KcclGpuOp& op, uint64_t stream, CallNode* befo
     if (status == driver::kCaptured && queue.capture_info != 0)
         *before = call_before(queue, stream);
     if (before->node == 0) return kKcclLaunchKernel;
-    // Of calls that fork behind another the first may come early; the others are no dependents.
+    // If several calls follow one call, the first may come early, and the others are no dependents.
     const KcclCall* told = call_of(*before);
     const bool is_taken = told != nullptr && told->dependent == kKcclEarlyDependent;
     return is_taken ? kKcclLaunchKernel : kKcclLaunchDependent;
@@ -110,7 +112,7 @@ int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
                   arguments, nullptr);
 }
 
-// 0, or the driver's error, which the queue notes too.
+// Returns 0 or the driver's error, which is stored in the queue too.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
     const uint64_t stream = op.stream;  // another thread may give the call another stream meanwhile
@@ -120,7 +122,7 @@ int launch(const KcclGpuOp& op) {
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
-        // First, since a launch that has failed may be tried again.
+        // Before the launch, because a launch that has failed may be tried again.
         if (how == kKcclLaunchDependent) {
             error = announce_dependent(queue, before, op.op.call.fit);
             if (error != 0) how = kKcclLaunchAnnounced;

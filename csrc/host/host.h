@@ -1,4 +1,4 @@
-// What the files of the host core share.
+// Shared by the files of the host core.
 #pragma once
 
 #include "../include/kccl/abi.h"
@@ -11,7 +11,7 @@ namespace kccl::host {
 
 using Kernel = void (*)(const KcclCall*);
 
-// Every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels that take bytes stand under [0][0].
+// Every kernel, by KcclKernel, KcclDtype and KcclOp. Kernels that do not reduce are at [0][0].
 struct KernelTable {
     Kernel kernel[kKcclNumKernels][kKcclNumDtypes][kKcclNumOps];
 };
@@ -26,8 +26,9 @@ static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
                   sizeof(KcclHostContext::pidfd) == 4 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
-// Set by the Python extension: called in long waits and long loops. Gives up the interpreter's lock
-// when the call holds it, and returns nonzero when a signal handler raised.
+// The Python extension sets it; long waits and long loops call it. It releases the interpreter's
+// lock until the call's end, if the call holds it, and lets signal handlers run now and then. Not
+// zero: one of them raised an exception.
 extern uint32_t (*interpreter_hook)();
 
 }  // namespace kccl::host

@@ -14,11 +14,11 @@ uint32_t (*interpreter_hook)() = nullptr;
 
 namespace {
 
-// How often a waiting rank looks at its peers' processes and at the interpreter: rarely enough to
-// cost nothing, often enough that a person sees a killed rank or a Ctrl-C at once.
+// How often a waiting rank looks at its peers' processes: rarely enough to cost nothing, often
+// enough that a person hears of a killed rank at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
-// A pidfd becomes readable when its process ends, also while that is a zombie.
+// A pidfd becomes readable when its process ends, even while that is a zombie.
 bool is_gone(int pidfd) {
     if (pidfd < 0) return false;
     pollfd poll_fd = {pidfd, POLLIN, 0};
@@ -44,7 +44,7 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
         const iovec here = {next, num_bytes};
         const iovec there = {reinterpret_cast<void*>(from), num_bytes};
         const ssize_t done = process_vm_readv(context->pid[peer], &here, 1, &there, 1, 0);
-        // A peer that ends while it is read leaves a short copy, then an error.
+        // If the peer ends meanwhile, there is a short copy and then an error.
         if (done < 0) return errno;
         if (done == 0) return EFAULT;
         next += done;

@@ -1,4 +1,5 @@
-// The floors that every result is printed beside: one line's way between two cores, and a copy.
+// The floors that benchmarks print beside every result: the time of a cache line between two cores,
+// and of a copy.
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -49,7 +50,8 @@ struct Player {
 void* play(void* argument) {
     constexpr uint64_t kLimitNs = 2'000'000'000;
     auto* player = static_cast<Player*>(argument);
-    // A player that may not run on its core answers nothing; the other one's limit ends the game.
+    // A player that may not run on its core does not answer; then the other one's limit ends the
+    // game.
     if (pin(player->cpu)) {
         player->one_way_ns = kccl_host_ping_pong(&player->mine->word, &player->theirs->word,
                                                  player->iterations, player->leads, kLimitNs);

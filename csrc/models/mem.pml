@@ -1,5 +1,5 @@
-/* The memory of the model in packets.pml: the words that a rank pushes into a peer's window, and what
- * orders the owner's own stores to them. */
+/* The memory of the model in packets.pml: the words that a rank pushes into a peer's window, and
+ * what orders the owner's own stores to them. */
 
 /* k counts a rank's peers, from the rank after it. A box is what one rank pushes to one peer. Its
  * slots 0 and 1 are those of ll16, by parity; the others are the sentinel's. */
@@ -31,10 +31,10 @@
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
-/* For the proof only: how far a rank's own stores to a slot of its window are ordered before the next
- * push of the peer that uses the slot. A release or fence publishes the stores, by the words of later
- * calls. The peer learns of them when it takes such a word. Then a fence of the peer orders them; if
- * the peer awaited the word with an acquire, they are ordered at once. */
+/* For the proof only: how far a rank's own stores to a slot of its window are ordered before the
+ * next push of the peer that uses the slot. A release or fence publishes the stores, by the words
+ * of later calls. The peer learns of them when it takes such a word. Then a fence of the peer
+ * orders them; if the peer awaited the word with an acquire, they are ordered at once. */
 byte order[NUM_BOXES * NUM_SLOTS];
 #define ORDERED 0
 #define STORED 1

@@ -1,19 +1,19 @@
 /* The two packet protocols, ll16 and sentinel, and the reuse of their slots, as a Spin model.
  *
- * channel.cuh, scrub.cuh, ll16.cuh and sentinel.cuh argue why they are right; here all their runs are
- * tried. tests/csrc/test_model.py starts the searches and plants bugs that must be found. It also checks
- * the quotes: what a comment quotes as "file.cuh function(): code" stands in that function, and no
- * access or sync of the functions modelled is missing. mem.pml is the memory; channel.pml has epochs,
- * credits and scrub; packets and calls are here.
+ * channel.cuh, scrub.cuh, ll16.cuh and sentinel.cuh argue why they are right; here all their runs
+ * are tried. tests/csrc/test_model.py starts the searches and plants bugs that must be found. It
+ * also checks the quotes: what a comment quotes as "file.cuh function(): code" stands in that
+ * function, and no access or sync of the functions modelled is missing. mem.pml is the memory;
+ * channel.pml has epochs, credits and scrub; packets and calls are here.
  *
  * Modelled: WORLD_SIZE ranks of THREADS threads make calls on one channel without end, of any KINDS
  * in any order. The kinds are all_reduce by ll16 (reduce_scatter and all_gather do the same),
  * all_reduce by sentinel, broadcast from any root, and barrier. With two threads there are also
  * all_reduces of different lengths, and either thread may be the coop's first. Epochs count modulo
  * PERIOD, so wrap and scrub are among the runs. A store to a peer becomes visible late, and in any
- * order with the stores to other words; the halves of a packet are two words. What a rank stores into
- * its own window (scrub, re-arming) comes before a peer's push only by a release or fence, then a
- * word that the peer polls, then an acquire or fence there, as in PTX.
+ * order with the stores to other words; the halves of a packet are two words. What a rank stores
+ * into its own window (scrub, re-arming) comes before a peer's push only by a release or fence, then
+ * a word that the peer polls, then an acquire or fence there, as in PTX.
  *
  * Shown:
  *   - No word is overwritten before it is taken.
@@ -33,8 +33,8 @@
  *     are calls.
  *
  * Simplified: One packet stands for all that a thread moves. A load is performed at once and in
- * program order, for a branch depends on it. The fence of one thread stands for those of its coop: it
- * orders earlier calls, which ended with a sync, and each thread has polled every rank. A release
+ * program order, for a branch depends on it. The fence of one thread stands for those of its coop:
+ * it orders earlier calls, which ended with a sync, and each thread has polled every rank. A release
  * lasts until the credits sent before are visible. Packets and credits are relaxed, as on GPUs, but
  * a barrier's are released and acquired. A CPU orders more. csrc/sim, which runs the source itself,
  * has all this. */
@@ -114,7 +114,8 @@
 #include "mem.pml"
 #include "channel.pml"
 
-/* Packets to this rank itself are left out: its own threads take them, and no other rank sees them. */
+/* Packets to this rank itself are left out: its own threads take them, and no other rank sees them.
+ * */
 /* exchange.cuh push_to(): mem::store_packet(channel.outbox(k, i), pack(payload, channel.epoch())); */
 /* exchange.cuh push(): if (k < channel.world_size()) push_to(channel, k, i, payload); */
 /* exchange.cuh exchange(): for (uint32_t i = first; i <= last; i += size) send(i, false); */
@@ -237,8 +238,8 @@ inline rearm() {
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* The first thread to make a call decides for all threads which call it is. Only planted bugs let it
- * get far ahead. */
+/* The first thread to make a call decides for all threads which call it is. Only planted bugs let
+ * it get far ahead. */
 #define MAX_AHEAD 3
 chan calls[WORLD_SIZE * THREADS] = [MAX_AHEAD] of { byte, byte, byte, bit };
 
@@ -344,8 +345,8 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
            /* broadcast_direct_ll16.cuh broadcast_direct_ll16():
             *     const bool is_root = channel.comm().rank == root; */
            :: kind == BROADCAST && rank == root -> push()
-           /* Here all threads push. In the source only the first one does, and its packet orders what all
-            * have done. */
+           /* Here all threads push. In the source only the first one does, and its packet orders
+            * what all have done. */
            /* barrier_direct.cuh barrier_direct(): if (leads) ll16::push(channel, 0, 0); */
            :: kind == BARRIER -> push()
            :: else

@@ -1,4 +1,4 @@
-// Loads and stores of words through mem.cuh: what a load may see, and what a store leaves behind.
+// Loads and stores of words through mem.cuh: what a load may see, and what a store records.
 #include <algorithm>
 #include <utility>
 
@@ -8,10 +8,10 @@
 namespace kccl::sim {
 namespace {
 
-// Stores of a half that loads may still return.
+// How many stores to each half are remembered, which loads may return.
 constexpr size_t kKeptRecords = 8;
 
-// Another thread of this process, which holds the rank's host code, may write there meanwhile.
+// Atomic, because another OS thread, which runs a rank's program, may write there meanwhile.
 void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     auto* words = reinterpret_cast<uint32_t*>(address);
     if (halves == 3) {
@@ -23,7 +23,8 @@ void write_real(uint64_t address, uint64_t value, uint8_t halves) {
     }
 }
 
-// A value of these halves, as the access got or gave it; and back.
+// The value of an access to these halves, from the whole word. raised(): back to its position in
+// the word.
 uint64_t lowered(uint64_t whole, uint8_t halves) {
     return halves == 3 ? whole : halves == 2 ? whole >> 32 : whole & kLow;
 }
@@ -53,18 +54,18 @@ void Memory::take_over(Granule& at, uint64_t real) {
         news &= static_cast<uint8_t>(~halves);
         Record record = {.value = real, .halves = halves};
         if (is_plain) {
-            // Where it was written accesses know.
+            // `accesses` has the place in the code.
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {
-            // What a rank's program stored, it stored after what its launches did.
+            // A rank's program stores after its launches have ended, so this carries what they did.
             record.released.fill(hosts);
         }
         append(at, std::move(record));
     }
 }
 
-// Each half keeps its last stores, however many the other one has seen since.
+// Each half keeps its last stores, however many the other half has got since.
 void Memory::append(Granule& at, Record record) {
     if (at.records.size() >= kKeptRecords) make_room(at, record.halves);
     record.index = at.num_records++;
@@ -125,8 +126,8 @@ bool Memory::hides(const Record& record) {
     return random_.below(256) < weakness_.old_per_256;
 }
 
-// Coherence: a load returns nothing older than what this thread stored, what happens before, and what
-// was read there by loads that happen before.
+// Coherence: a load returns nothing older than a store of its own thread, a store that happens
+// before it, or a store that a load which happens before it has returned.
 bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves) {
     if (record.writer.agent == me.agent || knows(me.ordered, record.writer)) return true;
     return std::any_of(record.sights.begin(), record.sights.end(), [&](const Sight& sight) {
@@ -135,7 +136,7 @@ bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves)
     });
 }
 
-// The position of the record that this thread's load of these halves returns.
+// The position of the record that a load of these halves by this thread returns.
 size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves) {
     size_t oldest = 0;
     while ((at.records[oldest].halves & halves) == 0) ++oldest;
@@ -148,7 +149,7 @@ size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves) {
     }
 }
 
-// This thread has seen a record.
+// Notes that this thread's load has returned a record.
 void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
                  const Access32Or64& access) {
     Record& record = at.records[position];
@@ -161,7 +162,7 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
         take(record.released[2], Scope::kSystem);
         join(me.caused, record.released[2]);
     } else if (record.is_update && record.writer.agent == me.agent) {
-        // It went on with what others had released.
+        // The update carries what others had released before it.
         take(record.released[static_cast<uint32_t>(access.scope)], access.scope);
     } else if (record.writer.counter != 0 && record.writer.agent != me.agent) {
         const Scope between = slots_.between(me.agent.slot, record.writer.agent.slot);
@@ -183,7 +184,7 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
             });
         if (is_first) record.sights.push_back({me.now(), halves});
     }
-    // Thousands of threads may see what was there from the start: no mark for each of them.
+    // No mark: thousands of threads may see the value that was there from the start.
     if (record.writer.counter == 0 && !access.is_packet) {
         if (checks_) {
             if (!at.looks) at.looks = std::make_unique<std::vector<Access>>();
@@ -223,7 +224,8 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     } else {
         low = choose(me, at, 1);
         high = choose(me, at, 2);
-        // One access: no half is older than a store of both that the other half comes after.
+        // It is one access: if one half comes from after a store of both halves, the other does
+        // too.
         for (size_t position = std::max(low, high) + 1; position-- > 0;) {
             if (at.records[position].written != 3) continue;
             low = std::max(low, position);
@@ -298,7 +300,8 @@ Memory::Updated Memory::update(Knowledge& me, const Access32Or64& access, Update
     me.settle_hearsay();
     ByScope released = me.released;
     if (releases(access.order)) hand_on(released, access.scope, me.snapshot());
-    // An update goes on with the releases of the update before, if the two are atomic to each other.
+    // An update also carries what the update before it released, if the two are atomic to each
+    // other.
     const Record& updated = at.records[at.newest(halves)];
     const Scope between = slots_.between(me.agent.slot, updated.writer.agent.slot);
     if (updated.writer.counter != 0 && updated.scope >= between && access.scope >= between) {

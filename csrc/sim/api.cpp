@@ -90,7 +90,7 @@ void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
-    // Also where the communicator is closed, and its machine perhaps gone.
+    // This is so, too, when the communicator is closed and its machine may be gone.
     if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;
@@ -125,8 +125,6 @@ KcclSimStats kccl_sim_stats(KcclSimMachine* machine) {
             of.torn_packets, of.memory.passed_stores,
             of.late_copies,  of.tape.choices.size()};
 }
-
-uint64_t kccl_sim_clock_ns(KcclSimMachine* machine) { return machine->machine.clock_ns; }
 
 const void* kccl_sim_engine_table(void) { return kccl::sim::engine_table(); }
 

@@ -1,4 +1,5 @@
-// Every decision of a run: who moves, and what a load sees. A function of the seed, or of a tape.
+// The decisions of a run: which thread moves, and what a load sees. They follow from the seed, or
+// from a tape.
 #pragma once
 
 #include <stddef.h>
@@ -12,7 +13,7 @@ class Random {
   public:
     explicit Random(uint64_t seed = 0) : state_(seed) {}
 
-    // splitmix64: every seed, also 0, 1, 2, ..., gives an unrelated sequence.
+    // splitmix64: seeds like 0, 1, 2, ... give unrelated sequences.
     uint64_t next() {
         uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -27,7 +28,8 @@ class Random {
     uint64_t state_;
 };
 
-// Decisions in a row, each one of so many. Choice 0 is what happens when nobody interferes.
+// A sequence of decisions, each a choice below a bound. Choice 0 is what happens if nobody
+// interferes.
 class Tape {
   public:
     void rewind() {

@@ -1,9 +1,9 @@
-// What a thread of the machine knows of the others: vector clocks, shared and sparse.
+// Vector clocks: what a thread of the machine knows of the others.
 //
-// Every thread counts its own events. A clock says for each other thread up to which event it is
-// known. There may be a quarter of a million threads, so a clock holds one number for each whole
-// block (what a block barrier tells) and, where needed, one for each thread of a block. Clocks are
-// immutable once shared, because thousands of stores keep the same one.
+// Every thread counts its own events. A clock says for each other thread up to which event its
+// owner knows that thread. There may be a quarter of a million threads. So a clock has one number
+// for each whole block, which a block barrier sets, and one for each thread of a block only where
+// needed. A clock that is shared does not change, because thousands of stores keep the same one.
 #pragma once
 
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 namespace kccl::sim {
 
-// A thread of a block. Slots are numbers of blocks (and hosts) in the machine.
+// A thread of a block. A slot is the number of a block (or of a rank's host) in the machine.
 struct Agent {
     uint32_t slot = 0;
     uint32_t thread = 0;
@@ -23,7 +23,7 @@ struct Agent {
     bool operator==(const Agent&) const = default;
 };
 
-// One event of an agent. Counter 0: before everything, known to all.
+// One event of an agent. Counter 0: before everything; all know it.
 struct Event {
     Agent agent;
     uint32_t counter = 0;
@@ -31,7 +31,7 @@ struct Event {
     bool operator==(const Event&) const = default;
 };
 
-// A pointer that counts; of one machine's thread only, so without atomics.
+// A pointer that counts references. Only one thread uses a machine, so it needs no atomics.
 template <class T>
 class Ref {
   public:
@@ -92,21 +92,21 @@ class Clock {
     };
 
     void make_room(size_t num_slots);
-    // The part of the slot, or null; where it is or would be.
+    // The part of the slot, or null. lower_bound: where it is or would be.
     const Part* find(uint32_t slot) const;
     std::vector<Part>::iterator lower_bound(uint32_t slot);
     static std::vector<uint32_t>& edit_counters(Part& part, size_t size);
 
-    std::vector<uint32_t> all_;  // by slot
-    std::vector<Part> each_;     // by slot, where more is known of some threads than of all
+    std::vector<uint32_t> all_;  // by slot: what is known of all its threads
+    std::vector<Part> each_;     // by slot: where more is known of some threads
 };
 
 using ClockRef = Ref<Clock>;
 
-// The clock behind `ref`, for changing: a copy where others hold it too.
+// The clock behind `ref`, to be changed: a copy if others hold it too.
 Clock& edit(ClockRef& ref);
 
-// *into also knows what `other` knows.
+// Adds to `into` what `other` knows.
 void join(ClockRef& into, const ClockRef& other);
 
 inline bool knows(const ClockRef& clock, Event event) {

@@ -1,4 +1,4 @@
-// Asynchronous copies: they complete late, in pieces, and in any order.
+// Asynchronous copies. They complete late, in pieces, and in any order.
 #include "copies.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 namespace kccl::sim {
 namespace {
 
-// A copy completes in up to so many pieces.
+// Most pieces in which a copy completes.
 constexpr uint32_t kPieces = 4;
 constexpr uint32_t kUnit = 16;
 
@@ -25,7 +25,7 @@ void Machine::barrier_init(uint64_t barrier, uint32_t arrivals) {
         known == barriers.end() ? static_cast<uint32_t>(barriers.size()) : known->second.index;
     phase.arrivals = phase.missing = arrivals;
     barriers[barrier] = std::move(phase);
-    // Whoever uses it must come after: as if the barrier's word were written here.
+    // All uses of the barrier must come after this, as if its word were written here.
     memory.plain(mine.knowledge, barrier, 8, true, mine.site);
 }
 
@@ -34,7 +34,7 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     Copies& copies = mine.block->copies;
     memory.plain(mine.knowledge, barrier, 8, false, mine.site);
     const auto known = copies.barriers.find(barrier);
-    // Not initialised, or more arrivals than a phase has.
+    // It is not initialised, or a phase has too many arrivals.
     if (known == copies.barriers.end() || known->second.missing == 0) {
         report_here(kKcclSimInvalidAccess);
         return;
@@ -51,7 +51,7 @@ void Machine::barrier_arrive(uint64_t barrier, uint32_t num_bytes) {
     end_phase(*mine.block, barrier);
 }
 
-// Ends the phase when nothing of it is missing.
+// Ends the phase if all arrivals and bytes are there.
 void Machine::end_phase(Block& block, uint64_t barrier) {
     CopyPhase& phase = block.copies.barriers[barrier];
     if (phase.missing != 0 || phase.missing_bytes != 0) return;
@@ -112,7 +112,7 @@ void Machine::copy_async(uint64_t to, uint64_t from, uint32_t num_bytes, uint64_
     copying_.push_back(mine.block);
 }
 
-// Completes any piece that is under way. False: there is none.
+// Completes one of the pieces that are under way. False: there is none.
 bool Machine::complete_copy() {
     if (copying_.empty()) return false;
     const uint32_t chosen = random_.below(static_cast<uint32_t>(copying_.size()));
@@ -138,7 +138,7 @@ bool Machine::complete_copy() {
     copier.call = piece.call;
     copier.launch = piece.launch;
     copier.ordered = piece.ordered;
-    // The asynchronous proxy must see the barrier as it was made ready.
+    // The asynchronous proxy must see the barrier initialised.
     memory.async(copier, piece.fenced, piece.barrier, 8, false, piece.site);
     memory.async(copier, piece.fenced, piece.from, piece.num_bytes, false, piece.site);
     memory.async(copier, piece.fenced, piece.to, piece.num_bytes, true, piece.site);

@@ -12,14 +12,14 @@ namespace kccl::sim {
 
 // The state of a mem::CopyBarrier. A phase ends when all arrivals and all bytes are in.
 struct CopyPhase {
-    // Which barrier of the block: an agent of its own, because who waits for one barrier knows
-    // nothing of the copies that complete on others.
+    // Number of the barrier in its block. Each barrier is an agent of its own, because a thread
+    // that waits for one barrier knows nothing of the copies that complete on others.
     uint32_t index = 0;
-    uint32_t arrivals = 0;  // a phase
+    uint32_t arrivals = 0;  // of each phase
     uint32_t missing = 0;
     int64_t missing_bytes = 0;
     uint32_t phase = 0;
-    // What arrivals and copies hand on: so far, and when the last phase ended.
+    // What arrivals and copies hand on: in this phase so far, and when the last phase ended.
     ClockRef ordered;
     ClockRef caused;
     ClockRef fenced;
@@ -34,9 +34,9 @@ struct Piece {
     uint64_t from = 0;
     uint32_t num_bytes = 0;
     uint64_t barrier = 0;
-    uint64_t number = 0;  // in the order in which they were started
-    ClockRef ordered;     // what its issuer knew
-    ClockRef fenced;      // the ordinary stores that its issuer had fenced
+    uint64_t number = 0;  // counts copies in the order of their starts
+    ClockRef ordered;     // what the thread that started it knew
+    ClockRef fenced;      // the ordinary stores that this thread had fenced
     Event issuer;
     uint32_t call = 0;
     uint64_t launch = 0;

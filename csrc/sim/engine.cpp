@@ -1,4 +1,4 @@
-// What kernels call, by the table in device.h. All of it runs on the stack of a fiber.
+// What kernels call, through the table in targets/sim_device.h. All of it runs on a fiber's stack.
 #include <string.h>
 
 #include "machine.h"
@@ -15,7 +15,7 @@ uint8_t* aligned(uint8_t* address, uint64_t alignment) {
     return reinterpret_cast<uint8_t*>((number + alignment - 1) / alignment * alignment);
 }
 
-// The running machine, told what its thread does.
+// The machine that moves now; notes what its thread does.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
     machine.me().site = site;
@@ -23,10 +23,10 @@ Machine& at(uint64_t site, const void* address) {
     return machine;
 }
 
-// Not null, nor an element behind it.
+// Neither null nor an element of an array at null.
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
-// False: no GPU has such an access, and it must not be made.
+// False: a GPU cannot make this access. Then it must not be made here either.
 bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
     if (is_memory(address) && reinterpret_cast<uint64_t>(address) % num_bytes == 0) return true;
     machine.report_here(kKcclSimInvalidAccess);
@@ -88,7 +88,7 @@ void load_packet(const void* address, uint64_t* halves, uint32_t unit_bytes, uin
                                                     static_cast<Scope>(scope), site, true});
         memcpy(to + offset, &seen.value, unit_bytes);
         if (offset == 0) first = seen.writer;
-        // A packet's units are stored one after the other, or none was.
+        // The units of an untorn packet come from consecutive stores of one thread, or from none.
         const uint32_t counter = first.counter == 0 ? 0 : first.counter + offset / unit_bytes;
         is_torn = is_torn || seen.writer.counter != counter || seen.writer.agent != first.agent;
     }
@@ -152,14 +152,14 @@ uint32_t add(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope) 
 void fence(uint32_t order, uint32_t scope) {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.take_loads();
-    // Only these are seen by others.
+    // Other threads notice only sequentially consistent fences.
     machine.point(order == static_cast<uint32_t>(Order::kSeqCst));
     machine.memory.fence(machine.me().knowledge, static_cast<Order>(order),
                          static_cast<Scope>(scope));
     machine.trace(kKcclSimFence, 0, 0, 0, static_cast<Order>(order), static_cast<Scope>(scope));
 }
 
-// No other thread moves between the announcement and the access, so nothing comes between them.
+// No other thread moves between the announcement and the access.
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
@@ -197,7 +197,7 @@ uint32_t block_any(uint32_t mine) {
     return machine.me().exchanged != 0 ? 1 : 0;
 }
 
-// Not the end of a poll: a warp may poll together.
+// This does not end a poll, because the threads of a warp may poll together.
 void meet_warp() {
     Machine& machine = at(KCCL_SIM_SITE(), nullptr);
     machine.trace(kKcclSimMeetWarp, 0, 0);
@@ -205,7 +205,7 @@ void meet_warp() {
     machine.leave_if_found();
 }
 
-// Votes end polls: what the thread waits for is still the word it looked at last.
+// A vote is part of a poll: the thread still waits for the word that it loaded last.
 uint64_t warp_ballot(uint32_t mine) {
     Machine& machine = *running;
     machine.me().exchanged = mine;
@@ -245,7 +245,7 @@ void poll_pause() {
     machine.settle_poll();
 }
 
-// No process ends in here, and no interpreter waits: a rank that has left says so in its window.
+// Here no process ends and no user interrupts. A rank that has left says so in the windows.
 uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
 void barrier_init(void* barrier, uint32_t arrivals) {
@@ -349,7 +349,7 @@ void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alig
         if (known == declaration) return aligned(memory_of_it.get(), alignment);
     }
     auto bytes = std::make_unique<uint8_t[]>(num_bytes + alignment);
-    // Nothing is initialised there, so nobody may count on zeros.
+    // Shared memory is not initialised, so no kernel may rely on zeros.
     memset(bytes.get(), 0xa5, num_bytes + alignment);
     memory.forget(reinterpret_cast<uint64_t>(bytes.get()), num_bytes + alignment);
     block.shared.emplace_back(declaration, std::move(bytes));

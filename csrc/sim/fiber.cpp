@@ -9,7 +9,7 @@
 namespace kccl::sim {
 namespace {
 
-// What a new context is told. Read by start() before anybody else may write it.
+// What start() gets to know. It reads this before anybody writes it again.
 struct Beginning {
     void (*body)(void*);
     void* argument;
@@ -32,8 +32,8 @@ __attribute__((noinline)) void switch_context(Context& from, Context& to) {
     if (_setjmp(from.registers) == 0) _longjmp(to.registers, 1);
 }
 
-// Why both families of functions: makecontext() can begin a stack, but its switches make a system
-// call each; setjmp() cannot begin one.
+// Why two families of functions: makecontext() can start on a new stack, which setjmp() cannot; but
+// its switches cost a system call each.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument) {
     ucontext_t first;

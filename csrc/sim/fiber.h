@@ -1,4 +1,5 @@
-// Threads of control inside one OS thread: a stack each, switched in some ten nanoseconds.
+// Fibers: threads of control inside one OS thread, with a stack each. A switch takes some ten
+// nanoseconds.
 #pragma once
 
 #include <setjmp.h>
@@ -8,20 +9,20 @@
 
 namespace kccl::sim {
 
-// Where a thread of control goes on; saved when it switches away.
+// Where a fiber continues; saved when it switches away.
 struct Context {
     jmp_buf registers;
 };
 
-// Goes on at `to`; returns when somebody switches back to `from`.
+// Continues at `to`; returns when somebody switches back to `from`.
 void switch_context(Context& from, Context& to);
 
-// Makes `context` a new thread of control that calls body(argument), which never returns.
-// `here` is used while it is made.
+// Makes `context` a new fiber that calls body(argument), which never returns. `here` is used
+// meanwhile.
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 
-// Stacks of one size, kept until the end, because the next schedule needs them again.
+// Stacks of one size. They are kept until the end, because the next run needs them again.
 class Stacks {
   public:
     static constexpr uint64_t kBytes = 32768;

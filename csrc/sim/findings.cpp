@@ -1,4 +1,4 @@
-// What was found, and the last events before it.
+// Findings, and the last events before them.
 #include <algorithm>
 
 #include "machine.h"
@@ -35,7 +35,7 @@ void Machine::report(KcclSimFindingKind kind, const Deed& deed, uint64_t address
     finding.seed = seed;
     finding.step = steps;
     findings.push_back(finding);
-    // Of plain accesses these alone are traced: all of them would push everything else out.
+    // No other plain accesses are traced, because they would push all other events out.
     for (const Deed* each : {&other, &deed}) {
         if (!each->exists || (each->kind != kKcclSimRead && each->kind != kKcclSimWrite)) continue;
         trace(*each, address, 0);
@@ -47,8 +47,8 @@ void Machine::report_here(KcclSimFindingKind kind) {
     report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, mine.address, {});
 }
 
-// Names some of the threads that wait, each in another block or at another place; those that poll
-// say most.
+// Names some of the waiting threads, each in another block or at another line. Those that poll come
+// first, because they tell most.
 void Machine::report_stuck(KcclSimFindingKind kind) {
     std::vector<const Fiber*> named;
     uint32_t num_waiting = 0;
@@ -79,12 +79,12 @@ void Machine::report_stuck(KcclSimFindingKind kind) {
     for (size_t i = 0; i < named.size(); ++i) finding.waiting[i] = place(*named[i]);
 }
 
-// A wait that has looked at the clock since everything came to a halt, and waits on.
+// Whether a thread has looked at the clock since all threads wait, and still waits.
 bool Machine::is_overdue(const Fiber& fiber) const {
     return fiber.state == Fiber::kPolling && fiber.looked_ns > halted_ns_;
 }
 
-// Time for any limit has passed. Where nobody has one, everybody waits.
+// More time has passed than any limit allows. If no thread looks at the clock, it is a deadlock.
 void Machine::report_overdue() {
     bool has_limit = false;
     for (const std::shared_ptr<Grid>& grid : running_) {

@@ -1,8 +1,9 @@
-// A thread of the host per rank: who of them moves the machine, and when it may move.
+// One host thread for each rank: which of them moves the machine, and when it may move.
 //
-// What a machine does must depend on its seed only, not on how fast the ranks' Python programs run.
-// So it moves while every rank is in a launch, has left, or waits outside of the machine. Whoever
-// waits for his launch then moves it, until a launch ends and its rank's program runs again.
+// What a machine does must depend on its seed only, not on the speed of the ranks' Python programs.
+// So it moves only while every rank is in a launch, has left, or waits outside of the machine. A
+// thread that waits for its launch then moves the machine, until a launch ends and its rank's
+// program goes on.
 #include <time.h>
 
 #include <algorithm>
@@ -13,13 +14,13 @@
 namespace kccl::sim {
 namespace {
 
-// A rank whose program runs for so long is late: the others move on without it.
+// A rank whose program runs this long is late: the others move on without it.
 constexpr uint64_t kLateNs = 3'000'000'000;
-// How often a machine that is stuck, while a rank's program could still free it, looks again. Its
-// clock then runs as the host's does.
+// How often a stuck machine looks again while a rank's program could still free it. Meanwhile its
+// clock follows the host's.
 constexpr uint64_t kLookNs = 2'000'000;
 
-// One machine at a time has a running thread.
+// Held by the machine that moves.
 std::mutex moving;
 
 uint64_t now_ns() {
@@ -30,7 +31,7 @@ uint64_t now_ns() {
 
 }  // namespace
 
-// *wake_at_ns: when a rank that keeps the machine from moving will be late.
+// *wake_at_ns: when the ranks that keep the machine from moving will be late.
 bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
     uint64_t latest = 0;
     for (const Rank& rank : ranks_) {
@@ -49,8 +50,8 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     is_moved_ = false;
     for (Rank& rank : ranks_) {
         if (rank.host != Rank::kInLaunch || !rank.stream.empty()) continue;
-        // Its program goes on, and the machine waits for what it does next. What that writes to
-        // windows by itself (how it departs) comes after all that its launches did.
+        // The rank's program goes on, and the machine waits for what it does next. What the program
+        // itself writes to windows (when it leaves) comes after all that its launches did.
         join(memory.hosts, rank.ordered);
         rank.host = Rank::kRunning;
         rank.running_since_ns = now_ns();
@@ -95,7 +96,7 @@ int Machine::launch_and_wait(const KcclSimLaunch& launch) {
 void Machine::set_host(int index, Rank::HostState state) {
     const std::lock_guard<std::mutex> lock(mutex);
     Rank& rank = ranks_[static_cast<size_t>(index)];
-    // Ranks that meet outside tell each other what their launches did.
+    // Ranks that meet outside of the machine know what each other's launches did.
     if (state == Rank::kOutside) join(met_outside_, rank.ordered);
     if (rank.host == Rank::kOutside) {
         for (ClockRef* clock : {&rank.ordered, &rank.caused}) {

@@ -1,4 +1,4 @@
-// Launches, and the loop that moves threads. Barriers are in meetings.cpp, what kernels call in
+// Launches, and the loop that moves threads. Barriers are in meetings.cpp; what kernels call is in
 // engine.cpp.
 #include "machine.h"
 
@@ -24,7 +24,7 @@ void Machine::restart(uint64_t new_seed) {
     to_wake_.clear();
     next_warp_ = nullptr;
     ready_.clear();
-    // A thread that was left in the middle of a kernel begins afresh.
+    // A fiber that was left in the middle of a kernel needs a new context.
     idle_fibers_.clear();
     for (Fiber& fiber : fibers_) {
         if (fiber.state != Fiber::kIdle) fiber.has_context = false;
@@ -127,7 +127,8 @@ void Machine::start(const std::shared_ptr<Grid>& grid) {
             fiber.knowledge.launch = grid->number;
             fiber.knowledge.ordered = fiber.fenced = rank.ordered;
             fiber.knowledge.caused = rank.caused;
-            // Between two launches all is written back and taken anew: as by a fence of all threads.
+            // Between two launches caches are written back and invalidated, as if all threads
+            // fenced.
             fiber.knowledge.released.fill(rank.ordered);
             fiber.has_turn = false;
             fiber.looked_ns = 0;

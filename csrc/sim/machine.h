@@ -1,5 +1,6 @@
 // All ranks of a job: their streams of launches, blocks, warps and threads, and the loop that moves
-// them. One thread of the host at a time moves a machine, and one machine at a time is moved.
+// the threads. One thread of the host at a time moves a machine, and only one machine moves at a
+// time.
 #pragma once
 
 #include <stdint.h>
@@ -36,17 +37,17 @@ struct Fiber {
     Warp* warp = nullptr;
     uint32_t lane = 0;
     Knowledge knowledge;
-    std::vector<Look> polled;   // since the last pause or store
-    size_t num_settled = 0;     // of these
-    bool saw_old = false;       // one of these was not the newest
-    bool has_turn = false;      // by tape: makes the next access
-    uint32_t woken_before = 0;  // of its warp, when it began to poll
-    ClockRef fenced;            // what fence_copies() covers: its own, and those before it
-    uint64_t exchanged = 0;     // what it brings to a warp's or block's meeting, and takes away
+    std::vector<Look> polled;   // loads since the last pause or store
+    size_t num_settled = 0;     // how many of these are settled
+    bool saw_old = false;       // one of these returned an old value
+    bool has_turn = false;      // by tape: this thread makes the next access
+    uint32_t woken_before = 0;  // Warp::woken when it began to poll
+    ClockRef fenced;            // what its fence_copies() covers, and those that come before
+    uint64_t exchanged = 0;     // what it gives to a warp's or block's meeting, and gets
     uint32_t source_lane = 0;
-    uint64_t site = 0;  // of what it does or waits in
+    uint64_t site = 0;  // code address of what it does or waits in
     uint64_t address = 0;
-    uint64_t looked_ns = 0;  // at the clock, the last time
+    uint64_t looked_ns = 0;  // when it last looked at the clock
 };
 
 enum class Meeting : uint8_t { kNone, kSync, kAny, kBallot, kShuffle };
@@ -78,7 +79,7 @@ struct Grid {
     int32_t rank = 0;
     uint64_t number = 0;
     void (*entry)(const void*) = nullptr;
-    std::vector<uint64_t> arguments;  // 8-byte units, for alignment
+    std::vector<uint64_t> arguments;  // as 8-byte words, for alignment
     KcclSimLaunch launch = {};
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<std::unique_ptr<Warp>> warps;
@@ -90,7 +91,7 @@ struct Rank {
     enum HostState : uint8_t { kRunning, kInLaunch, kOutside, kLeft };
 
     std::deque<std::shared_ptr<Grid>> stream;
-    // What everything before on this stream knew, as in Knowledge.
+    // What all earlier launches on this stream knew; as in Knowledge.
     ClockRef ordered;
     ClockRef caused;
     HostState host = kRunning;
@@ -103,25 +104,26 @@ class Machine final : public Reporter {
 
     void restart(uint64_t seed);
     std::shared_ptr<Grid> enqueue(const KcclSimLaunch& launch);
-    // Moves all launches to their end, or to the first finding.
+    // Runs all launches to their end, or up to the first finding.
     void run();
 
-    // ---- Threads of the host, one a rank (hosts.cpp) ----
+    // ---- One host thread for each rank (hosts.cpp) ----
     int launch_and_wait(const KcclSimLaunch& launch);
     void set_host(int rank, Rank::HostState state);
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
-    // Before every access that others can see, and before barriers: here a thread may be interrupted.
+    // Called before every access that others can see, and before barriers. Here a thread may be
+    // interrupted.
     void point(bool is_access = true);
     void yield_as(Fiber::State state);
     void make_ready(Fiber* fiber);
-    // Something was stored there.
+    // Something was stored in the granule.
     void wake(Granule& granule);
     void wake(Warp& warp);
-    // The thread goes on with what it has loaded since the last pause.
+    // The thread uses what it has loaded since the last pause.
     void take_loads();
-    // It stores, or does what is like it: no poll goes on across this.
+    // The thread stores, or does something similar: no poll goes on across this.
     void end_poll();
     void settle_poll();
     void look(Granule& granule) {
@@ -143,7 +145,7 @@ class Machine final : public Reporter {
     void leave_if_found() {
         if (!findings.empty()) switch_away();
     }
-    // What the running thread does; or what a thread did.
+    // Records what the running thread does, or what a thread did.
     void trace(KcclSimEventKind kind, uint64_t address, uint64_t value, uint32_t age = 0,
                Order order = Order::kRelaxed, Scope scope = Scope::kSystem);
     void trace(const Deed& deed, uint64_t address, uint64_t value);
@@ -166,7 +168,7 @@ class Machine final : public Reporter {
     uint64_t late_copies = 0;
     uint64_t clock_ns = 0;
     std::vector<KcclSimFinding> findings;
-    std::vector<KcclSimEvent> events;  // a ring
+    std::vector<KcclSimEvent> events;  // the last ones, as a ring
     uint64_t num_events = 0;
     std::mutex mutex;
 
@@ -191,7 +193,7 @@ class Machine final : public Reporter {
     bool has_pollers() const;
     bool pass_time(uint64_t at_least_ns);
     void count_step();
-    // Something happened that a thread that waits could go on by.
+    // Something has changed that a waiting thread may be waiting for.
     void note_change();
     void note_progress();
     void report_stuck(KcclSimFindingKind kind);
@@ -210,7 +212,7 @@ class Machine final : public Reporter {
     static void body(void* fiber);
 
     static constexpr size_t kManyLooks = 256;
-    // Of the thread that a seed stops: moves when nothing else can.
+    // Level of the thread that a seed stops: it moves when nothing else can.
     static constexpr uint32_t kStoppedLevel = 0;
 
     Random random_;
@@ -222,33 +224,33 @@ class Machine final : public Reporter {
     Ready ready_;
     std::vector<Rank> ranks_;
     std::vector<std::shared_ptr<Grid>> running_;
-    std::deque<Warp*> warps_;              // those from the first on that has not ended
+    std::deque<Warp*> warps_;              // from the first one that has not ended
     uint32_t first_warp_ = 0;              // index of warps_[0]
-    std::vector<uint32_t> slot_counters_;  // of each slot's last event
+    std::vector<uint32_t> slot_counters_;  // counter of each slot's last event
     ClockRef met_outside_;                 // what ranks know that met outside of the machine
     bool has_ended_grid_ = false;
-    size_t next_event_ = 0;          // in the ring
-    std::vector<uint32_t> to_wake_;  // warps of which a word was stored to
+    size_t next_event_ = 0;          // position in the ring of events
+    std::vector<uint32_t> to_wake_;  // warps that wait for a word that was stored
     std::vector<Block*> copying_;    // blocks with asynchronous copies under way
     Fiber* current_ = nullptr;
-    Warp* next_warp_ = nullptr;  // by tape: whose turn it is
+    Warp* next_warp_ = nullptr;  // by tape: the warp whose turn it is
     Context host_;
     uint64_t next_grid_ = 1;
     uint64_t changes_ = 0;
     uint64_t changes_at_wake_ = 0;
     uint32_t num_threads_ = 0;  // of running launches
-    uint64_t endless_at_ = 0;   // step
+    uint64_t endless_at_ = 0;   // step at which the run counts as endless
     uint32_t idle_rounds_ = 0;
     uint64_t passed_ns_ = 0;
-    uint64_t halted_ns_ = 0;  // when everything came to a halt
+    uint64_t halted_ns_ = 0;  // when all threads had come to wait
     bool is_moved_ = false;
     std::condition_variable changed_;
 };
 
-// The machine that is being moved; its threads' calls go there.
+// The machine that moves now: kernels' calls go to it.
 extern Machine* running;
 
-// Kernels ask who they are through this (engine.cpp).
+// Makes a fiber the thread that kernels see as themselves (engine.cpp).
 void show_self(Fiber& fiber);
 const KcclSimEngine* engine_table();
 

@@ -1,11 +1,11 @@
-// Where the threads of a block or warp meet: barriers, votes and shuffles.
+// Meetings of the threads of a block or warp: barriers, votes and shuffles.
 #include <algorithm>
 
 #include "machine.h"
 
 namespace kccl::sim {
 
-// All know from now on what each knew.
+// From now on each of the threads knows what any of them knew.
 void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
     ClockRef ordered, caused, fenced;
     uint32_t last = 0;
@@ -44,10 +44,10 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
 void Machine::meet_block(Meeting meeting, bool is_fenced) {
     Fiber& mine = *current_;
     Block& block = *mine.block;
-    // A vote may be the end of a poll that found nothing.
+    // A vote may follow a poll that found nothing.
     if (meeting == Meeting::kSync) take_loads();
     trace(kKcclSimMeetBlock, 0, mine.exchanged);
-    // A warp of which a thread has ended cannot arrive as a whole.
+    // A warp with a thread that has ended cannot arrive as a whole.
     const bool is_other = block.meeting != Meeting::kNone && block.meeting != meeting;
     if (is_other || mine.warp->ended != 0) report_here(kKcclSimDivergence);
     block.meeting = meeting;

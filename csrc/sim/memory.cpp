@@ -1,4 +1,4 @@
-// What threads know, where words are kept, and fences. Loads and stores are in accesses.cpp.
+// What threads know, where words are stored, and fences. Loads and stores are in accesses.cpp.
 #include "memory.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr Scope kScopes[] = {Scope::kBlock, Scope::kDevice, Scope::kSystem};
 void Knowledge::hear(Event event, const ClockRef& told) {
     if (knows(caused, event)) return;
     hearsay.emplace_back(event, told);
-    // A thread that only polls never asks.
+    // A thread that only polls would never settle it.
     if (hearsay.size() == kMostHearsay) settle_hearsay();
 }
 
@@ -85,7 +85,7 @@ Memory::Page& Memory::page(uint64_t number) {
     return *recent;
 }
 
-// Why each by itself: what shares a page differs from one process to the next.
+// Why each granule is cleared by itself: which granules share a page differs between processes.
 Granule& Memory::granule(const Knowledge& me, uint64_t address) {
     const uint64_t index = address / 8;
     Page& its_page = page(index / kGranulesPerPage);
@@ -109,7 +109,7 @@ void Memory::forget(uint64_t address, uint64_t num_bytes) {
     }
 }
 
-// What is known of other windows stays: their ranks may be in the middle of a launch.
+// What is known of other windows stays, because their ranks may be in the middle of a launch.
 void Memory::add_window(int rank, uint64_t address, uint64_t num_bytes) {
     windows_.push_back({address, num_bytes, rank});
     forget(address, num_bytes);
@@ -125,7 +125,7 @@ void Memory::remove_window(uint64_t address) {
     forget(address, num_bytes);
 }
 
-// ---- Fences ----------------------------------------------------------------------------------------
+// ---- Fences -------------------------------------------------------------------------------------
 
 ClockRef& Memory::sequential(Agent agent, Scope scope) {
     switch (scope) {
@@ -143,7 +143,7 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
         join(me.ordered, seen);
         seen = {};
         if (order != Order::kSeqCst) continue;
-        // After all such fences before it whose scopes and its own take in both threads.
+        // It comes after all earlier ones whose scope, and its own, include both threads.
         for (ClockRef* clock : {&me.ordered, &me.caused}) {
             join(*clock, sequential(me.agent, each));
         }

@@ -1,9 +1,10 @@
-// The adversarial memory: what a load may see, and who broke which rule. MODEL.md is its contract.
+// The adversarial memory: what a load may see, and which rules accesses break. MODEL.md is its
+// contract.
 //
-// Real memory always holds the newest value of every word. Beside it, words that are accessed
-// through mem.cuh keep the stores that a load may still return; a load takes the newest or, where
-// nothing orders it, an older one. Plain accesses go to real memory, and are only checked: in a
-// program without races they have nothing to choose.
+// Real memory always has the newest value of every word. Besides, the simulator remembers, for
+// words accessed through mem.cuh, the stores that a load may still return. A load gets the newest
+// value or, where nothing orders it, an older one. Plain accesses go to real memory and are only
+// checked: in a program without races they have no choice.
 #pragma once
 
 #include <stdint.h>
@@ -21,34 +22,35 @@
 
 namespace kccl::sim {
 
-// Knowledge by the smallest scope that takes in both who gives it and who gets it.
+// Knowledge, by the smallest scope that includes both the giver and the receiver.
 using ByScope = std::array<ClockRef, 3>;
 
-// What one thread knows, in two strengths. `ordered` is happens-before: it takes a release and an
-// acquire. `caused` takes neither: a load that was needed to decide on a store has returned by then.
+// What one thread knows, in two strengths (MODEL.md). `ordered` is happens-before: it needs a
+// release and an acquire. `caused` needs neither: a load that decided about a store has returned
+// before the store.
 struct Knowledge {
     Agent agent;
     uint32_t counter = 1;  // of this thread's next event
-    uint32_t call = 0;     // index of what it does in Calls
+    uint32_t call = 0;     // index in Calls of the call it makes
     uint64_t launch = 0;
     ClockRef ordered;
     ClockRef caused;
-    // What `caused` will know too: joined before it is asked or handed on.
+    // What `caused` will know too; joined before `caused` is used or handed on.
     std::vector<std::pair<Event, ClockRef>> hearsay;
-    ByScope released;    // by this thread's fences: what later stores carry
-    ByScope to_acquire;  // what a fence would take over
+    ByScope released;    // by this thread's fences; later stores carry it
+    ByScope to_acquire;  // what a fence would acquire
 
     Event now() const { return {agent, counter}; }
     void hear(Event event, const ClockRef& caused);
     void settle_hearsay();
-    // What a release hands on now.
+    // What a release would hand on now.
     ClockRef snapshot() const;
 };
 
-// Hands this on to all whom the scope takes in.
+// Adds `known` to `released`, for all threads that the scope includes.
 void hand_on(ByScope& released, Scope scope, const ClockRef& known);
 
-// A load of these halves.
+// A thread has loaded these halves of a store.
 struct Sight {
     Event reader = {};
     uint8_t halves = 3;
@@ -56,32 +58,33 @@ struct Sight {
 
 // A store that loads may return.
 struct Record {
-    uint64_t value = 0;  // of all 8 bytes, this store applied
+    uint64_t value = 0;  // of all 8 bytes after this store
     Event writer = {};
     uint32_t index = 0;     // counts the granule's stores
-    ByScope released = {};  // null: carries nothing
+    ByScope released = {};  // what the store carries; null: nothing
     ClockRef caused = {};
     uint32_t call = 0;
-    uint8_t written = 3;  // which 4 bytes it wrote, as bits
-    uint8_t halves = 3;   // of these, where loads may still return it
+    uint8_t written = 3;  // which halves of 4 bytes it wrote, a bit each
+    uint8_t halves = 3;   // in which of these a load may still return it
     Scope scope = Scope::kSystem;
-    bool is_release = false;  // or follows one of its thread
-    bool is_update = false;   // by a read-modify-write
+    bool is_release = false;  // it releases, or follows a release of its thread
+    bool is_update = false;   // it is part of a read-modify-write
     bool is_packet = false;
     bool is_plain = false;
-    uint8_t skips = 0;  // loads that passed it over
+    uint8_t skips = 0;  // how many loads passed it over
     uint64_t site = 0;
     uint64_t step = 0;
-    std::vector<Sight> sights = {};  // the first of each thread: nobody who knows one sees less
+    std::vector<Sight> sights = {};  // each thread's first; who knows of one must not see less
 };
 
 // The last load of an agent.
 struct Mark {
-    // kPolled: within a poll of which the outcome is open. kTaken: the thread went on with it.
+    // kPolled: part of a poll that is not over. kTaken: the thread went on with it. kRejected: it
+    // did not.
     enum State : uint8_t { kPolled, kTaken, kRejected };
 
     Event reader = {};
-    uint32_t index = 0;  // of the record that it saw
+    uint32_t index = 0;  // of the record that it returned
     uint32_t call = 0;
     uint8_t halves = 3;
     State state = kPolled;
@@ -90,17 +93,17 @@ struct Mark {
     uint64_t step = 0;
 };
 
-// The last accesses of one kind by the threads of one block: of one thread, until a second one comes.
+// The last accesses of one kind by the threads of one block.
 struct Access {
-    Event event = {};  // of the thread that came last
+    Event event = {};  // the last one
     uint32_t call = 0;
-    uint8_t bytes = 0;  // which, as bits
+    uint8_t bytes = 0;  // which bytes, a bit each
     bool is_async = false;
     enum Kind : uint8_t { kRead, kWrite, kLoad } kind = kRead;
-    uint32_t last = 0;  // the greatest of counters
+    uint32_t last = 0;  // the greatest counter
     uint64_t site = 0;
     uint64_t step = 0;
-    std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: of `event` only
+    std::vector<uint32_t> counters = {};  // by thread, 0 for none; empty: there is only `event`
 
     void add(Event next);
     // Whether adding this changes nothing.
@@ -110,25 +113,25 @@ struct Access {
     }
 };
 
-// 8 aligned bytes. Each half, of 4, has a history of its own; stores of both are in both.
+// 8 aligned bytes. Each half of 4 bytes has a history of its own; a store of both is in both.
 struct Granule {
     uint64_t address = 0;
-    uint64_t launch = 0;  // that was here last; what an ended one did to its own memory is over
-    uint32_t num_records = 0;  // that there have been
-    uint32_t num_stores = 0;   // that woke somebody, or would have
+    uint64_t launch = 0;       // the last one here; accesses of ended ones are forgotten
+    uint32_t num_records = 0;  // how many there have been
+    uint32_t num_stores = 0;   // how many stores a waiting thread could have noticed
     std::vector<Record> records;
     std::vector<Mark> marks;
-    std::vector<Access> accesses;                // plain
+    std::vector<Access> accesses;                // plain ones
     std::unique_ptr<std::vector<Access>> looks;  // loads that saw no thread's store
-    std::vector<uint32_t> waiters;               // warps to look again when something is stored
-    Event plain_writers[2];                      // of the halves, the last ones
-    uint8_t plainly_written = 0;                 // halves of which records do not know it yet
+    std::vector<uint32_t> waiters;               // warps that look again after a store
+    Event plain_writers[2];                      // the last one of each half
+    uint8_t plainly_written = 0;                 // halves with a plain store not yet in `records`
 
-    // The position among records of the last store to these halves, or to one of them.
+    // The position in `records` of the last store to any of these halves.
     size_t newest(uint8_t halves) const;
-    // Null: loads do not return it any more.
+    // Null: no load returns it any more.
     const Record* find(uint32_t index) const;
-    // Stores to these halves after the one at a position.
+    // How many stores to these halves came after the one at `position`.
     uint32_t newer_than(size_t position, uint8_t halves) const;
     void clear() {
         num_records = 0;
@@ -141,23 +144,23 @@ struct Granule {
     }
 };
 
-// A word that a thread looked at, and its num_stores then.
+// A word that a thread has loaded, and its num_stores at that time.
 struct Look {
     Granule* granule;
     uint32_t num_stores;
 };
 
-// How strongly a seed bends memory.
+// How weak a seed makes the memory.
 struct Weakness {
     uint32_t old_per_256 = 0;  // how often a load passes over a store that it need not see
-    uint8_t max_skips = 0;     // how often one store is passed over before all see it
+    uint8_t max_skips = 0;     // how often a store may be passed over before all see it
     enum Target : uint8_t { kAll, kPackets, kOthers, kOneRank } target = kAll;
     int32_t rank = 0;
 };
 
 class Memory {
   public:
-    // What the ranks' programs know, which write to windows between their launches.
+    // What the ranks' programs know. They write to windows between their launches.
     ClockRef hosts;
 
     Memory(Slots& slots, Calls& calls, Reporter& reporter, const uint64_t& step)
@@ -174,7 +177,7 @@ class Memory {
         uint64_t site;
         bool is_packet;
     };
-    // `granule` becomes where it was; `is_newest` whether nothing newer exists.
+    // What a load returned.
     struct Seen {
         uint64_t value;
         Granule* granule;
@@ -184,7 +187,7 @@ class Memory {
     };
     Seen load(Knowledge& me, const Access32Or64& access);
     Granule* store(Knowledge& me, const Access32Or64& access, uint64_t value);
-    // Reads the newest and stores at once. kClaim: compare-and-swap of 0 to value.
+    // Reads the newest value and stores, in one step. kClaim: compare-and-swap of 0 to value.
     enum class Update { kClaim, kAdd };
     struct Updated {
         Granule* granule;
@@ -198,13 +201,15 @@ class Memory {
     void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
         plain_range(me, address, num_bytes, is_write, false, nullptr, site);
     }
-    // An asynchronous copy's own accesses. `fenced`: the generic writes that its issuer fenced.
+    // An access of an asynchronous copy. `fenced`: the ordinary stores that the thread had fenced
+    // which started it.
     void async(Knowledge& copy, const ClockRef& fenced, uint64_t address, uint64_t num_bytes,
                bool is_write, uint64_t site) {
         plain_range(copy, address, num_bytes, is_write, true, &fenced, site);
     }
 
-    // The loads of a poll that found what it waited for; or did not. Those from `first` on.
+    // A poll is over: is_taken says whether it found what it waited for. Its loads are those from
+    // `first`.
     void settle(Knowledge& me, const std::vector<Look>& polled, size_t first, bool is_taken);
 
     Granule& granule(const Knowledge& me, uint64_t address);
@@ -235,7 +240,7 @@ class Memory {
                      bool is_async, const ClockRef* fenced, uint64_t site);
     void plain_one(Knowledge& me, Granule& granule, uint8_t bytes, bool is_write, bool is_async,
                    const ClockRef* fenced, uint64_t site);
-    // An access of this thread, now.
+    // The access that this thread makes now.
     Deed doing(const Knowledge& me, KcclSimEventKind kind, uint64_t site) const {
         return {me.now(), me.call, site, step_, kind, true};
     }
@@ -244,15 +249,15 @@ class Memory {
     void check_store(Knowledge& me, Granule& granule, const Access32Or64& access, uint64_t value);
     void check_writers(const Knowledge& me, Granule& granule, const Access32Or64& access,
                        const Record& before, uint8_t halves);
-    // By slot, with one entry for the threads of a block that do the same.
+    // Adds to the accesses by slot: one entry for all threads of a block that do the same.
     void add(std::vector<Access>& accesses, const Knowledge& me, Access::Kind kind, uint8_t bytes,
              bool is_async, uint64_t site);
-    // An access that comes before, and that this clock does not know of; or nothing.
+    // Whether `access` contains an event that `clock` does not know, and which.
     static bool is_unordered(const Access& access, const ClockRef& clock, Agent me, Event* which);
     void check_taken(Granule& granule, const Mark& mark);
-    // Takes over what was written to real memory behind the records: by plain stores, or by the host.
+    // Makes records of what plain stores, or the host, have written to real memory.
     void refresh(Granule& granule) {
-        // Another thread of this process, which holds the rank's host code, may write meanwhile.
+        // Atomic, because another OS thread, which runs a rank's program, may write meanwhile.
         const uint64_t real =
             __atomic_load_n(reinterpret_cast<const uint64_t*>(granule.address), __ATOMIC_RELAXED);
         if (granule.records.empty() || granule.records.back().value != real) {
@@ -293,9 +298,9 @@ class Memory {
     Page* recent_[kRecentPages] = {};
     std::vector<Window> windows_;
     std::vector<uint64_t> launches_;  // that run
-    // Of sequentially consistent fences, by scope and by which block or device it is.
+    // What sequentially consistent fences hand on, by scope and by block or device.
     std::map<std::pair<Scope, uint32_t>, ClockRef> sequential_;
-    // The last store that somebody passed over: to see stores overtake each other.
+    // The last store that was passed over; to notice when stores overtake each other.
     Event passed_over_;
 };
 

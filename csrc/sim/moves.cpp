@@ -1,4 +1,4 @@
-// Who moves next, who is interrupted, and who is woken.
+// Which thread moves next, which is interrupted, and which are woken.
 #include <algorithm>
 #include <utility>
 
@@ -7,25 +7,25 @@
 namespace kccl::sim {
 namespace {
 
-// Rounds in which every waiting thread looks once more before the machine counts as stuck: the
-// slow path of a wait looks at words that its poll does not.
+// How many more rounds every waiting thread looks before the machine counts as stuck. More than
+// one, because the slow path of a wait looks at words that its poll does not load.
 constexpr uint32_t kIdleRounds = 3;
 constexpr uint32_t kWakeOneIn = 16;
-// Warps that an exhaustive search may let go first; tiny configurations have no more.
+// Among how many warps an exhaustive search chooses; tiny configurations have no more.
 constexpr uint32_t kOfferedWarps = 8;
-// Virtual time a thread takes from one access to the next.
+// Virtual time from one access of a thread to the next.
 constexpr uint64_t kStepNs = 2;
-// Steps in which nothing is stored and somebody always has something to do: so many, and so many a
-// thread. A wait that does not pause never ends otherwise.
+// A run is endless after this many steps, plus this many for each thread, in which nothing is
+// stored and not all threads wait. Otherwise a wait that does not pause would never end.
 constexpr uint64_t kIdleSteps = uint64_t{1} << 25;
 constexpr uint64_t kIdleStepsAThread = uint64_t{1} << 14;
 constexpr uint64_t kFirstPassNs = 1'000'000;
-// Far beyond any limit a user sets: a wait that outlasts this does not look at the clock.
+// Far beyond any limit that a user sets. A wait that lasts longer does not look at the clock.
 constexpr uint64_t kAllWaitsEndNs = 1'000'000'000'000'000;
 
 }  // namespace
 
-// ---- What a seed stands for ---------------------------------------------------------------------
+// ---- What a seed chooses ------------------------------------------------------------------------
 
 void Machine::choose_style() {
     static constexpr uint32_t kSwitch[] = {1, 2, 8, 64};
@@ -39,7 +39,7 @@ void Machine::choose_style() {
     style_.switch_one_in = kSwitch[random_.below(4)];
     style_.slow_rank = static_cast<int32_t>(random_.below(settings.world_size));
     style_.slow_block = static_cast<int32_t>(random_.below(4));
-    // As often early as late, whatever the length of the run.
+    // Early as often as late, whatever the length of the run.
     style_.stopped_at = 1 + random_.below(1u << (4 + random_.below(13)));
     style_.change_one_in = 16u << random_.below(6);
     weakness_ = {};
@@ -77,7 +77,7 @@ Fiber* Machine::pick() {
     return ready_.pop_any(random_);
 }
 
-// The warps that can move, by who has waited longest.
+// The warps that can move, the one that has waited longest first.
 uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     if (ready_.is_empty()) return 0;
     size_t first = 0;
@@ -92,8 +92,9 @@ uint32_t Machine::movable(const Warp* except, Warp** warps) const {
     return count;
 }
 
-// By tape: one decision for every access, who makes it. A warp of which a thread ended or waits goes
-// on with the next; what it does up to an access nobody sees. One that polls in vain goes last.
+// By tape: one decision for each access, which warp makes it. A warp with a thread that ended or
+// waits goes on with its next thread; nobody sees what it does up to its next access. A warp that
+// polls in vain goes last.
 Fiber* Machine::take_turn() {
     Warp* wanted = std::exchange(next_warp_, nullptr);
     if (wanted == nullptr) {
@@ -211,7 +212,8 @@ void Machine::wake(Granule& granule) {
     ++granule.num_stores;
     to_wake_.insert(to_wake_.end(), granule.waiters.begin(), granule.waiters.end());
     granule.waiters.clear();
-    // Not always at once: a warp that waits for many words would look again after each of them.
+    // Not at once each time, because a warp that waits for many words would look after each of
+    // them.
     if (style_.schedule == kKcclSimExhaustive || random_.one_in(kWakeOneIn)) wake_stored();
 }
 
@@ -225,12 +227,12 @@ bool Machine::wake_stored() {
     return has_any;
 }
 
-// Null: it has ended.
+// Null: the warp has ended.
 Warp* Machine::warp_at(uint32_t index) const {
     return index < first_warp_ ? nullptr : warps_[index - first_warp_];
 }
 
-// All of the warp: its threads look again together, whoever's word it is.
+// Wakes the whole warp: its threads look again together, whichever of them waits for the word.
 void Machine::wake(Warp& warp) {
     ++warp.woken;
     for (Fiber* lane : warp.lanes) {
@@ -260,7 +262,8 @@ bool Machine::wake_pollers() {
     return has_woken;
 }
 
-// Moves the clock on, so that waits look at it and time out. False: they have had their time.
+// Moves the clock on, so that waits look at it and time out. False: more time has passed than any
+// limit allows.
 bool Machine::pass_time(uint64_t at_least_ns) {
     if (passed_ns_ == 0) halted_ns_ = clock_ns;
     passed_ns_ = passed_ns_ == 0 ? kFirstPassNs : passed_ns_ + passed_ns_ / 8;

@@ -6,7 +6,7 @@
 namespace kccl::sim {
 namespace {
 
-// A wait that does not pause looks at few words, again and again.
+// A wait that does not pause loads few words, again and again.
 constexpr size_t kRemembered = 4;
 
 }  // namespace
@@ -14,7 +14,7 @@ constexpr size_t kRemembered = 4;
 void Machine::take_loads() {
     Fiber& mine = *current_;
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, true);
-    // A poll may meet others before it pauses, and still waits for these words.
+    // A poll may include a barrier or vote before it pauses, and still waits for these words.
     mine.num_settled = mine.polled.size();
 }
 
@@ -39,18 +39,18 @@ void Machine::look_again(Granule& granule) {
     polled.push_back({&granule, granule.num_stores});
 }
 
-// A poll did not find what it waited for. The thread looks again when one of the words it looked at
-// is stored to, or at once where it was shown an old value.
+// A poll did not find what it waited for. The thread looks again when one of the words it has
+// loaded is stored to, or at once if a load returned an old value.
 void Machine::settle_poll() {
     Fiber& mine = *current_;
     count_step();
     memory.settle(mine.knowledge, mine.polled, mine.num_settled, false);
     bool may_see_more = mine.saw_old;
     for (const Look& look : mine.polled) {
-        // Stored to since it was looked at, by a thread that was moved in between.
+        // Another thread, which moved in between, has stored to it since.
         may_see_more = may_see_more || look.granule->num_stores != look.num_stores;
     }
-    // A warp looks again as a whole.
+    // All threads of a warp look again together.
     if (may_see_more) {
         wake(*mine.warp);
     } else if (mine.woken_before != mine.warp->woken) {

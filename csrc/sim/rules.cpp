@@ -1,4 +1,5 @@
-// The rules that accesses can break: order of plain accesses, one writer a word, a slot's reuse.
+// The rules that accesses can break: plain accesses are ordered, a word has one writer at a time, a
+// slot is not written again too early.
 #include <algorithm>
 #include <utility>
 
@@ -9,12 +10,13 @@ namespace kccl::sim {
 
 // ---- Words accessed through mem.cuh -------------------------------------------------------------
 
-// Whether another thread's store comes before this one.
+// Checks that the last store of another thread comes before this one.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
     if (before.writer.agent == me.agent || knows(me.ordered, before.writer)) return;
-    // Whoever has seen a store comes after it, and so does who knows that somebody has. A mark is of a
-    // thread's last look, which may be later than what is known; a sight of its first.
+    // A thread that has seen a store comes after it, and so does a thread that knows of one that
+    // has. Of a thread's loads, `sights` has the first and `marks` the last one, which may be too
+    // late to be known.
     const auto is_known = [&](Event reader, uint8_t seen) {
         return (seen & halves) != 0 && (reader.agent == me.agent || knows(me.caused, reader));
     };
@@ -31,7 +33,7 @@ void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64&
                      deed_of(before));
 }
 
-// Who else wrote or reads this word, and whether that is over.
+// Checks a store against the other writers and readers of its word.
 void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint64_t value) {
     if (!checks_) return;
     me.settle_hearsay();
@@ -41,7 +43,7 @@ void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access,
     for (const uint8_t half : kHalves) {
         if ((half & halves) == 0 || merged(0, changed, half) == 0) continue;
         const Record& before = at.records[at.newest(half)];
-        // A store of both halves is looked at once.
+        // A store of both halves is checked once.
         if (&before != last) check_writers(me, at, access, before, before.halves & halves);
         last = &before;
     }
@@ -67,7 +69,8 @@ void Memory::settle(Knowledge& me, const std::vector<Look>& polled, size_t first
     }
 }
 
-// A thread went on with the packet that it saw: is that this call's, and may nobody overwrite it?
+// Checks a packet with which a thread went on: it belongs to this call, and nobody has overwritten
+// it.
 void Memory::check_taken(Granule& at, const Mark& mark) {
     const Record* const record = at.find(mark.index);
     if (record == nullptr) return;
@@ -80,10 +83,11 @@ void Memory::check_taken(Granule& at, const Mark& mark) {
         if (later.index <= mark.index) continue;
         if ((later.halves & mark.halves) == 0 || !later.is_packet) continue;
         if (later.writer.agent == mark.reader.agent) continue;
-        // Another thread of the warp has said meanwhile that this one has read.
+        // The later writer knows, perhaps through another thread of the warp, that this one has
+        // read.
         if (knows(later.caused, mark.reader)) break;
         if (is_of_my_call(later)) {
-            // It was to take this one, and took what was there before.
+            // The thread should have taken the later packet and took the one before.
             reporter_.report(kKcclSimStaleWord, deed_of(mark), at.address, deed_of(*record));
         } else {
             reporter_.report(kKcclSimReusedSlot, deed_of(later), at.address, deed_of(mark));
@@ -198,7 +202,7 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
     };
     for (const Access& before : at.accesses) {
         if ((before.bytes & bytes) == 0 || !(is_write || before.kind == Access::kWrite)) continue;
-        // The asynchronous proxy sees an ordinary write only after a fence of its own.
+        // The asynchronous proxy sees an ordinary write only after fence_copies().
         const bool needs_fence = is_async && !before.is_async && before.kind == Access::kWrite;
         Event which;
         if (is_unordered(before, needs_fence ? *fenced : me.ordered, me.agent, &which)) {
@@ -222,7 +226,7 @@ void Memory::plain_one(Knowledge& me, Granule& at, uint8_t bytes, bool is_write,
             }
             std::erase_if(*at.looks, [bytes](const Access& e) { return (e.bytes & ~bytes) == 0; });
         }
-        // Whoever races with one of these later races with this write too.
+        // A later access that races with one of these also races with this write.
         std::erase_if(at.accesses, [&](const Access& before) {
             return (before.bytes & ~bytes) == 0 && !before.is_async && !is_async;
         });

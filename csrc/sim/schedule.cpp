@@ -12,7 +12,7 @@ void Ready::clear() {
 
 void Ready::push(Fiber* fiber, uint32_t level) {
     Queue& queue = queues_[level];
-    // Where threads were taken from the front there is room, which a long queue has to reuse.
+    // A long queue must reuse the room that threads left when they were taken from the front.
     if (queue.first > 1024 && queue.first * 2 > queue.fibers.size()) {
         queue.fibers.erase(queue.fibers.begin(),
                            queue.fibers.begin() + static_cast<ptrdiff_t>(queue.first));

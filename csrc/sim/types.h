@@ -19,7 +19,7 @@ extern "C" {
 
 namespace kccl::sim {
 
-// As in mem.cuh, whose values the engine's table gets.
+// As in mem.cuh, which passes these values through the engine's table.
 enum class Order : uint8_t {
     kRelaxed = kKcclSimOrderRelaxed,
     kAcquire = kKcclSimOrderAcquire,
@@ -33,8 +33,8 @@ enum class Scope : uint8_t {
     kSystem = kKcclSimScopeSystem
 };
 
-// Which block of which rank a slot is. A block has two: its threads', and behind it that of what
-// copies for it asynchronously.
+// Numbers the blocks of all ranks: a number is a slot of the vector clocks. A block has two slots:
+// one for its threads, and behind it one for its asynchronous copies.
 class Slots {
   public:
     struct Owner {
@@ -43,14 +43,14 @@ class Slots {
     };
 
     uint32_t of(int32_t rank, int32_t block);
-    // Whether the slot is that of what copies for a block.
+    // Whether the slot is that of a block's asynchronous copies.
     static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
     const Owner& operator[](uint32_t slot) const { return owners_[slot]; }
     void clear() {
         owners_.clear();
         by_rank_.clear();
     }
-    // The smallest scope that takes in both.
+    // The smallest scope that includes both.
     Scope between(uint32_t a, uint32_t b) const {
         if (a == b) return Scope::kBlock;
         return owners_[a].rank == owners_[b].rank ? Scope::kDevice : Scope::kSystem;
@@ -61,13 +61,13 @@ class Slots {
     std::vector<std::vector<uint32_t>> by_rank_;
 };
 
-// Calls of collectives, so that an access can name the one it belongs to.
+// A call of a collective, so that an access can name the call it belongs to.
 struct CallInfo {
     uint64_t state;  // address: the communicator
     uint32_t kernel;
     int32_t channel;  // -1: in no call
     uint32_t epoch;
-    uint64_t number;  // counts up where epochs wrap; the same on all ranks
+    uint64_t number;  // like the epoch, but does not wrap; the same on all ranks
 };
 
 class Calls {
@@ -78,35 +78,35 @@ class Calls {
         next_ = 1;
         last_.clear();
     }
-    // Index 0, and whatever is long over: in no call.
+    // Index 0, and calls that are long over: in no call.
     const CallInfo& operator[](uint32_t index) const {
         return next_ - index <= kKept ? known_[index % kKept] : kNone;
     }
-    // The call that the rank of this state has entered; the same index for all its threads.
+    // A thread enters a call on the rank of this state. All threads of the rank get the same index.
     uint32_t enter(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
     void forget(uint64_t state);
 
   private:
     static constexpr CallInfo kNone = {0, 0, -1, 0, 0};
-    // Of all ranks and channels together.
+    // How many calls are remembered, of all ranks and channels together.
     static constexpr uint32_t kKept = 1 << 16;
 
-    // A thread may enter a call when others of its rank have left it: in exchanges, even the one
-    // before while a quick block is two further on (GridExchange::meet).
+    // The last calls of a channel. A thread may enter a call that others of its rank have left; in
+    // exchanges even the call before, while a quick block is two further on (GridExchange::meet).
     struct Last {
         struct Entered {
             uint32_t index = 0;
             uint32_t epoch = 0;
         };
-        std::array<Entered, 4> entered;  // the last one first
+        std::array<Entered, 4> entered;  // the latest one first
         uint64_t number = 0;
     };
-    std::vector<CallInfo> known_;                        // the one of index i at i % kKept
-    uint32_t next_ = 1;                                  // index
+    std::vector<CallInfo> known_;                        // call i is at i % kKept
+    uint32_t next_ = 1;                                  // index of the next call
     std::map<std::pair<uint64_t, int32_t>, Last> last_;  // by state and channel
 };
 
-// What a thread did, as reports tell it.
+// What a thread did, for reports.
 struct Deed {
     Event event = {};
     uint32_t call = 0;

@@ -1,4 +1,4 @@
-// Halves and bytes of the 8-byte words that memory is made of.
+// Halves and bytes of the 8-byte words that the simulated memory consists of.
 #pragma once
 
 #include "memory.h"
@@ -13,7 +13,7 @@ inline uint8_t halves_of(uint64_t address, uint32_t num_bytes) {
     return (address & 4) == 0 ? 1 : 2;
 }
 
-// The bytes of the halves, as bits.
+// The bytes of these halves, a bit each.
 inline uint8_t bytes_of(uint8_t halves) {
     return static_cast<uint8_t>(((halves & 1) != 0 ? 0x0f : 0) | ((halves & 2) != 0 ? 0xf0 : 0));
 }
@@ -23,7 +23,7 @@ inline uint64_t merged(uint64_t old, uint64_t news, uint8_t halves) {
     return (old & ~mask) | (news & mask);
 }
 
-// What an earlier access was, for reports.
+// An earlier access, for reports.
 inline Deed deed_of(const Record& record) {
     return {record.writer,
             record.call,

@@ -34,13 +34,13 @@ KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t 
             kccl::mem::store<Order::kRelaxed, Scope::kSystem>(board + own, round + 1);
         }
         const T* slice = in + (uint64_t{round} * blocks + block) * count;
-        const uint64_t place = uint64_t{block} * rounds + round;
+        const uint64_t row = uint64_t{block} * rounds + round;
         kccl::publish<ORDER>(exchange, slice, count);
         if constexpr (REDUCED) {
-            T* const sums = out + place * exchange.num_blocks() * count;
+            T* const sums = out + row * exchange.num_blocks() * count;
             status = kccl::collect_reduced<kccl::Sum, ORDER>(exchange, sums, count);
         } else {
-            T* const slices = out + place * exchange.num_slices() * count;
+            T* const slices = out + row * exchange.num_slices() * count;
             status = kccl::collect<ORDER>(exchange, slices, count);
         }
         const uint32_t* notes =

@@ -1,4 +1,4 @@
-// Sums the words of an array that streams through a ring, each times its place: a copy that is lost,
+// Sums the words of an array that streams through a ring, each times its number: a copy that is lost,
 // late, out of order or overwritten too early shows.
 #pragma once
 

@@ -1,9 +1,9 @@
 // How a kernel that the host launches for one call overlaps with the kernels before and behind it
 // on its stream, or in its graph: CUDA's programmatic dependent launch.
 //
-//   before   Before its threads touch memory, they wait for the end of all kernels before it. So the
-//            stores of those kernels into this rank's own window have been performed, and its first
-//            call needs no fence.
+//   before   Before its threads touch memory, they wait for the end of all kernels before it. So
+//            the stores of those kernels into this rank's own window have been performed, and its
+//            first call needs no fence.
 //   behind   When its threads have sent what they send, the blocks of the next kernel may come onto
 //            the device. There they wait for the end of this kernel, which still polls.
 //   end      Its last call stores early what the next kernel must know. Then nothing is left to do

@@ -7,8 +7,8 @@
 // or the system (peers and the CPU).
 //
 //   load<Order, Scope>(p)       store<Order, Scope>(p, v)      32 and 64 bits, naturally aligned
-//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic; relaxed; device scope or,
-//   store_packet<Scope>(p, v)   by default, system scope
+//   load_packet<Scope>(p)       two 64-bit halves, each single-copy atomic; relaxed; device scope
+//   store_packet<Scope>(p, v)   or, by default, system scope
 //   claim(p, v)                 0 becomes v; true in the one thread that changed it; relaxed
 //   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. A load that acquires the
 //                               sum acquires from all threads that added

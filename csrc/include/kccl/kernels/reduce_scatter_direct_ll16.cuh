@@ -1,7 +1,7 @@
 // reduce_scatter, direct, ll16, push: rank p ends with the reduction of all ranks' chunk p.
 //
-//     rank r:  chunk p of in --pack--> slot[r] in rank p's window  (world_size - 1) * 2 * n bytes out
-//              slot[0..] of its own window --reduce--> out              polls its own memory only
+//     rank r:  chunk p of in --pack--> slot[r] of rank p    (world_size - 1) * 2 * n bytes out
+//              slot[0..] of its own window --reduce--> out  polls its own memory only
 //
 // n is the length of one chunk. Slots and rounds: as in all_reduce_one_shot_ll16.
 #pragma once

@@ -1,10 +1,10 @@
 // reduce_scatter, simple protocol, push: for GPUs, and messages whose time the links bound.
 //
 //     step s of num_rounds + 2 (rounds.cuh), on rank r:
-//         round s - 1 of chunk p of in --> part r of peer p's staging  (world_size - 1) * n bytes out
+//         round s - 1 of chunk p of in --> part r of peer p's staging
 //         round s - 2 of chunk r of in, and the parts of its own staging --reduce--> out
 //
-// n is the length of one chunk.
+//     traffic out per rank: (world_size - 1) * n bytes, where n is the length of one chunk
 #pragma once
 
 #include "../reduce.cuh"
