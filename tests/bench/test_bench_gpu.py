@@ -310,5 +310,5 @@ def test_the_command_says_that_there_is_no_gpu():
 
 
 def test_the_hosts_probe_refuses_gpu_memory():
-    with pytest.raises(kccl.InvalidArgument, match="host memory"):
+    with pytest.raises(kccl.InvalidArgument, match='must have "host"'):
         kccl.probe.one_way_latency_us(SimpleNamespace(backend="cuda", world_size=2))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import environment
 
-from kccl import gpu, run_threads
+from kccl import gpu, run_threads, topology
 from kccl.base import abi
 from kccl.base import errors as kccl_errors
 from kccl.plan import specs
@@ -58,7 +58,7 @@ def test_topo():
     done = kccl("topo", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     machine = json.loads(done.stdout.splitlines()[-1])
-    assert machine["format"] == 1
+    assert machine["format"] == topology.FORMAT
     assert machine["core_to_core_us"] is None
     assert "CPU model" in done.stdout
 
