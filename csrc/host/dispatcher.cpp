@@ -16,7 +16,7 @@ struct Known {
     PyObject* dtype;
     PyObject* value;
     Py_ssize_t num_bytes;
-    Py_ssize_t out_bytes;  // 0: x is the result, and no out is given
+    Py_ssize_t out_bytes;   // 0: x is the result, and no out is given
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
     KcclHostOp* op;
     PyObject* owner;  // keeps `op` alive
@@ -112,8 +112,8 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Py_bu
         known = known_at(self, dtype, value, x_view->len, out_bytes);
         const bool is_taught = known->dtype == dtype && known->value == value &&
                                known->num_bytes == x_view->len && known->out_bytes == out_bytes;
-        const bool is_good =
-            out == nullptr || (out_dtype == dtype && may_be_used(*x_view, *out_view, known->own_offset));
+        const bool is_good = out == nullptr || (out_dtype == dtype &&
+                                                may_be_used(*x_view, *out_view, known->own_offset));
         if (is_taught && is_good) {
             const Py_buffer* result = out == nullptr ? x_view : out_view;
             known->op->call.input = reinterpret_cast<uint64_t>(x_view->buf);
@@ -217,7 +217,8 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): such calls run "
+     "learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): such "
+     "calls run "
      "this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
