@@ -191,7 +191,8 @@ MODELLED = {
     "broadcast_direct_ll16.cuh": ("broadcast_direct_ll16",),
 }
 # In text without white space.
-ACCESS = r"mem::(?:load|store|fence|claim|overwrite|copy)\w*|coop_?\.(?:sync|any)\(|(?:arrive|await)<|"
+ACCESS = r"mem::(?:load|store|fence|claim|overwrite|copy)\w*|coop_?\.(?:sync|any)\(|"
+ACCESS += r"(?:arrive|await)<|"
 ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter|enter_special|leave|rearm|"
 ACCESS += r"push|push_to|await_all|await_one|exchange|send|take)\("
 
