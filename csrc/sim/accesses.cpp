@@ -54,7 +54,7 @@ void Memory::take_over(Granule& at, uint64_t real) {
         news &= static_cast<uint8_t>(~halves);
         Record record = {.value = real, .halves = halves};
         if (is_plain) {
-            // `accesses` has the place in the code.
+            // `accesses` has the line of code.
             record.writer = writer;
             record.is_plain = true;
         } else if (lowered(real, halves) != 0) {

@@ -12,8 +12,8 @@ BROADCAST_PUSH = "include/kccl/kernels/broadcast_push_simple.cuh"
 STAGING = "include/kccl/rounds.cuh"
 
 
-def laid_at_once(file, take):
-    """Edits of a push kernel, whose step 0 now writes what it laid in step 1."""
+def written_at_once(file, take):
+    """Edits of a push kernel, whose step 0 now writes what it wrote in step 1."""
     return (
         Edit(file, "num_rounds + 1,", "num_rounds,"),
         Edit(file, "s > 0 && s <= num_rounds) push(s - 1);", "s < num_rounds) push(s);"),
@@ -50,7 +50,7 @@ MUTATIONS = (
     ),
     bug(
         "gather_by_the_length_of_the_round",
-        "chunks are laid as far apart as one round is long",
+        "chunks lie as far apart as one round is long",
         "gathers",
         WRONG | RACE,
         Edit(GATHER, "out + source * stride", "out + source * count"),
@@ -124,18 +124,18 @@ MUTATIONS = (
         "a rank pushes chunks before it knows that their owners have read the last ones",
         "scatter pushes",
         RACE,
-        *laid_at_once(SCATTER_PUSH, "reduce"),
+        *written_at_once(SCATTER_PUSH, "reduce"),
     ),
     bug(
         "gathered_into_what_is_read",
         "a rank pushes its chunk before it knows that the peers have read the last one",
         "gather pushes",
         RACE,
-        *laid_at_once(GATHER_PUSH, "take"),
+        *written_at_once(GATHER_PUSH, "take"),
     ),
     bug(
         "broadcast_into_what_is_read",
-        "the root lays its chunks where peers forward theirs to",
+        "the root writes its chunks where peers forward theirs to",
         "broadcast pushes",
         WRONG | RACE,
         Edit(BROADCAST_PUSH, "part_of(peer, channel.parity(), Half::kInput, peer)",
@@ -159,7 +159,7 @@ MUTATIONS = (
     ),
     bug(
         "read_a_step_too_late",
-        "a rank takes its chunks while the peers lay those of the next round but one",
+        "a rank takes its chunks while the peers write those of the next round but one",
         "gather pushes",
         WRONG | RACE,
         Edit(GATHER_PUSH, "num_rounds + 1,", "num_rounds + 2,"),
@@ -167,14 +167,14 @@ MUTATIONS = (
     ),
     bug(
         "no_meeting_behind_the_input_half",
-        "of two ranks one takes what the root has laid, and nobody hears of it",
+        "of two ranks one takes what the root has written, and nobody hears of it",
         "broadcast pushes of two",
         RACE,
         Edit(BROADCAST_PUSH, "num_rounds + 1,", "num_rounds + (num_peers > 1),"),
     ),
     bug(
         "steps_that_acquire_nothing",
-        "a rank hears that the peers have laid their parts, and acquires nothing",
+        "a rank hears that the peers have written their parts, and acquires nothing",
         "gather pushes",
         RACE,
         Edit(STAGING, "await<mem::Order::kAcquire>", "await<mem::Order::kRelaxed>"),
