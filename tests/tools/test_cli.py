@@ -58,7 +58,7 @@ def test_topo():
     done = kccl("topo", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     machine = json.loads(done.stdout.splitlines()[-1])
-    assert machine["format"] == 1
+    assert machine["format"] == 2
     assert machine["core_to_core_us"] is None
     assert "CPU model" in done.stdout
 
