@@ -7,10 +7,9 @@ kind goes through Python, which checks and plans it, runs it, and teaches it to 
       | no                                                                           |
     collectives/all_reduce.py      checks x, out and op                              |
     collectives/prepared.py        plans the call, runs it, teaches it to C          |
-      context.py                     keeps the plans                                 |
-      plan/choice.py                 chooses a kernel of plan/specs.py               |
-      backends/host.py               fills the handle of the call, a KcclHostOp      |
-      or backends/cuda.py            fills a KcclGpuOp; gpu/library.py compiles      |
+      plan/choice.py                 chooses a kernel of plan/specs.py by size       |
+      backends/host.py               makes the handle of the call, a KcclHostOp      |
+      or backends/cuda.py            a KcclGpuOp, with a kernel from gpu/library.py  |
       |                                                                              |
     csrc/host/fastcall.cpp         runs a handle without a Python frame   <----------'
     csrc/host/core.cpp             calls the function in the handle: on the host the kernel,

@@ -71,7 +71,7 @@ def join(launch: bootstrap.Launch, env: Env, opener: Callable[[], Opener]) -> Co
     Args:
         launch: This process's rank, and how it reaches the others.
         env: Environment variables. `first_timeout` limits the start-up.
-        opener: Returns what makes the backend. It is called once this rank is connected with all
+        opener: Returns the Opener of the backend. It is called once this rank is connected with all
             others.
 
     Raises:
@@ -138,7 +138,7 @@ def run_threads(
     env = read()
     connect = partial(_connect, env=env, backend=backend)
     simulated = {"seed": seed, "warp_size": warp_size, "model": model, "trace": trace}
-    given: dict[str, Any] = {name: told for name, told in simulated.items() if told is not None}
+    given: dict[str, Any] = {name: value for name, value in simulated.items() if value is not None}
     if backend != "sim":
         for name, value in given.items():
             raise InvalidArgument(f"{name} is {value!r}, must be None: backend is {backend!r}")
@@ -164,7 +164,7 @@ def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:
 
 
 def _opener(backend: str, rank: int) -> Opener:
-    """What makes the backend of a rank that is a thread."""
+    """The Opener of the backend for a rank that is a thread."""
     if backend == "cuda":
         from .backends.cuda import OnDevice
 

@@ -1,4 +1,4 @@
-"""The parts of a machine (CPUs, caches, NUMA nodes, GPUs), and the distances between them.
+"""The parts of a machine (CPUs, caches, NUMA nodes), and the distances between them.
 
 Needs only the standard library. `table` also needs `rich`, and `plot` needs `matplotlib`.
 """

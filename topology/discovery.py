@@ -25,8 +25,8 @@ def discover(root: str | os.PathLike[str] = "/") -> Machine:
             thread's affinity mask. Otherwise `proc/self/status` gives them.
 
     Returns:
-        The machine, without latencies. What cannot be read is None. For `cpus`,
-        `caches` and `numa_nodes` it is an empty tuple.
+        The machine, without latencies. What cannot be read is None. For `cpus`, `caches` and
+        `numa_nodes` it is an empty tuple.
     """
     base = Path(root)
     system = base / "sys/devices/system"

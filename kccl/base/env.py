@@ -61,13 +61,13 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
         if not name.startswith("KCCL_"):
             continue
         if name not in known:
-            raise InvalidArgument(f"{name} is no variable of KCCL; known: {', '.join(known)}")
+            raise InvalidArgument(f"{name} is unknown, must be one of {', '.join(known)}")
         field = known[name]
         kind: Any = type(field.default)
         try:
             values[field.name] = kind(text)
         except ValueError:
-            raise InvalidArgument(f"{name}={text!r} is not of type {kind.__name__}") from None
+            raise InvalidArgument(f"{name}={text!r} must be of type {kind.__name__}") from None
     env = Env(**values)
     if env.windows not in ("", *WINDOWS):
         raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")

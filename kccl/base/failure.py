@@ -90,9 +90,9 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     else:
         kind, cause, awaited = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
     waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
-    told = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
+    source = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
-        f"{name} on {where}: {cause}; {waited}{told}; {_CURES[kind]}"
+        f"{name} on {where}: {cause}; {waited}{source}; {_CURES[kind]}"
         f"{caveat if kind is PeerLost else ''}",
         rank=record.rank,
         peer=record.peer if record.peer >= 0 else None,

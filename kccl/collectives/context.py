@@ -9,17 +9,11 @@ from typing import Any
 from ..backends.base import Backend
 from ..base.abi import lib
 from ..base.arrays import ArrayView
-from ..base.dtypes import Dtype
 from ..base.env import Env
 from ..base.errors import InvalidArgument
 from ..base.failure import error_of, unfinished_reset
-from ..plan.choice import Plan, choose
-from ..plan.specs import Request
-from ..plan.tuning import tuning_for
+from ..plan.choice import Planner
 from ..ranks.mesh import Mesh
-
-# Number of plans that a communicator keeps. When there are more, all are dropped and made again.
-_KNOWN_PLANS = 1024
 
 
 class Context:
@@ -31,6 +25,7 @@ class Context:
         checks: True under KCCL_CHECK=1: the ranks compare their calls before each one.
         mesh: The out-of-band connection of the ranks.
         backend: Prepares and runs calls.
+        plan: Chooses the algorithm of a call.
     """
 
     def __init__(self, mesh: Mesh, backend: Backend, env: Env, num_channels: int) -> None:
@@ -40,37 +35,7 @@ class Context:
         self.checks = bool(env.check)
         self.mesh = mesh
         self.backend = backend
-        self._env = env
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-
-    def plan(
-        self, collective: str, nbytes: int = 0, dtype: Dtype | None = None, algorithm: str = ""
-    ) -> Plan:
-        """The plan of a call. `algorithm` forces an algorithm by name; "" lets the plan choose.
-
-        Raises:
-            InvalidArgument: There is no such collective, or the algorithm cannot run the call.
-        """
-        key = (collective, nbytes, dtype, algorithm)
-        if key in self._plans:
-            return self._plans[key]
-        request = Request(
-            collective,
-            nbytes,
-            self.world_size,
-            self.backend.name,
-            dtype,
-            can_attach=self.backend.can_attach,
-        )
-        if len(self._plans) >= _KNOWN_PLANS:
-            self._plans.clear()
-        self._plans[key] = choose(
-            request,
-            tuning_for(self.backend.name, self._env.tuning),
-            forced=algorithm,
-            preferred=self._env.algorithm,
-        )
-        return self._plans[key]
+        self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
 
     def launch(
         self, kernel: Any, data: bytes, view: ArrayView | None, *, stream: Any, **shape: int

@@ -44,9 +44,9 @@ _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include(?:_next)?\b[ \t]*(.*)$", re.MULTIL
 
 def cache_folder() -> Path:
     """The folder of the entries: KCCL_CACHE, or else kccl in the user's cache folder."""
-    told = read().cache
-    if told:
-        return Path(told)
+    folder = read().cache
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kccl"
 
 

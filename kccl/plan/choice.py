@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.dtypes import Dtype
+from ..base.env import Env
 from ..base.errors import InvalidArgument
 from .specs import BY_NAME, SPECS, Request
-from .tuning import Threshold, Tuning
+from .tuning import Threshold, Tuning, tuning_for
+
+# Number of plans that a communicator keeps. When there are more, all are dropped and made again.
+_KNOWN_PLANS = 1024
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,43 @@ class Plan:
             *(f"  not {name}: {why}" for name, why in self.rejected),
         ]
         return "\n".join(lines)
+
+
+class Planner:
+    """Makes and keeps the plans of one communicator."""
+
+    def __init__(self, backend: str, world_size: int, env: Env, *, can_attach: bool) -> None:
+        self._backend = backend
+        self._world_size = world_size
+        self._env = env
+        self._can_attach = can_attach
+        self._plans: dict[tuple[str, int, Dtype | None, str], Plan] = {}
+
+    def __call__(
+        self, collective: str, nbytes: int = 0, dtype: Dtype | None = None, algorithm: str = ""
+    ) -> Plan:
+        """The plan of a call. `algorithm` forces an algorithm by name; "" lets the plan choose.
+
+        Raises:
+            InvalidArgument: There is no such collective, or the algorithm cannot run the call.
+        """
+        key = (collective, nbytes, dtype, algorithm)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _KNOWN_PLANS:
+                self._plans.clear()
+            request = Request(
+                collective,
+                nbytes,
+                self._world_size,
+                self._backend,
+                dtype,
+                can_attach=self._can_attach,
+            )
+            tuning = tuning_for(self._backend, self._env.tuning)
+            plan = choose(request, tuning, forced=algorithm, preferred=self._env.algorithm)
+            self._plans[key] = plan
+        return plan
 
 
 def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = "") -> Plan:

@@ -118,7 +118,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except ValueError:
-        raise InvalidArgument(f"{name}={environ[name]!r} is not of type int") from None
+        raise InvalidArgument(f"{name}={environ[name]!r} must be of type int") from None
 
 
 def connect(launch: Launch, timeout: float) -> mesh.Mesh:

@@ -18,7 +18,7 @@ from .regions import Namer, Regions
 from .report import Reporter
 
 MODELS = {"sm_90": lib.kKcclSimSm90, "gfx942": lib.kKcclSimGfx942}
-SCHEDULES = {name: value for name, value in members("KcclSimSchedule", "kKcclSim").items()}
+SCHEDULES = members("KcclSimSchedule", "kKcclSim")
 
 
 @dataclass(frozen=True)

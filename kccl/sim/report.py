@@ -193,14 +193,14 @@ def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:
     threads = {_thread(who) for who in (finding.place, finding.other)}
     words = {finding.address // 8}
     words |= {event.address // 8 for event in events if _thread(event.place) in threads}
-    told: dict[tuple[Any, ...], Any] = {}
+    latest: dict[tuple[Any, ...], Any] = {}
     for event in events:
         is_store = event.kind == lib.kKcclSimStore and event.address // 8 in words
         if _thread(event.place) in threads or is_store:
             key = (*_thread(event.place), event.kind, event.address, event.value, event.place.site)
-            told.pop(key, None)
-            told[key] = event
-    return list(told.values())[-_STEPS:]
+            latest.pop(key, None)
+            latest[key] = event
+    return list(latest.values())[-_STEPS:]
 
 
 def _thread(place: Any) -> tuple[int, int, int]:

@@ -50,7 +50,7 @@ def test_doctor_shows_what_fails():
     document = json.loads(done.stdout.splitlines()[-1])
     failed = {check["name"] for check in document["checks"] if check["status"] == "no"}
     assert {"variables", "1 rank", "2 ranks"} <= failed
-    assert "KCCL_TIMEOT is no variable of KCCL" in done.stdout
+    assert "KCCL_TIMEOT is unknown, must be one of KCCL_" in done.stdout
     assert document["variables"]["KCCL_TIMEOT"] == {"value": "5", "is_set": True}
 
 
