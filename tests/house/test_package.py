@@ -65,8 +65,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dist = tmp_path_factory.mktemp("dist")
     setup = checkout / "setup.py"
     text = setup.read_text()
-    assert text.count('"-O3"') == 1
-    setup.write_text(text.replace('"-O3"', '"-O0"'))
+    assert text.count('"-O2"') == 1
+    setup.write_text(text.replace('"-O2"', '"-O0"'))
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, checkout]
     built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert built.returncode == 0, built.stdout[-4000:]
