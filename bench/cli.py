@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import kccl
 
 from .harness.collective import (
-    IN_KERNELS_ONLY,
     NAMES,
     OPS,
     Collective,
@@ -64,7 +63,7 @@ class Side(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of `kccl bench`; flags are nccl-tests' where it has them."""
-    parser.add_argument("collective", choices=(*NAMES, *IN_KERNELS_ONLY), help="what is measured")
+    parser.add_argument("collective", choices=NAMES, help="what is measured")
     parser.add_argument(
         "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
     )
@@ -198,7 +197,7 @@ def _check_backend(args: argparse.Namespace, world_size: int) -> None:
 def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
     """What persistent kernels do not do, as a ValueError."""
     if not args.in_kernel:
-        if collective.name in IN_KERNELS_ONLY:
+        if collective.only_in_kernels:
             raise ValueError(f"{collective.name} is called in kernels only: add --in-kernel")
         return
     if args.backend == "host":

@@ -1,13 +1,14 @@
 """What a benchmarked collective is: a small table of functions, one file per collective
 (nccl-tests' idea).
 
-`all_reduce.py`, `broadcast.py` and the others each fill one `Collective` and register it. Nothing
-here imports kccl: the communicator and the MPI module arrive as arguments.
+Each file of `bench/collectives` has one, named `COLLECTIVE`. Nothing here imports kccl: the
+communicator and the MPI module arrive as arguments.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .. import collectives
+
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
 Gather = Callable[[Any], list[Any]]
 TorchCalls = dict[str, tuple[Call, Any]]
 
-NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-IN_KERNELS_ONLY = ("grid_sync", "exchange")
-"""What is called in kernels and nowhere else."""
+NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(collectives.__path__)))
 SPOILED = 0xA5
 """The byte of what has not been written."""
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -163,6 +164,11 @@ class Collective:
     dtype: str | None = None
     end: int | None = None
 
+    @property
+    def only_in_kernels(self) -> bool:
+        """True if there is no call outside of kernels."""
+        return self.prepare is call_in_kernels
+
     def problems(
         self,
         sizes: Sequence[int],
@@ -216,6 +222,11 @@ def load(name: str) -> Collective:
     """The table of one collective, from the file of the same name."""
     table: Collective = importlib.import_module(f"..collectives.{name}", __package__).COLLECTIVE
     return table
+
+
+def callable_outside_kernels() -> list[str]:
+    """The names of the collectives that have a call outside of kernels."""
+    return [name for name in NAMES if not load(name).only_in_kernels]
 
 
 def buffers(problem: Problem) -> Buffers:

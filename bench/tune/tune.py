@@ -22,7 +22,15 @@ from typing import Any, NamedTuple, Protocol
 import kccl
 
 from ..cli import _size
-from ..harness.collective import NAMES, Collective, Comm, Problem, buffers, load, sweep
+from ..harness.collective import (
+    Collective,
+    Comm,
+    Problem,
+    buffers,
+    callable_outside_kernels,
+    load,
+    sweep,
+)
 from ..harness.measure import REPEATS, Contender, Row, looped, measure
 from ..harness.report import console, print_table
 
@@ -209,8 +217,9 @@ def tune(
 def main(argv: list[str] | None = None) -> int:
     """Tune on all ranks; rank 0 writes."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.tune", description=__doc__)
+    names = callable_outside_kernels()
     parser.add_argument(
-        "collectives", nargs="*", default=NAMES, metavar="COLLECTIVE", help=f"{', '.join(NAMES)}"
+        "collectives", nargs="*", default=names, metavar="COLLECTIVE", help=", ".join(names)
     )
     parser.add_argument("-b", "--begin", type=_size, default=8, metavar="SIZE")
     parser.add_argument("-e", "--end", type=_size, default=1 << 20, metavar="SIZE")
@@ -228,9 +237,9 @@ def main(argv: list[str] | None = None) -> int:
         help="tuning file to update, or to begin; the JSON is the last line printed either way",
     )
     args = parser.parse_args(argv)
-    unknown = set(args.collectives) - set(NAMES)
+    unknown = set(args.collectives) - set(names)
     if unknown:
-        parser.error(f"no collective {', '.join(sorted(unknown))}; known are {', '.join(NAMES)}")
+        parser.error(f"no collective {', '.join(sorted(unknown))}; known are {', '.join(names)}")
     comm: Any = kccl.init(backend=args.backend)
     if args.dtype is None:
         args.dtype = "bfloat16" if args.backend == "cuda" else "float32"
