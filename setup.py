@@ -43,6 +43,15 @@ FLAGS_BY_FILE = {
     "kccl._core.cpp": ["-Wno-missing-field-initializers"],
 }
 
+# Tools of the checkout: they need its records and its tests.
+ONLY_IN_CHECKOUT = {
+    ("kccl.bench", "check"),
+    ("kccl.bench", "readme"),
+    ("kccl.bench.gpu", "__main__"),
+    ("kccl.bench.gpu", "make_gpu"),
+    ("kccl.bench.gpu", "steps"),
+}
+
 
 def find_compiler() -> None:
     """Sets CC and CXX to the compiler inside the ziglang wheel where the system has none."""
@@ -65,8 +74,8 @@ def is_up_to_date(obj: str, command: str) -> bool:
 
     The compiler lists the files in a makefile's rule beside the object, `compile_one` the command.
     """
-    rule, told = Path(obj).with_suffix(".d"), Path(obj).with_suffix(".command")
-    if not (rule.exists() and told.exists() and told.read_text() == command):
+    rule, recorded = Path(obj).with_suffix(".d"), Path(obj).with_suffix(".command")
+    if not (rule.exists() and recorded.exists() and recorded.read_text() == command):
         return False
     made = os.path.getmtime(obj)
     files = rule.read_text().replace("\\\n", " ").split()[1:]
@@ -103,11 +112,11 @@ class BuildExt(build_ext):
             if is_up_to_date(obj, command):
                 return
 
-            def compile_and_tell() -> None:
+            def compile_and_record() -> None:
                 compile_one(obj, src, ext, *args)
                 Path(obj).with_suffix(".command").write_text(command)
 
-            pending.append(pool.submit(compile_and_tell))
+            pending.append(pool.submit(compile_and_record))
 
         original_compile = compiler.compile
 
@@ -137,7 +146,11 @@ class EditableWheel(editable_wheel):
 
 
 class BuildPy(build_py):
-    """Copies the package, and writes the version where CMake reads it."""
+    """Copies the package without the checkout's tools, and writes the version for CMake."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found = super().find_package_modules(package, package_dir)
+        return [module for module in found if module[:2] not in ONLY_IN_CHECKOUT]
 
     def run(self) -> None:
         super().run()
