@@ -198,7 +198,7 @@ class Communicator(OneSided):
         """
         self.context.check_usable()
         nbytes = arguments.integer("nbytes", nbytes)
-        return self._backend.allocate(self._mesh, nbytes, self._env.first_timeout)
+        return self._backend.allocate(nbytes, self._env.first_timeout)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
         """Allocates an array in a window of its own, filled with zeros. Collective.

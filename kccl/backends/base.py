@@ -36,7 +36,7 @@ class Backend(ABC):
     # ---- Memory ------------------------------------------------------------------------------
 
     @abstractmethod
-    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+    def allocate(self, nbytes: int, timeout: float) -> Window:
         """A window for the caller. Collective."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def place(self, handle: Any, stream: int) -> None:
+    def set_stream(self, handle: Any, stream: int) -> None:
         """Sets the stream of the next run of a call that op() made."""
 
     @abstractmethod

@@ -201,7 +201,7 @@ class CudaBackend(Backend):
 
     # ---- Memory ------------------------------------------------------------------------------
 
-    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+    def allocate(self, nbytes: int, timeout: float) -> Window:
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
@@ -234,7 +234,7 @@ class CudaBackend(Backend):
             return arrays.stream_of(given)
         return view.stream() if isinstance(view, DeviceView) else self._stream_before()
 
-    def place(self, handle: Any, stream: int) -> None:
+    def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend."""
         ffi.cast("KcclGpuOp *", handle).stream = stream
 

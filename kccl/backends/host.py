@@ -90,7 +90,7 @@ class HostBackend(Backend):
             for reply in mesh.allgather(b"01"[is_able : is_able + 1], "start-up", timeout)
         )
 
-    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+    def allocate(self, nbytes: int, timeout: float) -> Window:
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
@@ -100,7 +100,7 @@ class HostBackend(Backend):
         """See Backend."""
         return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
 
-    def place(self, handle: Any, stream: int) -> None:
+    def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
     def op(

@@ -117,7 +117,7 @@ class SimBackend(Backend):
         """See Opener."""
         return Settings(epoch_bits=epoch_bits)
 
-    def allocate(self, mesh: Mesh, nbytes: int, timeout: float) -> Window:
+    def allocate(self, nbytes: int, timeout: float) -> Window:
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
@@ -127,7 +127,7 @@ class SimBackend(Backend):
         """See Backend."""
         return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
 
-    def place(self, handle: Any, stream: int) -> None:
+    def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
     def op(

@@ -103,7 +103,7 @@ class OneSided:
         handle, op = self._one_sided[kernel]
         for name, value in fields.items():
             setattr(handle.call, name, value)
-        self._context.backend.place(handle, stream)
+        self._context.backend.set_stream(handle, stream)
         op()
 
     def _peer(self, peer: Any) -> int:

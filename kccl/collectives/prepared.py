@@ -105,7 +105,7 @@ class OnStream(Prepared):
         super().__init__(context, plan, handle, result, keep, current)
         self._stream = stream
         if not callable(stream):
-            context.backend.place(handle, stream)
+            context.backend.set_stream(handle, stream)
         self._recorded = context.backend.record(handle)  # kept alive for the handle
 
     @property
@@ -295,7 +295,7 @@ class Collective(fastcall.Dispatcher):
         handle, op = known
         handle.call.input = case.x.address
         handle.call.output = case.out.address
-        context.backend.place(handle, stream)
+        context.backend.set_stream(handle, stream)
         self._check_agreement(case, plan, channel)
         op()
         if channel == 0 and not algorithm:

@@ -62,7 +62,7 @@ def test_what_is_launched_goes_where_was_asked_whether_it_may(world):
     """Though another run says meanwhile that the next one goes elsewhere."""
     world.graph = 77
     op = world.prepared(5)
-    world.driver.meanwhile = lambda: world.backend.place(op._handle, 9)
+    world.driver.meanwhile = lambda: world.backend.set_stream(op._handle, 9)
     op()
     op()
     assert world.driver.graphs == [(77, 5), (77, 9)] and world.driver.streams == []

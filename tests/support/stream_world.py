@@ -228,7 +228,7 @@ class World:
         self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
         self.now = 7
         self.backend = SimpleNamespace(
-            place=lambda handle, stream: CudaBackend.place(None, handle, stream),
+            set_stream=lambda handle, stream: CudaBackend.set_stream(None, handle, stream),
             record=self.record,
             stream=lambda given, view: self.now if given is None else given,
             intervals_us=driver.intervals_us,

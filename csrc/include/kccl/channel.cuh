@@ -104,11 +104,8 @@ class Channel {
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
     KCCL_DEVICE Status status() const { return latch_.status(); }
 
-    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
-    KCCL_DEVICE int receiver(int k) const {
-        const int rank = comm_.rank + 1 + k;
-        return rank < world_size() ? rank : rank - world_size();
-    }
+    // See receiver_of().
+    KCCL_DEVICE int receiver(int k) const { return receiver_of(comm_, world_size(), k); }
     // Where packet i of this call goes, in the window of receiver(k).
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
     // Where packet i of `source`, which may be this rank, arrives.
@@ -262,8 +259,7 @@ class Channel {
     // credited call, and twice a period the one that scrubs. So the others make only one
     // comparison.
     KCCL_DEVICE void plan() {
-        constexpr uint32_t kHalfAPeriod = 0x80000000u;
-        special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
+        special_ = next_scrub(state_.epoch);
         const uint32_t next_epoch = state_.epoch + step_;
         if (state_.credit_due != 0 || state_.epoch == step_) special_ = next_epoch;
         if (state_.epoch == 0) special_ = next_epoch;
@@ -277,7 +273,7 @@ class Channel {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
         Status entered = kKcclOk;
-        if ((state_.epoch << 1) == 0) {
+        if (scrubs_at(state_.epoch)) {
             entered = scrub(coop_, comm_, index_, awaited());
         } else if (state_.credit_due != 0) {
             const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch};

@@ -25,6 +25,7 @@
 #include "barrier.cuh"
 #include "grid.cuh"
 #include "ll16.cuh"
+#include "scrub.cuh"
 
 namespace kccl {
 
@@ -191,7 +192,7 @@ class GridExchange {
     // exchange before. False: the wait failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool meet() {
         // The scrub was a barrier of all blocks.
-        if ((epoch_ << 1) == 0) return true;
+        if (scrubs_at(epoch_)) return true;
         const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
         constexpr int kAtOnce = 2;
@@ -292,8 +293,7 @@ class GridExchange {
     // Finds the next exchange that has more to do than others: the second ever between ranks, and
     // twice a period the one that scrubs. So the others make only one comparison.
     KCCL_DEVICE void plan() {
-        constexpr uint32_t kHalfAPeriod = 0x80000000u;
-        special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
+        special_ = next_scrub(epoch_);
         if (!kIsLocal && epoch_ <= step_) special_ = 2 * step_;
     }
 
@@ -302,7 +302,7 @@ class GridExchange {
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
-        if ((epoch_ << 1) == 0) {
+        if (scrubs_at(epoch_)) {
             const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
             leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
             platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
@@ -320,11 +320,9 @@ class GridExchange {
         return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
     }
 
-    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    // See receiver_of(). Inside one GPU the only receiver is this rank.
     KCCL_DEVICE int receiver(int k) const {
-        if (kIsLocal) return comm_.rank;
-        const int rank = comm_.rank + 1 + k;
-        return rank < num_senders() ? rank : rank - num_senders();
+        return kIsLocal ? comm_.rank : receiver_of(comm_, num_senders(), k);
     }
 
     const DeviceComm& comm_;
