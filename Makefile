@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= out
 MINUTES ?= 60
+# Tests run side by side. Most start several ranks themselves, so more than cores / 2 are no faster.
+WORKERS ?= 2
 PARTS ?= tests torch bench plots
 
 # Steps that do not depend on each other run at the same time.
@@ -83,7 +85,7 @@ demo: setup
 	@echo "picture: $(OUT)/all_reduce.png"
 
 test: setup $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 sim-mutations: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_mutations.py
