@@ -104,8 +104,11 @@ class Channel {
     KCCL_DEVICE uint32_t parity() const { return (state_.epoch & comm_.epoch_step) != 0 ? 1 : 0; }
     KCCL_DEVICE Status status() const { return latch_.status(); }
 
-    // See receiver_of().
-    KCCL_DEVICE int receiver(int k) const { return receiver_of(comm_, world_size(), k); }
+    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
+    KCCL_DEVICE int receiver(int k) const {
+        const int rank = comm_.rank + 1 + k;
+        return rank < world_size() ? rank : rank - world_size();
+    }
     // Where packet i of this call goes, in the window of receiver(k).
     KCCL_DEVICE mem::Packet* outbox(int k, uint32_t i) const { return outbox_[k] + (offset_ + i); }
     // Where packet i of `source`, which may be this rank, arrives.

@@ -320,9 +320,11 @@ class GridExchange {
         return kNumPeers > 0 ? outbox_[k] : board(comm_, REACH, receiver(k));
     }
 
-    // See receiver_of(). Inside one GPU the only receiver is this rank.
+    // The k-th rank that this one sends to: its peers, from the rank after it, then itself.
     KCCL_DEVICE int receiver(int k) const {
-        return kIsLocal ? comm_.rank : receiver_of(comm_, num_senders(), k);
+        if (kIsLocal) return comm_.rank;
+        const int rank = comm_.rank + 1 + k;
+        return rank < num_senders() ? rank : rank - num_senders();
     }
 
     const DeviceComm& comm_;

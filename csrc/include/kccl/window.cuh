@@ -8,13 +8,6 @@ namespace kccl {
 
 KCCL_DEVICE State* state_of(const DeviceComm& comm) { return reinterpret_cast<State*>(comm.state); }
 
-// The k-th rank to which this rank sends: its peers, from the rank after it, then itself. So the
-// ranks do not all send to the same rank first.
-KCCL_DEVICE int receiver_of(const DeviceComm& comm, int world_size, int k) {
-    const int rank = comm.rank + 1 + k;
-    return rank < world_size ? rank : rank - world_size;
-}
-
 KCCL_DEVICE ChannelState* channel_state(const DeviceComm& comm, int channel) {
     return reinterpret_cast<ChannelState*>(comm.channels) + channel;
 }
