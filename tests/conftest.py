@@ -63,7 +63,7 @@ def pytest_configure_node(node):
     number = int(node.workerinput["workerid"].removeprefix("gw"))
     each = count // workers
     if count and not each:
-        raise pytest.UsageError(f"-n {workers}, and there are {count} GPUs, one a worker at least")
+        raise pytest.UsageError(f"-n {workers} needs a GPU for each worker, and there are {count}")
     visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
     node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
 

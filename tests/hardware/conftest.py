@@ -38,13 +38,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--world-sizes",
         metavar="N,...",
-        help="only tests with so many ranks; of one rank are those without a world size",
+        help="run only tests with so many ranks; a test without a world size counts as one rank",
     )
     parser.addoption(
         "--most-of",
         type=int,
         metavar="N",
-        help="of tests that differ in the number of ranks only, the one with most, of at most N",
+        help="of tests that differ only in the number of ranks, run the one with most, up to N",
     )
 
 

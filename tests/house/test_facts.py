@@ -1,4 +1,4 @@
-"""Facts that stand in several places and must agree: ABI, kernel names, documents, lengths."""
+"""Facts that several files contain and that must agree: ABI, kernel names, documents, lengths."""
 
 import re
 import shutil

@@ -129,7 +129,7 @@ def test_csrc_includes_only_what_lies_below():
         assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
 
 
-# What only the targets' parts of mem.cuh may contain, and who else may for which reason.
+# What only the targets' parts of mem.cuh may contain -> other files, and what they may contain.
 ONLY_IN_MEM = {
     r"\basm\b": {},
     r"\b__atomic_\w+": {
@@ -263,7 +263,7 @@ def test_users_of_kccl_see_its_public_names_only(folder):
 
 # These may import torch at their top: only programs that use torch import them.
 INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_tensors", "_work")}
-# Who may import a big library, inside a function only.
+# Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
     "torch": {*INTEROP, "bench/peers/torch.py"},

@@ -76,7 +76,7 @@ def test_every_line_of_a_table_is_used(backend):
             assert f"for {sizes}," in found[line.algorithm, line.blocks, line.threads], line
 
 
-# ---- Tables of one's own -----------------------------------------------------------------------
+# ---- Users' tables -----------------------------------------------------------------------------
 
 
 def test_a_world_size_takes_the_nearest_larger_table():

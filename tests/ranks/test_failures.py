@@ -126,7 +126,7 @@ def test_reset_again_and_again(short, monkeypatch):
                     comm.all_reduce(x.copy(), algorithm="all_reduce_one_shot_ll16")
                 if comm.rank != number % 2:
                     comm.all_reduce(x.copy())
-                    raise AssertionError("nobody came, and yet the call returned")
+                    raise AssertionError("the call returned although its peer did not come")
                 else:
                     time.sleep(0.1)
                     comm.barrier()
