@@ -18,8 +18,8 @@ _cache = ""
 
 
 def pytest_configure(config):
-    """Kernels that a session compiles are its own, unless KCCL_CACHE says whose: `make gpu` has
-    compiled them, and workers of pytest-xdist share those of the session.
+    """Gives the session its own cache of compiled kernels, unless KCCL_CACHE names one: that of
+    `make gpu`, or, for a worker of pytest-xdist, that of the session.
     """
     global _cache
     if "KCCL_CACHE" not in os.environ:
@@ -38,8 +38,8 @@ def pytest_unconfigure():
 # First, because pytest-xdist reads the groups' marks in its own hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With `-n 2 --dist loadgroup` one worker runs all tests of a module that share a fixture, so
-    that what takes long is made once.
+    """With `--dist loadgroup` one worker runs all tests that use a fixture of their module. So the
+    fixture, which may take long, is set up once.
     """
     for item in items:
         scopes = {fixtures[-1].scope for fixtures in item._fixtureinfo.name2fixturedefs.values()}
@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Gives a worker of pytest-xdist GPUs of its own: on shared ones a kernel was seen to wait for
-    its peer until its time-out, while kernels of another worker held the peer's GPU.
+    """Gives each worker of pytest-xdist its own GPUs. On shared GPUs a kernel may wait for its peer
+    until its time-out, because another worker's kernels occupy the peer's GPU.
     """
     from kccl import gpu
     from kccl.base.errors import BackendError
@@ -63,7 +63,7 @@ def pytest_configure_node(node):
     number = int(node.workerinput["workerid"].removeprefix("gw"))
     each = count // workers
     if count and not each:
-        raise pytest.UsageError(f"-n {workers}, and there are {count} GPUs, one a worker at least")
+        raise pytest.UsageError(f"-n {workers} needs a GPU for each worker, and there are {count}")
     visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
     node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
 

@@ -1,4 +1,4 @@
-"""Wrong arguments are InvalidArgument, and nothing is sent; right ones of unusual kinds work."""
+"""Wrong arguments raise InvalidArgument before anything is sent. Right ones of rare kinds work."""
 
 import array
 import ctypes
@@ -244,7 +244,7 @@ def test_shapes(shape):
         ("<i", "int32"),
         ("<q", "int64"),
         ("@q", "int64"),
-        # Native sizes have C's long; standard sizes have 4 bytes.
+        # "l" is C's long in native mode, and 4 bytes in standard mode.
         ("l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
         ("@l", f"int{8 * ctypes.sizeof(ctypes.c_long)}"),
         ("<l", "int32"),

@@ -1,4 +1,4 @@
-"""KCCL_CHECK=1: ranks that are about to make different calls learn so before anything is sent."""
+"""With KCCL_CHECK=1 ranks that begin different calls get an error before anything is sent."""
 
 import numpy as np
 import oracle

@@ -59,7 +59,7 @@ def test_sizes_become_whole_elements_once() -> None:
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
 def test_sizes_become_whole_chunks(name: str) -> None:
-    """nccl-tests' size is that of all ranks' chunks."""
+    """As in nccl-tests, a size is that of all ranks' chunks together."""
     common = {"dtype": "float32", "np_dtype": np.dtype(np.float32), "op": "sum", "root": 0}
     found = collective.load(name).problems([1, 12, 32, 50], **common, in_place=True, world_size=3)
     assert [(each.nbytes, each.count) for each in found] == [(12, 3), (24, 6), (48, 12)]
@@ -115,7 +115,7 @@ def test_inputs_depend_on_seed_rank_and_index(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
-def test_a_long_message_repeats_and_a_part_moved_by_a_power_of_two_shows(op: str) -> None:
+def test_a_long_message_repeats_but_not_at_powers_of_two(op: str) -> None:
     asked = replace(problem("bfloat16", op), count=(1 << 21) + 5)
     inputs = [data.make_input(asked, rank, 1) for rank in range(asked.world_size)]
     total = sum(each.astype(np.float64) for each in inputs)
@@ -123,7 +123,7 @@ def test_a_long_message_repeats_and_a_part_moved_by_a_power_of_two_shows(op: str
     assert np.array_equal(wanted, data.reduced(asked, 1).astype(np.float64))
     for shift in (1, 4096, 1 << 20):
         assert data.count_wrong(inputs[0], np.roll(inputs[0], shift)) > asked.count // 2
-    # Wherever it is.
+    # One wrong element is found at any index.
     for place in (0, asked.count // 2, asked.count - 1):
         wrong = inputs[0].copy()
         wrong[place] += 1
@@ -177,7 +177,7 @@ def test_a_result_that_becomes_wrong_while_timed_has_no_time() -> None:
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
 def test_chunks_that_are_not_moved_are_wrong(name: str, in_place: bool) -> None:
-    """What is in the buffers before the call is no result, nor are other ranks' chunks."""
+    """Buffers that the call leaves as they were are not right by chance."""
 
     def main(comm: FakeComm) -> tuple[list[measure.Row], list[measure.Row]]:
         right = measured(comm, name, in_place=in_place)

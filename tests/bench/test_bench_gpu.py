@@ -1,4 +1,4 @@
-"""The benchmarks on GPUs, as far as they need none: schedule, clock, rows, kernels, peers."""
+"""The parts of the GPU benchmarks that need no GPU: schedule, clock, rows, kernels, peers."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def test_one_random_rank_is_late_at_each_step(world_size):
     assert delays.shape == (world_size, 200) and delays.dtype == np.int32
     assert ((delays > 0).sum(axis=0) <= 1).all()
     assert delays.min() >= 0 and delays.max() <= gpu_clock.LONGEST_DELAY_NS
-    # Every rank now and then, and some 2.5 us in the mean.
+    # Every rank is late now and then. The mean delay is about 2.5 us.
     assert ((delays > 0).sum(axis=1) > 200 / world_size / 3).all()
     assert 2000 < delays.sum(axis=0).mean() < 3000
 
@@ -64,7 +64,8 @@ def test_a_graphs_time_is_the_mean_of_its_calls_and_nothing_else():
     mean_us, single_us = graph.time(1000, 10)
     assert mean_us.shape == (5,) and mean_us == pytest.approx(2.5)
     assert single_us.shape == (200,) and single_us == pytest.approx(2.5, abs=0.01)
-    # The host is out of the way and the ranks have met before each interval.
+    # Before each interval the host has enqueued all calls, and a barrier has brought the ranks
+    # together.
     assert gpu.log[-404:-401] == ["pause", "barrier", "pause"]
 
 

@@ -1,4 +1,4 @@
-"""`kccl bench --in-kernel` as far as it needs no GPU: chains, shapes, kernels on the simulator."""
+"""The parts of `kccl bench --in-kernel` that need no GPU: chains, shapes, simulated kernels."""
 
 import re
 import shutil
@@ -44,7 +44,7 @@ def problem(name, n, dtype="float32", nbytes=256):
 def test_periods(n):
     period = data.period(n)
     assert period >= 20 and period * np.log2(n) <= 100
-    # Each rank is root when a broadcast's data are changed.
+    # A broadcast's data change once a period. Each rank is the root at one of these changes.
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
     short = data.short_period(n)
     assert 2 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
@@ -66,7 +66,7 @@ def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
                 chain.end(long, 0, count, length).astype(float) for count in (calls, calls + 1)
             )
             assert np.isfinite(end).all() and np.abs(end).max() < 1e37
-            # Not every element: what some peers add is nothing.
+            # Not every element changes, because some of the values added are zero.
             assert (end != further).mean() > 0.5
 
 
@@ -79,7 +79,7 @@ def test_chunks_move_around(n):
         for end in (chain.end(few, 1, calls, 50) for calls in range(200))
     ]
     assert moved[0] == 0 and set(moved) == set(range(n))
-    # What a slot held two calls before is in about half of the calls not what it holds now.
+    # In about half of the calls a slot's contents differ from those of two calls before.
     assert np.mean([a != b for a, b in zip(moved, moved[2:], strict=False)]) > 0.4
 
 
@@ -158,7 +158,7 @@ def on_simulator(name, world_size=2, seed=0, **options):
 
 
 WANTED = {
-    # The last by an exchange of the grid.
+    # The last row is that of grid_exchange.
     "all_reduce": [("slice", "relaxed", 2), ("message", "relaxed", 2), ("message", "relaxed", 2)],
     "barrier": [("message", "relaxed", 1), ("message", "acq_rel", 1)],
     "grid_sync": [("message", "relaxed", 4), ("message", "acq_rel", 4)],
@@ -174,7 +174,7 @@ def test_rows(name):
         assert tuple(found) == measure.COLUMNS
         assert (found["library"], found["mode"], found["wrong"]) == ("kccl", "in_kernel", 0)
         assert found["time_us"] > 0 and found["p99_us"] > 0
-        # Nothing that a machine could be measured by.
+        # The simulator measures no machine.
         assert found["floor_us"] is found["busbw_gbps"] is found["skewed_us"] is None
         assert found["in_place"] is {"all_gather": False, "barrier": None, "grid_sync": None}.get(
             name, True
@@ -193,7 +193,7 @@ def test_chains_over_several_periods(name, world_size, dtype):
 
 @pytest.fixture
 def spoiled(monkeypatch, tmp_path):
-    """Kernels with other texts in place of some: old, new, old, new."""
+    """spoiled(old, new, ...): replaces each old text in the kernels' source by the new one."""
 
     def spoil(*texts):
         source = SOURCE
@@ -210,7 +210,7 @@ def spoiled(monkeypatch, tmp_path):
 
 
 CALL = "const Status status = call();"
-# What is wrong with the kernel -> the text and what takes its place.
+# What is wrong with the kernel -> a text and its replacement.
 BROKEN = {
     "a call is left out": (CALL, "if (k == 7) continue; " + CALL),
     "a call is made twice": (CALL, "if (k == 7) call(); " + CALL),
@@ -243,7 +243,7 @@ MEMBERS = "\n    T before_[2] = {};\n    uint32_t calls_ = 0;\n"
 
 @pytest.mark.parametrize(("world_size", "call"), [(2, 13), (3, 17)])
 def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
-    """Rank 0 is the next root, and has in its first element what it had two calls before."""
+    """Rank 0, the next root, gets the first element that it had two calls before."""
     text = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
     stale = """const Status done = CALL
         if (leads(block()) && channel_.comm().rank == 0) {
@@ -261,7 +261,7 @@ def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
-    """Rank 0 hears from the next one what it heard two calls before."""
+    """Rank 1 sends rank 0 the first element that it sent two calls before."""
     text = "return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);"
     stale = """const bool spoils = leads(block()) && channel_.comm().rank == 1;
         T sent = {};
@@ -301,14 +301,14 @@ def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
         ("grid_sync", "return barrier_.template sync<ORDER>();"),
     ],
 )
-def test_meetings_that_nobody_waits_for_are_found(name, call, spoiled):
+def test_barriers_that_do_not_wait_are_found(name, call, spoiled):
     spoiled(call, "return kKcclOk;")
     rows, _ = on_simulator(name)
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
-def test_a_relaxed_meeting_orders_nothing_else(monkeypatch):
-    """The words that are looked at come late without fences: so they are looked at."""
+def test_a_relaxed_barrier_orders_nothing_else(monkeypatch):
+    """Without fences the words that the bench checks may arrive late. The check finds that."""
     assert SOURCE.count("ORDER == Order::kAcqRel") == 2
     text = SOURCE.replace("ORDER == Order::kAcqRel", "true")
     monkeypatch.setattr(in_kernel_side, "KERNELS", text)

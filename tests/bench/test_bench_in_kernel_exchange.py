@@ -1,4 +1,4 @@
-"""`kccl bench exchange --in-kernel` as far as it needs no GPU: shapes, the end, the simulator."""
+"""The parts of `kccl bench exchange --in-kernel` that need no GPU: shapes, simulated kernels."""
 
 from functools import partial
 
@@ -80,7 +80,7 @@ def on_simulator(world_size=2, seed=0, nbytes=64, iterations=9):
 @pytest.mark.parametrize("nbytes", [8, 500])
 def test_rows(world_size, nbytes):
     rows, notes = on_simulator(world_size, nbytes=nbytes)
-    # Of one rank, the blocks of all ranks are those of one GPU.
+    # With one rank both reaches are the same, and one is measured.
     sizes = dict.fromkeys([1, world_size])
     wanted = [(size, order) for size in sizes for order in ("relaxed", "acq_rel")]
     assert [(row["world_size"], row["order"]) for row in rows] == wanted
@@ -89,7 +89,7 @@ def test_rows(world_size, nbytes):
         assert (row["algorithm"], row["mode"], row["wrong"]) == ("grid_exchange", "in_kernel", 0)
         assert (row["complete"], row["blocks"], row["dtype"]) == ("message", 4, "int64")
         assert row["time_us"] > 0 and row["p99_us"] > 0
-        # Nothing that a machine could be measured by.
+        # The simulator measures no machine.
         assert row["floor_us"] is row["busbw_gbps"] is row["skewed_us"] is None
     assert notes == []
 
@@ -105,7 +105,7 @@ def test_each_reach_has_its_own_floor(monkeypatch):
 
 
 def spoil(monkeypatch, folder, old, new):
-    """The kernels from `folder`, with another text where `old` comes first."""
+    """Makes the bench compile copies of the kernels in `folder`, with `new` in place of `old`."""
     texts = {path: path.read_text() for path in (contenders.SOURCE, exchange.SOURCE)}
     assert sum(old in text for text in texts.values()) == 1, old
     for path, text in texts.items():
@@ -114,7 +114,7 @@ def spoil(monkeypatch, folder, old, new):
     monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", source)
 
 
-# What is wrong with the kernels -> the text and what takes its place.
+# What is wrong with the kernels -> a text and its replacement.
 BROKEN = {
     "a call is left out": (
         "const Status status = call();",
@@ -132,8 +132,8 @@ def test_a_launch_that_goes_wrong_has_no_time(what, monkeypatch, tmp_path):
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
-def test_one_place_to_collect_to_is_a_race(monkeypatch, tmp_path):
-    """A relaxed exchange does not wait for those of a block that still read the last one."""
+def test_a_single_buffer_for_collect_is_a_race(monkeypatch, tmp_path):
+    """A relaxed exchange does not wait for threads of the block that still read the last result."""
     spoil(monkeypatch, tmp_path, "to_ = other_;", "other_ = to_;")
     with pytest.raises(kccl.ProtocolError):
         on_simulator(1, nbytes=500)
@@ -152,7 +152,7 @@ def test_the_kernels_are_bounded_by_the_most_threads():
     assert max(exchange._THREADS.values()) <= exchange._MOST_THREADS
 
 
-# What is wrong with the sums -> the text and what takes its place.
+# What is wrong with the sums -> a text and its replacement.
 BROKEN_SUMS = {
     "a slice is not what was summed": ("        mine_ = other_;\n", ""),
     "a rank is counted twice": (

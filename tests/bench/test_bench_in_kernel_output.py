@@ -11,7 +11,7 @@ from bench_world import FakeWorld, parse, row
 from kccl.bench import check, cli, plot, readme
 from kccl.bench.harness import collective, report
 
-# What is made of the rows
+# Tables, records and pictures
 
 
 def rows_of_a_run():
@@ -134,7 +134,7 @@ def test_a_document_becomes_the_readmes_table(tmp_path):
     text = "".join(f"<!-- record gpus.jsonl {kind} -->\n<!-- end -->\n" for kind in kinds)
     made = readme.update(text, tmp_path)
     in_graphs, in_kernels = made.split("<!-- end -->")[:2]
-    # The newest of each, and neither takes the place of the other.
+    # Each table takes the newest rows of its own kind.
     assert "commit0" in in_graphs and "| 8 | 1.000 | 1.500 |" in in_graphs
     lines = [line for line in in_kernels.splitlines() if line.startswith("| ")][1:]
     assert lines == [

@@ -1,4 +1,4 @@
-"""What the benchmarks write, whom they compare with, and what is made of it later."""
+"""What the benchmarks write, their peers, and what tuning and checks make of the rows."""
 
 from __future__ import annotations
 

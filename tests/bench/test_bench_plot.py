@@ -1,4 +1,4 @@
-"""Documents as pictures."""
+"""kccl.bench.plot draws pictures of documents."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_file_without_a_document_is_said(tmp_path, capsys):
     recorded.write_text(json.dumps(gpu_document(row())) + "\n")
     assert plot.main([str(empty), str(recorded)]) == 2
     assert "empty.json holds no document with rows" in capsys.readouterr().err
-    # The others are drawn all the same.
+    # The other documents are still drawn.
     assert recorded.with_suffix(".png").exists()
 
 

@@ -1,4 +1,4 @@
-"""Several benches in one job: their documents, and what a bench that ends the job leaves."""
+"""Several benches in one job: their documents, and what remains when a bench ends the job."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from kccl.bench.harness.document import load
 
 
 class FakeJob:
-    """What suite.main() has of kccl and of the device."""
+    """What suite.main() uses of kccl and of the device."""
 
     def __init__(self, monkeypatch, rank=0, crashes_in=""):
         self.rank, self.crashes_in = rank, crashes_in
@@ -55,7 +55,7 @@ def test_a_suite_writes_a_document_a_bench(tmp_path, monkeypatch, capsys):
     assert written["rows"][0]["collective"] == "barrier"
     assert (tmp_path / "all_reduce_4.txt").read_text().startswith("# a table")
     printed = capsys.readouterr().out
-    # Of a job that is ended the last line says what it was doing.
+    # If the job is killed, the last line names the bench that was running.
     assert re.findall(r"# (\w+) (?:has begun|took)", printed) == [
         *("barrier_4", "barrier_4", "all_reduce_4", "all_reduce_4")
     ]

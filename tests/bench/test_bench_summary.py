@@ -31,7 +31,7 @@ def summary(rows):
 
 
 def host_rows():
-    """Two sizes, as a run under mpirun has them; Open MPI is best at the first, MPICH then."""
+    """Rows as of a run under mpirun. Open MPI is best at the first size, MPICH at the second."""
     rows = []
     for nbytes, ours, default, doubling, openmpi in (
         (8, 0.25, 2, 3, 1),
@@ -60,7 +60,7 @@ def test_a_size_is_one_line_with_the_better_mpi():
         ["1M", "100.0", "200.0", "mpich", "recursive_doubling", "2.00x", "50.00"],
     ]
     assert re.search(r"size \(B\) +KCCL \(us\) +best MPI \(us\) +ratio +floor \(us\)", text[1])
-    # A terminal of ordinary width shows it.
+    # It fits on a terminal of 80 columns.
     assert max(map(len, text[: 2 + len(figures)])) <= 80
 
 
@@ -158,7 +158,7 @@ def test_progress_is_one_line_of_a_terminal_and_nothing_elsewhere(capsys, monkey
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", screen)
     FakeWorld(2).run(partial(cli.main, parse("all_reduce", "-e", "16")))
-    # rich hides the cursor while it draws, and at the end goes up over the line that it left.
+    # rich hides the cursor while it draws. At the end it goes up and erases its line.
     before, _, drawn = screen.getvalue().partition("\033[?25l")
     drawn, _, after = drawn.partition("\033[?25h")
     for what in ("all_reduce, 8 bytes", "all_reduce, 16 bytes", "peers in a job of their own"):

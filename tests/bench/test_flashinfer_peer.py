@@ -1,4 +1,4 @@
-"""FlashInfer as a peer of the benches, with a library that is made up."""
+"""FlashInfer as a peer of the benches, with a fake library."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ WIDTH = 4096
 
 
 class Tensor:
-    """As much of a tensor as is asked of one."""
+    """What the peer uses of a tensor."""
 
     def __init__(self, array):
         self.array = array
@@ -30,7 +30,7 @@ class Tensor:
 
 
 class Library:
-    """flashinfer.comm: notes what is called."""
+    """A fake flashinfer.comm that records the calls."""
 
     AllReduceFusionPattern = SimpleNamespace(kAllReduce=0)
 
@@ -74,7 +74,7 @@ def gpu(comm):
 
 @pytest.fixture
 def on_both(monkeypatch):
-    """on_both(act, ...) -> act(peer) of two ranks, and their library."""
+    """on_both(act, ...): the results of act(peer) on two ranks, and their fake library."""
 
     def run(act, *, has_started=True, **facts):
         library = Library(**facts)
@@ -93,7 +93,7 @@ def on_both(monkeypatch):
     return run
 
 
-def test_it_goes_from_rows_to_rows_in_memory_of_its_own(on_both):
+def test_its_calls_are_out_of_place_on_rows_of_a_width(on_both):
     all_reduce = collective.load("all_reduce")
 
     def act(peer):
@@ -118,7 +118,7 @@ def test_it_goes_from_rows_to_rows_in_memory_of_its_own(on_both):
     made = [(1, 512), (1, WIDTH), (8, WIDTH), (1, 2048)]
     wanted = [*((*shape, True) for shape in made), (8, WIDTH, False)]
     assert sorted(library.calls) == sorted(2 * wanted)
-    # A piece an element type and rank, none of it by multicast.
+    # One workspace for each element type and rank, none of them with multicast.
     assert len(library.made) == len(library.destroyed) == 4
     for made in library.made:
         assert (made["backend"], made["world_size"], made["hidden_dim"]) == ("trtllm", 2, WIDTH)
@@ -148,7 +148,7 @@ def test_without_what_it_needs_it_has_no_rows(on_both, facts, cause):
     assert results == [([], [f"no flashinfer rows: {cause}"], {})] * 2
 
 
-def test_memory_that_one_rank_has_not_is_no_ranks(on_both):
+def test_if_one_rank_lacks_memory_no_rank_measures(on_both):
     def act(peer):
         all_reduce = collective.load("all_reduce")
         found = [peer.contenders(all_reduce, sized(8192)) for _ in range(2)]
@@ -160,7 +160,7 @@ def test_memory_that_one_rank_has_not_is_no_ranks(on_both):
     assert library.calls == [] and len(library.made) == 1
 
 
-def test_what_it_has_not_is_told_by_size(on_both):
+def test_notes_name_what_it_cannot_run_and_the_sizes(on_both):
     def act(peer):
         all_reduce = collective.load("all_reduce")
         given = (

@@ -38,7 +38,7 @@ def test_it_is_what_the_benches_compile():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """own(modules): what the benches have in place of theirs."""
+    """own(modules): makes these the modules of the benches."""
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "cache"))
     return lambda *modules: monkeypatch.setattr(gpu_warm, "modules", lambda sizes: iter(modules))
@@ -64,7 +64,7 @@ def test_what_does_not_compile_is_left_to_the_bench(own, tmp_path, capfd):
     assert "1 of 2 modules\n" in capfd.readouterr().out
 
 
-def test_what_the_librarys_refuses_is_a_failure(own, capfd):
+def test_an_argument_that_kccl_warm_refuses_is_a_failure(own, capfd):
     own((kernels.SOURCE, kernels.NAMES, ()))
     assert gpu_warm.main([*FEW, "nonsense"]) != 0
     assert "nonsense" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""`make gpu` with steps that are made up, and its processes."""
+"""`make gpu` with fake steps: which commands it runs, and what it reports."""
 
 import json
 import re
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Steps:
-    """Takes the place of the processes: notes the commands, writes what they would print."""
+    """Replaces the processes: records the commands and writes what they would print."""
 
     def __init__(self, num_gpus=2, codes=None, crashing=()):
         self.num_gpus = num_gpus
@@ -49,7 +49,7 @@ def benches_of(command):
 
 
 def arguments(steps, name):
-    """With which `kccl bench` is called for this document."""
+    """The arguments of `kccl bench` for this document."""
     (found,) = (
         each for command in steps.commands for each in command if each.startswith(f"{name}: ")
     )
@@ -94,7 +94,7 @@ def test_all_parts_on_two_gpus(tmp_path, capsys):
     assert run(tmp_path, steps) == 0
     wanted = benches([2])
     assert steps.names == [*READY, "tests", "torch", "benches_2", "plots"]
-    # Time is short: of what differs in the number of ranks, what takes most GPUs.
+    # To save time: of tests that differ only in the number of ranks, those with most GPUs.
     for name in ("tests", "torch"):
         assert steps.commands[steps.names.index(name)][-2:] == ["--most-of", "2"]
     assert steps.benches == wanted
@@ -131,7 +131,7 @@ def test_world_sizes_are_those_there_are_gpus_for(count, sizes):
     found = make_gpu.suites(count)
     assert [suite.world_size for suite in found] == sizes
     assert [name for suite in found for name in suite.benches] == benches(sizes)
-    # Long messages where there are links, on the most GPUs only.
+    # Long messages run on the most GPUs only, and not on one GPU.
     assert ["256M" in suite.benches[f"all_reduce_{suite.world_size}"] for suite in found] == [
         size == sizes[0] > 1 for size in sizes
     ]
@@ -151,7 +151,7 @@ def test_parts_are_selectable(part, tmp_path):
         "plots": {"extension", "plots"},
     }
     assert kinds == wanted[part]
-    # Benches have modules of their own, and add bfloat16; tests reduce every type.
+    # Benches have kernels of their own, and sum only bfloat16. Tests reduce every type.
     for name, command in zip(steps.names, steps.commands, strict=True):
         if name == "kernels":
             of_benches = ["-m", "kccl.bench.gpu.warm", "-n", "2", "1"]
@@ -185,7 +185,7 @@ def test_failed_steps_are_named_and_the_others_still_run(tmp_path, capsys):
     assert "exit code 1" in printed
     assert re.search(r"ended after \d+ s: .* is over, during '# a table'", printed)
     assert "no document: see benches_2.txt" in printed
-    # What was measured before is kept, and what stands behind has a job of its own.
+    # What was measured before is kept. The benches behind it run in a second job.
     again = steps.commands[steps.names.index("benches_2_2")]
     assert benches_of(again) == ["all_gather_2", "reduce_scatter_2"]
     assert steps.benches == [name for name in benches([2]) if name != "broadcast_2"]
@@ -261,7 +261,7 @@ def test_tests_run_side_by_side_on_pairs_of_gpus(num_gpus, workers, tmp_path):
     assert steps.names == [*READY, *names]
     for pairs, four in (steps.commands[-4:-2], steps.commands[-2:]):
         assert pairs[-6:] == ["-n", workers, "--dist", "loadgroup", "--world-sizes", "1,2"]
-        # Side by side pytest tells wrong times.
+        # Under xdist pytest's durations are wrong.
         times = ["-o", "console_output_style=times"]
         assert four == [*pairs[:3], *times, *pairs[3:-6], "--world-sizes", "4"]
 
@@ -318,7 +318,7 @@ def test_side_by_side_the_tests_without_a_result_are_named(tmp_path, monkeypatch
 
 
 def test_a_part_has_also_what_the_parts_before_have_left(tmp_path, monkeypatch):
-    """And parts that are asked for alone share all the time."""
+    """Parts that are selected share the time of those that are not."""
     monkeypatch.setattr(make_gpu, "_READY_SHARE", 0)
     monkeypatch.setattr(make_gpu, "BUDGETS_S", make_gpu.BUDGETS_S | {"tests": 20.0, "torch": 10.0})
     steps = Steps()

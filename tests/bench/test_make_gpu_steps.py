@@ -1,4 +1,4 @@
-"""The processes of `make gpu`: its steps, and how tests/hardware is shared out."""
+"""The processes of `make gpu`: its steps, and how it divides tests/hardware."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_each_test_on_gpus_is_of_one_of_the_world_sizes():
 
 
 def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
-    """Also in a part of the world sizes, and what has no more ranks stays."""
+    """--most-of takes each test's largest world size up to a limit; --world-sizes filters these."""
     sizes = {"test_all": (1, 2, 4), "test_few": (1, 2), "test_two": (2,), "test_many": (2, 4)}
     (tmp_path / "conftest.py").write_text((ROOT / "tests/hardware/conftest.py").read_text())
     (tmp_path / "test_it.py").write_text(
@@ -65,14 +65,14 @@ def test_of_each_test_on_gpus_there_is_one_with_most_ranks(tmp_path):
     )
     most = {"test_all": 2, "test_few": 2, "test_two": 2, "test_many": 2}
     assert chosen("--most-of", "2") == alone | named(most)
-    # What has none so small is there, and skips itself.
+    # A test that has no size so small is kept, and skips itself.
     assert chosen("--most-of", "1") == alone | named(
         {"test_all": 1, "test_few": 1, "test_two": 2, "test_many": 2}
     ) | named({"test_many": 4})
 
 
 def test_a_worker_of_xdist_has_gpus_of_its_own(tmp_path, monkeypatch):
-    """By the two files conftest.py and a machine that is made up."""
+    """Runs both conftest.py files on a fake machine of five GPUs."""
     folder = tmp_path / "tests" / "hardware"
     folder.mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/support"), prepend=os.pathsep)
@@ -94,7 +94,7 @@ def test_a_worker_of_xdist_has_gpus_of_its_own(tmp_path, monkeypatch):
     side_by_side = ("-n", "2", "--dist", "loadgroup")
     sizes = ("--world-sizes", "1,2")
     assert "6 passed" in run_pytest(str(folder), root, *side_by_side, *sizes)
-    # From above the options of tests/hardware are not known, the GPUs are.
+    # Started from tests/, pytest lacks the options of tests/hardware, but still divides the GPUs.
     assert "9 passed" in run_pytest(str(tmp_path / "tests"), root, *side_by_side)
 
 
@@ -114,7 +114,7 @@ def test_a_step_that_outlives_its_limit_is_ended_with_all_that_it_started(tmp_pa
     assert steps.execute_processes(command, 6, output) == steps.TIMED_OUT
     assert time.monotonic() - began < 20
     pid = int(output.read_text())
-    # A killed orphan stays in the table until its new parent has looked.
+    # A killed orphan stays in the process table until its new parent reaps it.
     status = Path(f"/proc/{pid}/status")
     assert eventually(lambda: not status.exists() or "(zombie)" in status.read_text())
 

@@ -1,4 +1,4 @@
-"""NVSHMEM as a peer of the benches, with a library that is made up."""
+"""NVSHMEM as a peer of the benches, with a fake library."""
 
 import ctypes
 from dataclasses import replace
@@ -15,7 +15,7 @@ STREAM = 7
 
 
 class Library(nvshmem.Library):
-    """Notes what is called; what `refuses` names returns 5."""
+    """Records the calls. The functions named in `refuses` return 5."""
 
     def __init__(self, refuses=()):
         self.calls = []
@@ -45,7 +45,7 @@ def gpu(comm):
 
 
 def peers(world_size, monkeypatch, act, **facts):
-    """act(peer, library) of every rank."""
+    """The results of act(peer) on every rank, and the ranks' fake libraries."""
     libraries = []
 
     def make():
@@ -75,7 +75,7 @@ def test_its_calls_are_in_place_on_its_own_memory(monkeypatch):
     kind = Library.type_of(given.dtype)
     for library in libraries:
         names = [call[0] for call in library.calls if isinstance(call, tuple)]
-        # The first rank's name for the meeting is everybody's.
+        # All ranks use rank 0's unique id.
         (uniqueid,) = (call for call in library.calls if isinstance(call, bytes))
         assert uniqueid[4:] == b"\x5a" * 124
         assert ("nvshmemx_get_uniqueid" in names) == (
@@ -99,7 +99,7 @@ def test_its_calls_are_in_place_on_its_own_memory(monkeypatch):
         "nvshmemx_hostlib_init_attr",
     ],
 )
-def test_a_start_that_fails_is_told_and_leaves_no_rows(name, monkeypatch):
+def test_a_start_that_fails_is_noted_and_leaves_no_rows(name, monkeypatch):
     def act(peer):
         found = peer.contenders(collective.load("all_reduce"), problem(n=2))
         peer.close()
@@ -120,7 +120,7 @@ def test_without_memory_it_is_ended_at_once(monkeypatch):
         assert names[-1] == "nvshmemx_hostlib_finalize" and "nvshmem_free" not in names
 
 
-def test_what_it_has_not_is_told_by_size(monkeypatch):
+def test_notes_name_what_it_cannot_run_and_the_sizes(monkeypatch):
     averaged = replace(problem(n=2), op="avg")
     apart = replace(problem(n=2), in_place=False)
     long = replace(problem(n=2), nbytes=1 << 30)
@@ -141,12 +141,12 @@ def test_what_it_has_not_is_told_by_size(monkeypatch):
     ]
 
 
-def test_alone_there_is_nobody_to_meet(monkeypatch):
+def test_one_rank_does_not_start_it(monkeypatch):
     (results, libraries) = peers(1, monkeypatch, lambda peer: (peer.notes(), peer.libraries))
     assert results == [([], {})] and libraries == []
 
 
-def test_a_library_that_is_not_there_is_told(monkeypatch):
+def test_a_missing_library_is_noted(monkeypatch):
     monkeypatch.setattr(nvshmem, "find_spec", lambda name: None)
     main = lambda comm: nvshmem.NvshmemPeer(gpu(comm), None).notes()  # noqa: E731
     for notes in FakeWorld(2).run(main):

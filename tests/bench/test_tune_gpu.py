@@ -1,4 +1,4 @@
-"""Tuning a GPU's calls, by a clock in virtual time; and what the planner makes of its table."""
+"""Tuning a GPU's calls in virtual time, and what the planner makes of the table."""
 
 import json
 from dataclasses import replace
@@ -109,7 +109,7 @@ def test_the_fastest_algorithm_in_its_best_shape_is_chosen():
         entry(None, TWO_SHOT, 64, 64),
     ]
     assert {row["mode"] for row in rows} == {"graph"} and {row["wrong"] for row in rows} == {0}
-    # Of one block whatever the bounds: measured once an algorithm.
+    # So short a message takes one block in every shape, so each algorithm is measured once.
     assert [row["algorithm"] for row in rows if row["bytes"] == 64] == [LL16, SENTINEL, TWO_SHOT]
     assert min(row["time_us"] for row in rows if row["bytes"] == 64) == pytest.approx(2.074)
 
@@ -165,7 +165,8 @@ def test_the_planner_takes_algorithm_and_shape_from_the_table(tmp_path):
 
     assert chosen(64, "bfloat16") == (LL16, 8, 64)
     assert chosen(128, "bfloat16") == (SENTINEL, 64, 64)
-    # Integers take the best of the others there, not what is for longer messages.
+    # sentinel, the best of this size, has no integers. They take this size's next best algorithm,
+    # not the one for longer messages.
     assert chosen(128, "int32") == (LL16, 64, 64)
     assert chosen(1 << 22, "int32") == (TWO_SHOT, 64, 64)
     made = choice.choose(request(64, "bfloat16"), measured)

@@ -72,7 +72,7 @@ def secret_memory(num_bytes):
 
 
 @pytest.mark.parametrize("what", ["x", "out"])
-def test_memory_that_nobody_may_read_is_staged(what):
+def test_memory_that_nobody_may_read_goes_through_the_staging(what):
     """The kernel finds that a read fails, and all ranks go through the staging instead."""
     count = 16384
     memory = secret_memory(4 * count)

@@ -80,7 +80,7 @@ RIGHT = """
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory):
     """mypy(text): what mypy prints for a user's file."""
-    # There mypy finds no project's settings, and in later runs what it knows of kccl and NumPy.
+    # Here mypy finds no project's settings. Later runs reuse its cache of kccl and NumPy.
     folder = tmp_path_factory.mktemp("mypy")
 
     def run(text):

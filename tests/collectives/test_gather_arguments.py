@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("is_known", [False, True])
 def test_wrong_arrays(name, is_known):
-    """Nothing is sent, so the next call is right; also after such sizes went by the fast path."""
+    """Nothing is sent, so the next call is right. This also holds on the fast path."""
     collective, x, out, message = WRONG[name]
 
     def main(comm):

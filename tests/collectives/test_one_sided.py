@@ -41,7 +41,7 @@ def test_many_producers(count):
 
     def main(comm):
         window = comm.window(world_size * items * 8)
-        # After two calls the longer limit of the first contact does not hold any more.
+        # After two calls the longer time-out of first calls no longer applies.
         comm.barrier()
         comm.barrier()
         if comm.rank > 0:
@@ -66,7 +66,7 @@ def test_many_producers(count):
 
 
 def expect_no_signal(comm, **which):
-    """The caller keeps the other ranks alive: a wait for ranks that have left is PeerLost."""
+    """The caller keeps the other ranks alive, because a wait for ranks that left is PeerLost."""
     comm.timeout = 0.02
     with pytest.raises(kccl.Timeout, match="0 signals seen, 1 wanted"):
         comm.wait(**which)

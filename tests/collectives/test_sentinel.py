@@ -76,7 +76,7 @@ def test_payloads_that_look_like_the_sentinel(dtype):
 
 
 def test_the_input_stays():
-    """x keeps its sentinels in a call out of place, although other words are sent for them."""
+    """An out-of-place call leaves sentinels in x, although it sends another word for them."""
 
     def main(comm):
         x = words("float32", 100, ARMED)
@@ -198,7 +198,7 @@ def test_channels_have_slots_of_their_own():
 
 
 def test_after_reset():
-    """reset() re-arms what a call left that not all ranks made, at every turn of the slots."""
+    """reset() re-arms the slots of a call that not all ranks made, whichever slot was next."""
     all_failed = threading.Barrier(3)
 
     def main(comm):

@@ -12,7 +12,7 @@ HEADER = HERE.parents[1] / "csrc/host/cuda_driver.h"
 
 
 def compiled(header, tmp_path):
-    """What the compiler says of the comparison with a header, and whether it took it."""
+    """Whether the comparison of a header with cuda.h compiles, and what the compiler says."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     headers = find_cuda_headers()
     if compiler is None or headers is None:

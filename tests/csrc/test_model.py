@@ -1,6 +1,6 @@
 """The Spin model of the packet protocols, csrc/models/packets.pml.
 
-No run of it goes wrong, every planted bug does, and the code it quotes is the code there is.
+Spin finds no error in it and every planted bug, and the code that it quotes is the current source.
 """
 
 import os
@@ -19,10 +19,10 @@ MODEL = ROOT / "csrc/models"
 MAX_DEPTH = 1_000_000
 MAX_MEGABYTES = 1500
 
-# Half a minute of two cores, which others may be using too; one test may wait for all of it.
+# The searches take half a minute on two cores, longer if these are busy. One test may wait for all.
 pytestmark = pytest.mark.timeout(400)
 
-# What is searched to the end, as definitions.
+# Name -> definitions of a model without a bug, which is searched completely.
 RUNS = {
     "three ranks": "WORLD_SIZE=3 KINDS=LL16+BROADCAST",
     "three ranks, sentinel": "WORLD_SIZE=3 KINDS=LL16+SENTINEL",
@@ -190,7 +190,7 @@ MODELLED = {
     "barrier_direct.cuh": ("barrier_direct", "acquire_each"),
     "broadcast_direct_ll16.cuh": ("broadcast_direct_ll16",),
 }
-# In text without white space.
+# An access or a sync, in text without white space.
 ACCESS = r"mem::(?:load|store|fence|claim|overwrite|copy)\w*|coop_?\.(?:sync|any)\(|"
 ACCESS += r"(?:arrive|await)<|"
 ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter|enter_special|leave|rearm|"
@@ -214,7 +214,7 @@ def quotes() -> list[tuple[str, str, str]]:
 
 
 def body(text: str, function: str) -> str:
-    """What stands in the braces of all functions of this name."""
+    """The bodies of all functions of this name, one after the other."""
     bodies = ""
     for start in re.finditer(rf"KCCL_DEVICE\w* [^;{{}}()]*\b{function}\(", text):
         begin = end = text.index("{", start.end())
@@ -227,7 +227,7 @@ def body(text: str, function: str) -> str:
 
 
 def test_quoted_code_is_the_code_there_is():
-    # Of a kernel and a header with one name, the header: it comes last.
+    # If a kernel's file and a header have the same name, the header comes last and is taken.
     every = source_files("csrc/include", "cuh", "inc")
     kernels_first = sorted(every, key=lambda path: path.parent.name != "kernels")
     headers = {path.name: path for path in kernels_first}

@@ -59,7 +59,7 @@ def _build_and_run(
 ) -> subprocess.CompletedProcess[str]:
     csrc = folder / "csrc"
     shutil.copytree(CSRC, csrc)
-    # Of these types only, because each takes a second to compile.
+    # Only these types, because each takes a second to compile.
     table = kernel_table(dtype for dtype in every_dtype if dtype.name in dtypes)
     (folder / "kernel_table.inc").write_text(table)
     if spoil is not None:
@@ -89,7 +89,7 @@ def _plant_a_race(csrc: Path) -> None:
 def runs(
     compiler: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, "Future[subprocess.CompletedProcess[str]]"]:
-    """All builds, begun side by side."""
+    """All builds, started in parallel."""
     builds = {
         "address": (ADDRESS, tuple(abi.DTYPES)),
         "thread": (THREAD, ("float32", "bfloat16", "int64")),

@@ -1,4 +1,4 @@
-"""The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, what is said."""
+"""The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, messages."""
 
 import contextlib
 import ctypes
@@ -84,7 +84,7 @@ def test_what_does_not_compile_has_its_log():
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_999", "gfx942", "90"])
-def test_an_architecture_that_is_none(arch):
+def test_an_unknown_architecture_is_refused(arch):
     with pytest.raises(kccl.InvalidArgument, match=f"arch is '{arch}', must .*sm_80.*sm_90"):
         kccl.compile(KERNEL, ["twice<int>"], target="cuda", arch=arch)
 
@@ -142,7 +142,7 @@ def shape(kernel, *args):
     return launch_shape(specs.BY_NAME[kernel], *args)
 
 
-def test_blocks_have_a_thread_a_packet():
+def test_each_packet_has_a_thread_while_there_is_room():
     ll16, sentinel = "all_reduce_one_shot_ll16", "all_reduce_one_shot_sentinel"
     assert shape(ll16, 0, "float32", 1024) == (1, 32)
     assert shape(ll16, 64, "float32", 1024) == (1, 32)
@@ -173,7 +173,7 @@ def test_a_tuned_shape_bounds_the_blocks_and_their_threads():
 
 
 def test_results_are_allocated_by_the_arrays_library():
-    """By PyTorch's way, of which nothing but new_empty() is asked; others are refused by name."""
+    """By new_empty(), which PyTorch's tensors have. Arrays without it are refused by name."""
 
     class Tensor:
         def new_empty(self, shape):
@@ -203,7 +203,7 @@ def test_dlpack_capsules_keep_their_owner_and_let_it_go():
     assert len(dlpack._alive) == before + 1
 
     class Taken:
-        """What a library sees."""
+        """The array as another library receives it."""
 
         def __dlpack_device__(self):
             return dlpack.CUDA, 3
@@ -239,8 +239,8 @@ def test_host_arrays_are_refused():
         arrays.view([1.0], "x", writable=True, device=0)
 
 
-def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
-    """Or the rank that a kernel waits for might, in whatever it does when memory is collected."""
+def test_dropping_memory_does_not_wait_for_the_device(monkeypatch):
+    """A running kernel may wait for the very rank whose garbage collector frees the memory."""
     made = []
     may_go_on, is_over = threading.Event(), threading.Event()
 
@@ -266,7 +266,7 @@ def test_who_drops_memory_does_not_wait_for_the_device(monkeypatch):
     assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
 
 
-def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(monkeypatch):
+def test_a_kernels_graph_is_destroyed_without_waiting_and_during_captures(monkeypatch):
     driver = pytest.importorskip("cuda.bindings.driver")
     made = []
     is_over = threading.Event()
@@ -303,7 +303,7 @@ def test_a_graph_of_a_kernel_is_given_back_without_waiting_and_beside_captures(m
     assert made == ["cuCtxPushCurrent", relax, "cuGraphExecDestroy", relax, "cuCtxPopCurrent"]
 
 
-def test_what_cannot_be_given_back_leaves_no_context_behind(monkeypatch):
+def test_a_failed_release_leaves_no_context_current(monkeypatch):
     made = []
     monkeypatch.setattr(gpu.table(), "call", lambda name, *args: made.append(name))
 
@@ -319,7 +319,7 @@ def test_what_cannot_be_given_back_leaves_no_context_behind(monkeypatch):
 
 
 def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
-    """What JAX has is made up: its immutable arrays say nothing of their stream."""
+    """With a fake array of JAX, which is immutable and does not name its stream."""
     streams = []
 
     class ArrayImpl:

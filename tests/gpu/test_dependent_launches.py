@@ -26,7 +26,7 @@ def world(monkeypatch):
 
 
 def launched(world):
-    """(as a programmatic dependent, as ever)."""
+    """The streams of launches as programmatic dependents, and those of ordinary launches."""
     op = world.prepared(STREAM)
     call = ffi.cast("KcclGpuOp *", op._handle)
     call.num_blocks, call.threads_per_block = 8, 128
@@ -96,10 +96,10 @@ def test_what_the_driver_refuses_is_said(world):
     assert world.driver.queue.how == lib.kKcclLaunchDependent
 
 
-def test_the_call_before_is_told_once(world):
+def test_the_call_before_is_announced_its_dependent_once(world):
     world.driver.nodes = {4: [None], STREAM: [OURS]}
     launched(world)
-    # Another that forks behind it is no dependent.
+    # A second call that forks behind it is no dependent.
     assert launched(world) == ([STREAM], [STREAM])
     (told,) = world.driver.announced
     call = world.driver.calls[told]
@@ -107,7 +107,7 @@ def test_the_call_before_is_told_once(world):
     assert call.dependent == lib.kKcclEarlyDependent
 
 
-def test_no_other_kernel_is_told(world):
+def test_no_dependent_is_announced_to_other_kernels(world):
     world.driver.nodes[STREAM] = [THEIRS]
     launched(world)
     world.driver.capturing[STREAM] = (0, 0)
@@ -117,7 +117,7 @@ def test_no_other_kernel_is_told(world):
 
 
 @pytest.mark.parametrize("differs", ["abi_version", "arguments"])
-def test_what_is_not_known_to_be_a_call_is_not_told(world, differs):
+def test_no_dependent_is_announced_to_what_may_be_no_call(world, differs):
     world.driver.nodes[STREAM] = [OURS]
     if differs == "arguments":
         world.driver.has_arguments = False
@@ -128,8 +128,8 @@ def test_what_is_not_known_to_be_a_call_is_not_told(world, differs):
 
 
 @pytest.mark.parametrize("of", ["world", "driver"])
-def test_what_takes_much_of_the_device_does_not_come_early(world, of):
-    """Neither the call nor the one before; nor does then what forks beside it."""
+def test_a_call_that_takes_much_of_the_device_does_not_begin_early(world, of):
+    """Nor does a call behind one that does, nor later calls that fork behind the same call."""
     world.driver.nodes[STREAM] = [OURS]
     (world if of == "world" else world.driver).fit = 3
     launched(world)
@@ -139,11 +139,11 @@ def test_what_takes_much_of_the_device_does_not_come_early(world, of):
     assert world.driver.calls[told].dependent == lib.kKcclLateDependent
 
 
-def test_a_call_that_cannot_be_told_is_an_error(world):
+def test_a_dependent_that_cannot_be_announced_is_an_error(world):
     world.driver.nodes[STREAM] = [OURS]
     world.driver.refusal = 400
     with pytest.raises(Exception, match="error 400"):
         launched(world)
     assert world.driver.queue.how == lib.kKcclLaunchAnnounced
-    # So it may be tried again.
+    # Nothing was launched, so the call may be tried again.
     assert (world.driver.early, world.driver.streams) == ([], [])

@@ -1,4 +1,4 @@
-"""Memory for GPUs, as far as it needs none."""
+"""The parts of kccl.gpu.memory and kccl.gpu.state that need no GPU."""
 
 import ctypes
 import threading
@@ -13,7 +13,7 @@ from kccl.gpu import state as cuda_state
 
 
 def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
-    """Once a context has used 16 streams, its kernels begin later."""
+    """They share, because kernels begin later in a context that has used 16 streams."""
     made = []
 
     def call(name, *args):
@@ -44,7 +44,7 @@ def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
 
 @pytest.mark.parametrize("has_dependents", [False, True])
 def test_a_state_is_filled_and_written_on_two_streams(monkeypatch, has_dependents):
-    """A limit reaches a GPU that is full of kernels, where a fill waits for room."""
+    """A limit must reach a GPU that is full of kernels, where a fill may have to wait for room."""
     memory = [ctypes.create_string_buffer(8192) for _ in range(2)]
     free, streams, used = [*map(ctypes.addressof, memory)], iter((5, 6)), []
 

@@ -1,4 +1,4 @@
-"""How windows on GPUs are shared: the choice, and the two ways without VMM, by a made-up driver."""
+"""How windows on GPUs are shared: the choice, and the two ways without VMM, with a fake driver."""
 
 import gc
 import itertools
@@ -23,7 +23,7 @@ UNIT = 2 << 20
 
 
 class Driver:
-    """Two devices. A rank is a process of its own: what it opens lies at addresses of its own."""
+    """A fake driver of two devices. Opened memory has another address, as in another process."""
 
     def __init__(self, monkeypatch):
         self.lacks = set()
@@ -93,7 +93,7 @@ class Driver:
 
 
 class Shareable:
-    """In place of the real one, in tests of the choice."""
+    """Replaces memory.Shareable in tests of the choice."""
 
     def __init__(self, driver, device):
         if driver.refuses == "cuMemCreate":
@@ -112,14 +112,14 @@ def driver(monkeypatch):
     made = lambda device, nbytes: Shareable(driver, device)  # noqa: E731
     monkeypatch.setattr(sharing, "Shareable", made)
     yield driver
-    # What is dropped must find this driver, not the machine's.
+    # What the test dropped must be released by this driver, not by the machine's.
     gc.collect()
     release._dropped.put((driver.devices[0], (("the last", ()),), os.getpid(), True))
     assert eventually(lambda: driver.calls[-1:] == [("the last",)])
 
 
 class Meshes:
-    """What threads in place of processes exchange."""
+    """Fake meshes of ranks that are threads and stand for processes."""
 
     def __init__(self, world_size):
         self._world_size = world_size
@@ -270,7 +270,7 @@ def test_ipc_windows_open_the_peers_handles_and_close_but_never_free_them(driver
     first, second = (each.addresses for each in windows)
     assert first[1] == second[1] + (1 << 40) and second[0] == first[0] + (1 << 40)
     sizes = [args[0] for name, *args in driver.calls if name == "cuMemAlloc"]
-    assert sizes == [UNIT] * 2, "a block of the driver of its own"
+    assert sizes == [UNIT] * 2, "a window shares a block of the driver with other memory"
     del windows
     gc.collect()
     closed = [("cuIpcCloseMemHandle", each) for each in (first[1], second[0])]
@@ -294,7 +294,7 @@ def test_peer_access_that_is_refused_is_an_error(driver):
     driver.refuses = "cuCtxEnablePeerAccess"
     found = Meshes(2).run(lambda mesh: window(driver, mesh, "peer"))
     assert any(isinstance(each, DriverError) and each.code == 217 for each in found)
-    # The other may find its part gone already.
+    # The other rank may fail because this one has withdrawn its memory.
     assert all(isinstance(each, kccl.Error) for each in found)
 
 
@@ -307,13 +307,13 @@ def test_a_rank_that_has_taken_its_part_back_is_named(driver, monkeypatch):
 
 
 class Forgetful(dict):
-    """What is handed over is there for nobody but its owner."""
+    """A table of handed-over memory in which peers find nothing."""
 
     def __contains__(self, address):
         return False
 
 
-# What is said
+# Messages
 
 
 def lost(caveat):

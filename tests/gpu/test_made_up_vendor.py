@@ -1,7 +1,7 @@
-"""Another vendor's GPUs are another table: here one with a driver of its own, in host memory.
+"""kccl.gpu with another vendor's table, that of a fake driver in host memory.
 
-It differs from CUDA as HIP does: a device is made current by its number, code is loaded for each
-device, parameters are told by the code, and an allocation takes flags.
+The driver differs from CUDA as HIP does: a device is made current by its number, code is loaded for
+each device, the code lists the parameters of its kernels, and an allocation takes flags.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Toy:
     """The binding: functions return a code and their results.
 
     Attributes:
-        made: Calls that gave memory back: name, address, the device that was current.
+        made: Calls that freed memory: name, address, the device that was current.
     """
 
     codes = (OK, WRONG, FULL)
@@ -238,7 +238,7 @@ class MadeUp(Table):
         ordinal, self.binding.here.before = self._before()
         self.call("toyGo", ordinal)
 
-    # Of this thread: (the last, (the one before it, ...)).
+    # This thread's stack of devices: (top, (next, ...)).
     def _before(self):
         return getattr(self.binding.here, "before", ())
 
@@ -289,7 +289,7 @@ def toys(monkeypatch):
         each.cache_clear()
     assert driver.choose(made_up) is driver.table() is made_up
     yield made_up.binding
-    # What was dropped finds this driver.
+    # What the test dropped must be released by this driver.
     gc.collect()
     release.drain()
     for each in caches:
@@ -335,7 +335,7 @@ def test_memory_is_filled_copied_and_given_back_on_its_device(toys):
     del mine
     gc.collect()
     assert eventually(lambda: ("toyFree", address, 1) in toys.made)
-    assert toys.toyHere() == (OK, 0), "whoever drops it keeps the current device"
+    assert toys.toyHere() == (OK, 0), "dropping memory changed the current device"
 
 
 def test_kernels_are_loaded_launched_and_clocked(toys, tmp_path):
@@ -379,7 +379,7 @@ def test_errors_name_the_drivers_function_and_code(toys):
 
 def test_cudas_table_has_names_that_cuda_bindings_knows():
     binding = pytest.importorskip("cuda.bindings.driver")
-    # Those that only callers in C use are asked for by name at run time.
+    # Functions that only C calls are not in `names`: they are looked up at run time.
     for name in dataclasses.astuple(CUDA.names):
         assert callable(getattr(binding, name)), name
     for name in (CUDA.multiprocessors, CUDA.maps_memory, CUDA.exports_memory):

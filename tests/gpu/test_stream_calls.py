@@ -1,4 +1,4 @@
-"""Prepared calls on a stream, with functions of C in place of the driver's: no GPU is needed."""
+"""Prepared calls on a stream. C functions replace the driver's, so no GPU is needed."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def test_else_each_run_follows_the_current_stream(world):
     assert world.driver.streams == [7, 0]
 
 
-def test_what_is_recorded_goes_out_as_its_graph(world):
+def test_a_recorded_call_is_launched_as_its_graph(world):
     world.graph = 77
     op = world.prepared(lambda: world.now)
     assert [op(), op()] == ["the result"] * 2
@@ -47,7 +47,7 @@ def test_what_is_recorded_goes_out_as_its_graph(world):
 
 @pytest.mark.parametrize("said", [(1, 0), (0, 906)], ids=["captured", "unknown"])
 def test_a_stream_that_is_captured_takes_the_kernel(world, said):
-    """As does one that does not say whether it is: another is captured, and its mode forbids."""
+    """So does a stream whose state is unknown: another stream's capture forbids the query."""
     world.graph = 77
     op = world.prepared(5)
     op()
@@ -58,8 +58,8 @@ def test_a_stream_that_is_captured_takes_the_kernel(world, said):
     assert world.driver.graphs == [(77, 5)] * 2 and world.driver.streams == [5]
 
 
-def test_what_is_launched_goes_where_was_asked_whether_it_may(world):
-    """Though another run says meanwhile that the next one goes elsewhere."""
+def test_a_launch_takes_the_stream_that_was_queried(world):
+    """Even if another run sets another stream between the query and the launch."""
     world.graph = 77
     op = world.prepared(5)
     world.driver.meanwhile = lambda: world.backend.set_stream(op._handle, 9)
@@ -68,7 +68,7 @@ def test_what_is_launched_goes_where_was_asked_whether_it_may(world):
     assert world.driver.graphs == [(77, 5), (77, 9)] and world.driver.streams == []
 
 
-def test_what_is_recorded_is_what_the_kernel_would_be_given(world, monkeypatch):
+def test_the_graph_has_the_arguments_of_the_kernel(world, monkeypatch):
     made = []
 
     class Graph:
@@ -87,7 +87,7 @@ def test_what_is_recorded_is_what_the_kernel_would_be_given(world, monkeypatch):
     assert (device, function, shape) == ("the device", 55, {"grid": 8, "block": 128})
     given = ffi.from_buffer("KcclCall *", bytearray(argument))
     assert given.comm.state == 0xABC000 and given.kernel == call.op.call.kernel
-    # The host's own is left as it was.
+    # The host's own KcclCall is unchanged.
     assert call.op.call.comm.state == int(ffi.cast("uintptr_t", world.state))
 
 
@@ -133,7 +133,7 @@ def test_time_has_the_mean_of_each_block_of_calls(world):
     assert us.shape == (250,) and us.dtype == np.float64
     assert us == pytest.approx(CALL_US)
     assert world.driver.streams == [3] * 290 and world.driver.recorded == {3}
-    assert world.driver.events == {}, "events are given back"
+    assert world.driver.events == {}, "events were not destroyed"
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -160,7 +160,7 @@ def test_time_refuses_counts(world, iterations, warmup):
     assert world.driver.streams == []
 
 
-def test_a_launch_that_is_refused_ends_time_and_gives_events_back(world):
+def test_a_launch_that_is_refused_ends_time_and_destroys_events(world):
     op = world.prepared(3)
     world.driver.error = 719
     with pytest.raises(kccl.BackendError, match="error 719"):
@@ -168,7 +168,7 @@ def test_a_launch_that_is_refused_ends_time_and_gives_events_back(world):
     assert len(world.driver.streams) == 1 and world.driver.events == {}
 
 
-def test_what_the_device_said_of_timed_calls_is_raised(world, monkeypatch):
+def test_a_failure_of_timed_calls_is_raised(world, monkeypatch):
     op = world.prepared(3)
     wait = world.driver.call
 

@@ -2,8 +2,8 @@
 
     python3 -m pytest tests/hardware
 
-needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks. By pytest-xdist
-they run side by side, `-n 2 --dist loadgroup`, each worker on GPUs of its own (tests/conftest.py).
+needs cuda.bindings, NVRTC, PyTorch and CuPy, and as many GPUs as a test has ranks. Under
+pytest-xdist, `-n 2 --dist loadgroup`, each worker has its own GPUs (tests/conftest.py).
 """
 
 import os
@@ -38,13 +38,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--world-sizes",
         metavar="N,...",
-        help="only tests with so many ranks; of one rank are those without a world size",
+        help="run only tests with so many ranks; a test without a world size counts as one rank",
     )
     parser.addoption(
         "--most-of",
         type=int,
         metavar="N",
-        help="of tests that differ in the number of ranks only, the one with most, of at most N",
+        help="of tests that differ only in the number of ranks, run the one with most, up to N",
     )
 
 
@@ -55,7 +55,7 @@ def world_size_of(item):
 
 
 def kind_of(item):
-    """The same for tests that differ only in the number of ranks."""
+    """A key that is equal for tests that differ only in the number of ranks."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     others = sorted((name, repr(value)) for name, value in params.items() if name != "world_size")
     return item.path, getattr(item, "originalname", item.name), tuple(others)

@@ -33,7 +33,7 @@ def edge_kinds(graph):
 
 
 def num_told(graph):
-    """How many calls of a CUgraph have been told that they have a dependent."""
+    """How many calls of a CUgraph let a dependent begin early."""
     count = ctypes.c_size_t()
     _ask("cuGraphGetNodes", graph, None, ctypes.byref(count))
     nodes = (ctypes.c_uint64 * count.value)()
@@ -46,7 +46,7 @@ def _is_told(node):
     _ask("cuGraphNodeGetType", node, ctypes.byref(kind))
     if kind.value != _OF_KERNELS:
         return False
-    # CUDA_KERNEL_NODE_PARAMS_v2 in words: the first is func, the sixth kernelParams.
+    # CUDA_KERNEL_NODE_PARAMS_v2 as 8-byte words: [0] is func, [5] kernelParams.
     params = (ctypes.c_uint64 * 9)()
     _ask("cuGraphKernelNodeGetParams", node, params)
     if params[0] == 0:
@@ -58,7 +58,7 @@ def _is_told(node):
     return call.dependent == lib.kKcclEarlyDependent
 
 
-# By ctypes, because cuda.bindings 13.0 frees memory that it reads a graph's edges from.
+# By ctypes, because cuda.bindings 13.0 reads a graph's edges from memory that it has freed.
 def _ask(name, *args):
     is_number = [isinstance(arg, int) or hasattr(arg, "getPtr") for arg in args]
     kinds = [ctypes.c_uint64 if each else ctypes.c_void_p for each in is_number]

@@ -36,14 +36,14 @@ def tool(name):
 
 
 def start(pool, new_folder):
-    """Lets a pool build all programs side by side, because building takes most of the tests' time.
+    """Lets a pool build all programs in parallel, because building takes most of the tests' time.
 
     Args:
         pool: Its workers wait for compilers.
         new_folder: name -> an empty folder.
 
     Returns:
-        Name -> the future of what was built; where a tool is missing it is a skipped test.
+        Name -> the future of what was built. If a tool is missing, its result() skips the test.
     """
     return {
         name: pool.submit(call, *arguments, new_folder(name))

@@ -23,7 +23,7 @@ def cuda(monkeypatch):
     if not cuda.is_available():
         pytest.skip("Numba finds no CUDA")
     if not hasattr(np, "row_stack"):
-        # NumPy 2.5 has no longer what Numba's types use.
+        # Numba's types use it, and NumPy 2.5 no longer has it.
         monkeypatch.setattr(np, "row_stack", np.vstack, raising=False)
     return cuda
 

@@ -30,7 +30,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def kernels_are_warm():
-    """Compiled side by side, because one by one they take minutes."""
+    """Compiles the kernels in parallel, because one by one they take minutes."""
     sizes = [size for size in WORLD_SIZES if size <= gpu.num_devices()]
     warm.warm(warm.instances(sizes))
 

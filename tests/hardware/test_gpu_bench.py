@@ -65,7 +65,7 @@ def test_types_operators_and_out_of_place(world_size):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
-    """The next bench of the job says it again."""
+    """The peers are measured again in the job's next bench."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with_peers = ("--sizes", "1K", "8K", "--baselines", *SHORT[:-1])
     benches = {name: (name, *with_peers) for name in ("all_reduce", "broadcast")}

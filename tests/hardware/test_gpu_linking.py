@@ -10,12 +10,12 @@ WORLD_SIZE = 2
 KCCL_RUN = (sys.executable, "-m", "kccl", "run", "-n", str(WORLD_SIZE), "--", sys.executable)
 pytestmark = [
     pytest.mark.timeout(300),
-    # The name by which conftest.py counts GPUs and builds `programs`.
+    # conftest.py takes the number of GPUs from this name.
     pytest.mark.parametrize("world_size", [WORLD_SIZE]),
 ]
 
 
-# `programs`, so that compilers work while the examples run.
+# `programs` starts the compilers, so that they work while the examples run.
 @pytest.mark.parametrize(
     "example",
     ["07_all_reduce_in_a_kernel", "08_fused_rmsnorm", "09_fused_gemv", "10_monokernel_step"],
@@ -45,7 +45,7 @@ def test_a_program_without_python(world_size, how, programs):
     assert said.startswith("2 ranks, 4 blocks, 1000 rounds: right")
 
 
-def test_a_program_without_python_hears_why_a_call_failed(world_size, programs):
+def test_a_program_without_python_learns_why_a_call_failed(world_size, programs):
     said = mpirun(programs["late"].result())
     late, thrown, *others = sorted(
         line for line in said.splitlines() if line.startswith("rank 0: ")

@@ -50,7 +50,7 @@ class Exchange:
         size = self.rounds, self.blocks, self.count, self.case[2], seed
         mine = slices(self.comm.rank, *size).ravel()
         self.mine[: mine.size].copy_(torch.from_numpy(mine))
-        # Bytes that no input has, and notes that no thread has written yet.
+        # The kernel must overwrite all of these.
         self.out.view(torch.uint8).fill_(0xEE)
         self.statuses.fill_(99)
         self.late.fill_(99)
@@ -83,7 +83,7 @@ class Exchange:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_block_collects_every_slice(world_size, module):
-    """Odd lengths, length 0, more packets than threads; another number of blocks in each kernel."""
+    """Odd lengths, length 0, more packets than threads. The kernels differ in their blocks."""
 
     def main(comm):
         torch.cuda.set_device(comm.rank)
@@ -150,7 +150,7 @@ def test_a_message_that_is_too_long(world_size, reach, module):
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_block_that_does_not_come(world_size, reach, module):
-    """Within a GPU only its kernel fails, over all ranks all kernels; all go on after reset()."""
+    """Within a GPU only its kernel fails, over all ranks every kernel. All go on after reset()."""
     lost = world_size - 1
 
     def main(comm):

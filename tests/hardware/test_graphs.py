@@ -76,7 +76,7 @@ say(rank=comm.rank)
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_calls_of_a_graph_begin_while_the_one_before_ends(world_size):
-    """Behind each other; behind what else a graph has they are launched as ever."""
+    """This holds behind each other. Behind other nodes of a graph they are launched as usual."""
     need_edges()
     ranks(world_size, """
 from graph_edges import edge_kinds, num_told, of_dependent
@@ -173,8 +173,9 @@ say(rank=comm.rank)
 @pytest.mark.parametrize("world_size", [2])
 @pytest.mark.parametrize("count", [1 << 13, 1 << 16, 1 << 17])
 def test_chains_of_calls_run_beside_each_other(world_size, count):
-    """On three channels and streams, begun by each rank in another order: of some blocks, of so
-    many that three chains have room with calls that came early, of more.
+    """Each rank begins three chains, on three channels and streams, in another order.
+
+    A call has few blocks, or as many as leave room for three chains with early calls, or more.
     """
     ranks(world_size, f"count = {count}" + """
 xs = [filled(count) for _ in range(3)]
@@ -294,7 +295,7 @@ def test_a_call_behind_one_of_another_gpu_is_no_dependent(world_size):
             gpu.call("cuStreamWaitEvent", stream, done[1], 0)
             comm.wait(stream=stream)
             graph = gpu.call("cuStreamEndCapture", stream)
-            # signal, on the other GPU wait and signal, and wait behind both.
+            # The nodes are signal, on the other GPU wait and signal, and wait behind both.
             assert sorted(edge_kinds(graph)) == [0, 0, 0, of_dependent(1)]
             assert num_told(graph) == of_dependent(1)
             ready = gpu.call("cuGraphInstantiate", graph, 0)

@@ -1,4 +1,4 @@
-"""Ranks that are processes: windows by descriptors, and ranks that do not come."""
+"""Ranks that are processes: windows shared between them, and ranks that are late or killed."""
 
 import os
 import re
@@ -168,7 +168,7 @@ say(rank=comm.rank, error=str(lost), peer=lost.peer, waited=waited, world_size=s
 
 @pytest.mark.parametrize("world_size", [2])
 def test_a_rank_that_is_killed_with_ipc_windows(world_size):
-    """Survival is not guaranteed: what is said must be, whether or not the GPU goes on."""
+    """The survivor's GPU context may be lost. The error must be right in either case."""
     program = (
         PRELUDE
         + """

@@ -1,6 +1,6 @@
 """kccl.interop.torch on GPUs: streams, CUDA graphs, torch.compile; ranks are processes.
 
-What torch.distributed says and refuses on any device is in tests/interop/test_interop_torch.py.
+tests/interop/test_interop_torch.py has the tests of what is the same on every device.
 """
 
 import preloaded

@@ -43,7 +43,7 @@ def torchrun(program):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where a reader stands, but with the installed package only."""
+    """A folder with the examples, in which only the installed package can be imported."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 

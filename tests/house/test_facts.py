@@ -1,4 +1,4 @@
-"""Facts that stand in several places and must agree: ABI, kernel names, documents, lengths."""
+"""Facts that several files contain and that must agree: ABI, kernel names, documents, lengths."""
 
 import re
 import shutil
@@ -90,7 +90,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(path for path in source_files(".", "md") if p
 def test_paths_in_documents_exist(document: Path):
     missing = []
     for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
-        # A path of the repository: a known folder or a file of the root, nothing to fill in.
+        # Only paths that begin with a folder of the root, and names of files.
         if not re.fullmatch(r"[\w./-]+", quoted):
             continue
         is_path = "/" in quoted and quoted.split("/")[0] in FOLDERS
@@ -111,7 +111,7 @@ def test_dated_entries_are_short(document, lines, width):
     text = (ROOT / document).read_text()
     assert [line for line in text.splitlines() if len(line) > width] == []
     _, *entries = re.split(r"^## (?=\d{4}-\d\d-\d\d )", text, flags=re.MULTILINE)
-    assert len(entries) == text.count("\n## "), "every heading has a date"
+    assert len(entries) == text.count("\n## "), "a heading has no date"
     for entry in entries:
         heading, *body = filter(str.strip, entry.splitlines())
         assert len(body) < lines, heading
@@ -124,7 +124,7 @@ EVERY_FILE = [
 ]
 
 
-# Not in the list: nothing that `import kccl` needs.
+# Modules that `import kccl` must not load.
 LAZY = (
     "numpy",
     "ml_dtypes",

@@ -1,4 +1,4 @@
-"""Who may use what: the layers of csrc and kccl as tables, held against the text of the source."""
+"""Which file may use which: the layers of csrc and kccl as tables, compared with the source."""
 
 import re
 from pathlib import Path
@@ -65,7 +65,7 @@ GUIDE = (ROOT / "csrc/README.md").read_text()
 KERNELS = ROOT / "csrc/include/kccl/kernels"
 FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
-# A kernel that hands over to another where it finds, on all ranks alike, that it cannot run.
+# A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
 FOR_HOST = {
     "abi.h",
@@ -84,7 +84,7 @@ FOR_HOST |= {"reduce.cuh", "wait.cuh"}
 
 
 def test_the_public_headers_are_self_contained():
-    """What a user's compiler is given with -I has all that it includes."""
+    """The folder that users give to their compiler with -I has every file that is included."""
     for path in source_files("csrc/include", "cuh", "h", "hpp", "inc"):
         for target in re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE):
             included = (path.parent / target).resolve()
@@ -115,7 +115,7 @@ def test_csrc_includes_only_what_lies_below():
             allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
             allowed |= {"grid.cuh"}
         elif path.name == "kccl.cuh":
-            # What no kernel of the library needs, it adds itself.
+            # It also includes what no kernel of the library needs.
             allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
             allowed |= {"ring.cuh", "collectives.cuh"}
         elif path.parent.name == "sim":
@@ -129,7 +129,7 @@ def test_csrc_includes_only_what_lies_below():
         assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
 
 
-# What only the targets' parts of mem.cuh may contain, and who else may for which reason.
+# What only the targets' parts of mem.cuh may contain -> other files, and what they may contain.
 ONLY_IN_MEM = {
     r"\basm\b": {},
     r"\b__atomic_\w+": {
@@ -173,24 +173,24 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 
 # ---- kccl: which module may import which -------------------------------------------------------
 
-# Rooms of kccl, lowest first: a module imports from its own room and from rooms below it. The files
-# at the top of kccl are one room.
+# The folders of kccl, lowest first: a module imports from its own folder and from those below it.
+# The files at the top of kccl count as one folder.
 TOP = "the top of kccl"
 ROOMS = ("base", "jit", "plan", "ranks", "gpu", "sim", "backends", "collectives", TOP)
 ROOMS += ("interop", "tools")
-# Beside the rooms: symbolic links to top-level folders. bench sees public names only, and only
+# Beside these: symbolic links to top-level folders. bench sees public names only, and only
 # `kccl bench` starts it; topology knows nothing of kccl, and everyone may use it.
 BESIDE = ("bench", "topology")
 # The command and lazy names load what lies above them, when they are used.
 MAY_REACH_UP = {"__main__", "__init__"}
-# The two modules of the compiled core, which belong to no room.
+# The two modules of the compiled core, which belong to no folder.
 CORE = ("kccl._core", "kccl._fastcall")
-# Only for annotations: these name a class of a room above and never run.
+# Imports of a class of a folder above, for annotations only: they never run.
 ANNOTATED_UPWARDS = {("collectives.prepared", "kccl.comm"), ("ranks.agreement", "kccl.comm")}
 
 
 def room_of(module: str) -> str:
-    """The room of a module, given as in "plan.choice"; names of kccl itself are at its top."""
+    """The folder of a module, given as in "plan.choice"; names of kccl itself are at its top."""
     first = module.split(".")[0]
     return first if first in ROOMS or first in BESIDE else TOP
 
@@ -203,7 +203,7 @@ def test_kccl_imports_only_downwards():
             continue
         room = room_of(module)
         if len(parts) > 1:
-            assert parts[0] in ROOMS, f"{path}: give {parts[0]} a place in ROOMS"
+            assert parts[0] in ROOMS, f"{path}: add {parts[0]} to ROOMS"
         for name, when in python_imports(path):
             if not name.startswith("kccl.") or name in CORE:
                 continue
@@ -226,7 +226,7 @@ def test_backends_are_siblings_behind_a_pure_interface():
 
 # NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
 OF_THE_DRIVER = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
-# A room's modules that say them, and what they say. nvrtc.py takes the compiler from the package.
+# Modules that may contain these names, and which; None: all. nvrtc.py imports the compiler.
 SAY_THEM = {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}}
 
 
@@ -261,9 +261,9 @@ def test_users_of_kccl_see_its_public_names_only(folder):
         assert not private, f"{path.name} uses comm.{private}"
 
 
-# A program that imports one of these has asked for its library.
+# These may import torch at their top: only programs that use torch import them.
 INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_tensors", "_work")}
-# Who may import a big library, inside a function only.
+# Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
     "torch": {*INTEROP, "bench/peers/torch.py"},
@@ -297,7 +297,7 @@ def test_all_names_only_what_exists(package):
     assert missing == []
 
 
-# One concept, one word: what is refused, and what is said instead.
+# One concept, one word: the refused word, and the word to use.
 REFUSED = {
     "nranks": "world_size",
     "num_ranks": "world_size",

@@ -245,7 +245,7 @@ say(rank=rank)
 
 
 class Stream:
-    """Stands in for a torch.cuda.Stream, and notes which streams it was told to wait for."""
+    """A fake torch.cuda.Stream, which records the streams that it waits for."""
 
     def __init__(self, handle, is_capturing=False):
         self.cuda_stream = handle

@@ -164,7 +164,7 @@ def hip(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 @pytest.fixture(scope="module")
 def without_rarities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Headers without scrubs and time-outs: what is left is what every call does."""
+    """Headers without scrubs and time-outs, so that only the code of every call is left."""
     folder = tmp_path_factory.mktemp("without_rarities") / "csrc"
     shutil.copytree(INCLUDE.parent, folder)
     for name, old, new in (
@@ -237,8 +237,8 @@ def test_cuda_kernels_wait_for_those_before(cuda):
 
 
 @needs_nvrtc
-def test_cuda_kernels_launch_dependents_when_they_are_told(cuda):
-    """They do so behind their pushes, and only if the call asks for it: see Channel::sent()."""
+def test_cuda_kernels_launch_dependents_if_the_call_asks_for_it(cuda):
+    """They do so behind their pushes: see Channel::sent()."""
     asked = r"setp\.ne\.s32\s+(%p\d+), %r\d+, 1;[^@]*@\1 bra\s+\$\w+;\s+// begin inline asm\s+"
     for kernel in KERNELS:
         for body in cuda.of(kernel):
@@ -300,7 +300,7 @@ def test_cuda_ring_copies_through_registers_elsewhere():
     assert "mbarrier" not in body and "cp.async" not in body
     for instruction in ("atom.acq_rel.cta.shared.add.u32", "ld.acquire.cta.shared.u32"):
         assert instruction in body
-    assert "st.shared.v2" in body, "copies move 16 bytes at a time"
+    assert "st.shared.v2" in body, "copies do not move 16 bytes at a time"
     assert ("stage_sum", False) in compiled.spills
 
 
@@ -314,7 +314,7 @@ def test_cuda_kernels_compile_for_other_chips(arch):
     ptx, _ = compile_cuda(library, SOURCE, expressions, arch, INCLUDE)
     assert {_kernel_of(symbol) for symbol in ptx_entries(ptx)} >= set(on_gpus)
     for symbol, body in ptx_entries(ptx).items():
-        # As gpu_graph.launches_dependents() has it.
+        # launches_dependents() in kccl/gpu/cuda.py relies on this.
         assert ("griddepcontrol.wait" in body) == (arch != "sm_80"), symbol
 
 
@@ -345,7 +345,7 @@ def test_amd_signals_write_caches_back_and_waits_invalidate_them(hip):
 
 
 @needs_zig
-def test_amd_blocks_meet_with_their_stores_done(hip):
+def test_amd_block_barriers_wait_for_stores(hip):
     for kernel in ("barrier_direct", "signal"):
         for body in hip.of(kernel):
             before = re.findall(

@@ -1,7 +1,7 @@
-"""csrc/include/kccl/host.hpp between processes of MPI, over a driver of the CPU's memory.
+"""csrc/include/kccl/host.hpp between processes of MPI, with a fake CUDA driver in host memory.
 
-The program is C++ without Python, linked against linking/fake_cuda.cpp, which stands in for CUDA's
-driver; the library's calls run on the CPU. hardware/test_gpu_linking.py runs host.hpp on GPUs.
+The program is C++ without Python. The fake driver is linking/fake_cuda.cpp, and the library's calls
+run on the CPU. hardware/test_gpu_linking.py runs host.hpp on GPUs.
 """
 
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """The path of the program; the stand-in for the driver lies beside it."""
+    """The path of the program. The fake driver lies beside it."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     mpi = shutil.which("mpicxx", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
     if compiler is None or mpi is None:
@@ -85,7 +85,7 @@ def test_an_exception_on_one_rank_ends_the_others_waits(program):
     assert said == [f"rank 1 gave up outside of a call (rank {k} heard it)" for k in (0, 2)]
 
 
-def test_ranks_that_differ_are_told_so(program):
+def test_arguments_that_differ_are_an_error_on_every_rank(program):
     said = told(program, "differ")
     assert said == ["max_bytes is 1000 on rank 0 and 1001 on rank 1"] * WORLD_SIZE
 

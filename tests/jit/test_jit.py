@@ -161,7 +161,7 @@ def test_every_kernel_of_the_library_compiles(kernel):
     assert entry.argument_bytes == abi.ffi.sizeof("KcclCall")
 
 
-# ---- What goes wrong -------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------
 
 
 def test_an_error_has_the_compilers_log():

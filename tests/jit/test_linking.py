@@ -1,4 +1,4 @@
-"""KCCL in users' builds: NVRTC, nvcc, CMake. hardware/test_gpu_linking.py runs what they make."""
+"""KCCL in users' builds: NVRTC, nvcc, CMake. hardware/test_gpu_linking.py runs such builds."""
 
 import ast
 import os

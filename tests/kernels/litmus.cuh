@@ -1,6 +1,6 @@
-// What tests/sim/litmus.py runs. `litmus`: tests as data, a few accesses by one thread of each of a few
-// warps; orders and scopes are data too, so calls go to the engine as mem_sim.cuh makes them. Behind
-// it, kernels for what data cannot say.
+// The kernels of tests/sim/litmus.py. `litmus` runs tests that are data: a few accesses by one
+// thread of each of a few warps. Orders and scopes are data too, so it calls the engine as
+// mem_sim.cuh does. The other kernels are for what such data cannot express.
 #include <kccl/kccl.cuh>
 
 namespace kccl {
@@ -48,7 +48,7 @@ struct Test {
 
 KCCL_DEVICE bool is_there(mem::Packet packet) { return packet.half[0] != 0 && packet.half[1] != 0; }
 
-// The first thread of the role's warp acts; the others only meet it at barriers.
+// The first thread of the role's warp acts. The others only take part in barriers.
 KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
     for (uint32_t i = 0; i < role.num_steps; ++i) {
         const Step& step = role.steps[i];
@@ -107,7 +107,7 @@ KCCL_KERNEL void litmus(uint64_t memory, uint32_t* results, uint32_t rank, Test 
 
 enum class Meeting { kSync, kVote, kShuffle };
 
-// One thread writes, the warp meets, all read.
+// One thread writes, the warp synchronises, all threads read.
 template <Meeting meeting>
 KCCL_KERNEL void lanes(uint32_t* results) {
     KCCL_BLOCK_SHARED(uint32_t, word);
@@ -118,8 +118,8 @@ KCCL_KERNEL void lanes(uint32_t* results) {
     results[warp().index()] = word;
 }
 
-// Rank 0 sends a packet to each thread of rank 1's warp, and again when that has given credit: at
-// once, or when all of the warp have seen theirs.
+// Rank 0 sends a packet to each thread of rank 1's warp, and a second one when it has the warp's
+// credit. The warp gives the credit at once, or when it has synchronised.
 template <bool meets>
 KCCL_KERNEL void credit(uint64_t memory, uint32_t rank) {
     using mem::Order;
@@ -168,8 +168,8 @@ KCCL_DEVICE void await_copy(const mem::CopyBarrier* barrier, uint32_t parity) {
     while (platform::warp_any(!mem::has_completed(barrier, parity))) mem::poll_pause();
 }
 
-// Two copies on two barriers. A block of two warps: the first copies, both read. results[0]: the
-// second copy was there when the first was not.
+// Two copies on two barriers. A block of two warps: the first copies, both read. results[0]:
+// whether the second copy was there before the first.
 template <Copying how>
 KCCL_KERNEL void copies(uint32_t* source, uint32_t* results) {
     KCCL_BLOCK_SHARED(CopySpace, space);
@@ -237,7 +237,7 @@ KCCL_KERNEL void copies(uint32_t* source, uint32_t* results) {
     }
 }
 
-// The ring of ring.cuh. A consumer that lets go of a stage and reads it then.
+// The ring of ring.cuh. With `pops_early` the consumer lets go of a stage before it reads it.
 template <bool pops_early>
 KCCL_KERNEL void ring(DeviceComm comm, const uint32_t* source, uint32_t* results) {
     using SmallRing = Ring<2, 64>;

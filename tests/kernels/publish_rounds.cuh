@@ -1,5 +1,5 @@
-// Exchanges by publish and collect, for tests on the simulator and on GPUs: every block keeps all that
-// it collects, and looks whether what the others wrote before is there.
+// Exchanges by publish and collect, for tests on the simulator and on GPUs. Every block keeps all
+// that it collects. It also checks that it sees what the others stored before they published.
 #pragma once
 
 #include <kccl/kccl.cuh>
@@ -9,10 +9,11 @@ namespace publish_rounds {
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// in: [round][block][count] of this rank. out: [block][round][slice][count], or REDUCED over the ranks
-// [block][round][block][count]. statuses: a block's.
-// boards: of each rank that takes part, a word for each slice, in which a block notes the round
-// before it publishes. late: for each thread, how many notes it has not found; 0 boards: nobody looks.
+// in: [round][block][count] of this rank. out: [block][round][slice][count], or REDUCED over the
+// ranks [block][round][block][count]. statuses: one for each block.
+// boards: for each rank that takes part, a word for each slice. Before a block publishes, it stores
+// the round there. late: for each thread, how many of these stores it did not see. With 0 boards
+// nothing is stored.
 // Block `absent` does not come to the last round.
 template <KcclReach REACH, bool REDUCED, Order ORDER, class T>
 KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t count,
@@ -28,7 +29,7 @@ KCCL_KERNEL void exchanges(kccl::DeviceComm comm, const T* in, T* out, uint32_t 
     uint32_t missing = 0;
     for (uint32_t round = 0; round < rounds && status == kKcclOk; ++round) {
         if (round + 1 == rounds && block == absent) break;
-        // By the last threads, which may not be those that publish.
+        // The last threads store, because these may not be the threads that publish.
         for (uint32_t i = coop.size() - 1 - coop.index(); i < num_boards; i += coop.size()) {
             uint32_t* const board = kccl::mem::load_plain(boards + i);
             kccl::mem::store<Order::kRelaxed, Scope::kSystem>(board + own, round + 1);

@@ -25,8 +25,8 @@ struct alignas(8) ShortSlice {
     uint8_t bytes[256];
 };
 
-// Which of the slices of so many blocks a block collects, where `share` is not 0: that of the block
-// `share` further on. All together collect each once.
+// The slice that a block collects if `share` is not 0: that of the block `share` further on. So
+// each slice is collected once.
 KCCL_DEVICE Slices slice_of_another(const Call& call) {
     const uint32_t blocks = platform::blocks_per_grid();
     if (blocks == 1) return {0, 1};
@@ -34,15 +34,16 @@ KCCL_DEVICE Slices slice_of_another(const Call& call) {
     return {(platform::block_in_grid() + further) % blocks, 1};
 }
 
-// Which of the slices of all ranks' blocks, in exchange `i`: all but the last, or all but the first.
+// The slices of all ranks' blocks that a block collects in exchange `i`: all but the last, or all
+// but the first.
 KCCL_DEVICE Slices most_slices(const Call& call, uint32_t i, uint32_t num_slices) {
     const uint32_t block = platform::block_in_grid();
     const bool is_last = block == platform::blocks_per_grid() - 1;
     return {block == 0 || (!is_last && (call.share + i) % 2 == 1) ? 1u : 0u, num_slices - 1};
 }
 
-// A few exchanges of one opening; of each, [slice][count] bytes of `input` go out and all come in to
-// `output`, or some of them, the one behind the other.
+// Some exchanges by one GridExchange. Each publishes the next `count` bytes of `input`, and
+// collects all slices, or some, into the next part of `output`.
 template <KcclReach REACH, mem::Order order>
 KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     GridExchange<REACH> blocks(comm);
@@ -51,7 +52,7 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     Status status = blocks.status();
     for (uint32_t i = 0; int(i) < call.channel && status == kKcclOk; ++i) {
         const uint8_t* in = input_of<uint8_t>(call) + i * call.count;
-        // What other threads write right before is the business of the order.
+        // kAcqRel lets a block publish what other threads have just written.
         if (order == mem::Order::kAcqRel && count <= sizeof(shared)) {
             for (uint32_t at = blocks.num_threads() - 1 - blocks.thread(); at < count;
                  at += blocks.num_threads()) {
@@ -71,7 +72,7 @@ KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     return status;
 }
 
-// The same of collect_reduced(): `count` elements a slice; the sums over the ranks come in.
+// The same with collect_reduced(): a slice has `count` elements, and `output` gets the sums.
 template <class T, class Op, mem::Order order>
 KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     GridExchange<kKcclReachAllRanks> blocks(comm);
@@ -245,7 +246,7 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
 
 namespace kernels {
 
-// `calls`: `count` for each coop of the grid. Every few the channel is closed and opened again.
+// `calls`: `count` for each coop of the grid. Every few calls the channel is closed and reopened.
 template <class Coop, uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op>
 KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls,
                           uint32_t count) {

@@ -1,5 +1,5 @@
-// Sums the words of an array that streams through a ring, each times its number: a copy that is lost,
-// late, out of order or overwritten too early shows.
+// Sums the words of an array that streams through a ring, each times its number. So the sum is
+// wrong if a copy is lost, late, out of order or overwritten too early.
 #pragma once
 
 #include <kccl/kccl.cuh>
@@ -9,8 +9,8 @@ namespace kccl {
 using SumRing = Ring<4, 512>;
 
 // Called by all threads of one block. call.input: call.count words, a multiple of 4, aligned to 16
-// bytes; call.output: a 64-bit sum a thread; call.peer: how many copies may be on their way. Of the
-// last num_left copies, at most the stages of the ring, nobody waits for the bytes.
+// bytes; call.output: a 64-bit sum for each thread; call.peer: how many copies may be in flight. No
+// thread waits for the last num_left copies, which are at most as many as the ring has stages.
 //
 // The block's last warp copies; a block of one warp does both.
 KCCL_DEVICE Status stage_sum(const Call& call, uint64_t num_left = 0) {
@@ -63,7 +63,7 @@ namespace kernels {
 
 KCCL_KERNEL void stage_sum(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::stage_sum(call); }
 
-// Leaves two copies.
+// Does not wait for the last two copies.
 KCCL_KERNEL void stage_leave(KCCL_KERNEL_PARAM(KcclCall) call) { kccl::stage_sum(call, 2); }
 
 }  // namespace kernels

@@ -1,4 +1,4 @@
-// csrc/host/cuda_driver.h against CUDA's own header, while it is compiled.
+// Compares csrc/host/cuda_driver.h with CUDA's own header at compile time.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -11,8 +11,8 @@ namespace driver = kccl::driver;
 template <class T>
 concept Complete = requires { sizeof(T); };
 
-// Whether ours can stand where theirs does: a number for a handle or for a number of that size, a
-// pointer for one to what has the size of what ours points to.
+// Whether our type can replace theirs. A number can replace a number or a handle of its size. A
+// pointer can replace a pointer if what they point to has the same size.
 template <class Ours, class Theirs>
 constexpr bool stands_for() {
     if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {

@@ -1,5 +1,5 @@
-// CUDA's driver as far as host.hpp uses it, over memory of the CPU: what a process exports is a memfd.
-// Ranks without a GPU so find each other's windows, and kernels compiled for the CPU can use them.
+// A fake CUDA driver in host memory, with the functions that host.hpp uses. A handle is a memfd. So
+// ranks without a GPU share windows, and kernels compiled for the CPU can use them.
 //
 // FAKE_CUDA_FAILS=<function>[:<rank>] makes a function fail; the rank is PMI_RANK's.
 #include <cuda.h>
@@ -21,7 +21,7 @@ bool fails(const char* function) {
     if (told == nullptr) return false;
     const char* rank = std::getenv("PMI_RANK");
     std::string name = function;
-    // What cuda.h makes of newer versions of a function.
+    // cuda.h defines the names of some functions as those of their second versions.
     if (name.ends_with("_v2")) name.resize(name.size() - 3);
     return told == name || told == name + ":" + (rank != nullptr ? rank : "0");
 }
@@ -132,7 +132,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc*
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
     FAKE_CUDA_MAY_FAIL;
-    // Not zero, as a GPU's may be.
+    // Not zero, because a GPU's memory need not be zero.
     void* place = std::malloc(size);
     std::memset(place, 0x5a, size);
     *address = reinterpret_cast<CUdeviceptr>(place);

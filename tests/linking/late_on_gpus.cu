@@ -1,5 +1,6 @@
-// host.hpp between two GPUs: one rank's kernel makes a call that the other rank's never makes, and hears
-// why it failed. Then an exception ends a communicator, which the other rank's kernel hears at once.
+// host.hpp between two GPUs. One rank's kernel makes a call that the other rank never makes, and
+// the error says why the call failed. Then an exception on one rank ends its communicator, and the
+// other rank's kernel ends at once.
 #include <mpi.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// host.hpp between processes of MPI, over fake_cuda.cpp: its windows and its DeviceComm are used by the
-// library's calls, compiled for the CPU. What each rank finds is a line.
+// host.hpp between processes of MPI, with the fake driver of fake_cuda.cpp. The library's calls,
+// compiled for the CPU, use its windows and its DeviceComm. Each rank prints its result as a line.
 //
 //     mpirun -n 3 ranks_on_cpus sum | late | long | throw | differ | window | empty | number
 #include <mpi.h>
@@ -46,7 +46,7 @@ static kccl::Status sum(const KcclDeviceComm& comm, int channel, uint64_t count)
         }
         const kccl::Status status = kccl::all_reduce(kccl::block(), comm, x, x, count, channel);
         if (status != kKcclOk) {
-            // What a GPU does itself.
+            // On a GPU the kernel does this.
             auto* state = reinterpret_cast<KcclState*>(comm.state);
             auto* mailbox = reinterpret_cast<KcclMailbox*>(state->idle_context);
             mailbox->record = state->record;
@@ -66,7 +66,7 @@ static kccl::Status sum(const KcclDeviceComm& comm, int channel, uint64_t count)
 static void run(const std::string& part, int rank, int world_size) {
     kccl::host::Team team(part == "number" ? rank + 1 : rank, world_size, gather);
     if (part == "window") {
-        // Every rank writes into the next one's.
+        // Every rank writes into the next rank's window.
         const kccl::host::Window window(team, 100, 10);
         const auto place = [&](int of) { return reinterpret_cast<int*>(window.address(of)); };
         const bool was_zero = *place(rank) == 0 && window.num_bytes() >= 100;

@@ -76,7 +76,7 @@ def test_every_line_of_a_table_is_used(backend):
             assert f"for {sizes}," in found[line.algorithm, line.blocks, line.threads], line
 
 
-# ---- Tables of one's own -----------------------------------------------------------------------
+# ---- Users' tables -----------------------------------------------------------------------------
 
 
 def test_a_world_size_takes_the_nearest_larger_table():
@@ -206,7 +206,7 @@ def test_explain_says_what_runs_and_why_not_the_others():
 
 # ---- Kernels -----------------------------------------------------------------------------------
 
-# What a condition refuses, and what it says of it.
+# Condition -> facts that it refuses, and the reason that it gives.
 REFUSED = {
     specs.needs_peers: ({"world_size": 1}, "one rank has no peer to share the work with"),
     specs.needs_floats: (
@@ -248,7 +248,7 @@ def test_why_not_names_the_targets(spec):
         assert told == wanted
 
 
-# Of 10 in bfloat16 on 4 ranks: bytes to a peer, and of the message.
+# For a count of 10 in bfloat16 on 4 ranks: the bytes to a peer, and the bytes of the message.
 BYTES = {
     Counts.ELEMENTS: (20, 20),
     Counts.CHUNK_ELEMENTS: (20, 80),
@@ -268,7 +268,7 @@ def test_bytes_of_a_call(counts):
 
 @pytest.mark.parametrize("counts", Counts)
 def test_blocks_share_units_of_16_bytes(counts):
-    """Rounded up twice: to whole units, and to as many for each block. 0: one block has it all."""
+    """The share is rounded up to whole units, and to the same for each block. 0: a single block."""
     spec = KernelSpec("any", counts=counts)
     count = {Counts.ELEMENTS: 19, Counts.CHUNK_ELEMENTS: 19}.get(counts, 75)
     units = 0 if counts is Counts.EVENTS else 5

@@ -126,14 +126,14 @@ def test_reset_again_and_again(short, monkeypatch):
                     comm.all_reduce(x.copy(), algorithm="all_reduce_one_shot_ll16")
                 if comm.rank != number % 2:
                     comm.all_reduce(x.copy())
-                    raise AssertionError("nobody came, and yet the call returned")
+                    raise AssertionError("the call returned although its peer did not come")
                 else:
                     time.sleep(0.1)
                     comm.barrier()
                     comm.barrier()
             except kccl.Timeout:
                 pass
-            # It also holds after reset(), for the first call too.
+            # This limit also holds after reset(), even for the first call.
             comm.timeout = 5
             comm.reset()
             assert comm.timeout == 5
@@ -290,7 +290,7 @@ def test_reset_given_up_after_clearing(monkeypatch):
 
 
 def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
-    """The waiting rank hears at once that the other will not come; no old message is read later."""
+    """The waiting rank fails at once, because the other will not come. No old message is read."""
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
 
     def main(comm):

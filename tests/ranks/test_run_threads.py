@@ -11,7 +11,7 @@ import kccl
 
 
 def meet(comm):
-    """After two calls the longer limit of the first contact does not hold any more."""
+    """After two calls the longer time-out of first calls no longer applies."""
     for _ in range(2):
         comm.barrier()
 
@@ -107,7 +107,7 @@ def test_a_rank_raises_while_others_use_a_part(use):
 
 
 def test_an_exception_inside_with_reaches_the_others():
-    """They hear that it was no ordinary close, also those that do not wait for this rank."""
+    """Their error says that it was no ordinary close, even if they wait for another rank."""
     failed = threading.Event()
 
     def main(comm):

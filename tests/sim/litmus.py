@@ -11,7 +11,7 @@ Roles, each one thread, are separated by "|", their steps by ";":
 
 Words lie far apart, but for w and v: the lower and the upper 4 of 8 aligned bytes.
 
-"@block", "@device" or "@system" behind a step is its scope; else that of the place.
+"@block", "@device" or "@system" behind a step is its scope. The default is that of the place.
 """
 
 import ctypes

@@ -23,7 +23,7 @@ def _collected(actor, num_actors, slices, share):
 
 
 class Chunks:
-    """Script's base class: these calls."""
+    """Script's base class, with these calls."""
 
     def scatter(self, actor, kernel, count, *, in_place=False, shifts=(0, 0)):
         """A reduce_scatter of chunks of `count` elements. In place the other chunks must stay."""
@@ -68,7 +68,7 @@ class Chunks:
         self.call(actor, rank, kernel, count=count, **where)
 
     def exchange(self, nbytes, times=1, *, reaches_all=True, orders=True, shifts=(0, 0), share=0):
-        """All blocks publish slices of `nbytes`, `times` times, at the same place in their lists.
+        """All blocks publish slices of `nbytes`, `times` times, at the same index of their lists.
 
         Each block collects all slices; or some, if `share` is not 0: see sequence.cuh.
         """

@@ -247,7 +247,7 @@ class Script(Chunks):
             self.call(actor, rank, BARRIER)
 
     def grid_sync(self, times=1):
-        """`times` syncs of all blocks; each block has the call in the same place."""
+        """`times` syncs of all blocks; the call has the same index in each block's list."""
         for rank in self.ranks:
             for actor in range(len(self._calls[rank])):
                 self.call(actor, rank, "grid_sync", count=times)
@@ -314,7 +314,7 @@ class Script(Chunks):
         Args:
             num_words: How many words.
             threads: Of the block.
-            in_flight: How many copies may be on their way.
+            in_flight: How many copies may be in flight.
             num_left: How many copies are made that no warp consumes: 0 or 2.
         """
         self._flush()

@@ -194,13 +194,13 @@ def explore(args, console):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--first", type=int, default=int(time.time()), help="of programs and seeds")
+    parser.add_argument("--first", type=int, default=int(time.time()), help="first program, seed")
     parser.add_argument("--no-record", dest="record", action="store_false")
-    parser.add_argument("--replay", metavar="CELL", help="of a finding: that one run")
+    parser.add_argument("--replay", metavar="CELL", help="replay one run of this cell")
     parser.add_argument("--program", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--trace", type=Path, metavar="F.json", help="the replayed run's last steps"
+        "--trace", type=Path, metavar="F.json", help="write the replayed run's last steps"
     )
     args = parser.parse_args()
     console = Console(width=140)

@@ -14,7 +14,7 @@ from litmus import MOST_RUNS, SEEDS, Answer, machine
 
 ALLOWED = "allowed"  # and a run must show it
 FORBIDDEN = "forbidden"
-# Allowed by the book and never seen: what MODEL.md lists as not modelled.
+# Allowed by the memory model, but never seen: MODEL.md lists it as not modelled.
 NOT_MODELLED = "not modelled"
 
 FAR = ("device", "system")
@@ -165,7 +165,7 @@ OUTCOMES = (
     Row(
         "barrier+rel", "x=1; sync | sync; y=1.rel | y.acq; x", "1 0", FORBIDDEN, BARRIERS, NEAR_FAR
     ),
-    # ---- Two writers: what the book allows here is a finding instead (below)
+    # ---- Two writers: what the memory model allows here is a finding instead (below)
     Row("2+2W", "x=1; y=2 | y=1; x=2", "x=1 y=1", NOT_MODELLED, COHERENCE),
     Row("S", "x=2; y=1 | y; x=1", "1 x=2", NOT_MODELLED, COHERENCE),
     Row("R", "x=1; y=1 | y=2; x", "0 y=2", ALLOWED, FENCE_SC),
@@ -208,7 +208,7 @@ VERDICTS = (
     Row("S+rel+acq", "x=2; y=1.rel | await y.acq; x=1", "none", ALLOWED, "PTX Coherence Order"),
     Row("reuse", "p=1; p=1 | await p; y=1", "reused_slot", ALLOWED, "MODEL.md: caused"),
     Row("reuse+credit", "p=1; await y; p=1 | await p; y=1", "none", ALLOWED, "MODEL.md: caused"),
-    # Two words in one unit of 8 bytes: accesses to one say nothing of the other
+    # Two words in one unit of 8 bytes: accesses to one order nothing on the other
     Row("neighbours", f"w=1; w=2 | {MANY_V}", "none", ALLOWED, COHERENCE),
     Row("neighbours plain", "w:=1; w:=2 | v=1; v=2", "none", ALLOWED, RACES),
     Row("neighbours scope", "w:=1; w:=2 | v@device; v@device", "none", ALLOWED, SCOPE),

@@ -56,7 +56,7 @@ def on_sim(main, world_size=2, *, seed=0, timeout=1000):
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_block_collects_every_slice(module, case):
-    """Odd lengths, length 0, more packets than threads; another number of blocks in each kernel."""
+    """Odd lengths, length 0, more packets than threads. The kernels differ in their blocks."""
 
     def main(comm):
         device_comm = comm.device_comm(channels=1, max_bytes=16)
@@ -78,8 +78,8 @@ def test_both_reaches_of_one_communicator_are_independent(module):
 
 
 def test_a_relaxed_exchange_orders_nothing_else(module):
-    """The kernel counts ordinary stores that come late. Acquire-release must have none, so some
-    seed must show that they can be late.
+    """The kernel counts the stores of other blocks that it does not see. An acq_rel exchange must
+    have none. So some seed must show that a relaxed one can have some.
     """
     name = publish_rounds.name("rank", "relaxed", "uint8")
 

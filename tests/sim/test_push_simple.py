@@ -30,7 +30,7 @@ def world(request):
 
 @pytest.fixture(params=[2, 4])
 def wide_world(request):
-    """One block of a warp, and kernels for just so many ranks."""
+    """One block of one warp, and kernels that are compiled for this number of ranks."""
     with World(request.param, Simulation(ends_when_stuck=True), WIDE) as world:
         yield world
 

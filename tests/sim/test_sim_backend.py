@@ -203,7 +203,7 @@ def test_a_rank_that_meets_nobody_stays_inside(monkeypatch):
     on_sim(main, 2)
 
 
-# ---- What goes wrong -------------------------------------------------------------------------
+# ---- Failures --------------------------------------------------------------------------------
 
 
 def test_a_rank_that_does_not_come():

@@ -23,9 +23,9 @@ from sim_programs import Script
 
 from kccl.jit import cache
 
-# (warp size, model, epoch bits): half of the combinations, in which each two values come together.
+# (warp size, model, epoch bits): half of the combinations, with every pair of values.
 PAIRS = {(32, "sm_90", 4), (32, "gfx942", 32), (64, "sm_90", 32), (64, "gfx942", 4)}
-# A quarter of them, in which each value comes.
+# A quarter of the combinations, with every value.
 ONCE = {(32, "sm_90", 4), (64, "gfx942", 32)}
 
 

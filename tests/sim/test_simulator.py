@@ -16,7 +16,7 @@ TINY = Settings(num_channels=1, packet_bytes=64, staging_bytes=1024)
 
 
 def all_reduces(world, count, calls=1):
-    """A program of calls out of place, its result, and the arrays where that must be."""
+    """A program of out-of-place calls, its result, and the arrays that must hold the result."""
     inputs = [oracle.exact("float32", "sum", count, rank) for rank in range(world.world_size)]
     outputs = [[np.zeros_like(inputs[0]) for _ in range(calls)] for _ in inputs]
     program = [

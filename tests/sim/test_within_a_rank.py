@@ -1,4 +1,4 @@
-"""Waits within a rank: grid_sync's blocks for each other, and a ring's warps for its copies."""
+"""Waits within a rank: blocks wait for each other in grid_sync, and a ring's warps for copies."""
 
 import shutil
 import subprocess
@@ -154,7 +154,7 @@ def test_an_interrupted_rank_did_not_wait_for_itself():
 
 
 def test_a_ring_on_the_host(tmp_path):
-    """A block of one thread copies ahead and consumes by turns."""
+    """A block of one thread copies ahead and consumes, by turns."""
     compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     if compiler is None:
         pytest.skip("no C++ compiler")

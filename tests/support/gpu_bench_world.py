@@ -80,7 +80,7 @@ class Call:
         self.late_us = np.zeros(CALLS_IN_GRAPH)
 
     def when_skewed(self):
-        """From now on the other rank is late as the schedule has it."""
+        """From now on the other rank is late by the delays of the schedule."""
         schedule = delays_ns(CALLS_IN_GRAPH, 2, 0) / 1e3
         self.late_us, self.made = schedule[1 - self.gpu.comm.rank], 0
 

@@ -80,7 +80,7 @@ _APPLY = {
 
 
 def exact(name, op, count, rank, salt=0):
-    """`rank`'s input: differs by rank, index and salt; sums and products of 8 are representable."""
+    """`rank`'s input: differs by rank, index and salt; sums and products of 8 ranks are exact."""
     mixed = np.arange(count, dtype=np.uint64) * 2654435761 + (rank * 40503 + salt * 69069 + 12345)
     mixed ^= mixed >> 15
     mixed *= 2246822519
@@ -108,8 +108,8 @@ def random_floats(name, count, rng):
     x = rng.standard_normal(count) * np.exp2(rng.integers(-6, 7, count))
     tiny = rng.random(count) < 0.2
     x[tiny] = rng.integers(-9, 10, tiny.sum()) * float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    # In every fifth element ranks have great values, which may cancel, or small ones, which are
-    # lost beside great ones: so the order of the ranks decides.
+    # Every fifth element is large or small. Large values may cancel, and small ones are lost when
+    # added to large ones. So the order of the ranks decides.
     great = {"float16": 2.0**14, "float64": 2.0**60}.get(name, 2.0**40)
     x[::5] = rng.choice([great, -great, 2.0**-11, 3 * 2.0**-12], x[::5].size)
     infinite = rng.random(count) < 0.02

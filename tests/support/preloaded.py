@@ -63,7 +63,7 @@ class Job:
     def __exit__(self, *_):
         for process in self.processes:
             process.kill()
-            # Not without limit: a driver may keep a dead process in the kernel.
+            # With a limit: a driver may keep a killed process in the kernel.
             process.join(_ENDING_S)
             if process.exitcode is None:
                 said = f"process {process.pid} has not ended though it is killed"
@@ -109,7 +109,7 @@ def _be_rank(program, environment, output):
     except BaseException:
         traceback.print_exc()
         code = 1
-    # An interpreter does this at its end, but not the end of a forked process.
+    # An interpreter does this when it exits. os._exit() does not.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

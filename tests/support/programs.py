@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         wants: Each rank's result.
-        late: The rank that comes late; nobody does if there is no such rank.
+        late: The rank that calls late. If there is no such rank, none does.
     """
 
     collective: str

@@ -111,9 +111,9 @@ def facts(out):
 
 
 def traces(pids):
-    """Names in the kernel that processes have left: of sockets, and of shared memory.
+    """Names of sockets and of shared memory that these processes have left in the kernel.
 
-    Tests run side by side, so another job's names do not count.
+    Sockets of other processes do not count, because tests run in parallel.
     """
     marks = tuple(f"@kccl-{pid}-" for pid in pids)
     names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}

@@ -1,5 +1,5 @@
-"""As much of a communicator on a GPU as a prepared call needs, with functions of C in place of the
-driver's: no GPU is needed.
+"""A fake communicator on a GPU, with what a prepared call needs. C functions replace the driver's,
+so no GPU is needed.
 """
 
 import ctypes
@@ -63,18 +63,18 @@ class Config(ctypes.Structure):
 
 
 class Driver:
-    """Notes the streams that kernels are launched on; a launch takes the stream 2.5 us.
+    """Records the streams that kernels are launched on. A launch takes 2.5 us of its stream.
 
     Attributes:
-        nodes: Stream -> what is captured next on it follows these: the mangled names of kernels;
-            None: another node.
-        node_context: Of the device that these run on.
+        nodes: Stream -> the nodes that the next captured work depends on: a kernel's mangled
+            name, or None for a node of another kind.
+        node_context: The context of these nodes' device.
         early: The streams of programmatic dependents, in order.
-        comm, fit: What the kernels of nodes were launched with.
-        has_arguments: Those have been given one by one.
+        comm, fit: Fields of the KcclCall that a node's kernel was launched with.
+        has_arguments: Whether a node has kernelParams.
         calls: Number of a node -> its KcclCall.
-        announced: The numbers of nodes that were given another, in order.
-        refusal: The error with which a node keeps what it has.
+        announced: The numbers of nodes whose KcclCall was replaced, in order.
+        refusal: The error that an attempt to replace a KcclCall returns; 0: it succeeds.
     """
 
     def __init__(self):
@@ -131,7 +131,7 @@ class Driver:
         status[0], error = self.capturing.get(stream, (0, 0))
         return error
 
-    # Nodes are numbered through all streams, and a kernel has its node's number.
+    # Nodes are numbered from 1 over all streams. A kernel's handle is its node's number.
     def _node(self, number):
         return [node for nodes in self.nodes.values() for node in nodes][number - 1]
 
@@ -152,7 +152,7 @@ class Driver:
         kind[0] = 0 if self._node(number) is not None else 1
         return 0
 
-    # CUDA_KERNEL_NODE_PARAMS_v2 in words: func first, kernelParams the sixth, ctx the ninth.
+    # CUDA_KERNEL_NODE_PARAMS_v2 as 8-byte words: [0] is func, [5] kernelParams, [8] ctx.
     def _get_params(self, number, params):
         call = self.calls.setdefault(
             number, ffi.new("KcclCall *", {"comm": self.comm, "fit": self.fit})
@@ -200,7 +200,7 @@ class Driver:
         return 0
 
     def call(self, name, *args):
-        """In place of the table's call(): events note how long the launches so far have taken."""
+        """Replaces the table's call(). An event records how long all launches so far took."""
         if name == "cuEventCreate":
             self.events[len(self.events)] = None
             return len(self.events) - 1
@@ -219,7 +219,7 @@ class Driver:
 
 
 class World:
-    """As much of a Context of a communicator on a GPU as a prepared call needs."""
+    """A fake Context of a communicator on a GPU, with what a prepared call needs."""
 
     def __init__(self):
         self.driver = Driver()

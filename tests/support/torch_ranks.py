@@ -40,7 +40,7 @@ def starter(folder, device, run=ranks.run):
     """ranks(world_size, program): every rank runs the program; returns what each said, by rank.
 
     Args:
-        folder: For the file by which the ranks meet.
+        folder: For the file of the ranks' FileStore.
         device: "cpu" or "cuda", where `filled` makes its tensors.
         run: Starts them, as ranks.run does.
     """

@@ -122,7 +122,7 @@ def test_warm(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"15 kernels for sm_90a in {tmp_path}\n")
         assert len(list(tmp_path.glob("*/*.cubin"))) == 15
-    # What a call then looks for is there.
+    # A call then finds its kernel in the cache.
     (found,) = warm.warm([("all_reduce_one_shot_ll16", "bfloat16", "sum", 2)], "sm_90a")
     assert (tmp_path / found.parent.name / found.name).exists()
     for arch, must in (("sm_33", "must be one of sm_"), ("sm_90", "must be 'sm_90a': ")):
@@ -131,7 +131,7 @@ def test_warm(tmp_path):
         assert done.stderr.startswith(f"kccl: arch is {arch!r}, {must}")
 
 
-def test_errors_of_the_driver_come_out_of_other_processes():
+def test_errors_can_be_pickled():
     error = pickle.loads(pickle.dumps(gpu.DriverError("cuGraphLaunch failed", 719)))
     assert (type(error), str(error), error.code) == (
         gpu.DriverError,
@@ -151,7 +151,7 @@ def test_warm_knows_what_gpus_take():
     }
     assert not any("two_shot" in name or "push" in name for name, *_ in alone)
     assert ("all_reduce_one_shot_ll16", "int32", "avg", 4) not in four
-    # What moves bytes has one form for all types.
+    # Kernels that move bytes have one instance for all types.
     assert len([each for each in four if each[0] == "all_gather_direct_ll16"]) == 1
     without_op = {name for name, *_ in warm.instances([4], ["int32"], ["avg"])}
     assert without_op == {name for name in names if "reduce" not in name}

@@ -1,4 +1,4 @@
-"""What `make setup` and `make demo` show of their steps."""
+"""What `make setup` and `make demo` print for their steps."""
 
 import os
 import pty
@@ -45,7 +45,7 @@ def test_steps_share_one_line_of_a_terminal():
     for file in (screen, terminal):
         os.close(file)
     lines = drawn.split("\r\n")
-    # Two lines stay; all else was written over.
+    # Two lines stay. All others are overwritten.
     stay = [re.sub(r".*\033\[K", "", line) for line in lines]
     assert re.fullmatch(r"fetched, \d+ s,compiled, \d+ s,", ",".join(stay))
     # One of the two draws until it has ended.

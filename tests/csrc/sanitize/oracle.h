@@ -27,7 +27,7 @@ namespace oracle {
 
 inline bool is_integer(int dtype) { return dtype == kKcclInt32 || dtype == kKcclInt64; }
 
-// A well-mixed number for three small ones (splitmix64's finaliser).
+// A hash of three small numbers (splitmix64's finaliser).
 inline uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
     uint64_t x = a * 0x9E3779B97F4A7C15u + b * 0xBF58476D1CE4E5B9u + c * 0x94D049BB133111EBu + 1;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -1,6 +1,6 @@
 // Ranks as threads of one process: the host core and every kernel under a sanitizer, without
-// Python. Exits with 1 at the first wrong result. tests/csrc/test_sanitizers.py builds it, and writes
-// dtypes.h: kDtypes, the element types that the kernels were compiled for.
+// Python. Exits with 1 at the first wrong result. tests/csrc/test_sanitizers.py builds it, and
+// writes dtypes.h: kDtypes, the element types that the kernels were compiled for.
 //
 // Windows are ordinary memory that the threads share, so that ThreadSanitizer sees every access to
 // them and knows only the order that the source asks for.
@@ -149,7 +149,7 @@ void matrix(const Rank& rank) {
             for (int op = 0; op < kKcclNumOps; ++op) {
                 if (op == kKcclAvg && oracle::is_integer(dtype)) continue;
                 for (const uint64_t length : lengths) {
-                    // One element less than whole words every second time, and on odd addresses.
+                    // Every second message is one element shorter. Some begin on odd addresses.
                     const uint64_t count = length / kItemBytes[dtype] - (seed % 2 && length > 8);
                     const auto reduce = is_all_reduce(kernel) ? all_reduce : reduce_scatter;
                     reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
@@ -225,8 +225,8 @@ void ring(World& world, Rank& rank) {
     }
 }
 
-// The last rank comes too late. Who waits for it fails; it may still find all words of that call,
-// but fails in the next; and everybody stays failed, with the record of a time-out.
+// The last rank comes too late. The ranks that wait for it fail. The late rank may still complete
+// that call, but fails in the next. Every rank stays failed, and has the record of the time-out.
 void late_rank(int world_size, int kernel) {
     World world(world_size, 32);
     // Relaxed, so that it orders nothing that the calls do not.
@@ -270,7 +270,7 @@ void abort_of_rank_0(int world_size) {
     });
 }
 
-// The floors of probe.cpp, and the clocked loop.
+// The measurements of probe.cpp, and the timed loop.
 void probes() {
     check(kccl_host_core_ping_pong(0, 1 << 20, 10) < 0, "a core that does not exist answers");
     alignas(kKcclLineBytes) static uint32_t words[2][kKcclLineBytes / 4];
@@ -306,7 +306,8 @@ int main() {
         World narrow(world_size, 4);
         narrow.run([](Rank& rank) { mixture(rank, 300, 2000); });
         for (const int kernel : kCollectives) {
-            // A broadcast's root waits for nobody, so nobody times out on a late one of the others.
+            // A broadcast's root waits for no rank, so a late rank that is not the root causes no
+            // time-out.
             const bool is_broadcast =
                 kernel == kKcclBroadcastDirectLl16 || kernel == kKcclBroadcastPullSimple;
             if (!is_broadcast) late_rank(world_size, kernel);

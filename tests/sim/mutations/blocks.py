@@ -42,7 +42,7 @@ MUTATIONS = (
     ),
     bug(
         "rearmed_too_early",
-        "the slot of the next call is armed, where peers may be already",
+        "the slot of the next call is armed, though peers may already push to it",
         "sentinels",
         STUCK | REUSED | STALE,
         Edit(
@@ -75,7 +75,7 @@ MUTATIONS = (
     ),
     bug(
         "kept_before_all_have_read",
-        "a kernel's last call keeps the state while threads still read it",
+        "a kernel's last call stores the state while threads still read it",
         "launches",
         RACE,
         Edit(
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     bug(
         "not_kept_by_the_last_call",
-        "a kernel's last call does not keep what the next kernel must know",
+        "a kernel's last call does not store the state for the next kernel",
         "launches",
         STUCK | REUSED | STALE,
         Edit(
@@ -108,7 +108,7 @@ MUTATIONS = (
     ),
     bug(
         "rearmed_too_little",
-        "as many words are armed as this call has",
+        "only as many words are armed as this call has",
         "sentinels seldom long",
         STALE,
         Edit(
@@ -119,7 +119,7 @@ MUTATIONS = (
     ),
     bug(
         "two_slots",
-        "sentinel slots take turns by two",
+        "only two of the sentinel slots are used",
         "sentinels",
         STUCK | REUSED | STALE,
         Edit(
@@ -130,14 +130,14 @@ MUTATIONS = (
     ),
     bug(
         "results_stay_armed_late",
-        "of two_shot's words only those of the chunks are armed again",
+        "only the words of two_shot's chunks are armed again, not those of its results",
         "two shots",
         WRONG | STALE,
         Edit(TWO_SHOT, "slots.rearm(2 * chunk);", "slots.rearm(chunk);"),
     ),
     bug(
         "results_over_chunks",
-        "results go where the chunks lie",
+        "results are pushed over the chunks",
         "two shots",
         WRONG | REUSED | STALE,
         Edit(
@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     bug(
         "vote_of_32",
-        "of a warp's vote the lower 32 bits are looked at",
+        "only the lower 32 bits of a warp's vote are tested",
         "reductions",
         STALE,
         Edit(
@@ -174,7 +174,7 @@ MUTATIONS = (
             "KCCL_DEVICE uint64_t warp_ballot(bool mine) { return kccl_sim_engine",
             "KCCL_DEVICE uint32_t warp_ballot(bool mine) { return kccl_sim_engine",
         ),
-        # Seldom do only threads of the upper half still wait.
+        # Runs in which only threads of the upper half still wait are rare.
         max_seeds=100,
         warp_size=64,
         packet_bytes=1024,
@@ -215,7 +215,7 @@ MUTATIONS = (
     ),
     bug(
         "grid_of_block_scope",
-        "a block tells the others with block scope",
+        "a block's arrival has block scope",
         "grid",
         NARROW,
         Edit(
@@ -237,7 +237,7 @@ MUTATIONS = (
     ),
     bug(
         "grid_count_not_kept",
-        "a kernel begins to count where the one before began",
+        "a kernel does not store its count for the next kernel",
         "grid",
         RACE | STUCK,
         Edit(
@@ -249,7 +249,7 @@ MUTATIONS = (
     ),
     bug(
         "absent_blocks_left_behind",
-        "words of blocks that a kernel lacks stay where they were",
+        "at its end a kernel does not advance the counts of the blocks it did not launch",
         "grids of many sizes",
         RACE | STUCK,
         Edit(
@@ -316,7 +316,7 @@ MUTATIONS = (
     ),
     bug(
         "stage_unfenced",
-        "copies may come before their barriers are ready",
+        "copies may arrive before their barriers are ready",
         "stream",
         RACE,
         Edit(
@@ -338,7 +338,7 @@ MUTATIONS = (
     ),
     bug(
         "not_drained",
-        "a block ends while copies are on their way",
+        "a block ends while copies are in flight",
         "stream left",
         UNDRAINED,
         Edit(
@@ -350,7 +350,7 @@ MUTATIONS = (
     # ---- Copies through registers
     bug(
         "copy_of_one_lane",
-        "a warp's first thread says that the copy is there before the others have made theirs",
+        "a warp's first thread completes the copy before the other threads have done their parts",
         "stream",
         RACE | WRONG,
         Edit(
@@ -363,7 +363,7 @@ MUTATIONS = (
     ),
     bug(
         "phase_before_its_count",
-        "a phase begins before what it waits for is counted",
+        "a phase begins before its count is stored",
         "stream",
         RACE | STUCK | WRONG | TWO_WRITERS,
         Edit(

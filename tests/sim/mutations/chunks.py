@@ -1,4 +1,4 @@
-"""Planted bugs: whose chunk goes where, how far chunks lie apart, and which have come."""
+"""Planted bugs: whose chunk goes where, how far chunks lie apart, and which have arrived."""
 
 from .mutation import INVALID, RACE, STALE, STUCK, WRONG, Edit, bug
 
@@ -43,14 +43,14 @@ MUTATIONS = (
     ),
     bug(
         "scatter_by_the_length_of_the_round",
-        "chunks are taken for as long as what one round sends of them",
+        "the length of a round is taken for the distance between chunks of the input",
         "scatters",
         WRONG | RACE,
         Edit(SCATTER, "channel.receiver(k) * stride", "channel.receiver(k) * count"),
     ),
     bug(
         "gather_by_the_length_of_the_round",
-        "chunks lie as far apart as one round is long",
+        "the length of a round is taken for the distance between chunks of the result",
         "gathers",
         WRONG | RACE,
         Edit(GATHER, "out + source * stride", "out + source * count"),
@@ -88,14 +88,14 @@ MUTATIONS = (
     # ---- Staging
     bug(
         "own_chunk_from_the_staging",
-        "a rank reduces its own chunk from where it has not put it",
+        "a rank reduces its own chunk from the staging, where it has not written it",
         "scatter pulls",
         WRONG | STALE,
         Edit(SCATTER_PULL, "        rows[comm.rank] = in + comm.rank * stride;\n", ""),
     ),
     bug(
         "parts_by_the_length_of_the_message",
-        "owners look for their parts where a longer message would have them",
+        "owners take the length of a chunk for the distance between parts",
         "scatter pulls",
         WRONG | STALE | RACE,
         Edit(
@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     bug(
         "gathered_before_written",
-        "a rank says that its chunk is written, and orders nothing",
+        "a rank sets the flag of its written chunk without a release",
         "gather pulls",
         RACE | WRONG,
         Edit(GATHER_PULL, "arrive<mem::Order::kRelease>", "arrive<mem::Order::kRelaxed>"),
@@ -135,7 +135,7 @@ MUTATIONS = (
     ),
     bug(
         "broadcast_into_what_is_read",
-        "the root writes its chunks where peers forward theirs to",
+        "the root writes its chunks to the half into which peers forward theirs",
         "broadcast pushes",
         WRONG | RACE,
         Edit(BROADCAST_PUSH, "part_of(peer, channel.parity(), Half::kInput, peer)",
@@ -167,14 +167,14 @@ MUTATIONS = (
     ),
     bug(
         "no_meeting_behind_the_input_half",
-        "of two ranks one takes what the root has written, and nobody hears of it",
+        "with two ranks the root does not wait until its peer has read the last round",
         "broadcast pushes of two",
         RACE,
         Edit(BROADCAST_PUSH, "num_rounds + 1,", "num_rounds + (num_peers > 1),"),
     ),
     bug(
         "steps_that_acquire_nothing",
-        "a rank hears that the peers have written their parts, and acquires nothing",
+        "a wait for the flag that parts are written acquires nothing",
         "gather pushes",
         RACE,
         Edit(STAGING, "await<mem::Order::kAcquire>", "await<mem::Order::kRelaxed>"),
@@ -217,7 +217,7 @@ MUTATIONS = (
     ),
     bug(
         "gathered_into_the_input_half",
-        "chunks lie where two shots push before they have heard of anybody",
+        "chunks lie in the half into which two_shot pushes before it waits for any rank",
         "gather pushes and others",
         RACE,
         Edit(GATHER_PUSH, "Half::kResult", "Half::kInput"),
@@ -231,14 +231,14 @@ MUTATIONS = (
     ),
     bug(
         "one_part_for_all",
-        "all ranks push to where the part of the first lies",
+        "all ranks push to the part of the first",
         "scatter pushes",
         RACE,
         Edit(SCATTER_PUSH, "source * part;", "0 * (source + part);"),
     ),
     bug(
         "parts_as_long_as_the_staging",
-        "a round is as long as the staging, though there lies a part of each rank",
+        "a round is as long as the staging, though that has a part for each rank",
         "gather pushes by warps",
         RACE,
         Edit(

@@ -34,7 +34,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_not_scrubbed",
-        "words that a whole period did not use look valid again",
+        "words that were not written for a whole period look valid again",
         "exchanges seldom long",
         STALE | WRONG | REUSED,
         Edit(FILE, "if ((epoch_ << 1) == 0) {", "if (epoch_ == 1) {"),
@@ -95,7 +95,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_of_device_scope",
-        "packets for peers are for the device only",
+        "packets for peers have device scope",
         "exchanges",
         NARROW,
         Edit(
@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_forgets_its_epoch",
-        "the next kernel begins with the epochs of the last",
+        "the next kernel begins with the same epochs as the last",
         "exchanges of many sizes",
         REUSED | STALE | WRONG,
         Edit(
@@ -117,7 +117,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_leaves_blocks_behind",
-        "epochs of blocks that a kernel lacks stay where they were",
+        "at its end a kernel does not advance the epochs of the blocks it did not launch",
         "exchanges of many sizes",
         STUCK | REUSED | STALE,
         Edit(FILE, "absent < kKcclMaxBlocks;", "absent < 0;"),
@@ -142,21 +142,21 @@ MUTATIONS = (
     ),
     bug(
         "exchange_meets_nobody",
-        "a block that collects a part looks for no other",
+        "a block that collects a part does not wait for the other blocks",
         "parts of exchanges",
         REUSED | STALE | WRONG | STUCK,
         Edit(PUBLISH, "IS_PART && !exchange.meet()", "false"),
     ),
     bug(
         "exchange_meets_few",
-        "a block that collects a part looks for the first block only",
+        "a block that collects a part waits for the first block only",
         "parts of exchanges",
         REUSED | STALE | WRONG | STUCK,
         Edit(FILE, "slice < num_slices() ? slice * seen.stride", "slice < 1 ? slice * seen.stride"),
     ),
     bug(
         "exchange_meets_late",
-        "the first exchange after an opening looks for nobody",
+        "the first exchange after an opening does not wait for the other blocks",
         "parts of exchanges opened anew",
         REUSED | STALE | WRONG | STUCK,
         Edit(
@@ -167,7 +167,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_two_slots",
-        "exchanges take turns by two slots",
+        "exchanges use only two slots",
         "parts of exchanges",
         REUSED | STALE | WRONG | STUCK,
         Edit(
@@ -185,7 +185,7 @@ MUTATIONS = (
     ),
     bug(
         "exchange_looks_no_further_ahead",
-        "an exchange forgets to look for the next one that scrubs",
+        "after a scrub no later exchange scrubs",
         "exchanges seldom long",
         STALE | WRONG | REUSED | STUCK,
         Edit(

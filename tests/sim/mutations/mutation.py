@@ -1,4 +1,4 @@
-"""What a planted bug is: a change of the device source's text, and what has to become of it."""
+"""A planted bug: a change of the device source's text, and the findings that it must lead to."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ DIVERGENT = frozenset({"divergence", "deadlock"})
 UNDRAINED = frozenset({"undrained"})
 WRONG = frozenset({"wrong_data"})
 INVALID = frozenset({"invalid_access"})
-# A word of another call is taken, or data that only looks whole.
+# A word of another call is taken for this call's, or data that only looks complete.
 STALE = frozenset({"stale_word", "reused_slot", "wrong_data"})
-# A slot is written before it is free; who then never sees what was there waits for ever.
+# A slot is written before it is free. A reader that missed what was there then waits for ever.
 REUSED = frozenset({"reused_slot", "two_writers", "stale_word", "deadlock"})
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A text that occurs exactly once in a file of csrc, and what takes its place."""
+    """A text that occurs exactly once in a file of csrc, and its replacement."""
 
     file: str
     old: str

@@ -20,14 +20,14 @@ MUTATIONS = (
     ),
     bug(
         "barrier_unsynced",
-        "a barrier fences what one thread has written",
+        "a barrier's fence covers only what one thread has written",
         "barriers",
         RACE,
         Edit(BARRIER, "        channel.coop().sync();\n", ""),
     ),
     bug(
         "barrier_acquires_nothing",
-        "a barrier's packets are polled and not acquired",
+        "a barrier's packets are polled but not acquired",
         "barriers",
         RACE,
         Edit(BARRIER, "mem::load<mem::Order::kAcquire,", "mem::load<mem::Order::kRelaxed,"),
@@ -56,7 +56,7 @@ MUTATIONS = (
     ),
     bug(
         "relaxed_await",
-        "who awaits arrivals acquires nothing",
+        "a wait for arrivals acquires nothing",
         "pushes",
         RACE,
         Edit(
@@ -78,7 +78,7 @@ MUTATIONS = (
     ),
     bug(
         "arrive_on_the_device",
-        "an arrival is of device scope",
+        "an arrival has device scope",
         "barriers",
         NARROW,
         Edit(
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     bug(
         "relaxed_push",
-        "results are pushed, and nothing orders them before the word that says so",
+        "nothing orders pushed data before the flag that they are written",
         "pushes",
         RACE,
         Edit(
@@ -101,7 +101,7 @@ MUTATIONS = (
     ),
     bug(
         "one_staging_for_all",
-        "every rank pushes its chunk to the same place",
+        "every rank pushes to the same part of the staging",
         "pushes",
         RACE,
         Edit(TWO_SHOT_PUSH, "+ owner * part;", "+ 0 * (owner + part);"),
@@ -119,7 +119,7 @@ MUTATIONS = (
     ),
     bug(
         "results_among_the_inputs",
-        "results are laid where the peers lay the inputs of the next round",
+        "results are written where the peers write the inputs of the next round",
         "pushes",
         RACE,
         Edit(
@@ -130,7 +130,7 @@ MUTATIONS = (
     ),
     bug(
         "results_a_step_too_early",
-        "results are taken in the step that lays them",
+        "results are read in the step that writes them",
         "pushes",
         RACE | WRONG,
         Edit(TWO_SHOT_PUSH, "take_results(s - 2, parity)", "take_results(s - 2, parity ^ 1u)"),
@@ -155,7 +155,7 @@ MUTATIONS = (
     ),
     bug(
         "signal_on_the_device",
-        "a signal is of device scope",
+        "a signal has device scope",
         "signals",
         NARROW,
         Edit(
@@ -199,7 +199,7 @@ MUTATIONS = (
     ),
     bug(
         "relaxed_abort",
-        "who sees the abort word acquires nothing",
+        "a load of the abort word acquires nothing",
         "one is absent",
         RACE,
         Edit(
@@ -210,7 +210,7 @@ MUTATIONS = (
     ),
     bug(
         "flag_before_data",
-        "the abort word is raised before the record is written",
+        "the abort word is stored before the record",
         "one is absent",
         RACE,
         Edit(
@@ -234,7 +234,7 @@ MUTATIONS = (
     ),
     bug(
         "timeout_never_fires",
-        "a wait does not look at the clock",
+        "a wait does not read the clock",
         "one is absent",
         STUCK,
         Edit(
@@ -245,7 +245,7 @@ MUTATIONS = (
     ),
     bug(
         "limit_ignored",
-        "a wait looks at the clock and waits on",
+        "a wait reads the clock, but does not end at its limit",
         "one is absent",
         LATE,
         Edit(

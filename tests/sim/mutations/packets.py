@@ -145,7 +145,7 @@ MUTATIONS = (
     ),
     bug(
         "odd_tail_lost",
-        "a payload that is not whole is not sent",
+        "an incomplete payload at the end is not sent",
         "reductions",
         WRONG | TWO_WRITERS,
         Edit(
@@ -156,7 +156,7 @@ MUTATIONS = (
     ),
     bug(
         "tail_beyond_the_end",
-        "the last payload is stored as a whole",
+        "all of the last payload is stored, also what lies beyond the end",
         "reductions",
         WRONG,
         Edit(
@@ -179,7 +179,7 @@ MUTATIONS = (
     ),
     bug(
         "reached_when_equal",
-        "a peer that is one call ahead is waited for",
+        "a peer that is one call ahead counts as not yet arrived",
         "broadcasts",
         STUCK,
         Edit(
@@ -201,7 +201,7 @@ MUTATIONS = (
     ),
     bug(
         "scrubbed_by_half",
-        "one slot of two is scrubbed",
+        "only one of two slots is scrubbed",
         "seldom long",
         STALE,
         Edit(
@@ -282,7 +282,7 @@ MUTATIONS = (
     ),
     bug(
         "closed_without_sync",
-        "a channel is opened again before the leader has kept its state",
+        "a channel is opened again before the leader has stored its state",
         "reductions",
         RACE,
         Edit(
@@ -293,7 +293,7 @@ MUTATIONS = (
     ),
     bug(
         "not_kept",
-        "what a channel must know is not kept when it is closed",
+        "a channel's state is not stored when the channel is closed",
         "reductions",
         STUCK | REUSED | STALE,
         Edit(
@@ -304,7 +304,7 @@ MUTATIONS = (
     ),
     bug(
         "map_changes",
-        "every other call gives a word to another thread, and no sync comes between",
+        "every other call assigns a word to another thread, without a sync in between",
         "reductions",
         RACE | REUSED,
         Edit(
@@ -355,7 +355,7 @@ MUTATIONS = (
     ),
     bug(
         "credit_of_the_call_before",
-        "a rank waits for a credit that says too little",
+        "a rank waits for the credit of the call before the one that matters",
         "broadcasts",
         STUCK | REUSED,
         Edit(

@@ -1,4 +1,4 @@
-"""What shows planted bugs: programs of a few thousand steps, right with the source as it is."""
+"""Programs that show planted bugs. Each has a few thousand steps, and passes without a bug."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from sim_programs import Script
 
 @dataclass(frozen=True)
 class Program:
-    """What shows mutations.
+    """A program that shows mutations.
 
     Attributes:
         make: Adds the calls to a Script that has begun no launch.
@@ -70,7 +70,7 @@ def _seldom_long(kernel, period, long_ones):
 
 
 def _launches(kernel):
-    """Each by a kernel of the host's, of one round and of several."""
+    """Each call is a launch of the library's kernel, with one round or several."""
 
     def make(script):
         script.begin(threads=64, style="calls")
@@ -95,7 +95,7 @@ def _barriers(script):
 
 
 def _pulls(script):
-    """What CPUs do. The barriers are what a GPU needs besides."""
+    """Kernels that pull run on CPUs. On a GPU they also need the barriers."""
     script.begin(threads=2 * script.machine.warp_size)
     for count in (100, 3, 100):
         script.reduce(0, PULL, count)
@@ -103,7 +103,7 @@ def _pulls(script):
 
 
 def _scatters(kernel, counts, *, pulls=False):
-    """By turns in place and not. After those that pull, the barriers that a GPU needs besides."""
+    """Alternately in place and not. Kernels that pull also need barriers on a GPU."""
 
     def make(script):
         script.begin(threads=2 * script.machine.warp_size)
@@ -127,8 +127,8 @@ def _gathers(kernel, sizes, *, pulls=False):
 
 
 def _after_packets(add, between=()):
-    """Calls that push, by add(script, number), and reductions by the kernels `between`. A call by
-    packets, which order nothing, after each: so the next uses the same staging.
+    """Calls that push, by add(script, number), and reductions by the kernels `between`. Each is
+    followed by a call by packets, which order nothing, so that the next uses the same staging.
     """
 
     def make(script):
@@ -205,7 +205,7 @@ def _grids_of_many_sizes(script):
 
 
 def _exchanges(script):
-    """Every block takes what another, of its rank, has reduced."""
+    """After an exchange every block reduces what another block of its rank has reduced."""
     script.begin(threads=2 * script.machine.warp_size, blocks=3)
     for number, nbytes in enumerate((8, 0, 100, 100, 8, 20)):
         results = [script.reduce(actor, LL16, 70) for actor in range(3)]
@@ -228,7 +228,7 @@ def _reduced_exchanges(script):
 
 
 def _parts_of_exchanges(script):
-    """Each block takes one slice and hears of the others by many stations; then all but one."""
+    """Each block collects one slice, and learns of most blocks indirectly; then all but one."""
     script.begin(threads=script.machine.warp_size, blocks=6)
     for count in (8, 70, 3):
         script.exchange_reduced(count, 7, orders=False, share=1)
@@ -240,7 +240,7 @@ def _parts_of_exchanges(script):
 
 
 def _parts_opened_anew(script):
-    """Each call opens the exchange for one."""
+    """Each call opens a GridExchange for a single exchange."""
     script.begin(threads=script.machine.warp_size, blocks=6)
     for _ in range(6):
         for count in (8, 70, 20):
@@ -248,7 +248,7 @@ def _parts_opened_anew(script):
 
 
 def _exchanges_seldom_long(script):
-    """The last words of the board lie idle for more than a period."""
+    """The last words of the board are unused for more than a period."""
     script.begin(threads=script.machine.warp_size, blocks=2)
     for _ in range(4):
         script.exchange(200, 1, orders=False)
@@ -278,7 +278,7 @@ def _one_is_absent(script):
 
 
 def _one_is_absent_to_many(script):
-    """Two warps and more miss it together."""
+    """The threads of several warps time out together."""
     script.begin(threads=128)
     script.reduce(0, LL16, 2)
     script.reduce(0, LL16, 250, absent=[2])
