@@ -170,16 +170,6 @@ def test_wrong_arguments_send_nothing():
     assert (FOUR == 1).all() and (TEN == 1).all()
 
 
-def test_two_shot_of_one_rank():
-    def main(comm):
-        with pytest.raises(
-            kccl.InvalidArgument, match="two_shot_pull_simple' cannot run this: one"
-        ):
-            comm.all_reduce(FOUR, algorithm="all_reduce_two_shot_pull_simple")
-
-    kccl.run_threads(main, 1)
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -13,22 +13,10 @@ from ranks import Job
 
 import kccl
 from kccl.backends.host import HostBackend
-from kccl.plan.choice import choose
-from kccl.plan.specs import Request
-from kccl.plan.tuning import tuning_for
 
 CMA = "all_reduce_two_shot_cma_simple"
-STAGED = "all_reduce_two_shot_pull_simple"
+PULL = "all_reduce_two_shot_pull_simple"
 LONG = 1 << 20  # float32 elements: 4 MiB
-
-
-def test_plan_without_permission_says_why():
-    request = Request("all_reduce", 1 << 26, 2, "host", kccl.float32, can_attach=False)
-    plan = choose(request, tuning_for("host"))
-    assert plan.name != CMA
-    assert f"not {CMA}: the ranks' processes may not read each other's memory" in plan.explain()
-    with pytest.raises(kccl.InvalidArgument, match="may not read each other's memory"):
-        choose(request, tuning_for("host"), forced=CMA)
 
 
 def sum_of_ranks(comm):
@@ -52,7 +40,7 @@ def test_one_rank_without_permission_keeps_all_from_it(monkeypatch):
 
     monkeypatch.setattr(HostBackend, "_try_to_attach", refused_on_rank_1)
     results = kccl.run_threads(sum_of_ranks, 3)
-    assert {name for name, *_ in results} <= {STAGED, "all_reduce_one_shot_pull_simple"}
+    assert {name for name, *_ in results} <= {PULL, "all_reduce_one_shot_pull_simple"}
     assert {(low, high) for _, low, high in results} == {(6.0, 6.0)}
 
 

@@ -49,7 +49,7 @@ __global__ void relay(kccl::DeviceComm comm, int* x, int* status) {
         if (turn == blockIdx.x && threadIdx.x == 0) {
             int sum = 1;
             for (int k = 0; k < turn; ++k) sum += x[k];
-            x[turn] = sum;
+            x[turn] = sum % 65521;
         }
         const kccl::Status synced = kccl::grid_sync(comm);
         if (synced != kKcclOk) *status = synced;
@@ -133,20 +133,16 @@ def test_blocks_of_one_gpu_synchronise(module):
         for count in (blocks, 7, blocks):
             x.zero_()
             kernel(comm, device_comm, x, status, grid=count, block=64)
-            want = [2 ** min(k, 40) % 2**32 for k in range(count)]
+            want = []
+            for _ in range(count):
+                want.append((1 + sum(want)) % 65521)
             assert status.item() == 0
-            got = [int(v) % 2**32 for v in x[:count].tolist()]
-            assert got[:32] == want[:32]
+            assert x[:count].tolist() == want
         with pytest.raises(kccl.InvalidArgument, match="so its blocks may wait for each other"):
             kernel(comm, device_comm, x, status, grid=100 * blocks, block=1024)
         comm.check()
 
     kccl.run_threads(main, 1, backend="cuda")
-
-
-def test_a_kernel_for_another_chip_is_refused():
-    other = kccl.compile(SOURCE, ["mixed"], target="cuda", arch="sm_120a")
-    assert other.arch == "sm_120a" and other.names == ("mixed",)
 
 
 def test_a_late_peer_fails_a_persistent_kernel(module):

@@ -5,7 +5,7 @@ tests/interop/test_interop_torch.py has the tests of what is the same on every d
 
 import preloaded
 import pytest
-from torch_ranks import needs_all_gather, starter
+from torch_ranks import starter
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -54,7 +54,6 @@ say(rank=rank)
 """)  # fmt: skip
 
 
-@needs_all_gather
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_all_gather_and_reduce_scatter(world_size, ranks):
     ranks(world_size, """
@@ -165,7 +164,7 @@ say(rank=rank, early=early)
 # All compilers in one job: torch._dynamo's import and first use, which take seconds, are paid once.
 @pytest.mark.parametrize("world_size", [2])
 def test_compile(world_size, ranks, tmp_path):
-    facts = ranks(world_size, """
+    ranks(world_size, """
 start()
 kccl_torch.register(kccl_torch.communicator("cuda"))
 
@@ -173,14 +172,12 @@ def step(x):
     y = kccl_torch.all_reduce(x * 2) + 1
     return kccl_torch.broadcast(y * (rank + 1), root=1), kccl_torch.all_reduce(y, op="avg")
 
-took_s = {}
 for name, options in {
     "aot_eager": {"backend": "aot_eager"},
     "cudagraphs": {"backend": "cudagraphs"},
     "inductor": {},
     "inductor in CUDA graphs": {"mode": "reduce-overhead"},
 }.items():
-    began = time.monotonic()
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, **options)
     # Warm-up, then capture, then replay.
@@ -190,16 +187,14 @@ for name, options in {
         y, average = compiled(x)
         want = 2 * (total + turn * world_size) + 1
         assert (y == 2 * want).all() and (average == want).all(), (name, turn, y, average)
-    took_s[name] = time.monotonic() - began
 kccl_torch.communicator("cuda").check()
-say(rank=rank, took_s=took_s)
+say(rank=rank)
 """,
         # A pool of forked compilers would outlive its use, and here there is one small kernel.
         TORCHINDUCTOR_COMPILE_THREADS="1",
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
         TRITON_CACHE_DIR=str(tmp_path / "triton"),
     )  # fmt: skip
-    assert all(len(fact["took_s"]) == 4 for fact in facts.values())
 
 
 @pytest.mark.parametrize("world_size", [2])

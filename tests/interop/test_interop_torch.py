@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
-from torch_ranks import needs_all_gather, starter
+from torch_ranks import starter
 
 import kccl
 
@@ -112,7 +112,6 @@ say(rank=rank)
 """)  # fmt: skip
 
 
-@needs_all_gather
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_gather_and_reduce_scatter(world_size, ranks):
     ranks(world_size, """

@@ -84,7 +84,9 @@ def test_messages_longer_than_a_slot():
         x = np.full(3000, comm.rank + 1, np.float32)
         comm.all_reduce(x)
         assert (x == 3).all()
+        x[:] = comm.rank
         comm.broadcast(x, 1)
+        assert (x == 1).all()
 
     on_sim(main, 2)
 

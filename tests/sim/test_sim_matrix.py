@@ -141,11 +141,6 @@ def test_one_deviation_shows_a_bug(name, tmp_path):
     assert any(outcome.kind in BY_NAME[name].verdicts for outcome in outcomes)
 
 
-def test_names_of_cells():
-    assert len({str(cell) for cell in CELLS}) == len(CELLS)
-    assert all(sim_matrix.Cell.parse(str(cell)) == cell for cell in CELLS[::97])
-
-
 # ---- The soak ----------------------------------------------------------------------------------
 
 

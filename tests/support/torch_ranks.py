@@ -1,9 +1,6 @@
 """Runs programs that use PyTorch as ranks, for the tests of kccl.interop.torch."""
 
-import pytest
 import ranks
-
-import kccl
 
 PRELUDE = """
 import warnings
@@ -53,13 +50,3 @@ def starter(folder, device, run=ranks.run):
         return facts
 
     return start
-
-
-def has(collective):
-    return kccl.run_threads(lambda comm: hasattr(comm, collective), 1)[0]
-
-
-needs_all_gather = pytest.mark.skipif(
-    not (has("all_gather") and has("reduce_scatter")),
-    reason="this version of KCCL has no all_gather and reduce_scatter",
-)
