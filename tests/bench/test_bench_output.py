@@ -75,7 +75,7 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
         (("all_reduce", "-d", "float99"), "must be one of"),
         (("all_reduce", "-b", "64", "-e", "8"), "range is empty"),
         (("broadcast", "--out-of-place"), "no out-of-place form"),
-        (("broadcast", "--root", "2"), "no rank of 2"),
+        (("broadcast", "--root", "2"), "not a rank of 2"),
     ],
 )
 def test_arguments_without_sense_are_named(
