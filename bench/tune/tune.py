@@ -273,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class HostTuner:
-    """See Tuner. One candidate per algorithm, looped in C, so that Python's time is not measured."""
+    """See Tuner. One candidate per algorithm, looped in C: Python's time is not measured."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
