@@ -127,7 +127,7 @@ def test_a_missing_open_mpi_is_a_sentence_with_its_cure(
     printed = capsys.readouterr().out
     assert "no Open MPI rows" in printed
     assert "make setup" in printed
-    assert "MPICH rows need a start by MPICH's mpirun" in printed
+    assert "MPICH rows need MPICH's mpirun" in printed
 
 
 def fake_mpirun(prefix: Path, script: str) -> None:
