@@ -296,7 +296,7 @@ def _measure(
                     repeats=args.repeats,
                     iterations=args.iterations,
                 )
-            show("floors, and peers that need their own job")
+            show("floors, and peers with their own job")
             request = baselines.Request(
                 collective=collective.name,
                 sizes=[problem.nbytes for problem in problems],

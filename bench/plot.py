@@ -2,7 +2,7 @@
 
     python -m kccl.bench.plot document.json -o picture.png
 
-draws a recorded run. For a run on GPUs a second panel shows the skewed runs beside the others.
+draws a recorded run. For a run on GPUs a second panel compares the skewed runs with the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bench on the host backend and on the simulator: kccl on NumPy arrays, MPI beside it."""
+"""A bench on the host backend and on the simulator: kccl and MPI on NumPy arrays."""
 
 from __future__ import annotations
 

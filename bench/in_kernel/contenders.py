@@ -105,7 +105,7 @@ FORMS: dict[str, list[Form]] = {
 
 
 def forms(collective: str, world_size: int) -> list[Form]:
-    """The forms at a world size. With one rank, those within a GPU are all, if there are any."""
+    """The forms at a world size. With one rank, only those within a GPU, if there are any."""
     found = FORMS[collective]
     within = [form for form in found if form.is_within]
     return within if world_size == 1 and within else found
