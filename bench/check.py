@@ -1,9 +1,10 @@
 """Compare a new document with the recorded ones: `python -m kccl.bench.check new.json`.
 
-`new.json` is a run's output saved to a file (its JSON document is found in it). A row is compared
-with the newest record of the same machine, library, collective, mode, call, completeness, order,
-size, element type, operator, placement and world size. Returns 1 for a regression or a wrong
-result, 2 when nothing could be compared.
+`new.json` holds the output of a run with `--json`; lines that are not JSON are skipped. A row is
+compared with the newest record of the same machine, library, collective, mode, call, completeness,
+order, size, element type, operator, placement and world size, and in kernels of the same algorithm
+and number of blocks. The exit code is 1 for a regression or a wrong result, and 2 when nothing
+could be compared.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from .harness.document import Document, load
 from .harness.measure import Row
 
 LATENCY_TOLERANCE = 0.15
-"""A time may exceed the record's by this share."""
+"""A time may exceed the record's by this fraction."""
 
 _MACHINE = ("cpu_model", "architecture", "cpus", "allowed_cpus", "gpus")
 _ROW = (
     *("library", "collective", "mode", "call", "complete", "order"),
     *("bytes", "dtype", "op", "in_place", "world_size"),
 )
+# The planner chooses them, except in kernels, where the bench measures several side by side.
+_CHOSEN_IN_KERNELS = ("algorithm", "blocks")
 Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row beside its record; `recorded_us` is None when the new row is wrong."""
+    """A new row that is worse than its record. `recorded_us` is None when its result is wrong."""
 
     row: Row
     recorded_us: float | None
@@ -49,11 +52,14 @@ class Finding:
 
 
 def compare(new: Document, records: Iterable[Document]) -> tuple[list[Finding], int]:
-    """Regressions of kccl's rows, and how many rows had a record to be compared with.
+    """Compare kccl's rows with the records.
 
     Args:
-        new: the document in question.
-        records: earlier documents, oldest first.
+        new: The new document.
+        records: Earlier documents, oldest first.
+
+    Returns:
+        The rows that are slower than their record or wrong, and the number of rows compared.
     """
     known: dict[Key, tuple[float, str]] = {}
     for record in records:
@@ -75,7 +81,7 @@ def compare(new: Document, records: Iterable[Document]) -> tuple[list[Finding], 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what got slower or wrong."""
+    """Print the rows that are slower or wrong. Returns the exit code that the module describes."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.check", description=__doc__)
     parser.add_argument("document", type=Path, help="output of kccl bench … --json")
     parser.add_argument(
@@ -94,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     if findings:
         return 1
     if compared == 0:
-        print(f"no record in {args.records} is of this machine and these problems", file=sys.stderr)
+        print(f"no record in {args.records} has this machine and these rows", file=sys.stderr)
         return 2
     return 0
 
@@ -105,9 +111,10 @@ def _ours(document: Document) -> list[Row]:
 
 def _key(document: Document, row: Row) -> Key:
     machine = document["machine"]
-    # A list of names; documents of machines without GPUs have none.
+    # `gpus` is a list of names. Documents of machines without GPUs do not have it.
     facts = (str(machine.get(name)) for name in _MACHINE)
-    return (*facts, *(row[name] for name in _ROW))
+    chosen = _CHOSEN_IN_KERNELS if row["mode"] == "in_kernel" else ()
+    return (*facts, *(row[name] for name in (*_ROW, *chosen)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`kccl bench <collective>`: sweep the sizes, print the table, write what was asked for."""
+"""`kccl bench <collective>`: measure every size, print a table, write the files asked for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CALLS_IN_KERNEL = 5000
 
 
 class Side(Protocol):
-    """What differs between backends: HostSide, GpuSide or InKernelSide."""
+    """The part of a run that depends on the backend: HostSide, GpuSide or InKernelSide."""
 
     machine: dict[str, Any]
 
@@ -62,8 +62,8 @@ class Side(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `kccl bench`; flags are nccl-tests' where it has them."""
-    parser.add_argument("collective", choices=NAMES, help="what is measured")
+    """Add the arguments of `kccl bench` to a parser. Flags of nccl-tests keep their names."""
+    parser.add_argument("collective", choices=NAMES, help="what to measure")
     parser.add_argument(
         "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
     )
@@ -74,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="last size (1M; in kernels 64K; simulated 8K)",
     )
-    parser.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (2)")
+    parser.add_argument("-f", "--factor", type=int, default=2, help="factor between sizes (2)")
     parser.add_argument(
         "--sizes",
         type=_size,
         nargs="+",
         metavar="SIZE",
-        help="these sizes, in place of those from -b to -e",
+        help="measure these sizes; -b, -e and -f are ignored",
     )
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
     parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
@@ -91,27 +91,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="measure the peers beside kccl: MPICH and Open MPI; on GPUs NCCL and PyTorch",
+        help="also measure peers: MPICH and Open MPI; on GPUs NCCL, PyTorch's symmetric memory, "
+        "NVSHMEM and FlashInfer",
     )
     parser.add_argument(
         "--iterations",
         type=int,
-        help="timed calls a repeat (8 ms worth; in kernels 5000; simulated 3)",
+        help="timed calls per repeat (8 ms of them; in kernels 5000; simulated 3)",
     )
-    parser.add_argument("--repeats", type=int, help=f"repeats ({REPEATS}; simulated 1)")
+    parser.add_argument("--repeats", type=int, help=f"number of repeats ({REPEATS}; simulated 1)")
     parser.add_argument(
         "--backend",
         choices=("host", "cuda", "sim"),
         default="host",
-        help="cuda: a GPU a rank; sim: simulated GPUs (host)",
+        help="cuda: one GPU per rank; sim: simulated GPUs (host)",
     )
     parser.add_argument(
         "--in-kernel",
         action="store_true",
-        help="calls inside persistent kernels, timed there; with --backend cuda or sim",
+        help="measure calls inside a persistent kernel; needs --backend cuda or sim",
     )
-    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="simulated ranks (2)")
-    parser.add_argument("--seed", type=int, metavar="S", help="of the simulation (0)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="number of simulated ranks (2)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of the simulation (0)")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="print every row, not one line a size"
     )
@@ -134,13 +137,13 @@ def main(
     """Run the benchmark; rank 0 prints.
 
     Args:
-        args: Of add_arguments().
-        comm: The ranks.
-        job: What benches on GPUs share, where this one is not alone.
+        args: The parsed arguments of add_arguments().
+        comm: The communicator.
+        job: GPU state that several benches share; None creates it for this one.
         command: See document().
 
     Returns:
-        0, 1 if any result was wrong, 2 if the arguments make no sense. The same on every rank.
+        0; 1 if any result was wrong; 2 if the arguments are invalid. The same on every rank.
     """
     collective = load(args.collective)
     out = console()
@@ -171,7 +174,7 @@ def _size(text: str) -> int:
 
 
 def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
-    # A simulated call takes milliseconds, and its time tells nothing that repeats would sharpen.
+    # Why: a simulated call takes milliseconds, and its time means nothing, so one repeat suffices.
     is_simulated = args.backend == "sim"
     usual = "bfloat16" if args.backend == "cuda" else "float32"
     args.dtype = args.dtype or collective.dtype or usual
@@ -195,44 +198,44 @@ def _check_backend(args: argparse.Namespace, world_size: int) -> None:
 
 
 def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
-    """What persistent kernels do not do, as a ValueError."""
+    """Raises ValueError for arguments that persistent kernels do not support."""
     if not args.in_kernel:
         if collective.only_in_kernels:
-            raise ValueError(f"{collective.name} is called in kernels only: add --in-kernel")
+            raise ValueError(f"{collective.name} is called inside kernels only: add --in-kernel")
         return
     if args.backend == "host":
         raise ValueError(
-            "--in-kernel is for --backend cuda and sim: on the host no kernel lasts for many "
-            "calls, and those of mode host are looped in C already"
+            "--in-kernel needs --backend cuda or sim: the host has no persistent kernels, and "
+            "mode host already makes its calls in a loop in C"
         )
     if args.baselines:
         raise ValueError(
-            "--baselines has no peer inside a kernel but that of grid_sync, which is always there"
+            "--baselines has no peer inside a kernel; that of grid_sync is always measured"
         )
     if collective.dtype is not None and args.dtype != collective.dtype:
         raise ValueError(
-            f"{collective.name} takes --dtype {collective.dtype}: it moves bits, whatever they mean"
+            f"{collective.name} takes --dtype {collective.dtype} only: it copies bits unchanged"
         )
     if collective.has_data and args.dtype not in (*DTYPES, collective.dtype):
         raise ValueError(
-            f"--in-kernel takes {', '.join(DTYPES)}: in {args.dtype} thousands of sums, each on "
-            "the one before, leave nothing to check"
+            f"--in-kernel takes --dtype {', '.join(DTYPES)}: in {args.dtype} a chain of thousands "
+            "of sums goes out of range, and its result checks nothing"
         )
     if collective.has_op and args.op != "sum":
         raise ValueError(
-            f"--in-kernel takes --op sum: a call of {args.op} on the result of the one before "
-            "changes nothing, so that none would be missed"
+            f"--in-kernel takes --op sum: the result of a chain of {args.op} calls would not show "
+            "a missing call"
         )
     if not args.in_place:
         raise ValueError(
-            "--out-of-place: in a kernel each call works on the result of the one before"
+            "--out-of-place is not for --in-kernel: a call works on the result of the call before"
         )
     if args.root != 0:
-        raise ValueError(f"--root {args.root}: in a kernel the ranks are root in turn")
+        raise ValueError(f"--root {args.root} is not for --in-kernel: the ranks take turns as root")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """What would fail only after a long sweep fails before it, as a ValueError."""
+    """Raises ValueError, before a long sweep, for files that could not be written after it."""
     for option, path, library in (
         ("--csv", args.csv, "pandas"),
         ("--plot", args.plot, "matplotlib"),
@@ -243,20 +246,20 @@ def _check_outputs(args: argparse.Namespace) -> None:
             raise ValueError(f"{option} needs {library}: pip install 'kccl[bench]'")
         folder = Path(path).resolve().parent
         if not os.access(folder, os.W_OK):
-            raise ValueError(f"{option} {path}: {folder} is no folder that can be written to")
+            raise ValueError(f"{option} {path}: {folder} is not a writable folder")
 
 
 def _problems(args: argparse.Namespace, collective: Collective, world_size: int) -> list[Problem]:
     if args.repeats < 1 or (args.iterations is not None and args.iterations < 1):
-        raise ValueError("--repeats and --iterations are 1 or more")
+        raise ValueError("--repeats and --iterations must be at least 1")
     if not 0 <= args.root < world_size:
-        raise ValueError(f"--root {args.root} is no rank of {world_size}")
+        raise ValueError(f"--root {args.root} is not a rank of {world_size}")
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
     _check_in_kernel(args, collective)
     _check_outputs(args)
     _check_backend(args, world_size)
-    # What is gathered in kernels goes from one array to another.
+    # Inside kernels these two write to another array than they read.
     is_gathered = args.in_kernel and collective.name in ("all_gather", "exchange")
     in_place = args.in_place and not is_gathered
     return collective.problems(
@@ -277,7 +280,7 @@ def _measure(
     comm: kccl.Communicator,
     job: GpuJob | None,
 ) -> tuple[list[Row], list[str], dict[str, Any]]:
-    """All rows, a sentence for each peer that has none, and the machine. Collective."""
+    """All rows, a note for each peer without rows, and facts about the machine. Collective."""
     with closing(_side(args, collective, problems, comm, job)) as side:
         rows: list[Row] = []
         with progress(comm.rank == 0, len(problems)) as show:
@@ -292,7 +295,7 @@ def _measure(
                     repeats=args.repeats,
                     iterations=args.iterations,
                 )
-            show("floors, and peers in a job of their own")
+            show("floors, and peers with their own job")
             request = baselines.Request(
                 collective=collective.name,
                 sizes=[problem.nbytes for problem in problems],
@@ -365,7 +368,7 @@ def _print_report(
     notes: Sequence[str],
     made: Document,
 ) -> None:
-    # What is wrong is looked for in every row.
+    # With a wrong result every row is printed, because the user needs all of them to find it.
     if args.verbose or any(row["wrong"] for row in rows):
         print_table(out, rows)
         legend(out, rows)

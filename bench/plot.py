@@ -1,8 +1,8 @@
-"""Latency against size as a picture: kccl, every peer, the floor, and how far they are apart.
+"""Draws latency against size: kccl, every peer, the floor, and ratios of peers to kccl.
 
     python -m kccl.bench.plot document.json -o picture.png
 
-draws a recorded run. Of a run on GPUs a second panel has the skewed runs beside the others.
+draws a recorded run. For a run on GPUs a second panel compares the skewed runs with the others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Series = tuple[str, str, list[int], list[float]]
 def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     """Write the picture of one collective's rows; the suffix of the path chooses the format.
 
-    One size alone becomes bars, since a line needs two points.
+    A single size is drawn as bars, since a line needs two points.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
         _bars(axes, rows)
     for panel in more:
         panel.set_title("skewed runs beside the others", loc="left", fontsize=13, pad=24)
-        note = "dotted: since the last rank arrived, one random rank 0-5 us late at each step"
+        note = "dotted: time since the last rank arrived; one random rank is 0-5 us late per step"
         panel.text(0, 1.02, note, transform=panel.transAxes, fontsize=9, color="#555555")
         _skewed_lines(panel, skewed)
     for panel in (axes, *more):
@@ -86,11 +86,11 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the newest document of each file. Returns 2 when one has none."""
+    """Draw the newest document of each file. Returns 2 when a file has none with rows."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.plot", description=main.__doc__)
     parser.add_argument("documents", type=Path, nargs="+", help="output of kccl bench ... --json")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="F", help="the picture (each beside its document, .png)"
+        "-o", "--out", type=Path, metavar="F", help="the picture (beside its document, as .png)"
     )
     args = parser.parse_args(argv)
     if args.out is not None and len(args.documents) > 1:
@@ -108,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def series(rows: Sequence[Row]) -> list[Series]:
-    """(label, colour, bytes, microseconds) of kccl in both modes and of every peer, without failed
-    rows. Of peers on GPUs, their calls in graphs.
+    """The lines of a picture: (label, colour, bytes, microseconds) for each mode of kccl and each
+    peer. Failed rows are left out. On GPUs, peers have only their calls in graphs.
     """
     on_gpus = _graph_mode(rows)
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
@@ -140,14 +140,14 @@ def series(rows: Sequence[Row]) -> list[Series]:
 
 
 def _kind(row: Row) -> str:
-    """What tells one line of kccl's from another."""
+    """The line of kccl to which a row belongs."""
     if row["mode"] != "in_kernel":
         return str(row["mode"])
     if row["collective"] == "exchange":
         place = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
         return f"in a kernel, {row['order']}, {place}"
     kind = f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
-    # A collective that is made of an exchange.
+    # An all_reduce by publish and collect_reduced.
     return f"{kind}, by exchange" if row["algorithm"] == "grid_exchange" else kind
 
 
@@ -164,7 +164,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
             markersize=3.5,
         )
         labels.append((times[-1], label, colour))
-    # An exchange within a GPU has another floor than one over all.
+    # An exchange within one GPU has another floor than one among all GPUs.
     for ranks in sorted({row["world_size"] for row in rows}):
         floors = sorted(
             {
@@ -185,7 +185,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
-    """Every library in graphs, as in the first panel, and dotted its skewed run."""
+    """Draw each library in graphs as in the first panel, and its skewed run dotted."""
     labels = []
     pairs = zip(series(rows), _skewed_series(rows), strict=True)
     for (label, colour, sizes, times), (_, _, _, skewed) in pairs:
@@ -197,7 +197,7 @@ def _skewed_lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _skewed_series(rows: Sequence[Row]) -> list[Series]:
-    """As series(), with the times of the skewed runs; what had none is left out."""
+    """As series(), with the times of the skewed runs. Rows without one are left out."""
     had = [row for row in rows if row.get("skewed_us") is not None]
     return series([row | {"time_us": row["skewed_us"]} for row in had])
 
@@ -207,7 +207,7 @@ def _graph_mode(rows: Sequence[Row]) -> bool:
 
 
 def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
-    """Both axes logarithmic; returns the sizes."""
+    """Make both axes logarithmic. Returns the sizes in bytes."""
     from matplotlib.ticker import LogLocator
 
     sizes = sorted({row["bytes"] for row in rows})
@@ -226,7 +226,7 @@ def _size_axis(axes: Axes, rows: Sequence[Row]) -> list[int]:
 
 
 def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-    """At the ends and the middle: the best peer's time over kccl's, both called the same way."""
+    """Write the best peer's time over kccl's, both in one mode, at the ends and in the middle."""
     is_any = False
     how = "in graphs" if _graph_mode(rows) else "called from Python"
     for nbytes in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}:
@@ -238,7 +238,7 @@ def _ratios(axes: Axes, rows: Sequence[Row], sizes: Sequence[int]) -> None:
         if max(peer / time_us, time_us / peer) > _VISIBLE_RATIO:
             arrow = {"arrowstyle": "<->", "color": "#333333"}
             axes.annotate("", (nbytes, time_us), (nbytes, peer), arrowprops=arrow)
-        # The text stands inside the picture: right of its arrow, left of it at the last size.
+        # The text is right of its arrow; at the last size left of it, to stay in the picture.
         is_last = nbytes == sizes[-1]
         axes.annotate(
             f"{peer / time_us:.{1 if peer >= time_us else 2}f}x",

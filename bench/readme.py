@@ -1,10 +1,10 @@
 """Write READMEs' tables from the records: `python -m kccl.bench.readme README.md bench/README.md`.
 
-A table stands between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`; it shows the newest
-document of bench/records/FILE that has rows of the collective. `<!-- record FILE COLLECTIVE
-headline -->` shows KCCL beside the best peer at twelve sizes at most. `<!-- record FILE in_kernel
--->` shows the calls inside kernels, of each collective from its newest such document. `--check`
-only says whether the tables are up to date.
+A table is between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`. It shows the newest
+document of bench/records/FILE that has rows of the collective.
+`<!-- record FILE COLLECTIVE headline -->` shows KCCL and the best peer at twelve sizes at most.
+`<!-- record FILE in_kernel -->` shows the calls inside kernels, of each collective from its newest
+document. `--check` changes nothing and prints whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NAMES = {
 }
 _IN_KERNEL = "in_kernel"
 _MOST_HEADLINES = 12
-# Of what the records have; others lie between.
+# The sizes shown; records have more.
 _SIZES_IN_KERNELS = (16, 1024, 2048, 8192, 65536)
 _HEAD_IN_KERNELS = (
     "| inside a kernel | by | ranks | bytes | complete | order | blocks | us | p99 | skewed "
@@ -58,14 +58,14 @@ _HEAD_IN_KERNELS = (
 
 
 def table(document: Document, collective: str) -> str:
-    """The rows of a collective, for people."""
+    """The rows of a collective as a Markdown table."""
     rows = [row for row in document["rows"] if row["collective"] == collective]
     make = _on_gpus if document["machine"].get("gpus") else _on_the_host
     return make(document, rows, collective)
 
 
 def headline(document: Document, collective: str) -> str:
-    """A line a size: KCCL as a program calls it again and again, the best peer, ratio, floor."""
+    """One line a size: KCCL's prepared call (on GPUs in a graph), best peer, ratio, floor."""
     has_gpus = bool(document["machine"].get("gpus"))
     mode, call = ("graph", None) if has_gpus else ("eager", "prepared")
     rows = [
@@ -79,7 +79,7 @@ def headline(document: Document, collective: str) -> str:
         if row["library"] == "kccl" and row["mode"] == mode and call in (None, row["call"])
     }
     sizes = sorted(ours)
-    # Every so many, counted from the largest.
+    # At most _MOST_HEADLINES of them at equal steps, down from the largest.
     sizes = sizes[:: -ceil(len(sizes) / _MOST_HEADLINES)][::-1]
     lines = [
         "| bytes | KCCL | best peer | | peer / KCCL | floor |\n|---:|---:|---:|---|---:|---:|\n"
@@ -109,7 +109,7 @@ def headline(document: Document, collective: str) -> str:
 
 
 def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
-    """Microseconds of a call in a CUDA graph by size, and of the peers that were there."""
+    """Microseconds per call in a CUDA graph by size, of kccl and of the peers measured."""
     rows = [row for row in rows if row["mode"] == "graph" and row["time_us"] is not None]
     by_peer = {
         column: [
@@ -143,7 +143,11 @@ def _on_gpus(document: Document, rows: list[Row], collective: str) -> str:
 
 
 def in_kernels(documents: Sequence[Document]) -> str:
-    """Calls inside persistent kernels: a line a row of kccl, of documents of one machine."""
+    """Calls inside persistent kernels: one line for each row of kccl.
+
+    Args:
+        documents: All of one machine.
+    """
     lines, commits = [], []
     for document in documents:
         rows = [row for row in document["rows"] if row["time_us"] is not None]
@@ -208,7 +212,7 @@ def _text(us: float | None) -> str:
 
 
 def update(text: str, records: Path = RECORDS) -> str:
-    """`text` with every table made anew from its record.
+    """`text` with every table written anew from its record.
 
     Raises:
         ValueError: A table names a record that does not exist or has no such rows.

@@ -1,6 +1,6 @@
 """The description of a machine: frozen dataclasses and their JSON form.
 
-It does not have the host's name, so that a record can be published. None always means "not known",
+It has no host name, so that a record can be published. None always means "not known",
 never "none".
 """
 
@@ -62,10 +62,10 @@ class Machine:
 
     Attributes:
         cpu_model: Marketing name of the CPU.
-        architecture: As `uname -m` says it.
+        architecture: As `uname -m` prints it.
         kernel: Release of the running kernel.
         cpus: Every online logical CPU, by id.
-        allowed_cpus: Ids in the affinity mask of the process that looked.
+        allowed_cpus: Ids in the affinity mask of the process that called discover().
         caches: Every cache instance, by level, type and CPUs.
         numa_nodes: Every online NUMA node, by id.
         memory_bytes: Memory that the kernel manages.

@@ -68,7 +68,7 @@ def core_to_core(
 
 
 def spread(machine: Machine, most: int) -> tuple[int, ...]:
-    """At most `most` of the CPUs that core_to_core() measures, evenly spread over their ids."""
+    """Return at most `most` of the CPUs that core_to_core() measures, evenly spread by id."""
     usable = _usable(machine)
     count = max(0, min(most, len(usable)))
     return tuple(usable[i * len(usable) // count] for i in range(count))

@@ -1,1 +1,1 @@
-"""The benchmarked collectives, a file each: inputs, expected outputs, and how a peer is called."""
+"""The benchmarked collectives, one file each: inputs, expected outputs, calls of peers."""

@@ -14,8 +14,7 @@ from ..harness.data import count_wrong, make_input
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # In place each rank starts from its own data everywhere, so that a chunk that does not come is
-    # seen.
+    # Each rank fills the whole message with its own data: a chunk that does not arrive shows.
     buffers.load(make_input(problem, rank, seed))
     call()
     ranks = range(problem.world_size)
@@ -24,7 +23,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's input: its chunk of the buffer, in place and not."""
+    """A rank's input: its chunk of `x`, both in place and out of place."""
     return buffers.x[problem.chunk(rank)]
 
 

@@ -25,7 +25,7 @@ def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any
 
 
 def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
-    # As a user writes it: what is the default is not spelled out.
+    # As a user writes it: without arguments that have their default.
     keywords: dict[str, Any] = {} if problem.in_place else {"out": buffers.out}
     if problem.op != "sum":
         keywords["op"] = problem.op
@@ -43,7 +43,7 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
 
 
 def _symm_mem(ops: Any, x: Any, handle: Any, out: Any, group: str, problem: Problem) -> TorchCalls:
-    # Each has one form: one_shot writes another tensor, two_shot x.
+    # one_shot has an out-of-place form only, two_shot an in-place form only.
     one_shot = partial(ops.one_shot_all_reduce_out, x, problem.op, group, out)
     two_shot = partial(ops.two_shot_all_reduce_, x, problem.op, group)
     return {"one_shot": (one_shot, out), "two_shot": (two_shot, x)}
@@ -62,14 +62,14 @@ def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
             x,
             scratch,
             module.AllReduceFusionPattern.kAllReduce,
-            # As serving engines call it: begun before the kernel in front has ended.
+            # As serving engines call it: it may start before the kernel before it has ended.
             launch_with_pdl=True,
             output=out,
             use_oneshot=is_one_shot,
         )
 
     calls = {"one_shot": call(is_one_shot=True)}
-    # Its two-shot hands out rows.
+    # Its two-shot divides whole rows among the ranks.
     if len(x) > scratch.world_size:
         calls["two_shot"] = call(is_one_shot=False)
     return calls

@@ -12,7 +12,7 @@ from ..harness.data import count_wrong, make_input
 def _check(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    # Each rank starts from data of its own, so that a rank that receives nothing is seen.
+    # Each rank starts with its own data, so that a rank that receives nothing shows.
     buffers.load(make_input(problem, rank, seed))
     call()
     return count_wrong(buffers.result(), make_input(problem, problem.root or 0, seed))

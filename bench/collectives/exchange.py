@@ -1,7 +1,8 @@
-"""exchange: every block publishes a slice and collects the slices of all. In kernels only.
+"""exchange: every block publishes a slice and collects all slices. Inside kernels only.
 
-Rows of world size 1 are of the blocks of one GPU, also where several ranks run at the same time;
-the others are of the blocks of all ranks. "bytes" is what a GPU's blocks publish.
+Rows with world size 1 measure an exchange among the blocks of one GPU, even if several ranks run it
+at the same time. The other rows measure an exchange among the blocks of all ranks. "bytes" is what
+the blocks of one GPU publish together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,6 @@ COLLECTIVE = Collective(
     direct=call_in_kernels,
     mpi=call_in_kernels,
     dtype="int64",
-    # Twice what all GPUs publish has to fit a block's shared memory.
+    # Twice what all GPUs publish must fit into a block's shared memory.
     end=8 << 10,
 )

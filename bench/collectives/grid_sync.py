@@ -1,4 +1,4 @@
-"""grid_sync: no block of a GPU's kernel goes on before the last has arrived. In kernels only."""
+"""grid_sync: no block of a kernel continues before all its blocks have arrived. In kernels only."""
 
 from __future__ import annotations
 

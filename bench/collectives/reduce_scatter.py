@@ -19,7 +19,7 @@ def _check(
 
 
 def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
-    """A rank's result: its chunk of the buffer, in place and not."""
+    """A rank's result: its chunk of `out`, both in place and out of place."""
     return buffers.out[problem.chunk(rank)]
 
 
@@ -29,7 +29,7 @@ def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any
 
 
 def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
-    # As a user writes it: what is the default is not spelled out.
+    # As a user writes it: without arguments that have their default.
     keywords = {"op": problem.op} if problem.op != "sum" else {}
     mine = _chunk(problem, buffers, comm.rank)
     return partial(comm.reduce_scatter, buffers.x, out=mine, **keywords)

@@ -1,7 +1,7 @@
 """How calls on a GPU's stream are timed: the same code for kccl and for every peer.
 
-Ranks meet on the device, by kccl's barrier, right before the clock starts; while it runs, the host
-does nothing in mode "graph" and nothing but calls in mode "eager".
+kccl's barrier synchronizes the ranks on the device right before the clock starts. While the clock
+runs, the host does nothing in mode "graph", and only makes the calls in mode "eager".
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from .device import Capture, DeviceBuffers, Gpu
 
 CALLS_IN_GRAPH = 200
 _FEWEST_CALLS = 4
-# Beyond, a graph has fewer calls, so that it stays short.
+# The messages of a graph together: with long messages it has fewer calls, so that it stays short.
 _BYTES_IN_GRAPH = 64 << 20
 _CHECKED_CALLS = 3
 LONGEST_DELAY_NS = 5000
-# From the 16th stream on that a context runs something on, every kernel of it starts later on an
-# H200, for good (LOG.md). NCCL's windows and NVSHMEM need as many, other programs have them anyway.
+# On an H200, once a context has used 16 streams, each of its kernels starts later from then on
+# (LOG.md). NCCL's windows and NVSHMEM use so many streams, and so do other programs.
 _STREAMS_USED = 16
-# While a stream waits so long, the host enqueues what is timed.
+# How long a stream is held, while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
-# A stream takes some thousand launches before one has to wait.
+# Why: a stream queues about a thousand launches; the next launch blocks the host.
 _LONGEST_BLOCK = 200
 
 
 def delays_ns(steps: int, world_size: int, seed: int) -> Array:
-    """The skewed run's schedule, int32 [world_size, steps]: by how much each rank is late when.
+    """The delays of a skewed run in nanoseconds, int32 [world_size, steps].
 
-    At every step one random rank is 0 to 5 us late and the others are not. The same on every rank.
+    At each step one random rank is 0 to 5 us late and the others are not. Every rank gets the same
+    array for the same arguments.
     """
     rng = np.random.default_rng((seed, world_size))
     delays = np.zeros((world_size, steps), np.int32)
@@ -49,25 +50,25 @@ def delays_ns(steps: int, world_size: int, seed: int) -> Array:
 
 
 def calls_in_graph(nbytes: int) -> int:
-    """How many calls one timed graph has."""
+    """Number of calls in a timed graph, for messages of `nbytes` bytes."""
     return int(np.clip(_BYTES_IN_GRAPH // max(nbytes, 1), _FEWEST_CALLS, CALLS_IN_GRAPH))
 
 
 def single_calls_us(stamps_ns: Array, cost_us: float) -> Array:
-    """Microseconds of each call between two stamps, without what a stamp itself costs."""
+    """Microseconds of each call between two stamps, minus the cost of a stamp."""
     return np.maximum(np.diff(stamps_ns) / 1e3 - cost_us, 0)
 
 
 class GpuClock:
-    """One rank's clock: pauses of known length, the meeting of the ranks, timed intervals."""
+    """One rank's clock: timed intervals that start with a barrier, time stamps, and pauses."""
 
     def __init__(self, gpu: Gpu, module: Any, *, seed: int = 0) -> None:
         """Collective.
 
         Args:
             gpu: The rank's GPU.
-            module: gpu_kernels.SOURCE compiled for it.
-            seed: Of the delays, the same on all ranks.
+            module: SOURCE of bench/gpu/kernels.py, compiled for this GPU.
+            seed: Seed of the delays; the same on all ranks.
         """
         comm = gpu.comm
         self.gpu = gpu
@@ -80,12 +81,12 @@ class GpuClock:
         self._lead = gpu.numbers(np.full(1, _LEAD_NS, np.int32))
         self._stamps = gpu.numbers(np.zeros(CALLS_IN_GRAPH + 1, np.int64))
         self._pauses: dict[int, tuple[Call, float]] = {}
-        # Loaded before any capture.
+        # Launch the kernel once now: a capture must not load it.
         self._pause(self._none, 0)
         gpu.wait()
 
     def use_streams(self) -> None:
-        """Lets many streams run something, so that all rows are of a context in the same state."""
+        """Runs a kernel on many streams, so that the context of all rows is in the same state."""
         streams = [kccl.gpu.make_stream() for _ in range(_STREAMS_USED)]
         for stream in streams:
             self._pause(self._none, 0, stream)
@@ -94,12 +95,13 @@ class GpuClock:
             kccl.gpu.call("cuStreamDestroy", stream)
 
     def intervals_us(self, calls: Call, count: int, *, leads: bool) -> Array:
-        """Microseconds from the ranks' meeting to the end of `calls()`, `count` times. Collective.
+        """Microseconds from a barrier of the ranks to the end of `calls()`, [count]. Collective.
 
         Args:
-            calls: Enqueues what is timed.
+            calls: Enqueues the work to be timed.
             count: Number of intervals.
-            leads: Hold the stream until the host has enqueued it all: the host has no share.
+            leads: Hold the stream until the host has enqueued all work, so that the host's time is
+                not measured.
         """
         gpu = self.gpu
         events = gpu.events(2 * count)
@@ -117,25 +119,25 @@ class GpuClock:
         return np.array([gpu.between_us(*pair) for pair in pairs])
 
     def stamped(self, call: Call, steps: int) -> None:
-        """Enqueues `steps` calls with a stamp before each and one behind the last."""
+        """Enqueues `steps` calls, with a time stamp before each and one after the last."""
         for step in range(steps):
             self._pause(self._none, step)
             call()
         self._pause(self._none, steps)
 
     def stamps_ns(self, replay: Call, steps: int) -> Array:
-        """The stamps of a graph of stamped(). Collective."""
+        """Replays a graph of stamped(). Returns its stamps in nanoseconds. Collective."""
         self.intervals_us(replay, 1, leads=True)
         return self.gpu.read(self._stamps.address, steps + 1, np.int64)
 
     def skewed(self, call: Call, steps: int) -> None:
-        """Enqueues `steps` calls, each behind this rank's delay."""
+        """Enqueues `steps` calls, each after this rank's delay."""
         for step in range(steps):
             self._pause(self._mine, step)
             call()
 
     def pauses(self, steps: int) -> tuple[Call, float]:
-        """A graph of the delays of all ranks, one behind the other; what a stamp costs, us."""
+        """A graph with the delays of all ranks one after another, and a stamp's cost in us."""
         if steps not in self._pauses:
             capture = self.gpu.capture
             alone = capture(partial(self._delays_alone, steps))
@@ -155,7 +157,7 @@ class GpuClock:
 
 
 def repeat(call: Call, count: int) -> None:
-    """Makes a call so many times."""
+    """Makes a call `count` times."""
     for _ in range(count):
         call()
 
@@ -177,12 +179,12 @@ class InGraph:
         self._calls = calls_in_graph(buffers.problem.nbytes)
 
     def run(self) -> None:
-        """Some calls in one graph, each on the input as it was loaded; waits for their end."""
+        """Makes some calls in one graph, each on the loaded input, and waits for their end."""
         self._checked()
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A Clock of the harness: means of whole graphs, and single calls between stamps."""
+        """A measure.Clock: means of whole graphs, and single calls between stamps."""
         clock, calls = self._clock, self._calls
         clock.intervals_us(self._plain, -(-warmup // calls), leads=True)
         mean_us = clock.intervals_us(self._plain, -(-iterations // calls), leads=True) / calls
@@ -190,9 +192,9 @@ class InGraph:
         return mean_us, single_calls_us(clock.stamps_ns(self._stamped, calls), cost_us)
 
     def skewed_us(self, iterations: int) -> float:
-        """Microseconds a call from the last rank's arrival, when one random rank is late."""
+        """Microseconds per call since the last rank's arrival, when one random rank is late."""
         clock, calls = self._clock, self._calls
-        # The difference of two means over hundreds of steps: few replays suffice.
+        # Few replays suffice, because each time is a sum over hundreds of steps.
         replays = -(-iterations // (4 * calls))
         alone, _ = clock.pauses(calls)
         with_calls_us = np.median(clock.intervals_us(self._skewed, replays, leads=True))
@@ -229,12 +231,12 @@ class Eager:
         self._enqueue = enqueue
 
     def run(self) -> None:
-        """One call; waits for its end."""
+        """Makes one call and waits for its end."""
         self._enqueue()
         self._clock.gpu.wait()
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A Clock of the harness: means of blocks of calls, and single calls between events."""
+        """A measure.Clock: means of blocks of calls, and single calls between events."""
         clock, gpu = self._clock, self._clock.gpu
         with uncollected():
             repeat(self._enqueue, min(warmup, _LONGEST_BLOCK))
@@ -248,7 +250,7 @@ class Eager:
         return blocks_us / block, np.maximum(singles_us - cost_us, 0)
 
     def host_us(self, iterations: int) -> float:
-        """Microseconds in which one call returns to Python, whatever the device does."""
+        """Microseconds until a call returns to Python; the device may still be busy."""
         block = min(iterations, _LONGEST_BLOCK)
         with uncollected():
             self._clock.gpu.wait()
@@ -280,10 +282,10 @@ def both_modes(
     """A call of one library as two contenders, in a graph and from Python.
 
     Args:
-        clock: This rank's.
+        clock: This rank's clock.
         collective: The table of functions.
-        names: Library, algorithm, and how the call is made.
-        buffers: What the call works on.
+        names: The library, algorithm and call of the rows.
+        buffers: The arrays that the call uses.
         enqueue: Makes the call on the clock's stream.
         capture: Makes graphs of such calls.
     """

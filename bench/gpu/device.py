@@ -1,6 +1,6 @@
-"""This rank's GPU as the benchmarks see it: a stream, arrays, events and graphs, by the driver.
+"""One rank's GPU for the benchmarks: a stream, arrays, events and graphs, through the driver.
 
-No PyTorch and no CuPy: rows of kccl need neither.
+kccl's rows need neither PyTorch nor CuPy.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..harness.clock import uncollected
 from ..harness.collective import SPOILED, Array, Buffers, Call, Comm, Problem
 
 Capture = Callable[[Call], Call]
-"""Takes what enqueues work, returns what enqueues the same as one CUDA graph."""
+"""Captures the work that a function enqueues; returns a function that enqueues it as a graph."""
 
 
 class Gpu:
-    """One rank's GPU with a stream of its own, on which everything runs.
+    """One rank's GPU, with its own stream for all work.
 
     Attributes:
-        comm: The communicator whose device it is.
-        device: The device; calls are made while it is current.
+        comm: The communicator that uses this GPU.
+        device: The device. It must be current when a method is called.
         stream: Handle of the stream.
     """
 
     def __init__(self, comm: Comm) -> None:
-        """Collective, since that is how memory is had."""
+        """Collective, because the allocation of symmetric memory is."""
         self.comm = comm
         self.device = kccl.gpu.device(comm.empty(1).device)
         with self.device.current():
@@ -40,7 +40,7 @@ class Gpu:
         self._scratch = np.empty(0, np.uint8)
 
     def buffers(self, problem: Problem) -> DeviceBuffers:
-        """Zeroed arrays for one library's calls; a barrier's have one byte's worth. Collective."""
+        """Zeroed arrays for one library's calls; a barrier's have one element. Collective."""
         count, dtype = max(problem.count, 1), problem.dtype or "int32"
         x = self.comm.empty(count, dtype)
         out = self.comm.empty(count, dtype) if problem.in_place is False else x
@@ -49,25 +49,25 @@ class Gpu:
     def wrap(
         self, x: Any, out: Any, x_address: int, out_address: int, problem: Problem
     ) -> DeviceBuffers:
-        """The same of arrays that are there already, of whatever library. Collective."""
+        """The same for arrays that exist already, of any library. Collective."""
         saved = self.comm.empty(max(problem.count, 1), problem.dtype or "int32")
         return DeviceBuffers(x, out, self, problem, x_address, out_address, saved)
 
     def numbers(self, values: Array) -> Any:
-        """A new array with these 32- or 64-bit integers. Collective."""
+        """A new device array with these 32- or 64-bit integers. Collective."""
         array = self.comm.empty(values.size, str(values.dtype))
         kccl.gpu.write(array.address, values.tobytes(), self.stream)
         return array
 
     def read(self, address: int, count: int, dtype: Any) -> Array:
-        """Elements of device memory, once the stream has come to them."""
+        """Copies elements of device memory, after all earlier work on the stream."""
         kind = np.dtype(dtype)
         data = kccl.gpu.read(address, count * kind.itemsize, self.stream)
         return np.frombuffer(data, kind)
 
     def read_once(self, address: int, count: int, dtype: Any) -> Array:
-        """As read(), into memory that the next such call uses again: a long message's is slow to
-        come by.
+        """As read(), into host memory that the next read_once() uses again, because allocation for
+        a long message is slow.
         """
         kind = np.dtype(dtype)
         num_bytes = count * kind.itemsize
@@ -81,39 +81,40 @@ class Gpu:
         """Waits for the stream.
 
         Raises:
-            kccl.Error: What went wrong on it.
+            kccl.Error: Work on the stream failed.
         """
         kccl.gpu.call("cuStreamSynchronize", self.stream)
         self.comm.check()
 
     def capture(self, body: Call) -> Call:
-        """A CUDA graph of what `body` enqueues; calling it enqueues the graph."""
+        """Captures the work that `body` enqueues. Returns a function that enqueues the graph."""
         kccl.gpu.drain()
         mode = kccl.gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
         kccl.gpu.call("cuStreamBeginCapture", self.stream, mode)
-        # What a collection frees waits for the device, which a capture forbids.
+        # Why: garbage collection may free device memory. That waits for the device, which a capture
+        # forbids.
         with uncollected():
             try:
                 body()
             except BaseException:
-                # The capture has to end; what is raised is why.
+                # End the capture, and raise the error of body().
                 kccl.gpu.attempt("cuStreamEndCapture", self.stream)
                 raise
             graph = kccl.gpu.call("cuStreamEndCapture", self.stream)
         return _Graph(self.device, self.stream, graph)
 
     def events(self, count: int) -> list[Any]:
-        """Events for one measurement; the next may be given the same."""
+        """Events for one measurement; the next measurement uses the same."""
         while len(self._events) < count:
             self._events.append(kccl.gpu.call("cuEventCreate", 0))
         return self._events[:count]
 
     def record(self, event: Any) -> None:
-        """Lets the stream note the time when it comes here."""
+        """Records an event on the stream."""
         kccl.gpu.call("cuEventRecord", event, self.stream)
 
     def between_us(self, begin: Any, end: Any) -> float:
-        """Microseconds between two events that have come."""
+        """Microseconds between two completed events."""
         return float(kccl.gpu.call("cuEventElapsedTime", begin, end)) * 1e3
 
 
@@ -137,13 +138,13 @@ def _destroy(device: Any, ready: Any) -> None:
 
 @dataclass(frozen=True)
 class DeviceBuffers(Buffers):
-    """Arrays in a GPU's memory, kccl's own or tensors; the host reaches them by their addresses.
+    """Arrays in a GPU's memory, kccl's own or tensors. The host copies them by their addresses.
 
     Attributes:
-        gpu: Whose memory.
-        problem: Says how many elements of which type.
-        x_address, out_address: Of the first elements.
-        saved: What was loaded last, for restore().
+        gpu: The GPU.
+        problem: The problem, which has the number and type of the elements.
+        x_address, out_address: Addresses of the first elements.
+        saved: A device array with the values loaded last, for restore().
     """
 
     gpu: Gpu
@@ -154,7 +155,7 @@ class DeviceBuffers(Buffers):
 
     @property
     def nbytes(self) -> int:
-        """Size of each array; at least one element."""
+        """Bytes of each array that are used; at least one."""
         return max(self.problem.nbytes, 1)
 
     def load(self, values: Array) -> None:
@@ -164,12 +165,12 @@ class DeviceBuffers(Buffers):
         self.restore()
 
     def restore(self) -> None:
-        """Enqueues a copy of what was loaded last to `x`."""
+        """Enqueues a copy of the values loaded last to `x`."""
         source = self.saved.address
         kccl.gpu.call("cuMemcpyDtoDAsync", self.x_address, source, self.nbytes, self.gpu.stream)
 
     def result(self) -> Array:
-        """See Buffers; waits for the stream. Until the next result of this rank."""
+        """See Buffers. Waits for the stream. The array is valid until this rank's next result()."""
         assert self.problem.np_dtype is not None, "a collective without data has no result"
         return self.gpu.read_once(self.out_address, self.problem.count, self.problem.np_dtype)
 

@@ -1,5 +1,5 @@
-"""Kernels that the benchmarks on GPUs need for themselves: a pause of known length with a time
-stamp, and the ping-pongs that give the floors.
+"""The benchmarks' own kernels on GPUs: a pause of known length with a time stamp, and ping-pongs
+that measure the floors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SOURCE = r"""
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// Waits delays[step] nanoseconds, then notes the time in stamps[step]. One thread does it.
+// Waits delays[step] nanoseconds, then stores the time in stamps[step]. Only thread 0 works.
 KCCL_KERNEL void pause_step(const uint32_t* delays, uint64_t* stamps, uint32_t step) {
     if (kccl::platform::thread_in_block() != 0) return;
     const uint64_t begin = kccl::mem::clock_ns();
@@ -28,7 +28,7 @@ KCCL_KERNEL void pause_step(const uint32_t* delays, uint64_t* stamps, uint32_t s
     kccl::mem::store_plain(stamps + step, now);
 }
 
-// Whether `word` becomes `wanted` within the limit. The clock is read now and then only.
+// Whether `word` becomes `wanted` within the limit. The clock is read once in 4096 polls.
 template <Scope scope>
 KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_ns) {
     uint64_t begin = 0;
@@ -42,14 +42,15 @@ KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_n
     }
 }
 
-// Lines that words take turns in. What a word takes depends on where in the cache its line lies, by
-// a tenth and more, and messages lie everywhere.
+// The rounds use this many cache lines in turn. Why: the latency of a word depends on the position
+// of its line in the cache, by a tenth and more, and messages have lines at all positions.
 constexpr uint32_t kPlaces = 64;
 constexpr uint32_t kLine = kKcclLineBytes / sizeof(uint32_t);
 
-// The leader writes first + k to its peer's memory and waits for the same in its own; the other
-// answers. Relaxed, because the word is all there is. elapsed_ns: of `rounds` round trips, after
-// a tenth as many that do not count; 0 when the peer did not answer in time.
+// In round k the leader stores first + k in its peer's memory and polls its own memory for the same
+// value; the other side answers. Relaxed order suffices, because the word is all the data.
+// elapsed_ns: nanoseconds of `rounds` round trips, after rounds / 10 untimed ones; 0 if the peer
+// did not answer in time.
 template <Scope scope>
 KCCL_DEVICE void bounce(const uint32_t* mine, uint32_t* peers, uint32_t first, uint32_t rounds,
                         bool leads, uint64_t limit_ns, uint64_t* elapsed_ns) {
@@ -75,7 +76,7 @@ KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first
     bounce<Scope::kSystem>(mine, peers, first, rounds, leads, limit_ns, elapsed_ns);
 }
 
-// Between two blocks of a GPU: words of the one, then of the other.
+// Between two blocks of a GPU. words: those of block 0, then those of block 1.
 KCCL_KERNEL void ping_pong_blocks(uint32_t* words, uint32_t first, uint32_t rounds,
                                   uint64_t limit_ns, uint64_t* elapsed_ns) {
     const uint32_t index = kccl::platform::block_in_grid();
@@ -90,21 +91,21 @@ ROUNDS = 2000
 _LIMIT_NS = 5_000_000_000
 LINE_BYTES = 128
 PLACES_BYTES = 64 * LINE_BYTES
-"""Of the lines that one side's words take turns in."""
+"""Bytes of the lines that one side uses in turn (kPlaces lines)."""
 
 
 class PingPong:
-    """Half a round trip of a word between the memories of ranks 0 and 1, each polled by its owner.
+    """Measures half a round trip of a word between the memories of ranks 0 and 1.
 
-    The others take part in what is collective and wait.
+    Each rank polls its own memory. Ranks above 1 only take part in the collective calls.
     """
 
     def __init__(self, comm: Comm, module: Any) -> None:
-        """Makes the window. Collective.
+        """Allocates the window. Collective.
 
         Args:
-            comm: Of two ranks or more.
-            module: SOURCE compiled for its backend.
+            comm: A communicator of two ranks or more.
+            module: SOURCE, compiled for the communicator's backend.
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong")
@@ -112,7 +113,7 @@ class PingPong:
         self._first = 1
 
     def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
-        """Starts the exchange on ranks 0 and 1; `elapsed_ns` is an array of one 64-bit integer."""
+        """Launches the kernel on ranks 0 and 1; `elapsed_ns` is a device array of one int64."""
         rank = self._comm.rank
         first, self._first = self._first, self._first + rounds + rounds // 10
         if rank > 1:
@@ -132,7 +133,7 @@ class PingPong:
         )
 
     def one_way_us(self, elapsed_ns: int, *, rounds: int = ROUNDS) -> float:
-        """Microseconds one way, from what rank 0 measured. Collective.
+        """One-way latency in microseconds, from the time that rank 0 measured. Collective.
 
         Raises:
             kccl.Timeout: One of the two did not answer.
@@ -149,15 +150,15 @@ class PingPong:
 
 
 class BlockPingPong:
-    """Half a round trip of a word between two blocks of a GPU."""
+    """Measures half a round trip of a word between two blocks of a GPU."""
 
     def __init__(self, comm: Comm, module: Any, words: Any) -> None:
         """As PingPong.
 
         Args:
-            comm: Whose GPU.
-            module: SOURCE compiled for its backend.
-            words: An array of zeros, of twice PLACES_BYTES.
+            comm: The communicator that uses the GPU.
+            module: SOURCE, compiled for the communicator's backend.
+            words: A zeroed device array of twice PLACES_BYTES.
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong_blocks")
@@ -165,7 +166,7 @@ class BlockPingPong:
         self._first = 1
 
     def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
-        """Starts the exchange; `elapsed_ns` is an array of two 64-bit integers."""
+        """Launches the kernel; `elapsed_ns` is a device array of two int64."""
         first, self._first = self._first, self._first + rounds + rounds // 10
         numbers = np.uint32(first), np.uint32(rounds), _LIMIT_NS
         self._kernel(
@@ -173,7 +174,7 @@ class BlockPingPong:
         )
 
     def one_way_us(self, elapsed_ns: Array, *, rounds: int = ROUNDS) -> float:
-        """Microseconds one way.
+        """One-way latency in microseconds.
 
         Raises:
             kccl.Timeout: One of the two did not answer.

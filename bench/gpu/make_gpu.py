@@ -1,16 +1,20 @@
-"""`make gpu`: what only a GPU host can show, in five minutes at most, offline.
+"""`make gpu`: runs the tests and benches that need GPUs, offline, in five minutes at most.
 
     python3 -m kccl.bench.gpu --out out --parts "tests torch bench plots"
 
-Builds the extension in place if need be, and compiles kernels on all cores. Runs tests/hardware,
-with those of PyTorch as a part of their own. With pytest-xdist, tests of one and two ranks run side
-by side, as many as there are pairs of GPUs. Benches kccl beside its peers and inside kernels, those
-of a world size in one job, and draws the documents. Where tests and benches share the time, both
-are of the largest world size that there are GPUs for, and tests also of what has no larger one;
-else benches are of 4, 2 and 1 GPUs, and tests of all. Each part has a budget: what exceeds it is
-ended, and named with what ran at that moment. The output of each step and bench is kept in the
-folder, NAME.txt; a bench's document is NAME.json, one line as in bench/records. Returns 1 when a
-step failed.
+First it builds the extension in place if necessary, and compiles kernels on all cores. The parts:
+
+- tests: tests/hardware without the tests of PyTorch. With pytest-xdist, tests of one and two ranks
+  run side by side, one on each pair of GPUs.
+- torch: the tests of PyTorch.
+- bench: kccl and its peers, and calls inside kernels. The benches of a world size run in one job.
+- plots: a picture of each document.
+
+Benches run with 4, 2 and 1 GPUs, and tests with all their world sizes. If tests and benches share
+the time, both run with the largest world size only; a test that has no larger world size runs too.
+Each part has a budget. A step that exceeds it is ended, and the summary names what it was doing.
+The output of each step and bench is kept in the folder as NAME.txt. A bench's document is
+NAME.json, one line as in bench/records. The exit code is 1 when a step failed.
 """
 
 from __future__ import annotations
@@ -26,17 +30,17 @@ from pathlib import Path
 
 from .steps import ROOT, Execute, Run, Step, execute_processes, heed_sigterm
 
-# How the parts, in the order in which they run, share the time when all are asked for, in seconds;
-# where they are not, in this proportion. What one leaves is the next one's.
+# Seconds of each part, in the order in which they run, if all are requested. If not, they share the
+# time in this proportion. Time that a part does not use goes to the next.
 BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "plots": 6.0}
 PARTS = tuple(BUDGETS_S)
 LIMIT_S = 300.0
-# For getting ready.
+# The fraction of the time for the steps before the first part.
 _READY_SHARE = 0.1
 
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
 _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
-# Without these tests are skipped and peers are missing, which both say.
+# Optional. Without them tests are skipped and peers are missing, and the output says so.
 _HELPFUL = ("torch", "cupy")
 # pytest-xdist: runs tests side by side.
 _SIDE_BY_SIDE = "xdist"
@@ -54,16 +58,16 @@ _WARM_LIMIT_S = 25.0
 
 
 def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> int:
-    """Run the parts that were asked for.
+    """Run the requested parts. Returns the exit code.
 
     Args:
-        argv: Arguments; the process's own when None.
-        execute: Runs commands; as processes when None.
+        argv: Arguments; None for those of this process.
+        execute: Runs a command; None runs it as a process.
     """
     parser = argparse.ArgumentParser(prog="python3 -m kccl.bench.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
-    parser.add_argument("--parts", default=" ".join(PARTS), help=f"of: {', '.join(PARTS)}")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all (300)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
+    parser.add_argument("--parts", default=" ".join(PARTS), help=f"some of: {', '.join(PARTS)}")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds (300)")
     args = parser.parse_args(argv)
     parts = args.parts.split()
     unknown = set(parts) - set(PARTS)
@@ -96,7 +100,7 @@ class Suite:
     """The benches of one world size.
 
     Attributes:
-        world_size: Ranks, a GPU each.
+        world_size: Number of ranks, with one GPU each.
         benches: Name -> arguments of `kccl bench`, in the order in which they run.
     """
 
@@ -104,7 +108,7 @@ class Suite:
     benches: dict[str, tuple[str, ...]]
 
     def step(self, name: str, benches: Sequence[str], out: Path) -> Step:
-        """Some of them in one job of bench/gpu/suite.py."""
+        """A step that runs some of the benches in one job of bench/gpu/suite.py."""
         launcher = ("-m", "kccl", "run", "-n", str(self.world_size), "--", sys.executable)
         job = ("-m", "kccl.bench.gpu.suite", "--out", str(out.resolve()))
         calls = (f"{bench}: {' '.join(self.benches[bench])}" for bench in benches)
@@ -112,7 +116,7 @@ class Suite:
 
 
 def suites(num_gpus: int) -> list[Suite]:
-    """The benches, the most important collective first."""
+    """The suites for this number of GPUs. In each, the most important benches come first."""
     found: list[Suite] = []
     for world_size in _WORLD_SIZES:
         if world_size > num_gpus:
@@ -142,8 +146,8 @@ def suites(num_gpus: int) -> list[Suite]:
 
 
 def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
-    """What is measured inside kernels with so many GPUs."""
-    # What needs no peer is the same whatever their number.
+    """The collectives that are measured inside kernels at this world size."""
+    # Calls within one GPU do not depend on the number of GPUs: one world size measures them.
     within = ("grid_sync", "exchange") if is_largest else ()
     if world_size == 1:
         return within
@@ -155,12 +159,12 @@ def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
 
 
 def _is_ready(run: Run, parts: Sequence[str]) -> bool:
-    """Whether the interpreter has what is needed, and the extension is built."""
+    """Whether the interpreter has the modules needed. Builds the extension if necessary."""
     wanted = (*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part]))
     missing = [name for name in wanted if not _is_there(name)]
     for name in _HELPFUL:
         if not _is_there(name):
-            print(f"# {name} is not there: its tests are skipped and its rows are missing")
+            print(f"# {name} is not installed: its tests are skipped and its rows are missing")
     if missing:
         cure = "pip install them, or put their wheels on PYTHONPATH"
         return run.note("modules", 0.0, f"{sys.executable} lacks {', '.join(missing)}: {cure}")
@@ -172,7 +176,7 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
 
 
 def _num_gpus(run: Run) -> int:
-    """How many there are; that there is none is a failure."""
+    """The number of GPUs. Having none is noted as a failure."""
     program = "from kccl import gpu; print(gpu.num_devices())"
     if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
         return 0
@@ -183,13 +187,13 @@ def _num_gpus(run: Run) -> int:
 
 
 def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
-    """Compiles on all cores what would else be waited for one by one."""
+    """Compiles kernels on all cores, so that tests and benches need not wait for each."""
     sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
     if not sizes:
         return
     # tests/hardware runs benches too.
     warm = ("kccl.bench.gpu.warm",) if {"tests", "bench"} & set(parts) else ("kccl", "warm")
-    # Benches add bfloat16.
+    # Benches need only sums of bfloat16.
     few = () if {"tests", "torch"} & set(parts) else ("-d", "bfloat16", "--op", "sum")
     run.take(Step("kernels", ("-m", *warm, "-n", *sizes, *few), _WARM_LIMIT_S, is_needed=False))
 
@@ -203,10 +207,10 @@ def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
 
 
 def _pytest(run: Run, name: str, num_gpus: int, is_short: bool, *what: str) -> None:
-    """Those of one and two ranks side by side, a pair of GPUs each, then those of four."""
-    # Each test is named before it runs: what is ended says in which it was.
+    """Runs tests of one and two ranks side by side on pairs of GPUs, then tests of four ranks."""
+    # -v prints a test's name before it runs, so that the output of an ended step shows the test.
     options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
-    # What is ended has no table of durations. Side by side a test's own time is not told.
+    # An ended step prints no table of durations. With pytest-xdist a line's time is not the test's.
     times = ("-o", "console_output_style=times")
     most = ("--most-of", str(num_gpus)) if is_short else ()
     pytest, rest = ("-m", "pytest"), (*options, *what, *most)
@@ -227,13 +231,13 @@ def _bench(run: Run, num_gpus: int, *, is_short: bool) -> None:
 
 
 def _run_suite(run: Run, suite: Suite) -> None:
-    """Runs all benches of a suite; those behind one that ended its job in a job of their own."""
+    """Runs all benches of a suite. If one ends the job, those after it run in another job."""
     missing = list(suite.benches)
     for name in missing:
         (run.out / f"{name}.json").unlink(missing_ok=True)
     for number in count(1):
         step = f"benches_{suite.world_size}" + (f"_{number}" if number > 1 else "")
-        # A row that is wrong is in its document too.
+        # Why not the exit code: a bench with a wrong row has a document too.
         run.take(suite.step(step, missing, run.out))
         missing = [name for name in missing if not (run.out / f"{name}.json").exists()]
         if not missing:
@@ -266,7 +270,7 @@ def _is_there(name: str) -> bool:
 
 
 def _is_built() -> bool:
-    """Whether the extension is there and newer than what it is made of."""
+    """Whether the extension exists and is newer than its sources."""
     extension = ROOT / "kccl" / _EXTENSION
     if not extension.exists():
         return False

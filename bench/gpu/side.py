@@ -1,4 +1,4 @@
-"""Benches on the cuda backend: kccl in graphs and from Python, its peers beside it."""
+"""Benches on the cuda backend: kccl and its peers, in graphs and from Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Peer = TorchPeers | FlashInferPeer | NvshmemPeer
 
 
 def check_gpus(world_size: int) -> None:
-    """A rank a GPU: ranks that share one would wait for each other's turn.
+    """Checks that each rank has its own GPU. Ranks that share one would wait for each other.
 
     Raises:
         ValueError: There are fewer GPUs than ranks.
@@ -37,11 +37,11 @@ def check_gpus(world_size: int) -> None:
 
 
 class GpuJob:
-    """What the benches of a job share on this rank's GPU. While it is open, that device is current
-    in this thread.
+    """State on this rank's GPU that the benches of a job share. The device is current in this
+    thread until close().
 
     Attributes:
-        gpu, clock: This rank's.
+        gpu, clock: Those of this rank.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -57,16 +57,16 @@ class GpuJob:
         self._peers: list[Peer] = []
 
     def peers(self) -> Sequence[Peer]:
-        """The peers, which take seconds to start when they are first asked for. Collective."""
+        """The peers. The first call starts them, which takes seconds. Collective."""
         if not self._peers:
-            # FlashInfer's ranks meet over torch.distributed.
+            # In this order: FlashInfer's ranks connect through torch.distributed.
             for kind in (TorchPeers, FlashInferPeer, NvshmemPeer):
                 self._peers.append(kind(self.gpu, self.clock))
                 self._ends.callback(self._peers[-1].close)
         return self._peers
 
     def one_way_us(self) -> float:
-        """One way of a word between two GPUs; 0 where there is one. Collective."""
+        """One-way latency in us of a word between two GPUs; 0 with one rank. Collective."""
         if self._ping_pong is None:
             return 0.0
         self._ping_pong.enqueue(self._elapsed_ns, stream=self.gpu.stream)
@@ -75,7 +75,7 @@ class GpuJob:
         return self._ping_pong.one_way_us(int(elapsed_ns))
 
     def close(self) -> None:
-        """Ends the peers. Collective."""
+        """Shuts the peers down. Collective."""
         self._ends.close()
 
 
@@ -83,11 +83,11 @@ class GpuSide:
     """As HostSide, on GPUs.
 
     Attributes:
-        machine: What the document says of the machine besides the CPU.
+        machine: Facts about the machine that the document needs besides those of the CPU.
     """
 
     def __init__(self, job: GpuJob, collective: Collective, *, has_baselines: bool) -> None:
-        """Collective. The job stays open as long as this is used."""
+        """Collective. The job must stay open as long as this object is used."""
         self._job = job
         self._collective = collective
         self._floors = Floors()
@@ -96,7 +96,7 @@ class GpuSide:
         self.machine = describe(job.gpu, dict(ChainMap(*libraries)))
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """kccl and its peers in both modes; first the floor is probed. Collective."""
+        """Probe the floor; return kccl's and the peers' contenders in both modes. Collective."""
         self._floors.one_ways_us.append(self._job.one_way_us())
         gpu, clock = self._job.gpu, self._job.clock
         buffers = gpu.buffers(problem)
@@ -110,17 +110,17 @@ class GpuSide:
     def finish(
         self, rows: Sequence[Row], request: Request, problem: Problem
     ) -> tuple[list[Row], list[str]]:
-        """As HostSide.finish(); no peer needs a job of its own."""
+        """As HostSide.finish(), but no peer needs another job."""
         found = list(rows)
         self._floors.add(found)
         return found, [note for peer in self._peers for note in peer.notes()]
 
     def close(self) -> None:
-        """See HostSide; the job outlives this."""
+        """Does nothing: the caller closes the job."""
 
 
 def describe(gpu: Gpu, libraries: dict[str, str]) -> dict[str, Any]:
-    """What a document says of a run's GPUs. Collective."""
+    """The facts about a run's GPUs for its document. Collective."""
     return {
         "gpus": gpu.comm.gather_objects(gpu.device.name),
         "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),

@@ -1,4 +1,4 @@
-"""The steps of `make gpu`: commands one after the other, each within limits."""
+"""The steps of `make gpu`: commands that run one after another, each with a time limit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Step:
     """One command of the run.
 
     Attributes:
-        name: Of its output's file, and in the summary.
+        name: Name of its output file and of its line in the summary.
         command: Arguments of the interpreter.
-        limit_s: How long it may take.
-        is_needed: The run has failed when it fails.
+        limit_s: Time limit in seconds.
+        is_needed: Whether the run has failed when the step fails.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a step: `failure` is None, or says why it counts as failed."""
+    """The outcome of a step. `failure` is the reason why it failed, or None."""
 
     name: str
     seconds: float
@@ -50,18 +50,18 @@ class Result:
 
 
 class Run:
-    """Steps one after the other, within one limit for all."""
+    """Runs steps one after another, within one time limit for all."""
 
     def __init__(
         self, out: Path, limit_s: float, execute: Execute, budgets_s: Mapping[str, float]
     ) -> None:
-        """Begins.
+        """Starts the time limit.
 
         Args:
-            out: The folder for what is written.
-            limit_s: For all.
-            execute: Runs commands.
-            budgets_s: Of the parts, in seconds.
+            out: The output folder.
+            limit_s: Time limit of all steps in seconds.
+            execute: Runs a command.
+            budgets_s: Part -> its time in seconds.
         """
         self.out = out
         self.results: list[Result] = []
@@ -72,13 +72,13 @@ class Run:
         self._part_deadline: float | None = None
 
     def begin_part(self, part: str) -> None:
-        """From now on steps are of this part, and within its budget and what is left before it."""
+        """Starts a part. Its steps have its budget and the time that earlier parts left."""
         budget_s = self._budgets_s[part]
         self._budget = f"the time of the part {part}, {budget_s:.0f} s and what was left,"
         self._part_deadline = (self._part_deadline or time.monotonic()) + budget_s
 
     def take(self, step: Step) -> bool:
-        """Runs a step; whether it succeeded."""
+        """Runs a step. Returns whether it succeeded."""
         begin = time.monotonic()
         limit_s, reason = min(
             (self._deadline - begin, "the time for all steps"),
@@ -98,21 +98,21 @@ class Run:
         if failure is not None:
             _print_end(output)
             if not step.is_needed:
-                print(f"# {step.name}: {failure}; the others do without", flush=True)
+                print(f"# {step.name}: {failure}; the run continues without it", flush=True)
                 failure = None
         return self.note(step.name, time.monotonic() - begin, failure)
 
     def is_over(self) -> bool:
-        """Whether there is no time left for a further step of this part."""
+        """Whether no time is left for another step of this part."""
         return time.monotonic() >= min(self._deadline, self._part_deadline or math.inf)
 
     def note(self, name: str, seconds: float, failure: str | None) -> bool:
-        """Adds a result; whether it is a success."""
+        """Adds a result. Returns whether it is a success."""
         self.results.append(Result(name, seconds, failure))
         return failure is None
 
     def summary(self) -> str:
-        """A line a step, and which failed."""
+        """One line for each step, then the names of those that failed."""
         lines = [
             f"{each.name:24} {each.seconds:6.1f} s  {each.failure or 'ok'}" for each in self.results
         ]
@@ -122,7 +122,7 @@ class Run:
 
 
 def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> int:
-    """See Execute. What outlives the limit is ended with all that it started."""
+    """See Execute. A command that exceeds the limit is ended with all processes of its group."""
     with open(output, "wb") as file:
         process = subprocess.Popen(
             command,
@@ -131,7 +131,8 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # A group to be ended as one, in the session of whoever ends this process.
+            # A process group of its own, which _end() kills. Not a session of its own, so that
+            # whoever ends this process's session ends the command too.
             process_group=0,
         )
     try:
@@ -144,13 +145,13 @@ def execute_processes(command: Sequence[str], limit_s: float, output: Path) -> i
 
 def _variables(out: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    # What one step compiles serves the next; tests have a cache of their own unless told of one.
+    # Why: steps share compiled kernels. Without KCCL_CACHE, tests use a cache of their own.
     cache = os.environ.get("KCCL_CACHE") or str(out.resolve() / "cache")
     return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "KCCL_CACHE": cache}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leaves nothing behind: the launcher ends its ranks; whatever is left is killed."""
+    """Ends a command. On SIGTERM the launcher ends its ranks; then the whole group is killed."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -160,22 +161,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
-        # A driver may keep a process that has ended in the kernel.
-        print(f"# process {process.pid} has not ended though it is killed: left", flush=True)
+        # A driver may hold a killed process in the kernel.
+        print(f"# process {process.pid} was killed but has not ended", flush=True)
 
 
 def _print_end(output: Path, num_lines: int = 15) -> None:
-    """The last lines of a failed step's output."""
+    """Prints the last lines of a failed step's output."""
     if output.exists():
         lines = output.read_text("utf-8", errors="replace").splitlines()
         print("\n".join(f"    {line}" for line in lines[-num_lines:]), flush=True)
 
 
 def _last_words(output: Path) -> str:
-    """What a step was at: of pytest -v the tests without a result, else its last line."""
+    """What a step was doing: tests of pytest -v without a result, else its last line of output."""
     text = output.read_text("utf-8", errors="replace") if output.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # pytest-xdist names a test on a line of its own, and again behind its result.
+    # pytest-xdist prints a test's name when it starts, and again after its result.
     begun = dict.fromkeys(line for line in lines if _TEST.fullmatch(line))
     ended = {line.split()[-1] for line in lines if line.startswith("[gw")}
     running = [name for name in begun if name not in ended]
@@ -185,5 +186,5 @@ def _last_words(output: Path) -> str:
 
 
 def heed_sigterm() -> None:
-    """From now on SIGTERM unwinds this process, so that it ends the step that runs."""
+    """Makes SIGTERM raise SystemExit, so that this process ends the running step."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

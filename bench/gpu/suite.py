@@ -2,10 +2,10 @@
 
     kccl run -n 4 -- python -m kccl.bench.gpu.suite --out out "4: all_reduce --baselines" ...
 
-Each bench is a name and the arguments of `kccl bench` on the cuda backend; NAME.txt is its output,
-NAME.json its document, one line as in bench/records. Both are there as soon as that bench has
-ended. Returns 1 when a result was wrong. A bench that cannot go on ends the job: those behind it
-have no document.
+Each bench is a name and the arguments of `kccl bench` on the cuda backend. When it has ended, its
+output is in NAME.txt and its document in NAME.json, one line as in bench/records. The exit code is
+1 when a result was wrong. A bench that raises an error ends the job: the benches after it have no
+document.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .side import GpuJob
 
 
 def parse(bench: str) -> tuple[str, list[str]]:
-    """Name and arguments of one bench, as in "barrier_4: barrier --baselines".
+    """The name and the arguments of a bench such as "barrier_4: barrier --baselines".
 
     Raises:
-        ValueError: It has no name.
+        ValueError: The bench has no name.
     """
     name, colon, rest = bench.partition(":")
     if not colon or not name.isidentifier():
-        raise ValueError(f"{bench!r} is no bench: expected NAME: COLLECTIVE [OPTION ...]")
+        raise ValueError(f"{bench!r} is not a bench: expected NAME: COLLECTIVE [OPTION ...]")
     return name, ["bench", *shlex.split(rest), "--backend", "cuda", "--json"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benches one after the other."""
+    """Run the benches one after another. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu.suite", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for what is written")
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument("benches", nargs="+", metavar="BENCH", help="NAME: COLLECTIVE [OPTION ...]")
     args = parser.parse_args(argv)
     try:

@@ -2,9 +2,9 @@
 
     python3 -m kccl.bench.gpu.warm -n 1 2 4 -d bfloat16 --op sum
 
-Its own modules, each of which takes seconds, and at the same time the library's kernels, which
-`kccl warm` compiles: further arguments are its own. A module that does not compile is left to its
-bench, which says so.
+It compiles the benches' modules, which take seconds each. At the same time `kccl warm` compiles the
+library's kernels; all other arguments are passed to it. A module that does not compile is skipped:
+the bench that needs it prints the error.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .kernels import NAMES, SOURCE
 DTYPES = ("bfloat16", "float32")
 
 Module = tuple[Any, Sequence[str], Sequence[Path]]
-"""Source, names of its kernels, folders of headers besides."""
+"""Source, kernel names, additional include folders."""
 
 
 def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Iterator[Module]:
-    """Those of the benches, outside and inside kernels.
+    """The modules of all benches on GPUs.
 
     Args:
-        world_sizes: Numbers of ranks.
-        dtypes: Element types.
+        world_sizes: World sizes of the benches.
+        dtypes: Element types of the benches.
     """
     yield SOURCE, NAMES, ()
     for world_size in world_sizes:
@@ -48,15 +48,15 @@ def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Itera
 
 
 def takes_type(collective: str) -> bool:
-    """Whether its kernels are made for an element type."""
+    """Whether a collective's kernels depend on the element type."""
     return any("{type}" in form.kernel for form in FORMS[collective])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile them."""
+    """Compile the kernels. Returns the exit code of `kccl warm`."""
     parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu.warm", description=__doc__)
-    parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="ranks")
-    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
+    parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="world sizes")
+    parser.add_argument("--arch", default="", help="such as sm_90a (that of GPU 0)")
     args, further = parser.parse_known_args(argv)
     arch = args.arch or kccl.gpu.device(0).arch
     found = list(modules(args.n))

@@ -19,14 +19,14 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
     """Time one argument-free callable. Collective: every rank runs the same calls.
 
     Args:
-        call: what is timed.
-        iterations: number of timed calls in each of the two passes.
-        warmup: untimed calls before; they also bring the ranks together.
+        call: The callable.
+        iterations: Number of timed calls in each of the two passes.
+        warmup: Number of untimed calls before them; they also synchronize the ranks.
 
     Returns:
-        Microseconds a call, as block means (the clock is read once per block of up to 25 calls, so
-        that it does not count), and microseconds of single calls with the clock's own cost
-        subtracted (for percentiles).
+        Two arrays of microseconds per call. The first has the means of blocks of up to 25 calls;
+        the clock is read once per block, so that its cost does not count. The second has single
+        calls, for percentiles, with the cost of the clock subtracted.
     """
     now = time.perf_counter_ns
     block = max(1, min(_LONGEST_BLOCK, iterations // _BLOCKS))
@@ -51,7 +51,7 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within, no garbage is collected."""
+    """Disables garbage collection inside the context."""
     collecting = gc.isenabled()
     gc.disable()
     try:

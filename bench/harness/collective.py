@@ -26,7 +26,7 @@ TorchCalls = dict[str, tuple[Call, Any]]
 
 NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(collectives.__path__)))
 SPOILED = 0xA5
-"""The byte of what has not been written."""
+"""An output is filled with this byte before a call, so that unwritten elements show."""
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -58,10 +58,10 @@ class Comm(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """One question put to every library: which collective, on how much of what.
+    """One measurement, the same for every library: collective, size, element type and so on.
 
     `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
-    for reduce_scatter and all_gather, 0 for barrier. `count` is that in elements.
+    for reduce_scatter and all_gather, 0 for barrier. `count` is the same in elements.
     """
 
     collective: str
@@ -75,7 +75,7 @@ class Problem:
     world_size: int
 
     def chunk(self, rank: int) -> slice:
-        """Where a rank's chunk of such a message lies."""
+        """The elements of a rank's chunk in the message."""
         length = self.count // self.world_size
         return slice(rank * length, (rank + 1) * length)
 
@@ -84,20 +84,20 @@ class Problem:
 class Buffers:
     """What one library's calls read and write; `out` is `x` itself when the call is in place.
 
-    Here NumPy arrays. Where the host cannot index them a subclass says how it reaches them.
+    This class has NumPy arrays. A subclass has arrays that the host cannot index.
     """
 
     x: Any
     out: Any
 
     def load(self, values: Array) -> None:
-        """Sets `x`. An `out` of its own gets bytes that no input has: one never written shows."""
+        """Copies `values` to `x`. Fills an `out` other than `x` with SPOILED."""
         if self.out is not self.x:
             self.out.view(np.uint8).fill(SPOILED)
         self.x[:] = values
 
     def result(self) -> Array:
-        """What `out` holds, of the problem's element type."""
+        """The contents of `out`, in the problem's element type."""
         out: Array = self.out
         return out
 
@@ -109,38 +109,39 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Collective:
-    """The functions that tell one collective from another.
+    """The functions and properties in which collectives differ.
 
     Attributes:
         name: as in `comm.<name>`.
-        order: memory order that the call promises for *other* memory: "relaxed" (only the message
-            itself) or "acq_rel".
+        order: memory order that the call promises for *other* memory: "relaxed" (none) or
+            "acq_rel".
         has_data: False for barrier, which has neither sizes nor a dtype.
         has_op: takes a reduction operator.
         has_root: takes a root.
         has_out: has an out-of-place form.
         busbw_factor: world size -> busbw / algbw (nccl-tests' definition), None where there is no
             bandwidth.
-        check: (problem, buffers, call, rank, gather, seed) -> number of wrong elements seen by this
-            rank. Collective. Fills the buffers with inputs that belong to `seed`, calls, compares
-            exactly.
+        check: (problem, buffers, call, rank, gather, seed) -> number of wrong elements that this
+            rank found. Collective. Fills the buffers with inputs made from `seed`, makes the call,
+            compares exactly.
         prepare: (comm, buffers, problem, **plan keywords) -> a prepared kccl operation.
         direct: (comm, buffers, problem) -> the unprepared kccl call.
-        waits_for_all: no rank leaves a call before all have arrived. A skewed run then takes the
-            time since the last arrival.
+        waits_for_all: no rank leaves a call before all have arrived. Only then can a skewed run
+            measure the time since the last arrival.
         mpi: (MPI module, MPI communicator, buffers, problem) -> the mpi4py call.
         nccl: (torch.distributed, buffers of tensors, problem) -> the call, or None.
         symm_mem: (torch.ops.symm_mem, x, x's handle, an ordinary tensor like it, the group's name,
             problem) -> PyTorch's calls on symmetric memory: algorithm -> the call and the tensor
             that has its result. x is the symmetric tensor. None where there are none.
-        nvshmem: (its library, address of its memory, problem, stream) -> the call in place.
-        flashinfer: (flashinfer.comm, its memory, two tensors [tokens, hidden]) -> its calls from
-            one tensor to the other by algorithm; None where it has none.
-        mpi_algorithm: MPICH control variable and the value that is measured beside MPICH's default,
-            or None.
-        has_chunks: The message is one chunk of equal length for each rank.
-        dtype: The only element type, where the call moves bits whatever they mean.
-        end: The last size unless another is asked for; None: as everywhere.
+        nvshmem: (its Library, address in its symmetric heap, problem, stream handle) -> the call
+            in place, or None.
+        flashinfer: (flashinfer.comm, its workspace, input, output) -> its calls by algorithm, or
+            None. Input and output are tensors of shape [tokens, hidden].
+        mpi_algorithm: MPICH control variable, and the value that is measured in addition to MPICH's
+            default; or None.
+        has_chunks: the message consists of one chunk of equal length for each rank.
+        dtype: the only element type that the call takes, or None.
+        end: default of the last size in bytes; None for the default of `kccl bench`.
     """
 
     name: str
@@ -180,8 +181,10 @@ class Collective:
         in_place: bool,
         world_size: int,
     ) -> list[Problem]:
-        """One problem per size. A size that is no multiple of the element size, or of all ranks'
-        elements, is rounded down, to at least one of them.
+        """One problem per size in bytes, without duplicates.
+
+        A size is rounded down to whole elements, and with `has_chunks` to a multiple of the world
+        size. It has at least one element, or one for each rank.
         """
         if not self.has_data:
             return [Problem(self.name, 0, 0, None, None, None, None, None, world_size)]
@@ -208,14 +211,18 @@ class Collective:
 def checks_itself(
     problem: Problem, buffers: Buffers, call: Call, rank: int, gather: Gather, seed: int
 ) -> int:
-    """As `check`, of what looks for wrong elements in every launch: its contender counts them."""
+    """The `check` of collectives whose contenders check every launch and count wrong elements."""
     call()
     return 0
 
 
 def call_in_kernels(*_: Any, **__: Any) -> Any:
-    """In the place of what is called outside of kernels, for those that have no such call."""
-    raise NotImplementedError("it is called in kernels only")
+    """Stands in for the calls of a collective that is called inside kernels only.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError("this collective is called inside kernels only")
 
 
 def load(name: str) -> Collective:
@@ -240,12 +247,12 @@ def parse_size(text: str) -> int:
     """Bytes from nccl-tests' notation: "8", "64K", "1M", "2G" (powers of 1024).
 
     Raises:
-        ValueError: the text is no size.
+        ValueError: the text is not a size.
     """
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if match is None:
         raise ValueError(
-            f"{text!r} is no size: expected a number with an optional K, M or G, as in 64K"
+            f"{text!r} is not a size: expected a number with an optional K, M or G, as in 64K"
         )
     return int(match[1]) * _UNITS[match[2]]
 
@@ -259,7 +266,7 @@ def sweep(begin: int, end: int, factor: int) -> list[int]:
     if begin < 1 or end < begin:
         raise ValueError(f"sizes from {begin} to {end} bytes: the range is empty")
     if factor < 2:
-        raise ValueError(f"factor {factor}: sizes would not grow, 2 is the least")
+        raise ValueError(f"factor {factor}: must be at least 2, or sizes do not grow")
     sizes = []
     while begin <= end:
         sizes.append(begin)

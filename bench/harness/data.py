@@ -1,9 +1,9 @@
-"""Inputs whose exact result is known, and the NumPy oracle that says what it is.
+"""Inputs whose exact result is known, and the NumPy oracle that computes it.
 
 An input depends on seed, rank and index, so that a wrong peer, a stale buffer and an index error
 each show. Values are chosen so that the result is exact in any order of accumulation, in the
-element type itself: comparison is by bits. Longer messages repeat their values after a period,
-which is prime: no slice, round or chunk is a multiple of it.
+element type itself. So results are compared by bits. Longer messages repeat their values after a
+period. It is prime, so that no slice, round or chunk is a multiple of it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ _PIECE = 1 << 18
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
-    """Whether the element type is an integer or bool, whose arithmetic wraps and is exact by
-    itself.
-    """
+    """Whether the element type is an integer or bool, whose arithmetic wraps and is exact."""
     return dtype.kind in "iub"
 
 
 def make_input(problem: Problem, rank: int, seed: int) -> Array:
-    """This rank's input for one check."""
+    """This rank's input for one check: `problem.count` elements of the problem's type."""
     return _repeated(problem, _one_period(_short(problem), rank, seed))
 
 
@@ -60,15 +58,15 @@ def _one_period(problem: Problem, rank: int, seed: int) -> Array:
         return signed.astype(dtype)
     if problem.op == "avg":
         return _average_input(problem, rank, seed, exact // 2).astype(dtype)
-    # A sum stays exact in every order when even world_size times the largest value is.
+    # A sum is exact in every order if world_size times the largest value is exact.
     largest = min(exact // problem.world_size if problem.op == "sum" else exact, 1 << 20)
     largest = max(largest, 1)
     return rng.integers(-largest, largest, problem.count, endpoint=True).astype(dtype)
 
 
 def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Array:
-    """A value all ranks share, plus an offset that the mirrored rank subtracts: the average is
-    exact at any world size.
+    """A value that all ranks share, plus an offset that the mirrored rank subtracts. So the average
+    is exact at any world size.
     """
     half = max(largest // 2, 1)
     shared = np.random.default_rng(seed).integers(-half, half, problem.count, endpoint=True)
@@ -81,7 +79,7 @@ def _average_input(problem: Problem, rank: int, seed: int, largest: int) -> Arra
 
 
 def reduced(problem: Problem, seed: int) -> Array:
-    """What every rank must hold after an all-reduce of the inputs that belong to `seed`."""
+    """What every rank must have after an all_reduce of the inputs of `seed`."""
     return _repeated(problem, _one_period_reduced(_short(problem), seed))
 
 
@@ -120,6 +118,6 @@ def count_wrong(result: Array, expected: Array) -> int:
         return max(result.size, expected.size, 1)
     bits = np.dtype(f"u{expected.itemsize}")
     found, wanted = result.view(bits), expected.view(bits)
-    # Piece by piece: what is compared of a long message stays in the cache.
+    # Why pieces: those of a long message stay in the cache while they are compared.
     pieces = (slice(begin, begin + _PIECE) for begin in range(0, found.size, _PIECE))
     return sum(int(np.count_nonzero(found[piece] != wanted[piece])) for piece in pieces)

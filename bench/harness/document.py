@@ -27,10 +27,10 @@ def document(
     """The document of these rows, made on this machine by this process.
 
     Args:
-        rows: What was measured.
-        ranks: Their number.
-        more: What is known of the machine besides: its GPUs.
-        command: Arguments of `kccl` that measure it; the process's own when None.
+        rows: The rows of the run.
+        ranks: Number of ranks.
+        more: Further facts about the machine, such as its GPUs.
+        command: Arguments of `kccl` that repeat the run; None for those of this process.
     """
     return {
         "machine": machine(ranks) | dict(more),
@@ -41,7 +41,7 @@ def document(
 
 
 def machine(ranks: int) -> dict[str, Any]:
-    """What a figure depends on and what may be published: no host name."""
+    """Facts about the machine that figures depend on. No host name, since records are published."""
     from kccl import topology
 
     found = topology.discover()
@@ -57,7 +57,7 @@ def machine(ranks: int) -> dict[str, Any]:
 
 
 def subtitle(document: Document) -> str:
-    """Where and of what a document is, in one line for pictures."""
+    """The machine and the commit of a document, in one line for pictures."""
     machine = document["machine"]
     gpus = machine.get("gpus")
     place = f"{machine['cpu_model']}, {machine['cpus']} CPUs"
@@ -70,8 +70,9 @@ def commit() -> str:
     """The commit that the running code comes from, "-dirty" when its tree has changes; else the
     version.
 
-    Code that was installed from a checkout is "<version> installed from <commit>": the checkout may
-    have moved on since. Of what `git archive` made, the commit stands in .git_archival.txt.
+    Code that was installed from a checkout is "<version> installed from <commit>", because the
+    checkout may have changed since. A tree made by `git archive` has its commit in
+    .git_archival.txt.
     """
     here = Path(__file__).resolve().parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
@@ -92,7 +93,7 @@ def commit() -> str:
 
 
 def _archived(path: Path) -> str | None:
-    """The commit that `git archive` has written there, None where it did not."""
+    """The commit that `git archive` has written to this file, None if there is none."""
     match = re.match(r"node: ([0-9a-f]{12})", path.read_text("utf-8") if path.exists() else "")
     return match and match[1]
 

@@ -1,7 +1,7 @@
 """Measures contenders on one problem: check, time in alternating repeats, check again, make rows.
 
-The same code runs in a kccl job and in an Open MPI job of its own (`mpi_job.py`): all it needs from
-a job is this rank's index and an out-of-band all-gather of small objects.
+The same code runs in a kccl job and in a separate Open MPI job (`mpi_job.py`). From a job it needs
+only this rank's index and an out-of-band all-gather of small objects.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Contender:
     Attributes:
         clock: (iterations, warmup) -> microseconds a call for the median, microseconds a call for
             the 99th percentile.
-        enter: run before this contender's calls; selects the algorithm where a library keeps that
-            as global state.
-        further: columns that are clocked on their own: name -> (iterations) -> microseconds a call
-            of one repeat.
-        complete: "message", or "slice" where a block may use only its own part of the result.
-        order: as in Collective, where the call differs from that.
-        blocks: of a kernel that was launched by the benchmark.
-        world_size: of the ranks that exchange something, where those are not all of the problem's.
-        wrong: what this contender found wrong in its own calls since it was last asked: wrong
-            elements that count beside those of the collective's check.
+        enter: run before this contender's calls; selects the algorithm if a library keeps it as
+            global state.
+        further: columns that are timed separately: name -> (iterations) -> microseconds per call of
+            one repeat.
+        complete: "message", or "slice" if a block may use only its own part of the result.
+        order: as in Collective; None for the collective's own.
+        blocks: number of blocks of a persistent kernel; None elsewhere.
+        world_size: number of ranks that communicate; None for all of the problem's.
+        wrong: returns the number of wrong elements that the contender itself has found since the
+            last time. They are added to those of the collective's check.
     """
 
     library: str
@@ -127,8 +127,7 @@ def measure(
         rank: this rank.
         gather: all-gather of a small object.
         repeats: repeats of every contender.
-        iterations: timed calls in a repeat; None chooses some 8 ms worth, between 30 and 2000
-            calls.
+        iterations: timed calls in a repeat; None for as many as take about 8 ms, from 30 to 2000.
     """
 
     def check(index: int, seed: int) -> int:
@@ -192,12 +191,12 @@ def measure(
 
 
 def add_floors(rows: Sequence[Row], one_way_us: float, copies_us: Mapping[int, float]) -> None:
-    """Say beside each row what the machine itself costs.
+    """Set `floor_us` of each row.
 
     Args:
         rows: of the run in which the floors were measured; changed.
-        one_way_us: way of a cache line between two ranks, 0 for one rank.
-        copies_us: bytes -> copy of a message of that size.
+        one_way_us: one-way latency of a cache line between two ranks; 0 for one rank.
+        copies_us: bytes -> microseconds of one copy of a message of that size.
     """
     for row in rows:
         row["floor_us"] = one_way_us + copies_us[row["bytes"]]

@@ -1,4 +1,4 @@
-"""What a run is doing, on one line of a terminal."""
+"""Shows what a run is doing, on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(wanted: bool, sizes: int) -> Iterator[Callable[[str], None]]:
-    """A line that is rewritten, on a terminal only; yields the function that says what comes next.
+    """Shows a progress line, on a terminal only. Yields the function that sets its text.
 
-    It is drawn between sizes: a thread that redraws would be noise in rank 0's figures.
+    The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
     """
     if not (wanted and sys.stdout.isatty()):
         yield lambda what: None

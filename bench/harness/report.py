@@ -1,4 +1,4 @@
-"""Rows for people: a table, a CSV file."""
+"""Writes rows as tables on a terminal and as a CSV file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 120
-# What rows have in common that may be compared.
+# Rows may be compared if they agree in these fields.
 _ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "world_size")
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console of at least 120 columns, which the table needs, also into a pipe."""
+    """A console of at least 120 columns, because the table needs them, even into a pipe."""
     from rich.console import Console
 
     found = Console(file=file, highlight=False)
@@ -26,8 +26,8 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def headline(rows: Iterable[Row]) -> list[Row]:
-    """Rows that stand for KCCL where one line a size is asked for: of prepared calls in graphs, of
-    those from Python where there are no graphs, and of all calls inside kernels.
+    """KCCL's rows of a summary. They are its prepared calls in graphs; if there are no graphs, its
+    prepared calls from Python; inside kernels, all its calls.
     """
     ours = [row for row in rows if row["library"] == "kccl" and row["call"] != "direct"]
     modes = {row["mode"] for row in ours}
@@ -54,7 +54,7 @@ def best_peer(rows: Iterable[Row], row: Row) -> float | None:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes with a K, M or G where it loses nothing."""
+    """Bytes as text, with K, M or G where that is exact."""
     for shift, unit in ((30, "G"), (20, "M"), (10, "K")):
         if nbytes >= 1 << shift and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift}{unit}"
@@ -62,7 +62,7 @@ def size_text(nbytes: int) -> str:
 
 
 def print_summary(out: Console, rows: Sequence[Row]) -> None:
-    """One line a size: KCCL, its best peer, their ratio, the floor. Every result must be right."""
+    """Print one line a size: KCCL, its best peer, their ratio, the floor. No row may be wrong."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -100,12 +100,12 @@ def print_summary(out: Console, rows: Sequence[Row]) -> None:
 
 
 def print_table(out: Console, rows: Sequence[Row]) -> None:
-    """All rows in nccl-tests' columns, grouped by size; a wrong result stands out in red."""
+    """Print all rows in nccl-tests' columns, grouped by size; wrong results are red."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    # Names of libraries and algorithms need its place.
+    # On GPUs the names of libraries and algorithms need the width of this column.
     counts = ("count",) if _place(rows) == "host" else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -130,7 +130,7 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
-    """What the columns of print_table() mean."""
+    """Print what the columns of print_table() mean."""
     times, further = _LEGEND[_place(rows)]
     out.print(times)
     if any(row["floor_us"] is not None for row in rows):
@@ -139,13 +139,13 @@ def legend(out: Console, rows: Sequence[Row]) -> None:
 
 
 def verdict(out: Console, rows: Sequence[Row]) -> None:
-    """How many elements were wrong, over all rows."""
+    """Print the number of wrong elements over all rows."""
     wrong = sum(row["wrong"] for row in rows)
     verdict = "OK" if wrong == 0 else "FAILED"
     out.print(f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
 
 
-# By _place(). Of a summary: how KCCL was called, what the ratio is of.
+# By _place(): what a summary says about KCCL's calls and about the ratio.
 _SUMMARY = {
     "host": (
         "op(), prepared once, called from Python; median of the repeats of the slowest rank",
@@ -162,10 +162,10 @@ _SUMMARY = {
 }
 _FLOOR = {
     "host": "one-way latency of a cache line + one copy of the message",
-    "gpus": "one way of a word between two GPUs' memories (nothing for the bytes)",
-    "kernels": "one way of a word, between GPUs (within a GPU: between blocks)",
+    "gpus": "one-way latency of a word between the memories of two GPUs (no copy)",
+    "kernels": "one-way latency of a word between GPUs (within a GPU: between blocks)",
 }
-# Of the whole table: what stands before the floor and after it.
+# By _place(): the lines of a full table's legend before that of the floor, and after it.
 _LEGEND = {
     "host": (
         "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank",
@@ -177,16 +177,17 @@ _LEGEND = {
     "gpus": (
         """\
 # time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
-# skewed: since the last rank arrived, a random one 0-5 us late; host: of op() in Python""",
+# skewed: time since the last rank arrived, when a random rank is 0-5 us late
+# host: time until op() returns to Python""",
         """\
 # mode: graph = many calls in one CUDA graph; eager = op() from Python, back to back on a stream
 # speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast""",
     ),
     "kernels": (
         """\
-# a call inside a persistent kernel, by the GPU's clock; each call's input is the output before
+# calls inside a persistent kernel, timed by the GPU's clock; a call's input is the output before it
 # time: slowest block of the slowest rank, median of the launches; p99: of single calls
-# skewed: since the last one arrived, a random rank (within a GPU: block) 0-5 us late each time""",
+# skewed: time since the last arrival, when a random rank (within a GPU: block) is 0-5 us late""",
         """\
 # complete: slice = a block may use its own part of the result; message = all of it
 # order: relaxed = only the call's own data is ordered; acq_rel = all that was written before""",
@@ -203,7 +204,7 @@ def _place(rows: Sequence[Row]) -> str:
 
 
 def _kinds(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Columns of rows that tell a summary's lines of one size from each other."""
+    """Columns in which a summary's lines of one size differ."""
     kinds = ("algorithm", "complete", "order") if _place(rows) == "kernels" else ()
     return kinds + (("world_size",) if _have_reaches(rows) else ())
 
@@ -221,7 +222,7 @@ def _ratio(peer: Row | None, row: Row) -> str:
 
 
 def _have_reaches(rows: Sequence[Row]) -> bool:
-    """Whether rows of one GPU stand beside those of all, as an exchange's do."""
+    """Whether some rows are of one GPU and others of all, as for an exchange."""
     return len({row["world_size"] for row in rows}) > 1
 
 
@@ -236,7 +237,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, str]:
         **further,
         "floor_us": "floor\n(us)",
         **({"algbw_gbps": "algbw\n(GB/s)"} if _place(rows) == "host" else {}),
-        # An exchange has none, and its ranks take the place.
+        # An exchange has no busbw, and its column "ranks" needs the width.
         **({"busbw_gbps": "busbw\n(GB/s)"} if not _have_reaches(rows) else {}),
     }
 
@@ -279,7 +280,7 @@ def _count(row: Row) -> int:
 
 
 def _number(value: float | None) -> str:
-    """Three significant digits; nothing where nothing was measured."""
+    """About three significant digits; empty for None."""
     if value is None:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""A bench on the host backend and on the simulator: kccl on NumPy arrays, MPI beside it."""
+"""A bench on the host backend and on the simulator: kccl and MPI on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..peers import baselines, mpi
 
 
 class HostSide:
-    """What a run needs besides the harness: contenders, floors, peers, notes.
+    """The contenders, floors, peers and notes of a run on the host or on the simulator.
 
     Attributes:
-        machine: What the document says of the machine besides the CPU.
+        machine: Facts about the machine that the document needs besides those of the CPU.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class HostSide:
         self._floors = Floors()
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """kccl, and the MPI of this job; first the floors are probed. Collective."""
+        """Probe the floors; return kccl's contenders and those of this job's MPI. Collective."""
         if self._comm.backend != "sim":
-            # At every size, since a machine drifts during a sweep.
+            # At every size, because a machine's latency drifts during a sweep.
             self._floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
             if problem.nbytes:
                 copy_us = kccl.probe.copy_us(self._comm, problem.nbytes)
@@ -45,12 +45,12 @@ class HostSide:
     def finish(
         self, rows: Sequence[Row], request: baselines.Request, problem: Problem
     ) -> tuple[list[Row], list[str]]:
-        """All rows with their floors, and a sentence for each peer that has none. Collective.
+        """All rows with their floors, and a note for each peer without rows. Collective.
 
         Args:
-            rows: What was measured in this job.
-            request: The same question for the job of another MPI.
-            problem: One of those measured.
+            rows: The rows measured in this job.
+            request: What the job of another MPI has to measure.
+            problem: One of the measured problems.
         """
         found, notes = list(rows), []
         if self._in_job is not None:
@@ -63,7 +63,7 @@ class HostSide:
                 found = merge(found, peers)
                 notes += [missing] if missing else []
         if self._comm.backend == "sim":
-            # Nothing that a machine could be measured by.
+            # Simulated times give no bandwidth.
             for row in found:
                 row["algbw_gbps"] = row["busbw_gbps"] = None
         else:
@@ -71,23 +71,23 @@ class HostSide:
         return found, notes
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is nothing to release."""
 
 
 @dataclass
 class Floors:
-    """What the machine itself costs, as probed during a run.
+    """The machine's own latencies in microseconds, as probed during a run.
 
     Attributes:
-        one_ways_us: Ways of a cache line, or on GPUs of a word.
-        copies_us: bytes -> a copy of the message; a size without one counts as nothing.
+        one_ways_us: One-way latencies of a cache line, or on GPUs of a word.
+        copies_us: Bytes of a message -> time of one copy. A size that is absent counts as 0.
     """
 
     one_ways_us: list[float] = field(default_factory=list)
     copies_us: dict[int, float] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Says them beside the rows of the same run."""
+        """Sets `floor_us` in the rows of the same run."""
         copies_us = {row["bytes"]: self.copies_us.get(row["bytes"], 0.0) for row in rows}
-        # A floor is the least that was seen: a disturbed probe would make results look too good.
+        # Why the minimum: a disturbed probe would raise the floor and make results look too good.
         add_floors(rows, min(self.one_ways_us), copies_us)

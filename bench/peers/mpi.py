@@ -1,7 +1,6 @@
-"""MPI as a contender: mpi4py calls in the job at hand, and MPICH's algorithm switched between
-repeats.
+"""MPI as a peer: mpi4py calls in this job, with MPICH's algorithm switched between repeats.
 
-Runs in a kccl job under mpirun and in `mpi_job.py`. mpi4py is imported by the caller.
+Runs in a kccl job under mpirun and in `mpi_job.py`. The caller imports mpi4py.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NO_MPI_DTYPE = "MPI has no {dtype}: no MPI rows for it. -d float32 compares wit
 
 
 def unsupported(problem: Problem) -> str | None:
-    """Why MPI cannot answer this problem, or None if it can."""
+    """Why MPI does not support this problem, or None if it does."""
     dtype = problem.np_dtype
     is_mpi_float = dtype is not None and dtype.name in ("float32", "float64")
     if dtype is not None and dtype.kind not in "iu" and not is_mpi_float:
@@ -35,8 +34,8 @@ def unsupported(problem: Problem) -> str | None:
 
 
 def library(mpi: Any) -> str:
-    """Row name of the loaded MPI library: "mpich", "openmpi", or the first word of what it calls
-    itself.
+    """Row name of the loaded MPI library: "mpich", "openmpi", "impi", or the first word of the
+    library's own name.
     """
     name: str = mpi.get_vendor()[0]
     return {"MPICH": "mpich", "Open MPI": "openmpi", "Intel MPI": "impi"}.get(
@@ -45,7 +44,7 @@ def library(mpi: Any) -> str:
 
 
 def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) -> list[Contender]:
-    """The library's default and, in MPICH, the collective's second algorithm; both on the same
+    """The library's default and, in MPICH, the collective's second algorithm. Both use the same
     buffers.
     """
     mine = buffers(problem)
@@ -70,8 +69,7 @@ class ControlVariable:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Why: mpi4py has loaded the library already; opening the global namespace could find
-        # another one.
+        # Why by path: mpi4py has loaded the library already, and another may be found by name.
         self._mpi = ctypes.CDLL(_loaded_library())
         self._call("MPI_T_init_thread", ctypes.c_int(0), ctypes.byref(ctypes.c_int()))
         index = ctypes.c_int()

@@ -1,9 +1,8 @@
-"""One MPI library's rows from a job of its own, run by file path: `mpirun -n 2 python mpi_job.py
-'<JSON>'`.
+"""Measures one MPI library in a separate job: `mpirun -n 2 python mpi_job.py '<JSON>'`.
 
-Needs numpy and mpi4py, nothing of kccl: the environment may hold another MPI than kccl's. The
-argument is a JSON object (see `baselines.Request`); the last line of rank 0 is the JSON list of
-rows.
+Needs numpy and mpi4py but not kccl, because the environment may have another MPI than kccl's. The
+argument is a JSON object (see `baselines.Request`). The last line that rank 0 prints is the JSON
+list of rows.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 def main(request: dict[str, Any]) -> int:
     """Measure and print. Returns 1 when a result was wrong."""
-    # Why: the folder of a script heads sys.path, where bench/check.py and others would answer to
-    # common names.
+    # Why: a script's folder is first on sys.path, and bench/peers has a torch.py and others that
+    # would hide libraries of the same name.
     sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     import numpy as np

@@ -1,4 +1,4 @@
-"""What peers could not be measured, and why: a sentence each. Nothing is left out silently."""
+"""Notes about peers that could not be measured, and why. No peer is left out silently."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from ..harness.collective import Comm
 
 
 class PeerNotes:
-    """Kept by all ranks alike."""
+    """The notes about missing peers, the same on all ranks."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        # (peer, cause) -> sizes, None: whatever is asked for.
+        # (peer, cause) -> sizes in bytes; None stands for all sizes.
         self._missing: dict[tuple[str, str], list[int | None]] = {}
 
     def agree(self, peer: str, nbytes: int | None, act: Callable[[], Any]) -> bool:
-        """Does it on all ranks; False, and a note, when it fails on any. Collective."""
+        """Calls `act` on all ranks. If it raises on any rank, adds a note and returns False on all.
+        Collective.
+        """
         cause = None
         try:
             act()
-        # Whatever a foreign library raises is a reason why it is not measured.
+        # Why all errors: whatever a foreign library raises is the reason why it is not measured.
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
         causes = self._comm.gather_objects(cause)
@@ -31,17 +33,17 @@ class PeerNotes:
         return known is None
 
     def add(self, peer: str, cause: str, nbytes: int | None) -> None:
-        """A peer without rows of a size; None: for good."""
+        """Adds a note that a peer has no rows at a size in bytes, or at any size if None."""
         self._missing.setdefault((peer, cause), []).append(nbytes)
 
     def take(self) -> list[str]:
-        """A sentence for each peer that was missing since this was last asked, or is for good."""
+        """One sentence for each missing peer. Notes about single sizes are dropped, others kept."""
         missing = self._missing
         self._missing = {key: [None] for key, sizes in missing.items() if None in sizes}
         return [
             f"no {peer} rows"
             + (f" at {', '.join(map(str, sizes))} bytes" if any(sizes) else "")
-            # One line: torch's errors bring a stack.
+            # One line only: torch's errors contain a stack trace.
             + f": {(cause.splitlines() or [''])[0]}"
             for (peer, cause), sizes in missing.items()
         ]

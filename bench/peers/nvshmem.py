@@ -1,5 +1,6 @@
-"""NVSHMEM beside kccl: its collectives on a stream, by the library in NVIDIA's wheel, with which
-PyTorch comes. Over NVLink within one machine, without multicast.
+"""NVSHMEM as a peer: its on-stream collectives within one machine, over NVLink without multicast.
+
+The library is that of NVIDIA's wheel, which PyTorch's wheels require.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TYPES = {
 _VARIABLES = {
     **NO_MULTICAST,
     "NVSHMEM_REMOTE_TRANSPORT": "none",
-    # The ranks meet over a socket of this machine.
+    # The ranks connect through a local socket.
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo",
 }
 _HEAP_BYTES = 256 << 20
@@ -38,20 +39,20 @@ _WHEELS = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
 
 
 class Library:
-    """libnvshmem_host by name of function; calls on a stream return 0, or are errors."""
+    """libnvshmem_host through ctypes."""
 
     TEAM_WORLD = 0
 
     @staticmethod
     def type_of(dtype: str | None) -> str:
-        """What its functions' names call an element type."""
+        """The name of an element type in the names of NVSHMEM's functions."""
         return _TYPES[str(dtype)]
 
     def __init__(self) -> None:
-        """Loads it.
+        """Loads the library.
 
         Raises:
-            FileNotFoundError: It is not installed.
+            FileNotFoundError: NVSHMEM is not installed.
         """
         spec = find_spec("nvidia")
         folders = (spec.submodule_search_locations or ()) if spec is not None else ()
@@ -63,17 +64,19 @@ class Library:
         self._library = ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
     def function(self, name: str, argtypes: Sequence[Any], restype: Any = ctypes.c_int) -> Any:
-        """One function."""
+        """The function of this name, with these types."""
         found = getattr(self._library, name)
         found.argtypes, found.restype = argtypes, restype
         return found
 
     def on_stream(self, name: str, *arguments: int) -> Call:
-        """nvshmemx_<name>_on_stream on the team of all ranks, as a call.
+        """A call of nvshmemx_<name>_on_stream on the team of all ranks.
+
+        It raises RuntimeError if the function does not return 0.
 
         Args:
-            name: As in "bfloat16_sum_reduce".
-            *arguments: Addresses, counts, a root; the stream last.
+            name: Such as "bfloat16_sum_reduce".
+            *arguments: Addresses, counts and root, as the function takes them; last the stream.
         """
         kinds = [ctypes.c_int, *[ctypes.c_uint64] * len(arguments)]
         return partial(
@@ -94,11 +97,11 @@ class NvshmemPeer:
     """NVSHMEM's calls as contenders.
 
     Attributes:
-        libraries: Name -> version, once it runs.
+        libraries: Name -> version, once NVSHMEM has started.
     """
 
     def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
-        """Starts it beside kccl. Collective; never raises for what is missing."""
+        """Starts NVSHMEM. Collective. Does not raise if something is missing: notes() says so."""
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
@@ -113,7 +116,7 @@ class NvshmemPeer:
             self._start(made[0])
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """Its call in both modes, where it has one that works in place. Collective."""
+        """Its in-place call in both modes, if it has one. Collective."""
         library, gpu = self._library, self._gpu
         if library is None:
             return []
@@ -126,7 +129,7 @@ class NvshmemPeer:
         def first() -> None:
             assert collective.nvshmem is not None
             calls.append(collective.nvshmem(library, self._heap, problem, gpu.stream))
-            # It loads its kernels, which no capture may see.
+            # The first call loads its kernels, which must not happen during a capture.
             calls[0]()
 
         if not self._missing.agree("nvshmem", problem.nbytes, first):
@@ -144,14 +147,14 @@ class NvshmemPeer:
             return "measured in place only"
         if problem.op == "avg":
             return "it has no average"
-        return "more than its memory here" if problem.nbytes > _HEAP_BYTES else ""
+        return "larger than its heap here" if problem.nbytes > _HEAP_BYTES else ""
 
     def notes(self) -> list[str]:
         """See PeerNotes.take()."""
         return self._missing.take()
 
     def close(self) -> None:
-        """Ends it. Collective."""
+        """Shuts NVSHMEM down. Collective."""
         if self._library is not None:
             self._gpu.wait()
             self._library.function("nvshmem_free", [ctypes.c_void_p], None)(self._heap)
@@ -181,7 +184,7 @@ class NvshmemPeer:
             addresses = ctypes.addressof(uniqueid), ctypes.addressof(attributes)
             _checked(function, comm.rank, comm.world_size, *addresses)
 
-        # Its start waits for all ranks and knows no limit: whoever cannot begin says so before.
+        # NVSHMEM's start waits for all ranks without a limit, so a rank that cannot start says so.
         if not self._missing.agree("nvshmem", None, fill):
             return
 

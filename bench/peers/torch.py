@@ -1,5 +1,6 @@
-"""The peers on GPUs, in the same processes and on the same stream: NCCL and PyTorch's symmetric
-memory. The only file of the benchmarks that starts torch.
+"""NCCL and PyTorch's symmetric memory as peers, in the same processes and on the same stream.
+
+Only this file of the benchmarks starts torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..harness.collective import Call, Collective, Problem
 from ..harness.measure import Contender
 from .notes import PeerNotes
 
-# NVLink multicast is another machine's feature, and not compared with.
+# NVLink multicast is off for all libraries: kccl does not use it, and not every machine has it.
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -37,13 +38,15 @@ class TorchPeers:
     """
 
     def __init__(self, gpu: Gpu, clock: GpuClock) -> None:
-        """Starts torch.distributed beside kccl. Collective; never raises for what is missing."""
+        """Starts torch.distributed. Collective. Does not raise if something is missing: notes()
+        says so.
+        """
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
         self._torch: Any = None
         self._store = tempfile.TemporaryDirectory() if gpu.comm.rank == 0 else None
-        # Memory that NCCL knows as a window, None when it refused; absent until it is asked for.
+        # Empty until first needed. Then NCCL's symmetric window, or None if NCCL refused it.
         self._window: list[Any] = []
         self._missing = PeerNotes(gpu.comm)
         os.environ.update(NO_MULTICAST)
@@ -57,7 +60,7 @@ class TorchPeers:
             self.libraries = {"torch": str(torch.__version__), "nccl": number}
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
-        """Every peer that can answer the problem, in both modes. Collective."""
+        """The contenders of all peers that support the problem, in both modes. Collective."""
         if self._torch is None:
             return []
         if problem.in_place is False:
@@ -69,7 +72,8 @@ class TorchPeers:
         found = []
         for library, algorithm, buffers, call in peers:
             name = f"{library} {algorithm}"
-            # The first call connects, which no capture may see; it also shows what is refused.
+            # The first call connects the ranks, which must not happen during a capture. It also
+            # shows whether the peer refuses the problem.
             if not self._missing.agree(name, problem.nbytes, call):
                 continue
             self._gpu.wait()
@@ -82,7 +86,7 @@ class TorchPeers:
         return self._missing.take()
 
     def close(self) -> None:
-        """Ends torch.distributed. Collective."""
+        """Shuts torch.distributed down. Collective."""
         if self._torch is not None:
             self._torch.cuda.synchronize()
             self._torch.distributed.destroy_process_group()
@@ -102,7 +106,7 @@ class TorchPeers:
         if collective.nccl is None or problem.world_size == 1:
             return []
         if problem.nbytes > _WINDOW_BYTES:
-            self._missing.add("nccl symmetric_window", "more than its window", problem.nbytes)
+            self._missing.add("nccl symmetric_window", "larger than its window", problem.nbytes)
             return []
         if not self._window and not self._missing.agree(
             "nccl symmetric_window", None, self._register
@@ -152,7 +156,7 @@ class TorchPeers:
     def _start(self, torch: Any) -> None:
         comm, ordinal = self._gpu.comm, self._gpu.device.ordinal
         torch.cuda.set_device(ordinal)
-        # All that torch does here from now on is on the stream that is timed.
+        # From now on all work of torch in this thread is on the timed stream.
         torch.cuda.set_stream(torch.cuda.ExternalStream(self._gpu.stream))
         folder = comm.gather_objects(self._store.name if self._store is not None else None)[0]
         dist = torch.distributed
@@ -166,7 +170,7 @@ class TorchPeers:
         )
 
     def _register(self) -> None:
-        """Memory that NCCL allocates, and registers as a symmetric window."""
+        """Lets NCCL allocate memory and register it as a symmetric window."""
         torch = self._torch
         group = torch.distributed.group.WORLD
         backend = group._get_backend(torch.device("cuda", self._gpu.device.ordinal))
@@ -174,11 +178,11 @@ class TorchPeers:
         with torch.cuda.use_mem_pool(pool):
             memory = torch.zeros(_WINDOW_BYTES, dtype=torch.uint8, device="cuda")
         backend.register_mem_pool(pool, symm=True)
-        # The pool lives as long as its memory is used.
+        # Keep the pool as long as its memory is used.
         self._window = [memory, pool]
 
     def _capture(self, body: Call) -> Call:
-        """See gpu_device.Capture: by torch, which keeps its allocator out of the graph."""
+        """See Capture of bench/gpu/device.py. torch captures, to keep its allocator out of it."""
         graph = self._torch.cuda.CUDAGraph()
         self._torch.cuda.synchronize()
         with uncollected():

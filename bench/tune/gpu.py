@@ -1,4 +1,4 @@
-"""What is compared when a GPU's calls are tuned: every algorithm in every shape, in CUDA graphs."""
+"""The candidates of tuning on GPUs: every algorithm in every shape, timed in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..harness.measure import Contender
 from .tune import Candidate, Candidates, Refusals
 
 Shapes = Sequence[tuple[int, int]]
-"""Bounds: most blocks, and threads of each while there are blocks for them."""
+"""(most blocks of a call, threads of a block until all blocks are used), as in the tables."""
 
 
 class GpuTuner:
-    """As tune.Tuner. While it is open, this rank's device is current in this thread."""
+    """See tune.Tuner. Until close(), this rank's device is current in this thread."""
 
     def __init__(
         self, comm: Comm, *, shapes: Shapes, clock: tuple[Any, GpuClock] | None = None
@@ -33,8 +33,8 @@ class GpuTuner:
 
         Args:
             comm: The communicator.
-            shapes: Which to try.
-            clock: The rank's GPU and what times its calls; they are made when None.
+            shapes: The shapes to try.
+            clock: This rank's Gpu and GpuClock; None creates them.
         """
         self._comm = comm
         self._shapes = shapes
@@ -49,7 +49,7 @@ class GpuTuner:
         return Candidate(names[0]) if not collective.has_data and len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner; all on the same arrays. Small calls have one shape, whatever the bounds."""
+        """See Tuner. All use the same arrays. Small calls have one shape, whatever the bounds."""
         gpu, found = self._gpu, []
         mine = gpu.buffers(problem)
         for name in self._comm.algorithms(collective.name):
@@ -67,7 +67,7 @@ class GpuTuner:
         return found
 
     def floats_only(self, collective: Collective) -> Set[str]:
-        """See Tuner: tried with integers."""
+        """See Tuner. Finds them by preparing calls with integers and with floats."""
         kind = np.dtype(np.int32)
         (problem,) = collective.problems(
             [kind.itemsize * self._comm.world_size],

@@ -1,11 +1,11 @@
-"""Which algorithm is fastest at which size.
+"""Finds the fastest algorithm for each size.
 
     mpirun -n 2 python -m kccl.bench.tune --out kccl/plan/tables/host.json
     kccl run -n 2 -- python -m kccl.bench.tune --backend cuda --out kccl/plan/tables/cuda.json
 
-Every algorithm is forced by name, on GPUs also with several bounds on its blocks and their threads,
-checked, then timed beside the others in alternating repeats: looped in C, on GPUs in CUDA graphs.
-The result is the planner's tuning data for this backend and world size.
+Each algorithm is forced by name, and on GPUs with several bounds on its blocks and threads. It is
+checked, then timed in repeats that alternate with the other algorithms: in a loop in C, on GPUs in
+CUDA graphs. The result is the planner's tuning data for this backend and world size.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from ..harness.report import console, print_table
 BLOCKS = (8, 32, 64, 128)
 THREADS = (64, 128, 256, 512)
 INDIFFERENCE = 0.05
-"""A smaller size's algorithm stays while it is within this share of the best: noise must not make
-it flip.
+"""The algorithm of the size before is kept while its time is within this fraction of the best, so
+that noise does not change the choice.
 """
 
 
 class Candidate(NamedTuple):
-    """What is compared: an algorithm, on GPUs with the bounds on its shape.
+    """An algorithm, on GPUs with bounds on its shape.
 
     Attributes:
-        algorithm: Name.
-        blocks, threads: As in kccl's tuning tables; 0 where there are none.
+        algorithm: The algorithm's name.
+        blocks, threads: The bounds, as in kccl's tuning tables; 0 on the host.
     """
 
     algorithm: str
@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 Candidates = list[tuple[Candidate, Contender]]
 Times = Mapping[int, Mapping[Candidate, float]]
-"""Bytes -> candidate -> microseconds; what cannot run at a size is absent there."""
+"""Bytes -> candidate -> microseconds; a candidate that cannot run at a size is absent there."""
 
 
 def thresholds(
@@ -67,14 +67,14 @@ def thresholds(
     """The fastest candidate per size, neighbours merged.
 
     Args:
-        collective: name.
-        times_us: What was measured.
-        floats_only: Algorithms that other types cannot use: behind each entry of one come entries
-            of the fastest others for the same sizes.
+        collective: Name of the collective.
+        times_us: The measured times.
+        floats_only: Algorithms that integers cannot use. After each entry of such an algorithm come
+            entries of the fastest others for the same sizes.
 
     Returns:
-        Entries by ascending `up_to_bytes`, the largest measured size that the candidate was chosen
-        for. The last one is None: it holds for every larger size.
+        Entries by ascending `up_to_bytes`, the largest measured size for which the candidate was
+        chosen. In the last entry it is None: the entry holds for every larger size.
     """
     everything = _merged(times_us)
     for_all = _merged(
@@ -135,7 +135,7 @@ def updated(
     new = {entry["collective"] for entry in entries}
     kept = [entry for entry in tables.get(world_size, []) if entry["collective"] not in new]
     tables[world_size] = [*entries, *kept]
-    # What the whole file's choices are preferred for, where it is not that they are the fastest.
+    # `merit` says why the file prefers its choices, if not because they are the fastest.
     merit = {} if tuning is None or "merit" not in tuning else {"merit": tuning["merit"]}
     return {
         "backend": backend,
@@ -150,17 +150,17 @@ class Tuner(Protocol):
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
         """Every candidate that runs this problem, with the contender that measures it. Collective.
 
-        Candidates that come to the same run share one contender.
+        Candidates that lead to the same launch share one contender.
         """
 
     def only(self, collective: Collective) -> Candidate | None:
-        """The one candidate where there is no choice, so nothing to measure."""
+        """The only candidate if there is no choice, and nothing to measure; else None."""
 
     def floats_only(self, collective: Collective) -> Set[str]:
         """Algorithms of the collective that integers cannot use. Collective."""
 
     def close(self) -> None:
-        """Ends what it began. Collective."""
+        """Releases its resources. Collective."""
 
 
 def tune(
@@ -176,10 +176,10 @@ def tune(
 
     Args:
         comm, collective, problems, repeats, iterations: As in measure().
-        tuner: Makes the contenders; the host's when None.
+        tuner: Makes the contenders; None for a HostTuner.
 
     Raises:
-        kccl.Error: an algorithm's result was wrong, or none runs at a size.
+        kccl.Error: An algorithm's result was wrong, or none runs at a size.
     """
     tuner = tuner or HostTuner(comm)
     only = tuner.only(collective)
@@ -227,14 +227,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("host", "cuda"), default="host")
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
-            f"--{name}", type=int, nargs="+", default=default, metavar="N", help="to try on GPUs"
+            f"--{name}",
+            type=int,
+            nargs="+",
+            default=default,
+            metavar="N",
+            help="bounds to try on GPUs",
         )
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="F",
-        help="tuning file to update, or to begin; the JSON is the last line printed either way",
+        help="tuning file to update or to create; the last line printed is its JSON either way",
     )
     args = parser.parse_args(argv)
     unknown = set(args.collectives) - set(names)
@@ -277,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class HostTuner:
-    """As Tuner: one candidate an algorithm, looped in C, so that Python has no share in it."""
+    """See Tuner. One candidate per algorithm, looped in C: Python's time is not measured."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -289,7 +294,7 @@ class HostTuner:
         return Candidate(names[0]) if len(names) == 1 else None
 
     def candidates(self, collective: Collective, problem: Problem) -> Candidates:
-        """See Tuner; all on the same arrays."""
+        """See Tuner. All use the same arrays."""
         mine = buffers(problem)
         found = []
         for name in self._comm.algorithms(collective.name):
@@ -299,15 +304,15 @@ class HostTuner:
         return found
 
     def floats_only(self, collective: Collective) -> Set[str]:
-        """See Tuner: nobody asked for one there."""
+        """See Tuner. Always empty on the host."""
         return frozenset()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is nothing to release."""
 
 
 class Refusals:
-    """Says once of each algorithm why it does not run."""
+    """Prints, once for each reason, why an algorithm does not run."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -315,7 +320,7 @@ class Refusals:
 
     @contextmanager
     def of(self, name: str, problem: Problem) -> Iterator[None]:
-        """Within, a kccl.InvalidArgument is why `name` does not run `problem`."""
+        """Catches kccl.InvalidArgument inside the context: the reason why `name` does not run."""
         try:
             yield
         except kccl.InvalidArgument as error:

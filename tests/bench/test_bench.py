@@ -35,7 +35,7 @@ def test_sizes_are_read_as_nccl_tests_writes_them(text: str, nbytes: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "K", "-8", "1.5K", "9x"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         collective.parse_size(text)
 
 

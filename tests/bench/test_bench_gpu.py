@@ -195,7 +195,7 @@ def test_the_table_shows_what_gpus_have():
     printed = file.getvalue()
     assert max(map(len, printed.splitlines())) <= report.WIDTH and "…" not in printed
     assert "skewed" in printed and "host" in printed and "4.00x" in printed
-    assert "one way of a word" in printed and "MPI" not in printed
+    assert "one-way latency of a word" in printed and "MPI" not in printed
 
 
 # Kernels

@@ -185,4 +185,4 @@ def test_a_message_of_no_whole_words_has_no_row_of_the_grid():
     main = partial(measured, nbytes=12, iterations=3, table=collective.load("all_reduce"))
     rows, notes = kccl.run_threads(main, 2, backend="sim")[0]
     assert len(rows) == 2
-    assert notes == ["12 B have no row of grid_exchange: no whole words of 8"]
+    assert notes == ["12 B have no row of grid_exchange: not whole words of 8"]

@@ -168,22 +168,22 @@ def test_pictures_have_a_line_for_what_differs(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("grid_sync",), "grid_sync is called in kernels only: add --in-kernel"),
-        (("exchange",), "exchange is called in kernels only: add --in-kernel"),
+        (("grid_sync",), "grid_sync is called inside kernels only: add --in-kernel"),
+        (("exchange",), "exchange is called inside kernels only: add --in-kernel"),
         (
             ("exchange", "--in-kernel", "--backend", "sim", "-d", "float32"),
             "exchange takes --dtype int64",
         ),
-        (("all_reduce", "--in-kernel"), "is for --backend cuda and sim"),
+        (("all_reduce", "--in-kernel"), "needs --backend cuda or sim"),
         (("grid_sync", "--in-kernel", "--baselines", "--backend", "cuda"), "no peer inside"),
         (
             ("all_reduce", "--in-kernel", "--backend", "cuda", "-d", "float16"),
-            "in float16 thousands",
+            "in float16 a chain of thousands",
         ),
-        (("all_gather", "--in-kernel", "--backend", "sim", "-d", "int32"), "takes float32"),
+        (("all_gather", "--in-kernel", "--backend", "sim", "-d", "int32"), "takes --dtype float32"),
         (("all_reduce", "--in-kernel", "--backend", "cuda", "--op", "max"), "takes --op sum"),
         (("all_reduce", "--in-kernel", "--backend", "sim", "--out-of-place"), "result of the"),
-        (("broadcast", "--in-kernel", "--backend", "sim", "--root", "1"), "root in turn"),
+        (("broadcast", "--in-kernel", "--backend", "sim", "--root", "1"), "take turns as root"),
     ],
 )
 def test_what_kernels_do_not_do_is_said(arguments, why, capsys):

@@ -75,7 +75,7 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
         (("all_reduce", "-d", "float99"), "must be one of"),
         (("all_reduce", "-b", "64", "-e", "8"), "range is empty"),
         (("broadcast", "--out-of-place"), "no out-of-place form"),
-        (("broadcast", "--root", "2"), "no rank of 2"),
+        (("broadcast", "--root", "2"), "not a rank of 2"),
     ],
 )
 def test_arguments_without_sense_are_named(
@@ -127,7 +127,7 @@ def test_a_missing_open_mpi_is_a_sentence_with_its_cure(
     printed = capsys.readouterr().out
     assert "no Open MPI rows" in printed
     assert "make setup" in printed
-    assert "MPICH rows need a start by MPICH's mpirun" in printed
+    assert "MPICH rows need MPICH's mpirun" in printed
 
 
 def fake_mpirun(prefix: Path, script: str) -> None:
@@ -268,6 +268,13 @@ def test_check_counts_a_wrong_row_and_refuses_to_compare_nothing(tmp_path: Path)
     new = tmp_path / "new.json"
     new.write_text(json.dumps(made(row())), "utf-8")
     assert check.main([str(new), "--records", str(tmp_path)]) == 2
+
+
+def test_check_compares_each_algorithm_in_kernels_with_its_own_record() -> None:
+    fast = row(mode="in_kernel", algorithm="fast", time_us=1.0)
+    slow = row(mode="in_kernel", algorithm="slow", time_us=2.0)
+    few = row(mode="in_kernel", algorithm="slow", time_us=3.0, blocks=8)
+    assert check.compare(made(fast, slow, few), [made(few, slow, fast)]) == ([], 3)
 
 
 def test_check_compares_with_the_newest_record() -> None:

@@ -161,7 +161,7 @@ def test_progress_is_one_line_of_a_terminal_and_nothing_elsewhere(capsys, monkey
     # rich hides the cursor while it draws. At the end it goes up and erases its line.
     before, _, drawn = screen.getvalue().partition("\033[?25l")
     drawn, _, after = drawn.partition("\033[?25h")
-    for what in ("all_reduce, 8 bytes", "all_reduce, 16 bytes", "peers in a job of their own"):
+    for what in ("all_reduce, 8 bytes", "all_reduce, 16 bytes", "peers with their own job"):
         assert what in drawn and what not in before + after
     assert drawn.count("\n") == 1
     assert after.startswith("\r\033[1A\033[2K")

@@ -130,11 +130,11 @@ def test_its_calls_are_out_of_place_on_rows_of_a_width(on_both):
     [
         (
             {"is_compiled": False},
-            "RuntimeError: its kernels are not compiled, which takes it minutes: call it once",
+            "RuntimeError: its kernels are not compiled: call it once, which takes minutes",
         ),
         (
             {"has_started": False},
-            "RuntimeError: torch.distributed, over which its ranks meet, has not started",
+            "RuntimeError: torch.distributed, through which its ranks connect, has not started",
         ),
     ],
 )
@@ -178,10 +178,10 @@ def test_notes_name_what_it_cannot_run_and_the_sizes(on_both):
     assert results[0] == (
         [[]] * 6,
         [
-            "no flashinfer rows at 8192 bytes: it sums only",
+            "no flashinfer rows at 8192 bytes: it only computes sums",
             "no flashinfer rows at 8192 bytes: not made for int32 on 2 GPUs",
             f"no flashinfer rows at 8208, 8 bytes: not whole rows of {WIDTH} elements",
-            f"no flashinfer rows at {32 << 20} bytes: more than its memory here",
+            f"no flashinfer rows at {32 << 20} bytes: larger than its workspace here",
             "no flashinfer rows at 8192 bytes: it has no all_gather",
         ],
     )

@@ -136,7 +136,7 @@ def test_notes_name_what_it_cannot_run_and_the_sizes(monkeypatch):
     assert notes == [
         f"no nvshmem rows at {averaged.nbytes} bytes: it has no average",
         f"no nvshmem rows at {apart.nbytes} bytes: measured in place only",
-        f"no nvshmem rows at {1 << 30} bytes: more than its memory here",
+        f"no nvshmem rows at {1 << 30} bytes: larger than its heap here",
         f"no nvshmem rows at {averaged.nbytes} bytes: its all_gather is not measured",
     ]
 
