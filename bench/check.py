@@ -82,7 +82,11 @@ def compare(new: Document, records: Iterable[Document]) -> tuple[list[Finding], 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the rows that are slower or wrong. Returns the exit code that the module describes."""
-    parser = argparse.ArgumentParser(prog="python -m kccl.bench.check", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("document", type=Path, help="output of kccl bench … --json")
     parser.add_argument(
         "--records", type=Path, default=Path(__file__).parent / "records", help="folder of *.jsonl"

@@ -86,8 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
     parser.add_argument("--root", type=int, default=0, help="root of a broadcast (0)")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("--in-place", dest="in_place", action="store_true", default=True)
-    place.add_argument("--out-of-place", dest="in_place", action="store_false")
+    place.add_argument(
+        "--in-place",
+        dest="in_place",
+        action="store_true",
+        default=True,
+        help="the result replaces the input (this is the default)",
+    )
+    place.add_argument(
+        "--out-of-place", dest="in_place", action="store_false", help="the result has its own array"
+    )
     parser.add_argument(
         "--baselines",
         action="store_true",

@@ -87,7 +87,11 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the newest document of each file. Returns 2 when a file has none with rows."""
-    parser = argparse.ArgumentParser(prog="python -m kccl.bench.plot", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.plot",
+        description=main.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("documents", type=Path, nargs="+", help="output of kccl bench ... --json")
     parser.add_argument(
         "-o", "--out", type=Path, metavar="F", help="the picture (beside its document, as .png)"

@@ -239,8 +239,12 @@ def update(text: str, records: Path = RECORDS) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m kccl.bench.readme")
-    parser.add_argument("readme", type=Path, nargs="+")
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.readme",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("readme", type=Path, nargs="+", help="files with tables to update")
     parser.add_argument("--check", action="store_true", help="change nothing, say what is stale")
     args = parser.parse_args(argv)
     are_stale = False

@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
         argv: Arguments; None for those of this process.
         execute: Runs a command; None runs it as a process.
     """
-    parser = argparse.ArgumentParser(prog="python3 -m kccl.bench.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python3 -m kccl.bench.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
     parser.add_argument("--parts", default=" ".join(PARTS), help=f"some of: {', '.join(PARTS)}")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds (300)")

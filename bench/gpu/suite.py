@@ -41,7 +41,11 @@ def parse(bench: str) -> tuple[str, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benches one after another. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu.suite", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.gpu.suite",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument("benches", nargs="+", metavar="BENCH", help="NAME: COLLECTIVE [OPTION ...]")
     args = parser.parse_args(argv)

@@ -54,7 +54,11 @@ def takes_type(collective: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile the kernels. Returns the exit code of `kccl warm`."""
-    parser = argparse.ArgumentParser(prog="python -m kccl.bench.gpu.warm", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.gpu.warm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="world sizes")
     parser.add_argument("--arch", default="", help="such as sm_90a (that of GPU 0)")
     args, further = parser.parse_known_args(argv)

@@ -216,15 +216,23 @@ def tune(
 
 def main(argv: list[str] | None = None) -> int:
     """Tune on all ranks; rank 0 writes."""
-    parser = argparse.ArgumentParser(prog="python -m kccl.bench.tune", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.bench.tune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     names = callable_outside_kernels()
     parser.add_argument(
         "collectives", nargs="*", default=names, metavar="COLLECTIVE", help=", ".join(names)
     )
-    parser.add_argument("-b", "--begin", type=_size, default=8, metavar="SIZE")
-    parser.add_argument("-e", "--end", type=_size, default=1 << 20, metavar="SIZE")
+    parser.add_argument(
+        "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
+    )
+    parser.add_argument(
+        "-e", "--end", type=_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
+    )
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
-    parser.add_argument("--backend", choices=("host", "cuda"), default="host")
+    parser.add_argument("--backend", choices=("host", "cuda"), default="host", help="(host)")
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
             f"--{name}",
@@ -234,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
             metavar="N",
             help="bounds to try on GPUs",
         )
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repeats ({REPEATS})")
     parser.add_argument(
         "--out",
         type=Path,
