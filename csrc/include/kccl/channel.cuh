@@ -262,7 +262,8 @@ class Channel {
     // credited call, and twice a period the one that scrubs. So the others make only one
     // comparison.
     KCCL_DEVICE void plan() {
-        special_ = next_scrub(state_.epoch);
+        constexpr uint32_t kHalfAPeriod = 0x80000000u;
+        special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
         const uint32_t next_epoch = state_.epoch + step_;
         if (state_.credit_due != 0 || state_.epoch == step_) special_ = next_epoch;
         if (state_.epoch == 0) special_ = next_epoch;
@@ -276,7 +277,7 @@ class Channel {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
         Status entered = kKcclOk;
-        if (scrubs_at(state_.epoch)) {
+        if ((state_.epoch << 1) == 0) {
             entered = scrub(coop_, comm_, index_, awaited());
         } else if (state_.credit_due != 0) {
             const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch};

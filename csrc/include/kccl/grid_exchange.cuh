@@ -25,7 +25,6 @@
 #include "barrier.cuh"
 #include "grid.cuh"
 #include "ll16.cuh"
-#include "scrub.cuh"
 
 namespace kccl {
 
@@ -192,7 +191,7 @@ class GridExchange {
     // exchange before. False: the wait failed. Called by all threads of a warp, after publishing.
     KCCL_DEVICE bool meet() {
         // The scrub was a barrier of all blocks.
-        if (scrubs_at(epoch_)) return true;
+        if ((epoch_ << 1) == 0) return true;
         const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
         platform::enter_call(comm_.state, kKcclGridExchange, REACH, seen.epoch);
         constexpr int kAtOnce = 2;
@@ -293,7 +292,8 @@ class GridExchange {
     // Finds the next exchange that has more to do than others: the second ever between ranks, and
     // twice a period the one that scrubs. So the others make only one comparison.
     KCCL_DEVICE void plan() {
-        special_ = next_scrub(epoch_);
+        constexpr uint32_t kHalfAPeriod = 0x80000000u;
+        special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
         if (!kIsLocal && epoch_ <= step_) special_ = 2 * step_;
     }
 
@@ -302,7 +302,7 @@ class GridExchange {
         if (!kIsLocal && epoch_ == 2 * step_ && platform::block_in_grid() == 0 && leads(block())) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
         }
-        if (scrubs_at(epoch_)) {
+        if ((epoch_ << 1) == 0) {
             const Awaited scrubbed = {kKcclGridExchange, 0, epoch_};
             leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
             platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);

@@ -12,15 +12,6 @@
 
 namespace kccl {
 
-// Whether a call of this epoch scrubs: the first epoch of each half of the period.
-KCCL_DEVICE bool scrubs_at(uint32_t epoch) { return (epoch << 1) == 0; }
-
-// The first epoch after this one that scrubs.
-KCCL_DEVICE uint32_t next_scrub(uint32_t epoch) {
-    constexpr uint32_t kHalfAPeriod = 0x80000000u;
-    return (epoch & kHalfAPeriod) + kHalfAPeriod;
-}
-
 // Called by all threads of the coop when they enter the call that is `awaited`; `index` counts
 // scratch channels.
 template <class Coop>
