@@ -2,11 +2,13 @@
 programs with the source as it is.
 
     make sim-mutations
+    .venv/bin/python tests/sim/sim_mutations.py never_scrubbed   # only this bug; writes nothing
 
 Prints one line a bug, writes them to bench/records/sim_mutations.jsonl, and exits with 1 when a bug
 is missed or a program finds something in the source as it is.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -87,10 +89,10 @@ def hunt(name):
     )
 
 
-def controls():
-    """(program, machine, number of seeds): what mutations run, each pair once."""
+def controls(bugs):
+    """(program, machine, number of seeds): what these mutations run, each pair once."""
     found = {}
-    for mutation in MUTATIONS:
+    for mutation in map(BY_NAME.get, bugs):
         key = mutation.program, tuple(mutation.machine.items())
         found[key] = max(found.get(key, 0), mutation.max_seeds)
     return [(*key, max_seeds) for key, max_seeds in found.items()]
@@ -133,18 +135,40 @@ def table(title, words, rows):
     return result
 
 
+def record(rows):
+    """Appends the document of a whole run to RECORD."""
+    machine = document.machine(0)
+    del machine["ranks"]
+    whole = {
+        "machine": machine,
+        "commit": document.commit(),
+        "command": "make sim-mutations",
+        "rows": [{"library": "simulator", **asdict(row)} for row in rows],
+    }
+    with RECORD.open("a") as file:
+        file.write(json.dumps(whole) + "\n")
+
+
 def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bugs", nargs="*", metavar="BUG", help="only these bugs")
+    asked = parser.parse_args().bugs
+    unknown = sorted(set(asked) - set(BY_NAME))
+    if unknown:
+        parser.error(f"no bug {', '.join(unknown)}; known are {', '.join(BY_NAME)}")
+    bugs = asked or list(BY_NAME)
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="kccl-mutations-") as cache:
         # These kernels are not used again.
         os.environ["KCCL_CACHE"] = cache
         cores = len(os.sched_getaffinity(0))
         with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-            cases = controls()
-            running = [pool.submit(hunt, mutation.name) for mutation in MUTATIONS]
-            running += [pool.submit(control, case) for case in cases]
+            running = [pool.submit(hunt, name) for name in bugs]
+            running += [pool.submit(control, case) for case in controls(bugs)]
             rows = [future.result() for future in running]
-    found, passed = rows[: len(MUTATIONS)], rows[len(MUTATIONS) :]
+    found, passed = rows[: len(bugs)], rows[len(bugs) :]
     console.print(table("Planted bugs", ("MISSED", "caught"), found))
     console.print(table("The source as it is", ("FAILED", "passed"), passed))
     wrong = [row for row in rows if not row.is_right]
@@ -152,16 +176,8 @@ def main():
         console.print(
             f"{row.name} {row.broken}: {row.message}", style="red", markup=False, soft_wrap=True
         )
-    machine = document.machine(0)
-    del machine["ranks"]
-    record = {
-        "machine": machine,
-        "commit": document.commit(),
-        "command": "make sim-mutations",
-        "rows": [{"library": "simulator", **asdict(row)} for row in rows],
-    }
-    with RECORD.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    if not asked:
+        record(rows)
     caught = sum(row.is_right for row in found)
     console.print(
         f"{caught} of {len(found)} bugs caught; the source as it is passes "

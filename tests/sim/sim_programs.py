@@ -18,6 +18,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cached_property
 
+import _support  # noqa: F401  # so that oracle and worlds are found
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
