@@ -30,8 +30,9 @@ def kernel_table(types: Iterable[dtypes.Dtype] = dtypes.ALL) -> str:
     Args:
         types: Element types of the kernels that reduce.
     """
+    kernels = [spec for spec in KERNELS if "host" in spec.targets]
     reductions, others = [], []
-    for spec in KERNELS:
+    for spec in kernels:
         if "class Op" in parameters(path_of(spec.name, CSRC)):
             condition = "if constexpr (!kIsInteger<T>) " if needs_floats in spec.needs else ""
             where = f"{condition}table.kernel[{spec.constant}][dtype][op]"
@@ -41,7 +42,7 @@ def kernel_table(types: Iterable[dtypes.Dtype] = dtypes.ALL) -> str:
     return "\n".join(
         (
             "// Written by csrc/host/kernel_table.py.",
-            *(f'#include "csrc/include/kccl/kernels/{spec.name}.cuh"' for spec in KERNELS),
+            *(f'#include "csrc/include/kccl/kernels/{spec.name}.cuh"' for spec in kernels),
             '#include "csrc/host/kernel_instances.h"',
             "",
             "namespace kccl::host {",

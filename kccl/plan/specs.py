@@ -189,6 +189,7 @@ KERNELS = (
         moves="bare words of each chunk to its owner, who sends every peer the result",
         counts=Counts.ELEMENTS,
         bytes_per_thread=64,
+        targets=GPUS,
         needs=(needs_peers, needs_floats),
     ),
     KernelSpec(
@@ -216,6 +217,7 @@ KERNELS = (
         moves="each rank sends every peer its chunk, reduces its own, sends every peer the result",
         counts=Counts.ELEMENTS,
         bytes_per_thread=16,
+        targets=GPUS,
         needs=(needs_peers,),
     ),
     KernelSpec(
