@@ -1,7 +1,7 @@
 """The communicator: the ranks of a job, and the calls that they make together.
 
-The path of `comm.all_reduce(x)`, file by file. C runs a call that it knows. The first call of a
-kind goes through Python, which checks and plans it, runs it, and teaches it to C.
+The path of `comm.all_reduce(x)` on the host, file by file. C runs a call that it knows. The first
+call of a kind goes through Python, which checks and plans it, runs it, and teaches it to C.
 
     csrc/host/dispatcher.cpp       does C know a call of this dtype, size, op?  yes -.
       | no                                                                           |
@@ -9,16 +9,17 @@ kind goes through Python, which checks and plans it, runs it, and teaches it to 
     collectives/prepared.py        plans the call, runs it, teaches it to C          |
       plan/choice.py                 chooses a kernel of plan/specs.py by size       |
       backends/host.py               makes the handle of the call, a KcclHostOp      |
-      or backends/cuda.py            a KcclGpuOp, with a kernel from gpu/library.py  |
       |                                                                              |
     csrc/host/fastcall.cpp         runs a handle without a Python frame   <----------'
-    csrc/host/core.cpp             calls the function in the handle: on the host the kernel,
-      |  or csrc/host/gpu.cpp      on a GPU a launch of the kernel on the stream
+    csrc/host/core.cpp             calls the kernel that the handle names
       |
     csrc/include/kccl/kernels/all_reduce_one_shot_ll16.cuh           the algorithm
       channel.cuh                    which slots the call uses, and why it may reuse them
       exchange.cuh                   pushes packets (ll16.cuh) to all ranks, waits for theirs
       mem.cuh                        load and store; the instructions are in targets/mem_*.cuh
+
+On GPUs every `comm.all_reduce(x)` goes through Python. backends/cuda.py makes a KcclGpuOp, with a
+kernel of gpu/library.py; csrc/host/gpu.cpp launches it. `op()` begins at fastcall.cpp.
 """
 
 import contextlib
@@ -134,7 +135,7 @@ class Communicator(OneSided):
         for name, limit in limits.items():
             setattr(self._backend.state, name, limit)
         self.context = Context(ranks, self._backend, env, settings.num_channels)
-        super().__init__(self.context)
+        super().__init__()
         self.all_gather = AllGather(self.context)
         self.all_reduce = AllReduce(self.context)
         self.broadcast = Broadcast(self.context)

@@ -135,11 +135,11 @@ def updated(
     new = {entry["collective"] for entry in entries}
     kept = [entry for entry in tables.get(world_size, []) if entry["collective"] not in new]
     tables[world_size] = [*entries, *kept]
-    # `merit` says why the file prefers its choices, if not because they are the fastest.
-    merit = {} if tuning is None or "merit" not in tuning else {"merit": tuning["merit"]}
+    # On which machines the file's tables were measured, as a person wrote it.
+    origin = {} if tuning is None or "origin" not in tuning else {"origin": tuning["origin"]}
     return {
         "backend": backend,
-        **merit,
+        **origin,
         "tables": [{"world_size": n, "thresholds": tables[n]} for n in sorted(tables)],
     }
 

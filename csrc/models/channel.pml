@@ -159,7 +159,7 @@ inline scrub() {
 }
 
 /* A kernel's last call ends with the kernel, which orders more than a sync. */
-/* channel.cuh leave(): if (!launch_.is_kept()) coop_.sync(); */
+/* channel.cuh leave(): if (!launch_.is_stored()) coop_.sync(); */
 /* channel.cuh leave(): if (!coop_.any(failed)) return kKcclOk; */
 inline leave() {
     if

@@ -28,7 +28,7 @@
  *   - time-outs, failures, reset;
  *   - closing a channel and opening it again, which syncs; the ends of kernels, which order what
  *     fences do;
- *   - plan(), which says beforehand where enter_special() is due;
+ *   - find_special(), which says beforehand where enter_special() is due;
  *   - the staging and the protocols that use it; other channels, which share nothing; rounds, which
  *     are calls.
  *

@@ -9,10 +9,11 @@ from .context import Context
 
 
 class OneSided:
-    """The one-sided calls of a communicator. Communicator is the only subclass."""
+    """The one-sided calls of a communicator, a part of the class Communicator."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    context: Context
+
+    def __init__(self) -> None:
         self._one_sided: dict[str, tuple[Any, Any]] = {}
 
     def put(
@@ -34,10 +35,10 @@ class OneSided:
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: An earlier call failed.
         """
-        view = self._context.backend.view(x, "x", writable=False)
+        view = self.context.backend.view(x, "x", writable=False)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        stream = self._context.backend.stream(stream, view)
+        stream = self.context.backend.stream(stream, view)
         fields = {"input": view.address, "output": address, "count": view.nbytes}
         self._run_one_sided("put", stream, peer=peer, **fields)
 
@@ -49,10 +50,10 @@ class OneSided:
         Returns:
             x.
         """
-        view = self._context.backend.view(x, "x", writable=True)
+        view = self.context.backend.view(x, "x", writable=True)
         peer = self._peer(peer)
         address = self._remote(peer, window, offset, view.nbytes)
-        stream = self._context.backend.stream(stream, view)
+        stream = self.context.backend.stream(stream, view)
         fields = {"input": address, "output": view.address, "count": view.nbytes}
         self._run_one_sided("get", stream, peer=peer, **fields)
         return x
@@ -63,7 +64,7 @@ class OneSided:
         When the peer's wait() returns, it sees this rank's earlier puts and ordinary stores.
         """
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        stream = self._context.backend.stream(stream, None)
+        stream = self.context.backend.stream(stream, None)
         self._run_one_sided("signal", stream, peer=self._peer(peer), channel=signal_id)
 
     def wait(
@@ -89,30 +90,30 @@ class OneSided:
         sender = -1 if peer is None else self._peer(peer)
         signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
         count = arguments.between("count", count, 1, 2**31 - 1)
-        stream = self._context.backend.stream(stream, None)
+        stream = self.context.backend.stream(stream, None)
         self._run_one_sided("wait", stream, peer=sender, channel=signal_id, count=count)
 
     def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
         if kernel not in self._one_sided:
-            handle = self._context.backend.op(kernel)
+            handle = self.context.backend.op(kernel)
             address = int(abi.ffi.cast("uintptr_t", handle))
             self._one_sided[kernel] = (
                 handle,
-                abi.fastcall.Op(address, None, self._context.raise_failure),
+                abi.fastcall.Op(address, None, self.context.raise_failure),
             )
         handle, op = self._one_sided[kernel]
         for name, value in fields.items():
             setattr(handle.call, name, value)
-        self._context.backend.set_stream(handle, stream)
+        self.context.backend.set_stream(handle, stream)
         op()
 
     def _peer(self, peer: Any) -> int:
-        return arguments.between("peer", peer, 0, self._context.world_size - 1)
+        return arguments.between("peer", peer, 0, self.context.world_size - 1)
 
     def _remote(self, peer: int, window: windows.Window, offset: int, nbytes: int) -> int:
         if not isinstance(window, windows.Window):
             raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
-        if window.mesh is not self._context.mesh:
+        if window.mesh is not self.context.mesh:
             raise InvalidArgument("window is another communicator's, must be this communicator's")
         offset = arguments.integer("offset", offset)
         if not 0 <= offset <= window.nbytes - nbytes:

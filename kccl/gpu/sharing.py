@@ -1,4 +1,4 @@
-"""By which way the ranks of a communicator reach each other's GPU memory; memory.py has the ways.
+"""Chooses how the ranks of a communicator share GPU memory; memory.py implements the ways.
 
 The first choice is memory with a mapping of its own, exported as a file descriptor: a survivor
 keeps a dead peer's memory. Where the driver or the container refuses that, processes use legacy IPC
@@ -114,7 +114,8 @@ def agree(
 def _check_reach(rank: int, device: driver.Device, everyone: list[tuple[str, str]]) -> None:
     known = {driver.uuid(ordinal): ordinal for ordinal in range(driver.num_devices())}
     for peer, (uuid, name) in enumerate(everyone):
-        # Of a device that this process does not see nothing is known; its memory may be reachable.
+        # This process cannot query a device that it does not see, so it assumes that it is
+        # reachable.
         if uuid in known and not driver.can_access(device.ordinal, known[uuid]):
             raise BackendError(
                 f"rank {rank} on device {device.ordinal} ({device.name}) cannot access the "

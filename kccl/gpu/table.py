@@ -1,7 +1,8 @@
 """What kccl asks of a vendor's driver: the shape of the table that cuda.py fills for NVIDIA.
 
-All other modules say neutral names: a function is an attribute of Names, and what vendors do in
-different ways is a method of Table. So another vendor's GPUs need another table, and nothing else.
+All other modules of kccl say neutral names: a function is an attribute of Names, and what vendors
+do in different ways is a method of Table. Beside its table, another vendor needs its compiler
+(library.py takes NVRTC) and the structs that csrc/host/gpu.cpp launches with.
 """
 
 from abc import ABC, abstractmethod

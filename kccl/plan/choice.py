@@ -111,14 +111,15 @@ def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = 
         if obstacles[forced]:
             raise InvalidArgument(f"algorithm {forced!r} cannot run this: {obstacles[forced]}")
         name, reason, line = forced, "asked for by name", None
+        why_others = "another was asked for by name"
     elif preferred in obstacles and not obstacles[preferred]:
         name, reason, line = preferred, "KCCL_ALGORITHM prefers it", None
+        why_others = "KCCL_ALGORITHM prefers another"
     else:
         name, reason, line = _by_tuning(request, tuning, obstacles)
+        why_others = "not chosen at this size"
     rejected = tuple(
-        (other, obstacle or f"{name} was preferred")
-        for other, obstacle in obstacles.items()
-        if other != name
+        (other, obstacle or why_others) for other, obstacle in obstacles.items() if other != name
     )
     shape = (line.blocks, line.threads) if line is not None else (0, 0)
     return Plan(name, request, reason, rejected, *shape)
@@ -130,8 +131,9 @@ def _by_tuning(
     for line in tuning.of(request.world_size):
         fits = line.up_to_bytes is None or request.nbytes <= line.up_to_bytes
         if line.collective == request.collective and fits and not obstacles[line.algorithm]:
-            bound = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
-            reason = f"{tuning.merit} for {bound}, by {Path(tuning.source).name}"
+            sizes = "any size" if line.up_to_bytes is None else f"up to {line.up_to_bytes} bytes"
+            origin = f", {tuning.origin}" if tuning.origin else ""
+            reason = f"chosen for {sizes} by {Path(tuning.source).name}{origin}"
             return line.algorithm, reason, line
     able = [name for name, obstacle in obstacles.items() if not obstacle]
     return able[-1], "no algorithm in the tuning table can run this", None

@@ -38,12 +38,12 @@ class Tuning:
     Attributes:
         source: Path of the table.
         thresholds: World size -> thresholds, by ascending size within a collective.
-        merit: Why the table prefers an algorithm, for Plan.reason.
+        origin: On which machines the table was measured, for Plan.reason.
     """
 
     source: str
     thresholds: dict[int, tuple[Threshold, ...]]
-    merit: str = "fastest"
+    origin: str = ""
 
     def of(self, world_size: int) -> tuple[Threshold, ...]:
         """The table for a world size: its own, or else the nearest larger, or else the largest."""
@@ -59,7 +59,7 @@ def read_tuning(path: Path) -> Tuning:
     """
     try:
         document = json.loads(path.read_text())
-        merit = str(document.get("merit", Tuning.merit))
+        origin = str(document.get("origin", ""))
         tables = {
             int(table["world_size"]): tuple(Threshold(**line) for line in table["thresholds"])
             for table in document["tables"]
@@ -82,7 +82,7 @@ def read_tuning(path: Path) -> Tuning:
         )
     if not tables:
         raise InvalidArgument(f"{path} has no tables, must have one for each world size measured")
-    return Tuning(str(path), tables, merit)
+    return Tuning(str(path), tables, origin)
 
 
 @lru_cache(maxsize=8)

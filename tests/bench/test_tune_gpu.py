@@ -182,10 +182,10 @@ def test_a_table_with_a_shape_that_is_none_is_refused(tmp_path, shape):
         tuning.read_tuning(path)
 
 
-def test_a_tables_merit_is_kept(tmp_path):
-    before = {"merit": "by runs on 2 H200", "tables": []}
+def test_a_tables_origin_is_kept(tmp_path):
+    before = {"origin": "measured on 2 H200", "tables": []}
     path = table(tmp_path, entry(None, LL16, 8, 64), **before)
-    assert tuning.read_tuning(path).merit == "by runs on 2 H200"
+    assert tuning.read_tuning(path).origin == "measured on 2 H200"
 
 
 def test_shapes_are_for_gpus():

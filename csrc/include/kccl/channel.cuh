@@ -80,9 +80,9 @@ class Channel {
 
     // Stores what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
-        // What failed has not happened: only a reset, which forgets all, may follow.
-        if (launch_.is_kept() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
-        keep_state();
+        // After a failure nothing is stored: only reset() may follow, and it clears everything.
+        if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
+        store_state();
         // The end of a kernel orders as much.
         if (!launch_.is_launch()) coop_.sync();
     }
@@ -192,7 +192,7 @@ class Channel {
     // This thread has sent what it sends in this call, and state() is what the next call needs.
     // Called by all threads of the coop, once in a call that leave() ends. See DependentLaunch.
     KCCL_DEVICE void sent() {
-        launch_.sent(coop_, [&] { keep_state(); });
+        launch_.sent(coop_, [&] { store_state(); });
     }
 
     // Ends a call. failed: a wait of this thread has. Called by all threads of the coop; all get
@@ -201,8 +201,9 @@ class Channel {
     KCCL_DEVICE Status leave(bool failed = false) {
         latch_.skip_vote();
         if (launch_.is_ending()) {
-            // In sent() are the threads that have entered the call.
-            if (!launch_.is_kept()) coop_.sync();
+            // The threads that entered the call wait in the sync of sent(). This thread did not
+            // enter it, so it joins them here.
+            if (!launch_.is_stored()) coop_.sync();
             if (!failed) return kKcclOk;
         } else {
             if (!coop_.any(failed)) return kKcclOk;
@@ -230,7 +231,7 @@ class Channel {
     }
 
   private:
-    KCCL_DEVICE void keep_state() const {
+    KCCL_DEVICE void store_state() const {
         if (leads(coop_)) mem::store_words(channel_state(comm_, index_), state_);
     }
 
@@ -250,7 +251,7 @@ class Channel {
         if (has_looked_) return;
         has_looked_ = true;
         offset_ = parity() * half_packets_;
-        plan();
+        find_special();
     }
 
     KCCL_DEVICE void fail() {
@@ -261,7 +262,7 @@ class Channel {
     // Finds the next call that has more to do than others: the second ever, the one after a
     // credited call, and twice a period the one that scrubs. So the others make only one
     // comparison.
-    KCCL_DEVICE void plan() {
+    KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
         const uint32_t next_epoch = state_.epoch + step_;
@@ -285,7 +286,7 @@ class Channel {
                                                 world_size());
         }
         state_.credit_due = 0;
-        plan();
+        find_special();
         if (entered != kKcclOk) fail();
         return entered;
     }

@@ -39,30 +39,30 @@ class DependentLaunch {
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
     // What this thread sends in this call is on its way. Called by all threads of the coop. Where
-    // an end is expected it also calls keep(), which stores what the next kernel must know; no
+    // an end is expected it also calls store(), which stores what the next kernel must know; no
     // thread reads that again. If the call fails after this, what is stored makes no difference:
-    // only a reset, which forgets all, may follow.
+    // only reset() may follow, and it clears everything.
     //
     // Of a chain of calls only one call's blocks wait on the device, because each call is past its
     // own wait before it lets the next one in. To let it in earlier, at a kernel's beginning, gains
     // nothing (bench/LOG.md).
-    template <class Coop, class Keep>
-    KCCL_DEVICE void sent(Coop coop, Keep keep) {
+    template <class Coop, class Store>
+    KCCL_DEVICE void sent(Coop coop, Store store) {
         if (has_dependent_) mem::launch_dependents();
         if (!is_ending_) return;
-        // All threads have read what is stored over.
+        // The leader overwrites the state only after all threads have read it.
         coop.sync();
-        keep();
-        is_kept_ = true;
+        store();
+        is_stored_ = true;
     }
-    KCCL_DEVICE bool is_kept() const { return is_kept_; }
+    KCCL_DEVICE bool is_stored() const { return is_stored_; }
 
   private:
     bool is_launch_;
     bool is_ordered_;
     bool has_dependent_ = false;
     bool is_ending_ = false;
-    bool is_kept_ = false;
+    bool is_stored_ = false;
 };
 
 }  // namespace kccl

@@ -5,7 +5,7 @@
 // different values, because the failure may come in between. So they vote before they act on it:
 // agree(), once a channel. A later failure is found by the wait that fails.
 //
-// Whatever failed has not happened: a call that follows returns the status and sends nothing.
+// After a failure every later call returns the status and sends nothing.
 #pragma once
 
 #include "wait.cuh"
@@ -36,7 +36,7 @@ class FailureLatch {
     KCCL_DEVICE bool is_usable() const {
         return has_agreed_ || !platform::warp_any(found_ != kKcclOk);
     }
-    // The coop has voted so in another way.
+    // The sync that ends a call has voted already, so agree() need not.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }
 
     // The communicator has failed, and stays so.

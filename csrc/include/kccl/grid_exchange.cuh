@@ -106,7 +106,7 @@ class GridExchange {
 
     // Stores what the next to open it must know.
     KCCL_DEVICE ~GridExchange() {
-        // What failed has not happened: only a reset, which forgets all, may follow.
+        // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (status_ != kKcclOk || epoch_ == first_epoch_) return;
         const uint32_t mine = platform::block_in_grid();
         if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);

@@ -298,7 +298,7 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/channel.cuh",
-            "kKcclNumKernels) return;\n        keep_state();",
+            "kKcclNumKernels) return;\n        store_state();",
             "kKcclNumKernels) return;",
         ),
     ),
