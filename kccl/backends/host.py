@@ -15,9 +15,9 @@ from .host_memory import HostMemory
 from .scratch import DeviceComm, Scratches
 from .settings import Settings
 
-# Polls between two looks at the clock: some 5 us when every rank has a core. A rank that shares its
-# core yields it soon, because the peer that it waits for may need that core.
-_POLLS_OWN_CORE = 400
+# Polls between two looks at the clock: some 2 us when every rank has a core. A rank that shares its
+# core from the start yields it after each poll, because its peer may need that core.
+_POLLS_OWN_CORE = 40
 _POLLS_SHARED_CORE = 1
 
 
