@@ -272,7 +272,11 @@ class Channel {
 
     KCCL_DEVICE Status enter_special() {
         const uint32_t last_epoch = state_.epoch - step_;
-        if (status() != kKcclOk) return status();
+        // So is the call after this one: after a failure no call is plain.
+        if (status() != kKcclOk) {
+            special_ = state_.epoch + step_;
+            return status();
+        }
         // Only here, so that no other call pays for the store.
         if (last_epoch == step_ && leads(coop_)) {
             mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&state_of(comm_)->contacted, 1u);
