@@ -41,7 +41,8 @@ INCLUDES = {
     # For programs without Python; device code needs none of these.
     "device_comm.h": {"abi.h"},
     "host_team.hpp": {"abi.h"},
-    "host.hpp": {"device_comm.h", "host_team.hpp"},
+    "record.hpp": {"abi.h"},
+    "host.hpp": {"device_comm.h", "host_team.hpp", "record.hpp"},
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},
