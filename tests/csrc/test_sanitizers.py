@@ -52,7 +52,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
-def _kernels_h() -> str:
+def kernels_h() -> str:
     """The kernels that the host has, for sanitize/ranks_as_threads.cpp."""
     specs = [spec for spec in KERNELS if "host" in spec.targets]
     lines = [f"constexpr int kKernels[] = {{{', '.join(spec.constant for spec in specs)}}};"]
@@ -79,7 +79,7 @@ def _build_and_run(
         spoil(csrc)
     numbers = ", ".join(str(abi.DTYPES[dtype]) for dtype in dtypes)
     (folder / "dtypes.h").write_text(f"constexpr int kDtypes[] = {{{numbers}}};\n")
-    (folder / "kernels.h").write_text(_kernels_h())
+    (folder / "kernels.h").write_text(kernels_h())
     program = folder / "ranks_as_threads"
     sources = [DRIVER, *(csrc / "host" / f"{name}.cpp" for name in SOURCES)]
     command = [compiler, *COMMON, *flags, f"-I{folder}", *sources, "-o", program]

@@ -35,16 +35,23 @@ def main(comm):
 
 print(kccl.run_threads(main, 2), kccl.run_threads(main, 2, backend="sim"))
 """
-# The lists of the tests on the host and on the simulator, and what is compiled for GPUs.
+# The lists of the tests on the host, under sanitizers, on the simulator and on GPUs, and what is
+# compiled for GPUs.
 TESTS_FIND_IT = """
+import gpu_algorithms
 import programs
 import sim_machine
+import sim_matrix
+import test_sanitizers
 from kccl.tools.warm import instances
 
 TOY = "all_reduce_toy_ll16"
 print(
     TOY in programs.algorithms_for("all_reduce", 2, "float32"),
+    "{kKcclAllReduceToyLl16," in test_sanitizers.kernels_h(),
     TOY in sim_machine.ALL_KINDS,
+    TOY in sim_matrix.COLLECTIVES and TOY in sim_matrix.FILLING,
+    TOY in {algorithm for *_, algorithm in gpu_algorithms.reductions(2)},
     TOY in {kernel for kernel, *_ in instances([2])},
 )
 """
@@ -155,8 +162,9 @@ def test_the_algorithm_is_found_built_chosen_and_right(tree):
     run(tree, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     dtypes.write_text(text)
     assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True] [True, True]\n"
-    helpers = os.pathsep.join(map(str, (tree, tree / "tests/support", tree / "tests/sim")))
-    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=helpers)
-    assert told == "True True True\n"
+    folders = [tree / "tests" / each for each in ("support", "sim", "hardware", "csrc")]
+    path = os.pathsep.join(map(str, (tree, *folders)))
+    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=path)
+    assert told == "True True True True True True\n"
     tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
     assert " passed" in run(tree, sys.executable, "-m", "pytest", "-q", *tests)

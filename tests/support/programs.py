@@ -33,9 +33,9 @@ class Step:
     late: int
 
 
-def algorithms_for(collective, world_size, dtype):
+def algorithms_for(collective, world_size, dtype, backend="host"):
     """Names of the algorithms that can run such calls."""
-    request = Request(collective, 8, world_size, "host", dtypes.of(dtype))
+    request = Request(collective, 8, world_size, backend, dtypes.of(dtype))
     specs = [spec for spec in SPECS if spec.collective == collective]
     return [spec.name for spec in specs if spec.why_not(request) is None]
 
