@@ -11,7 +11,8 @@ from kccl.plan.specs import SPECS, Request
 
 # Mostly short. Some are longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
-COLLECTIVES = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
+OF_DATA = tuple(dict.fromkeys(spec.collective for spec in SPECS if spec.collective != "barrier"))
+COLLECTIVES = ("all_reduce", *OF_DATA, "barrier")
 
 
 @dataclass(frozen=True)
