@@ -48,7 +48,6 @@ _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 # The most GPUs first.
 _WORLD_SIZES = (4, 2, 1)
-_OF_CHUNKS = ("all_gather", "reduce_scatter")
 _FEW_SIZES = ("1K", "8K", "64K", "512K")
 _MANY_SIZES = ("1K", "4K", "8K", "16K", "64K", "256K", "1M", "16M", "256M")
 _TESTS_OF_TORCH = "tests/hardware/test_torch.py"
@@ -134,7 +133,7 @@ def suites(num_gpus: int) -> list[Suite]:
             "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
         }
         if is_largest and has_peers:
-            sizes |= dict.fromkeys(_OF_CHUNKS, ("-b", "8K", "-e", "64K", "-f", "8"))
+            sizes |= dict.fromkeys(_of_chunks(), ("-b", "8K", "-e", "64K", "-f", "8"))
         peers = ("--baselines",) if has_peers else ()
         outside = {
             f"{collective}_{world_size}": (collective, *more, *peers)
@@ -155,8 +154,16 @@ def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
     within = ("grid_sync", "exchange") if is_largest else ()
     if world_size == 1:
         return within
-    others = (*_OF_CHUNKS, "broadcast") if is_largest else ()
+    others = (*_of_chunks(), "broadcast") if is_largest else ()
     return ("all_reduce", "barrier", *within, *others)
+
+
+def _of_chunks() -> list[str]:
+    """The collectives whose message consists of one chunk for each rank."""
+    # Imported late: without NumPy this program still says what is missing.
+    from ..harness.collective import NAMES, load
+
+    return [name for name in NAMES if load(name).has_chunks]
 
 
 # ---- Parts -----------------------------------------------------------------------------------

@@ -74,6 +74,11 @@ class Problem:
     in_place: bool | None
     world_size: int
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of equal length in the message: one for each rank, or 1 where it has none."""
+        return self.world_size if load(self.collective).has_chunks else 1
+
     def chunk(self, rank: int) -> slice:
         """The elements of a rank's chunk in the message."""
         length = self.count // self.world_size

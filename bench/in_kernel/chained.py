@@ -9,7 +9,7 @@ import numpy as np
 
 from ..harness.collective import Array, Problem
 from ..harness.data import count_wrong
-from .contenders import MOST_NOTED, OF_CHUNKS, InKernel, Notebook, Shape
+from .contenders import MOST_NOTED, InKernel, Notebook, Shape
 from .data import CHAINS, SHIFTS, period, short_period
 
 
@@ -71,13 +71,12 @@ class Chained(InKernel):
 
     def _enqueue(self, kernel: Any, warmup: int, calls: int, length: int, *, shifts: int) -> None:
         problem, shape, place = self._problem, self.shape, self.notebook.place
-        has_chunks = problem.collective in OF_CHUNKS
         place.launch(
             kernel,
             self._device_comm,
             self.buffers.x,
             self.buffers.out,
-            problem.count // (problem.world_size if has_chunks else 1),
+            problem.count // problem.num_chunks,
             shape.each,
             self._chain.factor(problem, self._rank, length),
             np.uint64(shifts),

@@ -30,7 +30,6 @@ _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
 # Most calls of a launch of kEach or kSkewed: enough for a 99th percentile and for random delays.
 MOST_NOTED = 2000
 _SKEWED_SHARE = 4
-OF_CHUNKS = ("reduce_scatter", "all_gather")
 _TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
 _ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 
@@ -172,8 +171,7 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
             return Shape(1, _WARP, 0)
         # Each thread polls the signal of one block.
         return Shape(most_blocks, -(-most_blocks // _WARP) * _WARP, 0)
-    has_chunks = problem.collective in OF_CHUNKS
-    nbytes = problem.nbytes // (problem.world_size if has_chunks else 1)
+    nbytes = problem.nbytes // problem.num_chunks
     payloads = -(-nbytes // _PAYLOAD_BYTES)
     threads = min(-(-payloads // _WARP) * _WARP, _THREADS)
     blocks = min(-(-payloads // threads), most_blocks)

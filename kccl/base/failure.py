@@ -1,15 +1,15 @@
-"""Makes the exception for the status of a communicator, and its text."""
+"""Makes the exception for the status of a communicator, and its text.
+
+csrc/include/kccl/record.hpp says the same in C++ programs without Python.
+"""
 
 from typing import Any
 
 from .abi import kernel_name, lib
 from .errors import Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
-_CURES = {
-    Timeout: "all ranks may go on after comm.reset()",
-    WaitFailed: "all ranks may go on after comm.reset()",
-    PeerLost: "the survivors may go on with comm.shrink()",
-}
+_AFTER_RESET = "all ranks may go on after comm.reset()"
+_WITH_SHRINK = "the survivors may go on with comm.shrink()"
 
 
 def unfinished_reset(rank: int) -> Timeout:
@@ -46,7 +46,7 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     if record.status == lib.kKcclAborted:
         return PeerLost(
             f"rank {record.rank} gave up outside of a call: an exception ended its program, or it "
-            f"called shrink(); {_CURES[PeerLost]}{caveat}",
+            f"called shrink(); {_WITH_SHRINK}{caveat}",
             rank=record.rank,
             peer=record.peer,
         )
@@ -55,15 +55,14 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     if record.status == lib.kKcclGridTooLarge:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
-            f"{record.wanted}; all ranks may go on after comm.reset()"
+            f"{record.wanted}; {_AFTER_RESET}"
         )
     if record.status == lib.kKcclMessageTooLong:
         is_exchange = record.kernel == lib.kKcclGridExchange
         limit = "exchange_bytes" if is_exchange else "max_bytes"
         return InvalidArgument(
             f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
-            f"have at most {record.wanted}, the {limit} of its device_comm(); all ranks may go "
-            "on after comm.reset()"
+            f"have at most {record.wanted}, the {limit} of its device_comm(); {_AFTER_RESET}"
         )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
@@ -81,19 +80,20 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         where, awaited = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
     kind: type[WaitFailed] = PeerLost
+    cure = _WITH_SHRINK + caveat
     if record.status == lib.kKcclTimeout:
-        kind, cause = Timeout, f"{awaited} did not arrive"
+        kind, cure, cause = Timeout, _AFTER_RESET, f"{awaited} did not arrive"
     elif record.status == lib.kKcclPeerLost:
         cause = f"the process of {peer} has ended"
     elif record.status == lib.kKcclPeerLeft:
         cause = f"{peer} has closed the communicator"
     else:
-        kind, cause, awaited = WaitFailed, f"rank {record.rank} was interrupted", "its peers"
+        kind, cure, awaited = WaitFailed, _AFTER_RESET, "its peers"
+        cause = f"rank {record.rank} was interrupted"
     waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
     source = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(
-        f"{name} on {where}: {cause}; {waited}{source}; {_CURES[kind]}"
-        f"{caveat if kind is PeerLost else ''}",
+        f"{name} on {where}: {cause}; {waited}{source}; {cure}",
         rank=record.rank,
         peer=record.peer if record.peer >= 0 else None,
         collective=name,

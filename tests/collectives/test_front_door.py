@@ -10,11 +10,10 @@ import textwrap
 
 import jedi
 import pytest
+from programs import OF_DATA
 
 import kccl
 from kccl.base.abi import fastcall
-
-COLLECTIVES = ("all_gather", "all_reduce", "broadcast", "reduce_scatter")
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +21,13 @@ def comm():
     return kccl.run_threads(lambda comm: comm, 1)[0]
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", OF_DATA)
 def test_c_answers_the_call(comm, name):
     collective = getattr(comm, name)
     assert type(collective).__call__ is fastcall.Dispatcher.__call__
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", OF_DATA)
 def test_signature_and_doc_are_those_of_the_call(comm, name):
     collective = getattr(comm, name)
     parameters = inspect.signature(collective).parameters
@@ -40,7 +39,7 @@ def test_signature_and_doc_are_those_of_the_call(comm, name):
         assert part in rest
 
 
-@pytest.mark.parametrize("name", [*COLLECTIVES, "barrier"])
+@pytest.mark.parametrize("name", [*OF_DATA, "barrier"])
 def test_help_of_the_call_and_of_the_class(comm, name):
     doc = inspect.getdoc(type(getattr(comm, name)))
     (line, *_) = doc.splitlines()
@@ -55,7 +54,7 @@ def test_an_editor_shows_arguments_and_doc():
     assert [param.name for param in found.params[:3]] == ["x", "out", "op"]
     assert "element-wise reduction" in found.docstring()
     completions = jedi.Script("import kccl\nkccl.init().").complete(2, len("kccl.init()."))
-    assert {*COLLECTIVES, "barrier", "put", "split"} <= {each.name for each in completions}
+    assert {*OF_DATA, "barrier", "put", "split"} <= {each.name for each in completions}
 
 
 RIGHT = """

@@ -1,9 +1,10 @@
-"""Every kernel with ranks as threads under ThreadSanitizer, AddressSanitizer and UBSan.
+"""Every kernel of the host with ranks as threads under ThreadSanitizer, AddressSanitizer and UBSan.
 
 A third build carries a planted bug that ThreadSanitizer must find: a check must be able to fail.
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import kccl
 from kccl.base import abi
 from kccl.base.dtypes import ALL as every_dtype
 from kccl.csrc.host.kernel_table import kernel_table
+from kccl.plan.specs import KERNELS, SPECS, needs_floats
 
 CSRC = Path(kccl.include_dir()).parent
 DRIVER = Path(__file__).parent / "sanitize" / "ranks_as_threads.cpp"
@@ -50,6 +52,17 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
+def kernels_h() -> str:
+    """The kernels that the host has, for sanitize/ranks_as_threads.cpp."""
+    specs = [spec for spec in KERNELS if "host" in spec.targets]
+    lines = [f"constexpr int kKernels[] = {{{', '.join(spec.constant for spec in specs)}}};"]
+    lines.append("constexpr Algorithm kAlgorithms[] = {")
+    for spec in filter(SPECS.__contains__, specs):
+        only_floats = "true" if needs_floats in spec.needs else "false"
+        lines.append(f'    {{{spec.constant}, "{spec.collective}", {only_floats}}},')
+    return "\n".join((*lines, "};", ""))
+
+
 def _build_and_run(
     compiler: str,
     folder: Path,
@@ -66,6 +79,7 @@ def _build_and_run(
         spoil(csrc)
     numbers = ", ".join(str(abi.DTYPES[dtype]) for dtype in dtypes)
     (folder / "dtypes.h").write_text(f"constexpr int kDtypes[] = {{{numbers}}};\n")
+    (folder / "kernels.h").write_text(kernels_h())
     program = folder / "ranks_as_threads"
     sources = [DRIVER, *(csrc / "host" / f"{name}.cpp" for name in SOURCES)]
     command = [compiler, *COMMON, *flags, f"-I{folder}", *sources, "-o", program]
@@ -100,6 +114,12 @@ def runs(
             name: pool.submit(_build_and_run, compiler, tmp_path_factory.mktemp(name), *build)
             for name, build in builds.items()
         }
+
+
+def test_the_program_has_no_list_of_algorithms_of_its_own():
+    """So a new algorithm is run without an edit there."""
+    named = set(re.findall(r"\bkKccl\w+", DRIVER.read_text()))
+    assert named & {spec.constant for spec in SPECS} == {"kKcclBarrierDirect"}
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])

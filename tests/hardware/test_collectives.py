@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+from gpu_algorithms import of_gpus, reductions, scatters_and_gathers
 
 import kccl
 from kccl import gpu
@@ -12,20 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 COUNTS = (1, 2, 3, 5, 33, 500, 4099, 40000)
-ALGORITHMS = [f"all_reduce_{name}" for name in ("one_shot_ll16", "one_shot_sentinel")]
-ALGORITHMS += [f"all_reduce_two_shot_{name}" for name in ("sentinel", "push_simple")]
 WORLD_SIZES = (1, 2, 4)
-# Of all_gather, reduce_scatter and broadcast. One rank has no peer to push to.
-PROTOCOLS = [(size, "direct_ll16") for size in WORLD_SIZES]
-PROTOCOLS += [(size, "push_simple") for size in WORLD_SIZES[1:]]
-
-
-def cases():
-    for dtype in oracle.DTYPES:
-        for op in oracle.ops_of(dtype):
-            for algorithm in ALGORITHMS:
-                if dtype in oracle.FLOATS or not algorithm.endswith("sentinel"):
-                    yield dtype, op, algorithm
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +71,7 @@ def test_all_reduce_gives_the_bits_of_the_host(world_size, kernels_are_warm):
     def on_gpu(comm):
         torch.cuda.set_device(comm.rank)
         wrong = []
-        for dtype, op, algorithm in cases():
-            if world_size == 1 and "two_shot" in algorithm:
-                continue  # there is nothing to scatter
+        for dtype, op, algorithm in reductions(world_size):
             for count in COUNTS:
                 x = to_gpu(inputs[dtype, count, comm.rank], comm.rank)
                 out = torch.empty_like(x)
@@ -121,8 +107,11 @@ def test_unaligned_arrays(world_size):
 
 
 @pytest.mark.parametrize("windows", ["vmm", "peer"])
-@pytest.mark.parametrize(("world_size", "protocol"), PROTOCOLS)
-def test_broadcast_and_barrier(world_size, protocol, windows, monkeypatch):
+@pytest.mark.parametrize(
+    ("world_size", "algorithm"),
+    [(size, name) for size in WORLD_SIZES for name in of_gpus("broadcast", size)],
+)
+def test_broadcast_and_barrier(world_size, algorithm, windows, monkeypatch):
     monkeypatch.setenv("KCCL_WINDOWS", windows)
 
     def main(comm):
@@ -131,7 +120,7 @@ def test_broadcast_and_barrier(world_size, protocol, windows, monkeypatch):
             for count in (1, 7, 1000, 300001):
                 want = torch.arange(count, dtype=torch.int32) * (root + 1)
                 x = want.cuda() if comm.rank == root else torch.zeros_like(want).cuda()
-                comm.broadcast(x, root, algorithm=f"broadcast_{protocol}")
+                comm.broadcast(x, root, algorithm=algorithm)
                 comm.barrier()
                 assert torch.equal(x.cpu(), want)
         comm.check()
@@ -258,6 +247,7 @@ def test_time_of_prepared_calls(world_size):
 @pytest.mark.parametrize("world_size", [2])
 def test_narrow_epochs_wrap(world_size, monkeypatch):
     monkeypatch.setenv("KCCL_EPOCH_BITS", "4")
+    algorithms = of_gpus("all_reduce", world_size, "float32")
 
     def main(comm):
         torch.cuda.set_device(comm.rank)
@@ -269,7 +259,7 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
                 comm.broadcast(x, turn % world_size)
                 wanted = turn + turn % world_size
             else:
-                comm.all_reduce(x, algorithm=ALGORITHMS[turn % 2])
+                comm.all_reduce(x, algorithm=algorithms[turn % len(algorithms)])
                 wanted = 2 * turn + 1
             is_right = (x == wanted).all().item()
             comm.check()
@@ -278,12 +268,14 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
     kccl.run_threads(main, world_size, backend="cuda")
 
 
-@pytest.mark.parametrize(("world_size", "protocol"), PROTOCOLS)
+@pytest.mark.parametrize(
+    ("world_size", "scatter", "gather"),
+    [(size, *pair) for size in WORLD_SIZES for pair in scatters_and_gathers(size)],
+)
 def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(
-    world_size, protocol, kernels_are_warm
+    world_size, scatter, gather, kernels_are_warm
 ):
     """In place and out of place, and with chunks that begin between words."""
-    scatter, gather = f"reduce_scatter_{protocol}", f"all_gather_{protocol}"
     inputs = {
         (dtype, count): [
             random_input(dtype, count * world_size, rank) for rank in range(world_size)

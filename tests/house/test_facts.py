@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sim_matrix
 from source_tree import ROOT, source_files
 
 from kccl.base import abi
@@ -29,6 +30,15 @@ def test_the_simulator_makes_every_kernel_of_gpus_in_its_sequences():
     text = (ROOT / "tests/kernels/sequence.cuh").read_text()
     made = set(re.findall(r"call\.kernel == (\w+)", text))
     assert {spec.constant for spec in specs.KERNELS if "sim" in spec.targets} <= made
+
+
+def test_the_simulators_matrix_has_every_collective_and_every_all_reduce():
+    rows = {
+        spec.name if spec.collective == "all_reduce" else spec.collective
+        for spec in specs.SPECS
+        if "sim" in spec.targets
+    }
+    assert rows <= set(sim_matrix.COLLECTIVES)
 
 
 def test_constants_of_kernels_are_the_abis():

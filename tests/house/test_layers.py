@@ -22,26 +22,37 @@ from kccl.backends.sim import SimBackend
 
 # ---- csrc: which header may include which ------------------------------------------------------
 
+CSRC = ROOT / "csrc"
+HEADERS = CSRC / "include/kccl"
+
+
+def name_of(path: Path) -> str:
+    """A file of csrc as the tables name it: as in "kernels/wait.cuh", "wait.cuh", "host/host.h"."""
+    return path.relative_to(HEADERS if path.is_relative_to(HEADERS) else CSRC).as_posix()
+
+
 # The targets' parts of mem.cuh, which includes one of them.
 MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
+# Names as name_of() gives them.
 INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
-    "host_idle.h": set(),
-    "sim_device.h": set(),
-    "platform.cuh": {"sim_device.h"},
+    "targets/host_idle.h": set(),
+    "targets/sim_device.h": set(),
+    "platform.cuh": {"targets/sim_device.h"},
     "abi.inc": set(),
     "abi.h": {"platform.cuh", "abi.inc"},
-    "mem.cuh": {"abi.h", *MEM},
-    "mem_cpu.cuh": set(),
-    "mem_cuda.cuh": set(),
-    "mem_hip.cuh": set(),
-    "mem_host.cuh": {"mem_cpu.cuh", "host_idle.h"},
-    "mem_sim.cuh": {"mem_cpu.cuh", "sim_device.h"},
-    "mem_copies.cuh": set(),
+    "mem.cuh": {"abi.h", *(f"targets/{name}" for name in MEM)},
+    "targets/mem_cpu.cuh": set(),
+    "targets/mem_cuda.cuh": set(),
+    "targets/mem_hip.cuh": set(),
+    "targets/mem_host.cuh": {"targets/mem_cpu.cuh", "targets/host_idle.h"},
+    "targets/mem_sim.cuh": {"targets/mem_cpu.cuh", "targets/sim_device.h"},
+    "targets/mem_copies.cuh": set(),
     # For programs without Python; device code needs none of these.
     "device_comm.h": {"abi.h"},
     "host_team.hpp": {"abi.h"},
-    "host.hpp": {"device_comm.h", "host_team.hpp"},
+    "record.hpp": {"abi.h"},
+    "host.hpp": {"device_comm.h", "host_team.hpp", "record.hpp"},
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},
@@ -62,25 +73,35 @@ INCLUDES = {
     "rounds.cuh": {"channel.cuh"},
 }
 GUIDE = (ROOT / "csrc/README.md").read_text()
-KERNELS = ROOT / "csrc/include/kccl/kernels"
+KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
 FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
-FALLS_BACK_TO = {"all_reduce_two_shot_cma_simple": {"all_reduce_two_shot_pull_simple.cuh"}}
-FOR_HOST = {
-    "abi.h",
-    "api.inc",
-    "cuda_driver.h",
-    "device_comm.h",
-    "fastcall.h",
-    "host.h",
-    "host_idle.h",
-    "kccl.cuh",
-    "kernel_instances.h",
-    "kernel_table.inc",
-    "mem.cuh",
+FALLS_BACK_TO = {
+    "kernels/all_reduce_two_shot_cma_simple.cuh": {"kernels/all_reduce_two_shot_pull_simple.cuh"}
 }
-FOR_HOST |= {"reduce.cuh", "wait.cuh"}
+# What the host core includes beside its own folder; the build writes its kernel_table.inc.
+FOR_HOST = {"abi.h", "device_comm.h", "targets/host_idle.h", "kccl.cuh", "mem.cuh"}
+FOR_HOST |= {"reduce.cuh", "wait.cuh", "host/kernel_table.inc"}
+# The simulator runs the calls that the host binds.
+FOR_SIM = {"abi.h", "targets/sim_device.h", "host/api.inc"}
+
+
+def may_include(name: str) -> set[str]:
+    """What a file of csrc may include; both as name_of() gives them."""
+    folder = name.rpartition("/")[0]
+    if folder == "kernels":
+        return FOR_KERNELS | FALLS_BACK_TO.get(name, set())
+    if name == "collectives.cuh":
+        return KERNELS | {"grid.cuh"}
+    if name == "kccl.cuh":
+        # It also includes what no kernel of the library needs.
+        return KERNELS | {"ring.cuh", "collectives.cuh"}
+    if folder in ("host", "sim"):
+        own = {name_of(path) for path in (CSRC / folder).iterdir()}
+        return own | (FOR_HOST if folder == "host" else FOR_SIM)
+    assert name in INCLUDES, f"{name}: give it a line in INCLUDES"
+    return INCLUDES[name]
 
 
 def test_the_public_headers_are_self_contained():
@@ -96,37 +117,28 @@ def test_the_guide_to_csrc_names_the_same_layers():
     rows = re.findall(r"^\| `include/kccl/(\w+)\.cuh` \|.*\| ([\w, ]+) \|$", GUIDE, re.MULTILINE)
     listed = {name: set(above.split(", ")) for name, above in rows}
     wanted = {
-        file.removesuffix(".cuh"): {Path(above).stem for above in included - MEM}
+        file.removesuffix(".cuh"): {Path(above).stem for above in included}
         for file, included in INCLUDES.items()
-        if file.endswith(".cuh") and not file.startswith(("mem", "platform"))
+        if re.fullmatch(r"\w+\.cuh", file) and not file.startswith(("mem", "platform"))
     }
     assert {name: listed[name] for name in wanted} == wanted
 
 
 def test_csrc_includes_only_what_lies_below():
     graph = include_graph()
-    assert set(INCLUDES) <= {path.name for path in graph}
+    assert set(INCLUDES) <= {name_of(path) for path in graph}
     for path, included in graph.items():
-        if path.name in INCLUDES and path.parent.name != "kernels":
-            allowed = INCLUDES[path.name]
-        elif path.parent.name == "kernels":
-            allowed = FOR_KERNELS | FALLS_BACK_TO.get(path.stem, set())
-        elif path.name == "collectives.cuh":
-            allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
-            allowed |= {"grid.cuh"}
-        elif path.name == "kccl.cuh":
-            # It also includes what no kernel of the library needs.
-            allowed = {f"{each.stem}.cuh" for each in KERNELS.iterdir()}
-            allowed |= {"ring.cuh", "collectives.cuh"}
-        elif path.parent.name == "sim":
-            allowed = {each.name for each in (ROOT / "csrc/sim").iterdir()} | {
-                "abi.h",
-                "sim_device.h",
-            }
-        else:
-            assert path.parent.name == "host", f"{path}: give it a line in INCLUDES"
-            allowed = FOR_HOST
-        assert included <= allowed, f"{path.relative_to(ROOT)} includes {included - allowed}"
+        wrong = {name_of(each) for each in included} - may_include(name_of(path))
+        assert not wrong, f"{path.relative_to(ROOT)} includes {wrong}"
+
+
+@pytest.mark.parametrize("name", ["wait.cuh", "grid_exchange.cuh"])
+def test_headers_and_kernels_of_one_name_are_told_apart(name):
+    """A kernel may include the header of its own name; no header may include the kernel."""
+    included = include_graph()[HEADERS / "kccl.cuh"]
+    assert HEADERS / "kernels" / name in included and HEADERS / name not in included
+    assert all(f"kernels/{name}" not in allowed for allowed in INCLUDES.values())
+    assert f"kernels/{name}" not in may_include(f"kernels/{name}")
 
 
 # What only the targets' parts of mem.cuh may contain -> other files, and what they may contain.
@@ -185,8 +197,8 @@ BESIDE = ("bench", "topology")
 MAY_REACH_UP = {"__main__", "__init__"}
 # The two modules of the compiled core, which belong to no folder.
 CORE = ("kccl._core", "kccl._fastcall")
-# Imports of a class of a folder above, for annotations only: they never run.
-ANNOTATED_UPWARDS = {("collectives.prepared", "kccl.comm"), ("ranks.agreement", "kccl.comm")}
+# The communicator's parts whose names begin with an underscore.
+PRIVATE = re.compile(r"\b(?:comm|communicator)\.(_\w+)")
 
 
 def room_of(module: str) -> str:
@@ -210,8 +222,15 @@ def test_kccl_imports_only_downwards():
             below = room_of(name.removeprefix("kccl."))
             if below in BESIDE:
                 assert below == "topology" or room == "tools", f"{module} imports {name}"
-            elif when != "annotation" or (module, name) not in ANNOTATED_UPWARDS:
+            else:
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
+
+
+@pytest.mark.parametrize("folder", ["kccl", "bench", "examples"])
+def test_only_the_communicator_uses_its_private_names(folder):
+    for path in python_files(folder):
+        used = PRIVATE.findall(path.read_text())
+        assert path == ROOT / "kccl/comm.py" or not used, f"{path.relative_to(ROOT)} uses {used}"
 
 
 def test_backends_are_siblings_behind_a_pure_interface():
@@ -257,8 +276,6 @@ def test_users_of_kccl_see_its_public_names_only(folder):
         text = path.read_text()
         used = set(re.findall(r"(?<![.\w/])kccl\.(\w+)", text)) - {"cuh"}
         assert used <= public, f"{path.name} uses kccl.{used - public}"
-        private = set(re.findall(r"\bcomm\.(_\w+)", text))
-        assert not private, f"{path.name} uses comm.{private}"
 
 
 # These may import torch at their top: only programs that use torch import them.

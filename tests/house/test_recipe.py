@@ -1,13 +1,16 @@
-"""The recipe of csrc/README.md, followed with a toy algorithm in a copy of the tree."""
+"""The recipes of csrc/README.md: that for an algorithm followed with a toy in a copy of the tree,
+and that for a collective compared with the files that name the collectives there are.
+"""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
-from source_tree import ROOT
+from source_tree import ROOT, source_files, without_comments
 
 # It builds the extension, for one element type.
 pytestmark = pytest.mark.timeout(400)
@@ -18,6 +21,7 @@ SPECS = "kccl/plan/specs.py"
 SEQUENCE = "tests/kernels/sequence.cuh"
 LOG = "bench/LOG.md"
 TABLE = "kccl/plan/tables/host.json"
+TABLES = "kccl/plan/tables/*.json"
 NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
 FINDS_IT = """
 import numpy as np
@@ -35,26 +39,42 @@ def main(comm):
 
 print(kccl.run_threads(main, 2), kccl.run_threads(main, 2, backend="sim"))
 """
-# The lists of the tests on the host and on the simulator, and what is compiled for GPUs.
+# The lists of the tests on the host, under sanitizers, on the simulator and on GPUs, and what is
+# compiled for GPUs.
 TESTS_FIND_IT = """
+import gpu_algorithms
 import programs
 import sim_machine
+import sim_matrix
+import test_sanitizers
 from kccl.tools.warm import instances
 
 TOY = "all_reduce_toy_ll16"
 print(
     TOY in programs.algorithms_for("all_reduce", 2, "float32"),
+    "{kKcclAllReduceToyLl16," in test_sanitizers.kernels_h(),
     TOY in sim_machine.ALL_KINDS,
+    TOY in sim_matrix.COLLECTIVES and TOY in sim_matrix.FILLING,
+    TOY in {algorithm for *_, algorithm in gpu_algorithms.reductions(2)},
     TOY in {kernel for kernel, *_ in instances([2])},
 )
 """
 
 
+GUIDE = (ROOT / "csrc/README.md").read_text()
+FOR_AN_ALGORITHM, FOR_A_COLLECTIVE = GUIDE.split("## Adding a")[1:]
+
+
 def recipe():
-    """The files that the recipe names."""
-    text = (ROOT / "csrc/README.md").read_text()
-    steps = text[text.index("## Adding an algorithm") : text.index("## Adding a collective")]
-    return set(re.findall(r"^\d\. `([^`]+)`", steps, re.MULTILINE))
+    """The files that the recipe for an algorithm names."""
+    return set(re.findall(r"^\d\. `([^`]+)`", FOR_AN_ALGORITHM, re.MULTILINE))
+
+
+def names_collectives(path):
+    """Whether a file names two collectives that have nothing else in common."""
+    text = path.read_text() if path.suffix in (".py", ".json") else without_comments(path)
+    text = text.replace("_", "").lower()
+    return "reducescatter" in text and "allgather" in text
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +163,29 @@ def test_the_recipe_names_what_was_touched(tree):
     }
 
 
+def test_the_recipe_for_a_collective_names_every_file_that_names_collectives():
+    """The other tests take some collectives as examples."""
+    named = set(re.findall(r"`([\w<>.]+/[^` ]+\.\w+)`", FOR_A_COLLECTIVE))
+    patterns = [re.sub(r"\[?_?<\w+>\]?", "*", each) for each in {*named, *recipe(), TABLES}]
+    missing = []
+    for path in source_files(".", "py", "json", "cuh", "h", "hpp", "inc", "cpp"):
+        where = path.relative_to(ROOT).as_posix()
+        is_other = path.name.startswith("test_") or "/mutations/" in where
+        is_named = any(fnmatch(where, pattern) for pattern in patterns)
+        if names_collectives(path) and not is_other and not is_named:
+            missing.append(where)
+    assert missing == []
+    for each in named:
+        text = (ROOT / each.replace("<collective>", "broadcast")).read_text()
+        assert re.search("reduce_scatter|broadcast", text), f"{each} names no collective"
+
+
+def test_contributing_has_no_recipe_of_its_own():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert "[csrc/README.md](csrc/README.md)" in text
+    assert "new collective" not in text and "sequence.cuh" not in text
+
+
 def test_the_algorithm_is_found_built_chosen_and_right(tree):
     # For one element type and without optimisation: it builds in a tenth of the time.
     dtypes, setup = tree / "kccl/base/dtypes.py", tree / "setup.py"
@@ -155,8 +198,9 @@ def test_the_algorithm_is_found_built_chosen_and_right(tree):
     run(tree, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     dtypes.write_text(text)
     assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True] [True, True]\n"
-    helpers = os.pathsep.join(map(str, (tree, tree / "tests/support", tree / "tests/sim")))
-    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=helpers)
-    assert told == "True True True\n"
+    folders = [tree / "tests" / each for each in ("support", "sim", "hardware", "csrc")]
+    path = os.pathsep.join(map(str, (tree, *folders)))
+    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=path)
+    assert told == "True True True True True True\n"
     tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
     assert " passed" in run(tree, sys.executable, "-m", "pytest", "-q", *tests)

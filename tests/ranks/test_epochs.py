@@ -12,6 +12,7 @@ import pytest
 from programs import random_program, run_program
 
 import kccl
+from kccl.plan.specs import BY_NAME
 
 
 @pytest.fixture(params=[4, 8])
@@ -66,7 +67,6 @@ def broadcast_run(comm, algorithm, number):
         oracle.assert_same(x, want, algorithm, number, part, comm.rank)
 
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # Kernel -> the calls, and how many epochs they take.
 VICTIMS = {
     "all_reduce_one_shot_ll16": (reduce_long, 1),
@@ -85,7 +85,7 @@ def filler(comm, name):
     """A prepared call that writes few words of the channel."""
     if name == "barrier_direct":
         return comm.barrier
-    collective = next(each for each in COLLECTIVES if name.startswith(each))
+    collective = BY_NAME[name].collective
     x = np.zeros(comm.world_size if collective == "reduce_scatter" else 1, np.int32)
     return getattr(comm, collective).prepare(x, algorithm=name)
 

@@ -6,13 +6,12 @@ import time
 import numpy as np
 import oracle
 import pytest
-from programs import algorithms_for
+from programs import OF_DATA, algorithms_for
 
 import kccl
 
 LIMIT = 0.15
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-CALLS = {name: each for each in COLLECTIVES for name in algorithms_for(each, 3, "float32")}
+CALLS = {name: each for each in OF_DATA for name in algorithms_for(each, 3, "float32")}
 CALLS |= {"barrier_direct": "barrier"}
 
 

@@ -9,23 +9,11 @@ from dataclasses import astuple, dataclass, field
 from itertools import product
 
 import numpy as np
-from sim_machine import (
-    BROADCAST,
-    BROADCAST_PUSH,
-    GATHER,
-    GATHER_PUSH,
-    LL16,
-    PUSH,
-    SCATTER,
-    SCATTER_PUSH,
-    SENTINEL,
-    STAGING_BYTES,
-    TWO_SHOT_SENTINEL,
-    Machine,
-)
+from sim_machine import LL16, SENTINEL, STAGING_BYTES, Machine
 from sim_programs import Script
 
 from kccl.jit import cache
+from kccl.plan.specs import SPECS
 
 # In bytes. None: an odd number of elements, or of bytes for a call that counts bytes.
 SIZES = {"0": 0, "8": 8, "odd": None, "8K": 8192, "64K": 65536}
@@ -68,10 +56,22 @@ def _num_bytes(size):
     return _ODD if SIZES[size] is None else SIZES[size]
 
 
-def _either(rng, packets, push, nbytes, num_parts):
-    """One of the two kernels: `push` only if its part of the staging takes few rounds."""
+def _of(collective):
+    """The kernels among which a call of the collective chooses on GPUs, and so on the simulator."""
+    return [spec for spec in SPECS if spec.collective == collective and "sim" in spec.targets]
+
+
+def _any_of(collective, rng, nbytes, num_parts):
+    """Any of its kernels; one that stages the message only if its part takes few rounds."""
+    specs = _of(collective)
+    spec = specs[rng.integers(len(specs))]
     is_short = nbytes <= _MOST_ROUNDS * STAGING_BYTES // num_parts
-    return push if bool(rng.integers(2)) and is_short else packets
+    return (spec if is_short or not _stages(spec) else specs[0]).name
+
+
+def _stages(spec):
+    """Whether long messages go through the staging in rounds, without packets."""
+    return spec.protocol == "simple"
 
 
 def _all_reduce(kernel):
@@ -87,7 +87,7 @@ def _all_reduce(kernel):
 def _reduce_scatter(script, actors, size, rng):
     in_place = bool(rng.integers(2))
     shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
-    kernel = _either(rng, SCATTER, SCATTER_PUSH, _num_bytes(size), script.world_size)
+    kernel = _any_of("reduce_scatter", rng, _num_bytes(size), script.world_size)
     for actor in actors:
         script.scatter(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
 
@@ -95,7 +95,7 @@ def _reduce_scatter(script, actors, size, rng):
 def _all_gather(script, actors, size, rng):
     in_place = bool(rng.integers(2))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
-    kernel = _either(rng, GATHER, GATHER_PUSH, _num_bytes(size), script.world_size)
+    kernel = _any_of("all_gather", rng, _num_bytes(size), script.world_size)
     for actor in actors:
         script.gather(actor, kernel, _num_bytes(size), in_place=in_place, shifts=shifts)
 
@@ -103,7 +103,7 @@ def _all_gather(script, actors, size, rng):
 def _broadcast(script, actors, size, rng):
     root = int(rng.integers(script.world_size))
     shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
-    kernel = _either(rng, BROADCAST, BROADCAST_PUSH, _num_bytes(size), 1)
+    kernel = _any_of("broadcast", rng, _num_bytes(size), 1)
     for actor in actors:
         script.broadcast(actor, _num_bytes(size), root, kernel=kernel, shifts=shifts)
 
@@ -153,11 +153,9 @@ def _exchange(script, actors, size, rng):
         script.reduce(actor, LL16, _count(script, size), source=source)
 
 
+# Each algorithm of all_reduce has a row of its own, the other collectives one for all of theirs.
 COLLECTIVES = {
-    LL16: _all_reduce(LL16),
-    SENTINEL: _all_reduce(SENTINEL),
-    TWO_SHOT_SENTINEL: _all_reduce(TWO_SHOT_SENTINEL),
-    PUSH: _all_reduce(PUSH),
+    **{spec.name: _all_reduce(spec.name) for spec in _of("all_reduce")},
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "broadcast": _broadcast,
@@ -174,9 +172,9 @@ CELLS = tuple(
 # Collectives in which all blocks of a kernel take part.
 GRIDS = ("grid_sync", "exchange")
 # Short calls on the same channel, between those of a cell's collective.
-_FILLING = (LL16, SENTINEL, TWO_SHOT_SENTINEL)
-_FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
-_FILLERS = tuple(COLLECTIVES[name] for name in _FILLING)
+FILLING = tuple(spec.name for spec in _of("all_reduce") if not _stages(spec))
+FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
+_FILLERS = tuple(COLLECTIVES[name] for name in FILLING)
 
 
 # ---- A cell's programs -------------------------------------------------------------------------

@@ -28,8 +28,6 @@ from sim_machine import (
     BARRIER,
     BROADCAST,
     LL16,
-    SENTINEL,
-    TWO_SHOT_SENTINEL,
     Outcome,
     compiled,
     sequence,
@@ -38,6 +36,7 @@ from worlds import World
 
 from kccl.base import abi
 from kccl.base.abi import ffi
+from kccl.plan.specs import BY_NAME, needs_floats
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
 _GAP = 16  # bytes between arrays, so that a write beyond an end shows
@@ -205,7 +204,7 @@ class Script(Chunks):
             source: The input; None for a new one.
             absent: Ranks that do not make the call.
         """
-        armed = kernel in (SENTINEL, TWO_SHOT_SENTINEL)
+        armed = needs_floats in BY_NAME[kernel].needs
         values = self.inputs(count, armed=armed) if source is None else list(source.values)
         want = oracle.all_reduce(values, self.op)
         what = f"result of {kernel}, {count} {self.dtype}"

@@ -11,7 +11,8 @@ from kccl.plan.specs import SPECS, Request
 
 # Mostly short. Some are longer than a packet slot, so that a call takes several epochs.
 COUNTS = (0, 1, 2, 5, 33, 200, 900, 2500)
-COLLECTIVES = ("all_reduce", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier")
+OF_DATA = tuple(dict.fromkeys(spec.collective for spec in SPECS if spec.collective != "barrier"))
+COLLECTIVES = ("all_reduce", *OF_DATA, "barrier")
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Step:
     late: int
 
 
-def algorithms_for(collective, world_size, dtype):
+def algorithms_for(collective, world_size, dtype, backend="host"):
     """Names of the algorithms that can run such calls."""
-    request = Request(collective, 8, world_size, "host", dtypes.of(dtype))
+    request = Request(collective, 8, world_size, backend, dtypes.of(dtype))
     specs = [spec for spec in SPECS if spec.collective == collective]
     return [spec.name for spec in specs if spec.why_not(request) is None]
 

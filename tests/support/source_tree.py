@@ -43,11 +43,14 @@ def without_comments(path: Path) -> str:
 
 
 @cache
-def include_graph() -> dict[Path, set[str]]:
-    """Names of the repository's files that each file of csrc includes."""
+def include_graph() -> dict[Path, set[Path]]:
+    """The repository's files that each file of csrc includes.
+
+    A file that the build writes, as kernel_table.inc, is named as if it lay beside its reader.
+    """
     return {
         path: {
-            Path(target).name
+            (path.parent / target).resolve()
             for target in re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE)
         }
         for path in source_files("csrc", "cuh", "h", "hpp", "inc", "cpp")

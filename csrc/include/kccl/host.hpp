@@ -19,17 +19,15 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cctype>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "device_comm.h"
 #include "host_team.hpp"
+#include "record.hpp"
 
 namespace kccl::host {
 
@@ -137,51 +135,6 @@ struct Failure : Error {
     Failure(const std::string& sentence, const KcclRecord& why) : Error(sentence), record(why) {}
     KcclRecord record;
 };
-
-// An enumerator's name, from the compiler: "kKcclBarrierDirect".
-template <KcclKernel kernel>
-std::string spelled() {
-    const std::string all = __PRETTY_FUNCTION__;
-    const std::size_t begin = all.rfind("kKccl");
-    return all.substr(begin, all.find_first_of(";]>", begin) - begin);
-}
-
-// The name of a kernel's file: "barrier_direct".
-template <std::size_t... kernels>
-std::string kernel_name(uint32_t kernel, std::index_sequence<kernels...>) {
-    const std::string names[] = {spelled<static_cast<KcclKernel>(kernels)>()...};
-    if (kernel >= sizeof...(kernels)) return "a ring of stages";
-    std::string name;
-    for (const char letter : names[kernel].substr(std::strlen("kKccl"))) {
-        if (std::isupper(letter) != 0 && !name.empty()) name += '_';
-        name += static_cast<char>(std::tolower(letter));
-    }
-    return name;
-}
-
-// A record in words, for the rank that reads it.
-inline std::string sentence(const KcclRecord& record, int reader) {
-    const auto text = [](auto number) { return std::to_string(number); };
-    const std::string rank = "rank " + text(record.rank);
-    const std::string told = record.rank == reader ? "" : " (rank " + text(reader) + " heard it)";
-    if (record.status == kKcclAborted) return rank + " gave up outside of a call" + told;
-    const bool is_of_blocks = record.kernel == kKcclGridSync || record.kernel == kKcclGridExchange;
-    const std::string name =
-        kernel_name(record.kernel, std::make_index_sequence<kKcclNumKernels>()) +
-        (is_of_blocks ? " with block " : " on channel ") + text(record.channel);
-    if (record.status == kKcclMessageTooLong || record.status == kKcclGridTooLarge) {
-        const char* unit = record.status == kKcclGridTooLarge ? " blocks" : " bytes";
-        return name + ": " + text(record.seen) + unit + " on " + rank + ", must be at most " +
-               text(record.wanted) + told;
-    }
-    std::string peer = record.peer < 0 ? "any peer" : "peer " + text(record.peer);
-    peer += record.status == kKcclTimeout    ? " did not arrive"
-            : record.status == kKcclPeerLeft ? " has left the communicator"
-                                             : " ended the wait";
-    return name + ": " + peer + "; " + rank + " waited for it: epoch seen " + text(record.seen) +
-           ", wanted " + text(record.wanted) + ", after " +
-           text(static_cast<double>(record.waited_ns) * 1e-9) + " s" + told;
-}
 
 // ---- The communicator ---------------------------------------------------------------------------
 

@@ -1,6 +1,13 @@
-// Ranks as threads of one process: the host core and every kernel under a sanitizer, without
-// Python. Exits with 1 at the first wrong result. tests/csrc/test_sanitizers.py builds it, and
-// writes dtypes.h: kDtypes, the element types that the kernels were compiled for.
+// Ranks as threads of one process: the host core and every kernel that the host has, under a
+// sanitizer, without Python. Exits with 1 at the first wrong result, or if a kernel was not called.
+// tests/csrc/test_sanitizers.py builds it, and writes two headers that world.h includes:
+//
+//     dtypes.h    kDtypes: the element types that the kernels were compiled for
+//     kernels.h   kKernels: every kernel that the host has
+//                 kAlgorithms: those of them among which a plan chooses
+//
+// Kernels for GPUs only stay out: the simulator runs those. A kernel is one block here, so
+// grid_sync waits for nobody.
 //
 // Windows are ordinary memory that the threads share, so that ThreadSanitizer sees every access to
 // them and knows only the order that the source asks for.
@@ -113,26 +120,26 @@ void all_gather(const Rank& rank, int kernel, uint64_t num_bytes, int channel, u
     }
 }
 
-bool is_all_reduce(int kernel) {
-    return kernel == kKcclAllReduceOneShotLl16 || kernel == kKcclAllReduceOneShotSentinel ||
-           kernel == kKcclAllReduceOneShotPullSimple || kernel == kKcclAllReduceTwoShotPullSimple ||
-           kernel == kKcclAllReduceTwoShotCmaSimple;
+// A call of a collective by one of its algorithms: a sum of float32, or plain bytes.
+void any_collective(const Rank& rank, const Algorithm& algorithm, uint64_t num_bytes, int channel,
+                    uint64_t seed) {
+    const auto [kernel, collective, needs_floats] = algorithm;
+    if (collective == "barrier") {
+        call(rank, kernel, {nullptr, nullptr, 0, 0, channel});
+    } else if (collective == "all_reduce") {
+        all_reduce(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0, false);
+    } else if (collective == "reduce_scatter") {
+        reduce_scatter(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
+                       false);
+    } else if (collective == "all_gather") {
+        all_gather(rank, kernel, num_bytes, channel, seed, 0, false);
+    } else if (collective == "broadcast") {
+        const int root = int(oracle::mix(seed, 5, 0) % uint64_t(rank.comm.world_size));
+        broadcast(rank, kernel, root, num_bytes, channel, seed, 0);
+    } else {
+        check(false, "kernel %d is of a new collective: give it a call here", kernel);
+    }
 }
-
-bool is_reduce_scatter(int kernel) {
-    return kernel == kKcclReduceScatterDirectLl16 || kernel == kKcclReduceScatterPullSimple;
-}
-
-bool is_all_gather(int kernel) {
-    return kernel == kKcclAllGatherDirectLl16 || kernel == kKcclAllGatherPullSimple;
-}
-
-constexpr int kCollectives[] = {kKcclAllReduceOneShotLl16,       kKcclAllReduceOneShotSentinel,
-                                kKcclAllReduceOneShotPullSimple, kKcclAllReduceTwoShotPullSimple,
-                                kKcclAllReduceTwoShotCmaSimple,  kKcclReduceScatterDirectLl16,
-                                kKcclReduceScatterPullSimple,    kKcclAllGatherDirectLl16,
-                                kKcclAllGatherPullSimple,        kKcclBroadcastDirectLl16,
-                                kKcclBroadcastPullSimple,        kKcclBarrierDirect};
 
 // ---- Scenarios --------------------------------------------------------------------------------
 
@@ -142,33 +149,34 @@ void matrix(const Rank& rank) {
     const uint64_t lengths[] = {
         8, 16, 24, 72, kPacketBytes, kStagingBytes - 8, kStagingBytes + 8, 3 * kStagingBytes + 40};
     uint64_t seed = 0;
-    for (const int kernel : kCollectives) {
-        if (!is_all_reduce(kernel) && !is_reduce_scatter(kernel)) continue;
-        for (const int dtype : kDtypes) {
-            if (kernel == kKcclAllReduceOneShotSentinel && oracle::is_integer(dtype)) continue;
-            for (int op = 0; op < kKcclNumOps; ++op) {
-                if (op == kKcclAvg && oracle::is_integer(dtype)) continue;
+    for (const auto& [kernel, collective, needs_floats] : kAlgorithms) {
+        if (collective == "all_gather") {
+            for (const uint64_t length : lengths) {
+                all_gather(rank, kernel, length - seed % 8, 0, seed, seed % 3, seed % 5 < 2);
+                ++seed;
+            }
+        } else if (collective == "broadcast") {
+            for (int root = 0; root < rank.comm.world_size; ++root) {
                 for (const uint64_t length : lengths) {
-                    // Every second message is one element shorter. Some begin on odd addresses.
-                    const uint64_t count = length / kItemBytes[dtype] - (seed % 2 && length > 8);
-                    const auto reduce = is_all_reduce(kernel) ? all_reduce : reduce_scatter;
-                    reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
+                    broadcast(rank, kernel, root, length - seed % 8, 1, seed, seed % 3);
                     ++seed;
                 }
             }
-        }
-    }
-    for (const int kernel : {kKcclAllGatherDirectLl16, kKcclAllGatherPullSimple}) {
-        for (const uint64_t length : lengths) {
-            all_gather(rank, kernel, length - seed % 8, 0, seed, seed % 3, seed % 5 < 2);
-            ++seed;
-        }
-    }
-    for (const int kernel : {kKcclBroadcastDirectLl16, kKcclBroadcastPullSimple}) {
-        for (int root = 0; root < rank.comm.world_size; ++root) {
-            for (const uint64_t length : lengths) {
-                broadcast(rank, kernel, root, length - seed % 8, 1, seed, seed % 3);
-                ++seed;
+        } else if (collective != "barrier") {
+            const bool is_whole = collective == "all_reduce";
+            for (const int dtype : kDtypes) {
+                if (needs_floats && oracle::is_integer(dtype)) continue;
+                for (int op = 0; op < kKcclNumOps; ++op) {
+                    if (op == kKcclAvg && oracle::is_integer(dtype)) continue;
+                    for (const uint64_t length : lengths) {
+                        // Every second message is one element shorter. Some begin on odd addresses.
+                        const uint64_t count =
+                            length / kItemBytes[dtype] - (seed % 2 && length > 8);
+                        const auto reduce = is_whole ? all_reduce : reduce_scatter;
+                        reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
+                        ++seed;
+                    }
+                }
             }
         }
     }
@@ -177,24 +185,11 @@ void matrix(const Rank& rank) {
 // The same random sequence of calls on every rank, each rank at its own pace.
 void mixture(const Rank& rank, int num_calls, uint64_t seed) {
     for (int i = 0; i < num_calls; ++i, ++seed) {
-        const int kernel = kCollectives[oracle::mix(seed, 1, 0) % std::size(kCollectives)];
+        const Algorithm& algorithm = kAlgorithms[oracle::mix(seed, 1, 0) % std::size(kAlgorithms)];
         const int channel = int(oracle::mix(seed, 2, 0) % kNumChannels);
         const uint64_t num_bytes = 8 + oracle::mix(seed, 3, 0) % (2 * kStagingBytes);
         if (oracle::mix(seed, 4, rank.comm.rank) % 4 == 0) std::this_thread::yield();
-        if (kernel == kKcclBarrierDirect) {
-            call(rank, kernel, {nullptr, nullptr, 0, 0, channel});
-        } else if (is_all_reduce(kernel)) {
-            all_reduce(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
-                       false);
-        } else if (is_reduce_scatter(kernel)) {
-            reduce_scatter(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
-                           false);
-        } else if (is_all_gather(kernel)) {
-            all_gather(rank, kernel, num_bytes, channel, seed, 0, false);
-        } else {
-            const int root = int(oracle::mix(seed, 5, 0) % uint64_t(rank.comm.world_size));
-            broadcast(rank, kernel, root, num_bytes, channel, seed, 0);
-        }
+        any_collective(rank, algorithm, num_bytes, channel, seed);
     }
 }
 
@@ -222,6 +217,25 @@ void ring(World& world, Rank& rank) {
         check(received == sent, "rank %d got back other bytes than it put", rank.comm.rank);
         // Nobody puts the next turn's bytes before all have read this turn's.
         call(rank, kKcclBarrierDirect, {nullptr, nullptr, 0, 0, 0});
+    }
+}
+
+// Exchanges of one block of each rank. They go round the board's slots, and the epochs wrap.
+void exchanges(const Rank& rank) {
+    constexpr uint64_t kSliceBytes = 24;
+    const int world_size = rank.comm.world_size;
+    std::vector<uint8_t> slice(kSliceBytes), all(kSliceBytes * world_size);
+    for (uint64_t turn = 0; turn < 40; ++turn) {
+        for (uint64_t i = 0; i < kSliceBytes; ++i) {
+            slice[i] = uint8_t(oracle::mix(turn, uint64_t(rank.comm.rank), i));
+        }
+        call(rank, kKcclGridExchange, {all.data(), slice.data(), kSliceBytes});
+        for (uint64_t i = 0; i < all.size(); ++i) {
+            check(all[i] == uint8_t(oracle::mix(turn, i / kSliceBytes, i % kSliceBytes)),
+                  "byte %zu of exchange %zu is wrong on rank %d", size_t(i), size_t(turn),
+                  rank.comm.rank);
+        }
+        call(rank, kKcclGridSync, {nullptr, nullptr, 3});
     }
 }
 
@@ -305,16 +319,16 @@ int main() {
         wide.run([&](Rank& rank) { ring(wide, rank); });
         World narrow(world_size, 4);
         narrow.run([](Rank& rank) { mixture(rank, 300, 2000); });
-        for (const int kernel : kCollectives) {
+        narrow.run(exchanges);
+        for (const Algorithm& algorithm : kAlgorithms) {
             // A broadcast's root waits for no rank, so a late rank that is not the root causes no
             // time-out.
-            const bool is_broadcast =
-                kernel == kKcclBroadcastDirectLl16 || kernel == kKcclBroadcastPullSimple;
-            if (!is_broadcast) late_rank(world_size, kernel);
+            if (algorithm.collective != "broadcast") late_rank(world_size, algorithm.kernel);
         }
         abort_of_rank_0(world_size);
     }
     probes();
+    for (const int kernel : kKernels) check(called[kernel], "kernel %d was not called", kernel);
     std::puts("all results are right");
     return 0;
 }

@@ -3,9 +3,11 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -13,6 +15,17 @@
 #include "csrc/include/kccl/device_comm.h"
 #include "dtypes.h"
 #include "oracle.h"
+
+// One of the kernels that run a collective.
+struct Algorithm {
+    int kernel;  // KcclKernel
+    std::string_view collective;
+    bool needs_floats;
+};
+#include "kernels.h"
+
+// Which kernels were called. Relaxed, so that it orders nothing that the calls do not.
+inline std::atomic<bool> called[kKcclNumKernels];
 
 constexpr uint64_t kPatientNs = 30'000'000'000;
 constexpr size_t kUserBytes = 4096;
@@ -102,6 +115,7 @@ inline KcclHostOp bind(const Rank& rank, int kernel, const Arguments& arguments)
 
 inline uint32_t try_call(const Rank& rank, int kernel, const Arguments& arguments) {
     KcclHostOp op = bind(rank, kernel, arguments);
+    called[kernel].store(true, std::memory_order_relaxed);
     return kccl_host_run(&op);
 }
 
