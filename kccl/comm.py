@@ -68,7 +68,7 @@ class Communicator(OneSided):
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
-        local_rank: Index of this rank within the machine.
+        local_rank: Index of this process within the machine; the same in all parts of a job.
         launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Number of channels, for the `channel` arguments.
@@ -244,8 +244,8 @@ class Communicator(OneSided):
         arguments.between("channels", channels, 1, 2**20)
         arguments.between("max_bytes", max_bytes, 1, 2**31)
         arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
-        sizes = channels, max_bytes, exchange_bytes
-        return self._backend.device_comm(*sizes, self._env.first_timeout)
+        timeout = self._env.first_timeout
+        return self._backend.device_comm(channels, max_bytes, exchange_bytes, timeout)
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
@@ -257,8 +257,6 @@ class Communicator(OneSided):
             Timeout, PeerLost: A rank did not come, or went.
         """
         self.context.check_usable()
-
-    # ---- Plans -------------------------------------------------------------------------------
 
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
         """The plan of a call of `nbytes`, as nccl-tests counts them. `.explain()` says why."""
@@ -290,15 +288,18 @@ class Communicator(OneSided):
         """Splits the ranks into communicators, one for each `color`. Collective.
 
         Args:
-            color: Ranks with equal colors get a communicator together; None: none for this rank.
-            key: Orders the ranks of the new communicator. Ranks with equal keys keep their order.
+            color: An integer. Ranks with equal colors get a communicator together; None: none.
+            key: An integer. Orders the ranks of the new communicator. Ranks with equal keys keep their order.
 
         Returns:
             The communicator of this rank's color; None for a color of None.
 
         Raises:
+            InvalidArgument: color or key is no integer. Nothing was sent.
             Timeout, PeerLost: A rank did not come, or went.
         """
+        color = None if color is None else arguments.integer("color", color)
+        key = arguments.integer("key", key)
         self.context.check_usable()
         ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
         return None if ranks is None else self._part(ranks)
@@ -352,7 +353,7 @@ class Communicator(OneSided):
                 ranks,
                 self._env,
                 launcher=self.launcher,
-                local_rank=ranks.rank,
+                local_rank=self.local_rank,
                 settings=self._settings,
                 opens=self._opens,
             )

@@ -277,3 +277,22 @@ def test_arguments_of_numpy():
         assert comm.plan("all_reduce", np.int64(8), np.float32).request.nbytes == 8
 
     kccl.run_threads(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"color": (1,)}, r"color is \(1,\), must be an integer"),
+        ({"color": 1.0}, "color is 1.0, must be an integer"),
+        ({"color": 0, "key": "a"}, "key is 'a', must be an integer"),
+    ],
+)
+def test_colors_and_keys_of_split(options, message):
+    def main(comm):
+        with pytest.raises(kccl.InvalidArgument, match=message):
+            comm.split(**options)
+        # Nothing was sent, so the ranks still agree.
+        part = comm.split(np.int64(comm.rank % 2), key=np.int32(-comm.rank))
+        return part.rank, part.world_size, part.local_rank
+
+    assert kccl.run_threads(main, 3) == [(1, 2, 0), (0, 1, 1), (0, 2, 2)]

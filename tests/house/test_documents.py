@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from device_compilers import find_nvrtc
 
+import kccl
 from kccl.bench import readme
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,23 @@ def test_readme_python_block_for_torch(folder):
     program.write_text(block + "assert x.tolist() == [2.0] * 4, x\nassert (y == 4).all()\n")
     done = run([*torchrun(program), program], folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_readme_kernel():
+    """It compiles for GPUs, and the simulator runs it with two blocks."""
+    (source,) = re.findall(r"```cpp\n(.*?)```", README, re.DOTALL)
+    source = "#include <kccl/kccl.cuh>\n" + source
+    module = kccl.compile(source, ["mine"])
+
+    def main(comm):
+        x = np.full(14, comm.rank + 1, np.float32)
+        device_comm = comm.device_comm(channels=2, max_bytes=28)
+        module.kernel("mine")(comm, device_comm, x, np.uint64(7), np.int32(3), grid=2, block=64)
+        return x.tolist()
+
+    assert kccl.run_threads(main, 2, backend="sim") == [[12.0] * 14] * 2
+    if find_nvrtc() is not None:
+        assert kccl.compile(source, ["mine"], target="cuda", arch="sm_90a").names == ("mine",)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

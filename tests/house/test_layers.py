@@ -38,7 +38,8 @@ INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
     "targets/host_idle.h": set(),
     "targets/sim_device.h": set(),
-    "platform.cuh": {"targets/sim_device.h"},
+    "targets/sim_cuda.h": set(),
+    "platform.cuh": {"targets/sim_device.h", "targets/sim_cuda.h"},
     "abi.inc": set(),
     "abi.h": {"platform.cuh", "abi.inc"},
     "mem.cuh": {"abi.h", *(f"targets/{name}" for name in MEM)},

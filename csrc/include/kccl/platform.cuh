@@ -275,3 +275,7 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
 }
 
 }  // namespace kccl::platform
+
+#if defined(KCCL_TARGET_SIM)
+#include "targets/sim_cuda.h"
+#endif
