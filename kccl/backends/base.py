@@ -1,7 +1,7 @@
 """What a communicator asks of the machine it runs on.
 
 host.py, sim.py and cuda.py implement the interface. None of them inherits from another. What some
-of them share is in files of its own: scratch.py, host_memory.py, calls.py.
+of them share is in files of its own, as in scratch.py and host_memory.py.
 """
 
 from abc import ABC, abstractmethod

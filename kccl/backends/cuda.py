@@ -6,7 +6,7 @@ wrong there is raised by the next call, or by comm.check().
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -15,11 +15,11 @@ from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import BackendError, Error, InvalidArgument
-from ..gpu import arrays, driver, memory, sharing
+from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel
-from ..gpu.memory import GpuWindow, shared_stream
+from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
 from ..plan.specs import BY_NAME
@@ -27,6 +27,7 @@ from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .base import Backend
 from .calls import fill_op
+from .gpu_memory import GpuMemory
 from .scratch import DeviceComm, Scratches
 from .settings import Settings
 from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
@@ -98,49 +99,6 @@ class OnDevice:
             are_threads=are_threads,
             timeout=timeout,
         )
-
-
-class GpuMemory:
-    """See scratch.Memory: memory of a GPU, which the peers' GPUs map."""
-
-    def __init__(self, mesh: Mesh, device: driver.Device, *, are_threads: bool, way: str) -> None:
-        """Allocates nothing yet.
-
-        Args:
-            mesh: The ranks.
-            device: This rank's.
-            are_threads: The ranks are threads of this process.
-            way: How ranks reach each other's memory; see sharing.Sharing.
-        """
-        self._mesh = mesh
-        self._device = device
-        self._are_threads = are_threads
-        self._way = way
-        self._fills = shared_stream(device, "fills")
-
-    def window(
-        self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
-    ) -> GpuWindow:
-        """See scratch.Memory."""
-        return GpuWindow(
-            self._mesh,
-            nbytes,
-            what,
-            timeout,
-            device=self._device,
-            are_threads=self._are_threads,
-            way=self._way,
-            stream=self._fills,
-        )
-
-    def channels(self, count: int) -> memory.Memory:
-        """See scratch.Memory."""
-        return memory.Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
-
-    def arm(self, window: Window, begin: int) -> None:
-        """See scratch.Memory."""
-        assert isinstance(window, GpuWindow)
-        window.fill(begin, 0xFF)
 
 
 class CudaBackend(Backend):

@@ -13,7 +13,7 @@ from ..ranks.windows import Window
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from . import host_memory
+from . import host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
 from .host_memory import HostChannels
@@ -87,9 +87,9 @@ class SimBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
-    stream = staticmethod(host_memory.stream)
+    stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = record = intervals_us = shape_of = host_memory.not_here
+    follow = record = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class SimBackend(Backend):
         assert isinstance(mesh, SimMesh)
         self._mesh = mesh
         self._machine = mesh.meetings.machine
-        self._context = host_memory.new_context(mesh, shares_cores=True, are_threads=True)
-        self.state = host_memory.new_state(self._context)
+        self._context = host_state.new_context(mesh, shares_cores=True, are_threads=True)
+        self.state = host_state.new_state(self._context)
         self._memory = SimMemory(mesh)
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
@@ -155,7 +155,7 @@ class SimBackend(Backend):
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
         """See Backend: the simulator chooses the shape of a call."""
-        raise host_memory.no_shape(self.name, blocks, threads)
+        raise no_streams.no_shape(self.name, blocks, threads)
 
     def launch(
         self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
@@ -184,7 +184,7 @@ class SimBackend(Backend):
 
     def abort(self) -> None:
         """See Backend."""
-        host_memory.abort(self._scratches.comm)
+        host_state.abort(self._scratches.comm)
 
     def leave(self) -> None:
         """See Backend."""
@@ -193,7 +193,7 @@ class SimBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         self._scratches.clear()
-        host_memory.clear_state(self.state)
+        host_state.clear_state(self.state)
         for window in self._scratches.windows():
             self._machine.forget(
                 self._mesh.machine_rank,
