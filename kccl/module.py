@@ -121,7 +121,7 @@ class Kernel:
             raise InvalidArgument(
                 f"comm has backend {comm.backend!r}, the kernel is for {self.module.target!r}"
             )
-        grid, block = launch_shape(grid, block, self.module.warp_size)
+        grid, block = check_grid(grid, block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
         view = next((each for each in keep if isinstance(each, arrays.ArrayView)), None)
@@ -182,7 +182,7 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     return bytes(ctypes.c_uint64(address)), keep
 
 
-def launch_shape(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
+def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
     """Number of blocks and threads of each, as integers.
 
     Raises:

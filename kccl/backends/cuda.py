@@ -202,7 +202,7 @@ class CudaBackend(Backend):
             return arrays.stream_of(given)
         return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
-    def record(self, handle: Any) -> KernelGraph:
+    def as_graph(self, handle: Any) -> KernelGraph:
         """See Backend."""
         gpu_op = ffi.cast("KcclGpuOp *", handle)
         call = ffi.new("KcclCall *")
@@ -224,7 +224,7 @@ class CudaBackend(Backend):
 
     # ---- Calls -------------------------------------------------------------------------------
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),
@@ -249,8 +249,8 @@ class CudaBackend(Backend):
         spec, count = BY_NAME[kernel], fields.get("count", 0)
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
-        places = _places(self.device, gpu_op.function, gpu_op.threads_per_block)
-        gpu_op.op.call.fit = 0 if self._has_company else places // gpu_op.num_blocks
+        room = _resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
+        gpu_op.op.call.fit = 0 if self._has_company else room // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
@@ -348,7 +348,7 @@ class CudaBackend(Backend):
 
 
 @cache
-def _places(device: driver.Device, function: int, threads: int) -> int:
+def _resident_blocks(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():
         return driver.resident_blocks(function, threads, 0) * device.multiprocessors

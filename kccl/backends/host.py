@@ -33,7 +33,7 @@ class HostBackend(Backend):
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = record = intervals_us = shape_of = no_streams.not_here
+    follow = as_graph = intervals_us = shape_of = no_streams.not_here
     # There is no compile(target="host").
     launch = no_streams.not_here
 
@@ -103,7 +103,7 @@ class HostBackend(Backend):
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),

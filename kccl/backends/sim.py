@@ -89,7 +89,7 @@ class SimBackend(Backend):
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = record = intervals_us = shape_of = no_streams.not_here
+    follow = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class SimBackend(Backend):
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),

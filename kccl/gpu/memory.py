@@ -110,8 +110,8 @@ class Shareable:
                 else:
                     self._memory = gpu.import_memory(fd, note)
                 undo.insert(0, (names.release_memory, (self._memory,)))
-                place = gpu.call(names.reserve_addresses, self.nbytes, unit, 0, 0, note=note)
-                self.address = int(place)
+                reserved = gpu.call(names.reserve_addresses, self.nbytes, unit, 0, 0, note=note)
+                self.address = int(reserved)
                 undo.insert(0, (names.free_addresses, (self.address, self.nbytes)))
                 mapped = self.address, self.nbytes, 0, self._memory, 0
                 gpu.call(names.map_memory, *mapped, note=note)

@@ -217,7 +217,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from . import run as launch
+    from . import run
 
     if bootstrap.mpi_world_size(os.environ) > 1:
         if bootstrap.rank_of(os.environ) != 0:
@@ -226,7 +226,7 @@ def _run(args: argparse.Namespace) -> int:
             "kccl run starts the ranks itself: leave out either mpirun or kccl run"
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return launch.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
+    return run.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
 
 
 # ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------
