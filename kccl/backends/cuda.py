@@ -33,7 +33,7 @@ from .settings import Settings
 from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
 from .watch import Watcher
 
-# Of a block's part of a channel.
+# Slot sizes of one scratch channel.
 _PACKET_BYTES = 8192
 _STAGING_BYTES = 131072
 # KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
@@ -128,7 +128,7 @@ class CudaBackend(Backend):
         variables = env.read()
         self.device = device
         self._pid = os.getpid()
-        # Ranks that are threads and share GPUs leave each other all the room there is.
+        # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._has_company = are_threads and mesh.world_size > driver.num_devices()
         # Says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: driver.LEGACY_STREAM

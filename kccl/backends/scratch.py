@@ -124,7 +124,7 @@ class Scratches:
     ) -> None:
         """Makes the scratch of the communicator's own calls. Collective.
 
-        Peers may write into it once all ranks have been heard of after this.
+        Peers may write only after one more exchange with all ranks.
 
         Args:
             mesh: The ranks.

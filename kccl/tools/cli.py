@@ -257,7 +257,10 @@ def _plan(args: argparse.Namespace) -> int:
         raise errors.InvalidArgument(f"--bytes: {error}") from error
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
     if dtype is not None and nbytes % dtype.itemsize:
-        raise errors.InvalidArgument(f"--bytes is {nbytes}, no whole number of {dtype.name}")
+        raise errors.InvalidArgument(
+            f"--bytes is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
+            f"{dtype.name}"
+        )
     variables = env.read()
     request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)
