@@ -18,13 +18,13 @@ from .backends.scratch import DeviceComm
 from .base import arguments, arrays
 from .base.errors import InvalidArgument
 from .jit import cache
+from .plan.specs import MOST_THREADS
 from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
 TARGETS = ("sim", "cuda")
-MAX_THREADS = 1024  # of a block, on every GPU
 
 
 class Module:
@@ -189,7 +189,7 @@ def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
         InvalidArgument: No GPU can launch this.
     """
     grid = arguments.between("grid", grid, 1, 2**31 - 1)
-    block = arguments.between("block", block, 1, MAX_THREADS)
+    block = arguments.between("block", block, 1, MOST_THREADS)
     if block % warp_size:
         raise InvalidArgument(f"block is {block}, must be a multiple of the warp size, {warp_size}")
     return grid, block

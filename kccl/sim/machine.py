@@ -233,11 +233,6 @@ class Machine:
             path, trace_file.trace_of(events, self._reporter, self.simulation.warp_size)
         )
 
-    def forget_findings(self) -> None:
-        """Drops the remembered finding, before another run on this machine."""
-        with self._lock:
-            self._failure = None
-
     def destroy(self) -> None:
         """Destroys the machine, and marks its communicators closed. No rank may be in a launch."""
         if self._handle is None:

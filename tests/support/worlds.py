@@ -254,7 +254,6 @@ class World:
         """
         self._clear()
         machine = self._machine.handle
-        self._machine.forget_findings()
         lib.kccl_sim_restart(machine, seed)
         for launches in program:
             for launch in launches:
