@@ -8,7 +8,7 @@ from ..base import dtypes
 from ..base.abi import ffi
 from ..base.arrays import ArrayView
 from ..ranks.mesh import Mesh
-from ..ranks.windows import Window
+from ..ranks.windows import HostWindow, Window, host_window
 
 
 class HostChannels:
@@ -40,9 +40,9 @@ class HostMemory:
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
-    ) -> Window:
+    ) -> HostWindow:
         """See scratch.Memory."""
-        return Window(self._mesh, nbytes, what, timeout)
+        return host_window(self._mesh, nbytes, what, timeout)
 
 
 def array(window: Window, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -9,7 +9,7 @@ from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
-from ..ranks.windows import Window
+from ..ranks.windows import HostWindow, Window, made_by_all
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
@@ -33,26 +33,6 @@ def num_threads(kernel: str, count: int, dtype: str) -> int:
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
 
 
-class SimWindow(Window):
-    """A window of ranks that are threads: all use one mapping, at one address.
-
-    The machine knows memory by its address, and keeps the mapping as long as it lives.
-    """
-
-    def __init__(self, mesh: SimMesh, nbytes: int, what: str, timeout: float, name: Namer) -> None:
-        self._machine = mesh.meetings.machine
-        self._machine_rank = mesh.machine_rank
-        self._name = name
-        super().__init__(mesh, nbytes, what, timeout)
-
-    def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
-        mine = mmap.mmap(-1, self.nbytes)
-        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
-        self._machine.add_window(self._machine_rank, address, self.nbytes, mine, self._name)
-        everyone = self.mesh.allgather(str(address).encode(), what, timeout)
-        return [self._machine.windows[int(theirs)] for theirs in everyone]
-
-
 class SimMemory:
     """See scratch.Memory: windows of which the machine knows the regions by name."""
 
@@ -65,7 +45,7 @@ class SimMemory:
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
-    ) -> SimWindow:
+    ) -> HostWindow:
         """See scratch.Memory."""
         mesh = self._mesh
         if layout is not None:
@@ -73,7 +53,20 @@ class SimMemory:
         else:
             name = bytes_namer(f"window {self._num_windows} of rank {mesh.rank}")
             self._num_windows += 1
-        return SimWindow(mesh, nbytes, what, timeout, name)
+        return self._make(nbytes, what, timeout, name)
+
+    def _make(self, nbytes: int, what: str, timeout: float, name: Namer) -> HostWindow:
+        """A window of ranks that are threads: all use one mapping, at one address.
+
+        The machine knows memory by its address, and keeps the mapping as long as it lives.
+        """
+        mesh, machine = self._mesh, self._mesh.meetings.machine
+        with made_by_all(mesh, nbytes, what, timeout):
+            mine = mmap.mmap(-1, nbytes)
+            address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
+            machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
+            everyone = mesh.allgather(str(address).encode(), what, timeout)
+            return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
 
 
 class SimBackend(Backend):
