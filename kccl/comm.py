@@ -279,9 +279,8 @@ class Communicator(OneSided):
         self._check_open()
         if self._mesh.is_resetting:
             self.context.raise_failure()
-        replies = self._mesh.allgather(
-            json.dumps(value).encode(), "gather_objects", self._env.first_timeout
-        )
+        text, timeout = json.dumps(value).encode(), self._env.first_timeout
+        replies = self._mesh.allgather(text, "gather_objects", timeout)
         return [json.loads(reply) for reply in replies]
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
@@ -289,7 +288,7 @@ class Communicator(OneSided):
 
         Args:
             color: An integer. Ranks with equal colors get a communicator together; None: none.
-            key: An integer. Orders the ranks of the new communicator. Ranks with equal keys keep their order.
+            key: An integer. Orders the new ranks. Ranks with equal keys keep their order.
 
         Returns:
             The communicator of this rank's color; None for a color of None.

@@ -18,13 +18,13 @@ from .backends.scratch import DeviceComm
 from .base import arguments, arrays
 from .base.errors import InvalidArgument
 from .jit import cache
+from .plan.specs import MOST_THREADS
 from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
 TARGETS = ("sim", "cuda")
-MAX_THREADS = 1024  # of a block, on every GPU
 
 
 class Module:
@@ -121,7 +121,7 @@ class Kernel:
             raise InvalidArgument(
                 f"comm has backend {comm.backend!r}, the kernel is for {self.module.target!r}"
             )
-        grid, block = launch_shape(grid, block, self.module.warp_size)
+        grid, block = check_grid(grid, block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
         view = next((each for each in keep if isinstance(each, arrays.ArrayView)), None)
@@ -182,14 +182,14 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     return bytes(ctypes.c_uint64(address)), keep
 
 
-def launch_shape(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
+def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:
     """Number of blocks and threads of each, as integers.
 
     Raises:
         InvalidArgument: No GPU can launch this.
     """
     grid = arguments.between("grid", grid, 1, 2**31 - 1)
-    block = arguments.between("block", block, 1, MAX_THREADS)
+    block = arguments.between("block", block, 1, MOST_THREADS)
     if block % warp_size:
         raise InvalidArgument(f"block is {block}, must be a multiple of the warp size, {warp_size}")
     return grid, block

@@ -53,23 +53,23 @@ def init(backend: str = "auto") -> Communicator:
         )
     _check_backend(backend, _BACKENDS)
     env = read()
-    launch = bootstrap.detect(env, os.environ)
+    job_rank = bootstrap.detect(env, os.environ)
 
     def opener() -> Opener:
         if backend != "cuda":
             return HostBackend
         from .backends.cuda import OnDevice
 
-        return OnDevice.of_process(launch.local_rank)
+        return OnDevice.of_process(job_rank.local_rank)
 
-    return join(launch, env, opener)
+    return join(job_rank, env, opener)
 
 
-def join(launch: bootstrap.Launch, env: Env, opener: Callable[[], Opener]) -> Communicator:
-    """Makes the communicator of all ranks of a launch. Collective.
+def join(job_rank: bootstrap.JobRank, env: Env, opener: Callable[[], Opener]) -> Communicator:
+    """Makes the communicator of all ranks of a job. Collective.
 
     Args:
-        launch: This process's rank, and how it reaches the others.
+        job_rank: This process's rank, and how it reaches the others.
         env: Environment variables. `first_timeout` limits the start-up.
         opener: Returns the Opener of the backend. It is called once this rank is connected with all
             others.
@@ -78,14 +78,14 @@ def join(launch: bootstrap.Launch, env: Env, opener: Callable[[], Opener]) -> Co
         InvalidArgument: Settings differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
-    ranks = bootstrap.connect(launch, env.first_timeout)
+    ranks = bootstrap.connect(job_rank, env.first_timeout)
     try:
         opens = opener()
         return Communicator(
             ranks,
             env,
-            launcher=launch.launcher,
-            local_rank=launch.local_rank,
+            launcher=job_rank.launcher,
+            local_rank=job_rank.local_rank,
             settings=opens.settings(env.epoch_bits),
             opens=opens,
         )

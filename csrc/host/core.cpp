@@ -62,6 +62,11 @@ int kccl_host_layout(KcclLayout* filled, uint64_t world_size, const KcclSizes* s
     return 0;
 }
 
+void kccl_host_sizes_for_kernels(KcclSizes* filled, uint32_t channels, uint64_t max_bytes,
+                                 uint64_t exchange_bytes) {
+    *filled = kccl::sizes_for_kernels(channels, max_bytes, exchange_bytes);
+}
+
 void kccl_host_make_comm(KcclDeviceComm* filled, int rank, int world_size, const KcclSizes* sizes,
                          const uint64_t* windows, const uint64_t* scratches, uint64_t state,
                          uint64_t channels, uint64_t page_bytes, uint32_t polls_per_check) {

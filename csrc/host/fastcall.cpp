@@ -6,7 +6,7 @@
 //   Dispatcher(slow, option)                       see dispatcher.cpp
 //
 // `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
-// run, on which stream it goes. Without one the call goes where it was placed last.
+// run, on which stream it goes. Without one the call keeps its stream.
 //
 // The interpreter's lock: between processes a call starts holding it and gives it up in its first
 // long wait, because taking it back costs as much as a small message. Between threads of one
@@ -96,7 +96,7 @@ struct Op {
     KcclHostOp* op;
     PyObject* result;
     PyObject* on_failure;
-    PyObject* stream;  // null: the call stays where it is
+    PyObject* stream;  // null: the call keeps its stream
 };
 
 Op* as_op(PyObject* self) { return reinterpret_cast<Op*>(self); }
@@ -118,7 +118,7 @@ int op_init(PyObject* self, PyObject* args, PyObject* kwargs) {
     return 0;
 }
 
-// Whether the call can be made; else an exception is set. Places it on the stream of the moment.
+// Whether the call can be made; else an exception is set. Gives it the stream of the moment.
 bool is_ready(Op* op) {
     if (op->op == nullptr) {
         PyErr_SetString(PyExc_TypeError, "Op has not been initialised");

@@ -1,7 +1,7 @@
 """What a communicator asks of the machine it runs on.
 
 host.py, sim.py and cuda.py implement the interface. None of them inherits from another. What some
-of them share is in files of its own: scratch.py, host_memory.py, calls.py.
+of them share is in files of its own, as in scratch.py and host_memory.py.
 """
 
 from abc import ABC, abstractmethod
@@ -93,7 +93,7 @@ class Backend(ABC):
 
     @abstractmethod
     def set_stream(self, handle: Any, stream: int) -> None:
-        """Sets the stream of the next run of a call that op() made."""
+        """Sets the stream of the next run of what call() returned."""
 
     @abstractmethod
     def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
@@ -103,8 +103,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def record(self, handle: Any) -> Any:
-        """Makes further runs of a prepared call cheaper for the host, as by a graph.
+    def as_graph(self, handle: Any) -> Any:
+        """Makes a graph of what call() returned: further runs cost the host less.
 
         Returns:
             What the caller keeps as long as the call.
@@ -117,7 +117,7 @@ class Backend(ABC):
     # ---- Calls -------------------------------------------------------------------------------
 
     @abstractmethod
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),
@@ -140,7 +140,7 @@ class Backend(ABC):
 
     @abstractmethod
     def check_shape(self, blocks: Any, threads: Any) -> None:
-        """Checks what a caller gave as a call's shape; see op().
+        """Checks what a caller gave as a call's shape; see call().
 
         Raises:
             InvalidArgument: Calls of this backend cannot have it.
@@ -148,7 +148,7 @@ class Backend(ABC):
 
     @abstractmethod
     def shape_of(self, handle: Any) -> tuple[int, int]:
-        """Blocks of a call that op() made, and threads of each. Only where has_streams."""
+        """Blocks of what call() returned, and threads of each. Only where has_streams."""
 
     @abstractmethod
     def launch(

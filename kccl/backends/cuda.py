@@ -6,7 +6,7 @@ wrong there is raised by the next call, or by comm.check().
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -15,11 +15,11 @@ from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
 from ..base.errors import BackendError, Error, InvalidArgument
-from ..gpu import arrays, driver, memory, sharing
+from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
 from ..gpu.library import library_kernel
-from ..gpu.memory import GpuWindow, shared_stream
+from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
 from ..plan.specs import BY_NAME
@@ -27,12 +27,13 @@ from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .base import Backend
 from .calls import fill_op
+from .gpu_memory import GpuMemory
 from .scratch import DeviceComm, Scratches
 from .settings import Settings
 from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
 from .watch import Watcher
 
-# Of a block's part of a channel.
+# Slot sizes of one scratch channel.
 _PACKET_BYTES = 8192
 _STAGING_BYTES = 131072
 # KcclGpuLaunch -> field of KcclGpuQueue: the function that may refuse the launch.
@@ -100,49 +101,6 @@ class OnDevice:
         )
 
 
-class GpuMemory:
-    """See scratch.Memory: memory of a GPU, which the peers' GPUs map."""
-
-    def __init__(self, mesh: Mesh, device: driver.Device, *, are_threads: bool, way: str) -> None:
-        """Allocates nothing yet.
-
-        Args:
-            mesh: The ranks.
-            device: This rank's.
-            are_threads: The ranks are threads of this process.
-            way: How ranks reach each other's memory; see sharing.Sharing.
-        """
-        self._mesh = mesh
-        self._device = device
-        self._are_threads = are_threads
-        self._way = way
-        self._fills = shared_stream(device, "fills")
-
-    def window(
-        self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
-    ) -> GpuWindow:
-        """See scratch.Memory."""
-        return GpuWindow(
-            self._mesh,
-            nbytes,
-            what,
-            timeout,
-            device=self._device,
-            are_threads=self._are_threads,
-            way=self._way,
-            stream=self._fills,
-        )
-
-    def channels(self, count: int) -> memory.Memory:
-        """See scratch.Memory."""
-        return memory.Memory(self._device, ffi.sizeof("KcclChannelState") * count, self._fills)
-
-    def arm(self, window: Window, begin: int) -> None:
-        """See scratch.Memory."""
-        assert isinstance(window, GpuWindow)
-        window.fill(begin, 0xFF)
-
-
 class CudaBackend(Backend):
     """One rank's memory and calls on a GPU.
 
@@ -170,7 +128,7 @@ class CudaBackend(Backend):
         variables = env.read()
         self.device = device
         self._pid = os.getpid()
-        # Ranks that are threads and share GPUs leave each other all the room there is.
+        # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._has_company = are_threads and mesh.world_size > driver.num_devices()
         # Says the stream of the library whose array was used last, for calls without arrays.
         self._stream_before: Callable[[], int] = lambda: driver.LEGACY_STREAM
@@ -244,7 +202,7 @@ class CudaBackend(Backend):
             return arrays.stream_of(given)
         return view.stream if isinstance(view, DeviceView) else lambda: self._stream_before()
 
-    def record(self, handle: Any) -> KernelGraph:
+    def as_graph(self, handle: Any) -> KernelGraph:
         """See Backend."""
         gpu_op = ffi.cast("KcclGpuOp *", handle)
         call = ffi.new("KcclCall *")
@@ -266,7 +224,7 @@ class CudaBackend(Backend):
 
     # ---- Calls -------------------------------------------------------------------------------
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),
@@ -291,8 +249,8 @@ class CudaBackend(Backend):
         spec, count = BY_NAME[kernel], fields.get("count", 0)
         gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
-        places = _places(self.device, gpu_op.function, gpu_op.threads_per_block)
-        gpu_op.op.call.fit = 0 if self._has_company else places // gpu_op.num_blocks
+        room = _resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
+        gpu_op.op.call.fit = 0 if self._has_company else room // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
 
@@ -390,7 +348,7 @@ class CudaBackend(Backend):
 
 
 @cache
-def _places(device: driver.Device, function: int, threads: int) -> int:
+def _resident_blocks(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():
         return driver.resident_blocks(function, threads, 0) * device.multiprocessors

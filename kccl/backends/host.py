@@ -8,7 +8,7 @@ from ..base import arrays
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
-from . import host_memory
+from . import host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
 from .host_memory import HostMemory
@@ -31,11 +31,11 @@ class HostBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
-    stream = staticmethod(host_memory.stream)
+    stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = record = intervals_us = shape_of = host_memory.not_here
+    follow = as_graph = intervals_us = shape_of = no_streams.not_here
     # There is no compile(target="host").
-    launch = host_memory.not_here
+    launch = no_streams.not_here
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class HostBackend(Backend):
         timeout: float,
     ) -> None:
         """See Opener."""
-        self._context = host_memory.new_context(
+        self._context = host_state.new_context(
             mesh, shares_cores=shares_cores, are_threads=are_threads
         )
-        self.state = host_memory.new_state(self._context)
+        self.state = host_state.new_state(self._context)
         self._memory = HostMemory(mesh)
         self._scratches = Scratches(
             mesh,
@@ -103,7 +103,7 @@ class HostBackend(Backend):
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),
@@ -121,14 +121,14 @@ class HostBackend(Backend):
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
         """See Backend: calls here have no shape."""
-        raise host_memory.no_shape(self.name, blocks, threads)
+        raise no_streams.no_shape(self.name, blocks, threads)
 
     def failure(self) -> None:
         """See Backend: the state says everything."""
 
     def abort(self) -> None:
         """See Backend."""
-        host_memory.abort(self._scratches.comm)
+        host_state.abort(self._scratches.comm)
 
     def leave(self) -> None:
         """See Backend."""
@@ -137,4 +137,4 @@ class HostBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         self._scratches.clear()
-        host_memory.clear_state(self.state)
+        host_state.clear_state(self.state)

@@ -6,10 +6,9 @@ kernels with different ones may run at the same time.
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from ..base import abi
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
@@ -60,6 +59,13 @@ def make_comm(
     own = rank, len(addresses), sizes, addresses, scratch, state, channels
     lib.kccl_host_make_comm(comm, *own, mmap.PAGESIZE, polls_per_check)
     return comm
+
+
+def sizes_for_kernels(channels: int, max_bytes: int, exchange_bytes: int) -> Settings:
+    """The sizes for a DeviceComm; csrc/include/kccl/device_comm.h computes them."""
+    sizes = ffi.new("KcclSizes *")
+    lib.kccl_host_sizes_for_kernels(sizes, channels, max_bytes, exchange_bytes)
+    return Settings(**{each.name: getattr(sizes, each.name) for each in fields(Settings)})
 
 
 class Channels(Protocol):
@@ -124,7 +130,7 @@ class Scratches:
     ) -> None:
         """Makes the scratch of the communicator's own calls. Collective.
 
-        Peers may write into it once all ranks have been heard of after this.
+        Peers may write only after one more exchange with all ranks.
 
         Args:
             mesh: The ranks.
@@ -150,12 +156,8 @@ class Scratches:
     ) -> DeviceComm:
         """A DeviceComm with a scratch of its own. Collective; see Backend.device_comm()."""
         settings = replace(
-            self._settings,
-            num_channels=channels,
-            blocks_per_channel=1,
-            packet_bytes=-(-max_bytes // abi.PACKET_UNIT) * abi.PACKET_UNIT,
-            staging_bytes=abi.LEAST_STAGING_BYTES,
-            exchange_bytes=-(-exchange_bytes // abi.LINE_BYTES) * abi.LINE_BYTES,
+            sizes_for_kernels(channels, max_bytes, exchange_bytes),
+            epoch_bits=self._settings.epoch_bits,
         )
         comm = self._comm_of(settings, self._make(settings, "device_comm", timeout))
         data = bytes(ffi.buffer(comm))

@@ -9,7 +9,8 @@ from ..plan.specs import MOST_BLOCKS, MOST_THREADS, KernelSpec
 # The scratch has room for so many blocks in each channel.
 BLOCKS_PER_CHANNEL = MOST_BLOCKS
 _WARP = 32
-# A block's, while there are blocks left: warps of one block share an SM.
+# Threads of a block until the call uses all its blocks. Small blocks, because the warps of one
+# block share an SM.
 _THREADS_PER_BLOCK = 128
 
 
@@ -35,7 +36,7 @@ def launch_shape(
         count, dtype: See KernelSpec.peer_bytes().
         most: Threads that a block of this kernel may have.
         blocks: Most blocks; 0 for as many as a channel has.
-        threads: Of a block while there are blocks left; 0 for 128.
+        threads: Of a block, until the call uses all its blocks; 0 for 128.
     """
     most = min(most, MOST_THREADS) // _WARP * _WARP
     if spec.bytes_per_thread == 0:

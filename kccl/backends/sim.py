@@ -9,11 +9,11 @@ from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
-from ..ranks.windows import Window
+from ..ranks.windows import HostWindow, Window, made_by_all
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
-from . import host_memory
+from . import host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
 from .host_memory import HostChannels
@@ -33,26 +33,6 @@ def num_threads(kernel: str, count: int, dtype: str) -> int:
     return min(max(wanted, _FEWEST_THREADS), _MOST_THREADS)
 
 
-class SimWindow(Window):
-    """A window of ranks that are threads: all use one mapping, at one address.
-
-    The machine knows memory by its address, and keeps the mapping as long as it lives.
-    """
-
-    def __init__(self, mesh: SimMesh, nbytes: int, what: str, timeout: float, name: Namer) -> None:
-        self._machine = mesh.meetings.machine
-        self._machine_rank = mesh.machine_rank
-        self._name = name
-        super().__init__(mesh, nbytes, what, timeout)
-
-    def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
-        mine = mmap.mmap(-1, self.nbytes)
-        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
-        self._machine.add_window(self._machine_rank, address, self.nbytes, mine, self._name)
-        everyone = self.mesh.allgather(str(address).encode(), what, timeout)
-        return [self._machine.windows[int(theirs)] for theirs in everyone]
-
-
 class SimMemory:
     """See scratch.Memory: windows of which the machine knows the regions by name."""
 
@@ -65,7 +45,7 @@ class SimMemory:
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
-    ) -> SimWindow:
+    ) -> HostWindow:
         """See scratch.Memory."""
         mesh = self._mesh
         if layout is not None:
@@ -73,7 +53,20 @@ class SimMemory:
         else:
             name = bytes_namer(f"window {self._num_windows} of rank {mesh.rank}")
             self._num_windows += 1
-        return SimWindow(mesh, nbytes, what, timeout, name)
+        return self._make(nbytes, what, timeout, name)
+
+    def _make(self, nbytes: int, what: str, timeout: float, name: Namer) -> HostWindow:
+        """A window of ranks that are threads: all use one mapping, at one address.
+
+        The machine knows memory by its address, and keeps the mapping as long as it lives.
+        """
+        mesh, machine = self._mesh, self._mesh.meetings.machine
+        with made_by_all(mesh, nbytes, what, timeout):
+            mine = mmap.mmap(-1, nbytes)
+            address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
+            machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
+            everyone = mesh.allgather(str(address).encode(), what, timeout)
+            return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
 
 
 class SimBackend(Backend):
@@ -87,9 +80,9 @@ class SimBackend(Backend):
     view = staticmethod(arrays.view)
     array = staticmethod(host_memory.array)
     like = staticmethod(host_memory.like)
-    stream = staticmethod(host_memory.stream)
+    stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = record = intervals_us = shape_of = host_memory.not_here
+    follow = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
         self,
@@ -104,8 +97,8 @@ class SimBackend(Backend):
         assert isinstance(mesh, SimMesh)
         self._mesh = mesh
         self._machine = mesh.meetings.machine
-        self._context = host_memory.new_context(mesh, shares_cores=True, are_threads=True)
-        self.state = host_memory.new_state(self._context)
+        self._context = host_state.new_context(mesh, shares_cores=True, are_threads=True)
+        self.state = host_state.new_state(self._context)
         self._memory = SimMemory(mesh)
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
@@ -130,7 +123,7 @@ class SimBackend(Backend):
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""
 
-    def op(
+    def call(
         self,
         kernel: str,
         shape: tuple[int, int] = (0, 0),
@@ -155,7 +148,7 @@ class SimBackend(Backend):
 
     def check_shape(self, blocks: Any, threads: Any) -> None:
         """See Backend: the simulator chooses the shape of a call."""
-        raise host_memory.no_shape(self.name, blocks, threads)
+        raise no_streams.no_shape(self.name, blocks, threads)
 
     def launch(
         self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
@@ -184,7 +177,7 @@ class SimBackend(Backend):
 
     def abort(self) -> None:
         """See Backend."""
-        host_memory.abort(self._scratches.comm)
+        host_state.abort(self._scratches.comm)
 
     def leave(self) -> None:
         """See Backend."""
@@ -193,7 +186,7 @@ class SimBackend(Backend):
     def clear(self) -> None:
         """See Backend."""
         self._scratches.clear()
-        host_memory.clear_state(self.state)
+        host_state.clear_state(self.state)
         for window in self._scratches.windows():
             self._machine.forget(
                 self._mesh.machine_rank,

@@ -63,5 +63,5 @@ def barrier(context: Context) -> Barrier:
 def _on_channel(context: Context, channel: int) -> tuple[Plan, Any, str]:
     channel = arguments.between("channel", channel, 0, context.num_channels - 1)
     plan = context.plan("barrier")
-    handle = context.backend.op(plan.name, channel=channel)
+    handle = context.backend.call(plan.name, channel=channel)
     return plan, handle, f"barrier, channel {channel}, {plan.name}"

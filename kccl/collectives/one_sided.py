@@ -95,7 +95,7 @@ class OneSided:
 
     def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
         if kernel not in self._one_sided:
-            handle = self.context.backend.op(kernel)
+            handle = self.context.backend.call(kernel)
             address = int(abi.ffi.cast("uintptr_t", handle))
             self._one_sided[kernel] = (
                 handle,

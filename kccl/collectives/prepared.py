@@ -106,7 +106,7 @@ class OnStream(Prepared):
         self._stream = stream
         if not callable(stream):
             context.backend.set_stream(handle, stream)
-        self._recorded = context.backend.record(handle)  # kept alive for the handle
+        self._graph = context.backend.as_graph(handle)  # kept alive for the handle
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -220,7 +220,7 @@ class Case:
         array: The caller's x.
         nbytes: Size of the message as nccl-tests counts it.
         count: KcclCall.count.
-        fields: More arguments for Backend.op().
+        fields: More arguments for Backend.call().
         option: Value of the collective's option, as op or root.
         what: The option in words, for KCCL_CHECK=1.
         is_given: True if the caller has given `out`.
@@ -334,7 +334,7 @@ class Collective(fastcall.Dispatcher):
     def _make(self, case: Case, plan: Plan, channel: int) -> Any:
         backend = self._context.backend
         shape = plan.blocks, plan.threads
-        return backend.op(plan.name, shape, count=case.count, channel=channel, **case.fields)
+        return backend.call(plan.name, shape, count=case.count, channel=channel, **case.fields)
 
     def _signature(self, case: Case, plan: Plan, channel: int) -> str:
         what = f"{self._NAME}, {case.x.nbytes} bytes, {case.x.dtype.name}, {case.what}"

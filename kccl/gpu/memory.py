@@ -23,7 +23,7 @@ from ..base import dtypes
 from ..base.errors import BackendError
 from ..ranks.mesh import Mesh
 from ..ranks.sockets import peer_lost
-from ..ranks.windows import Window
+from ..ranks.windows import Window, made_by_all
 from . import driver, release
 from .arrays import DeviceArray
 from .table import DriverError
@@ -110,8 +110,8 @@ class Shareable:
                 else:
                     self._memory = gpu.import_memory(fd, note)
                 undo.insert(0, (names.release_memory, (self._memory,)))
-                place = gpu.call(names.reserve_addresses, self.nbytes, unit, 0, 0, note=note)
-                self.address = int(place)
+                reserved = gpu.call(names.reserve_addresses, self.nbytes, unit, 0, 0, note=note)
+                self.address = int(reserved)
                 undo.insert(0, (names.free_addresses, (self.address, self.nbytes)))
                 mapped = self.address, self.nbytes, 0, self._memory, 0
                 gpu.call(names.map_memory, *mapped, note=note)
@@ -210,7 +210,7 @@ _handed: dict[int, "Shareable | Plain"] = {}
 
 
 class GpuWindow(Window):
-    """Memory of the same size on every rank's device, mapped by all ranks; `local` is None."""
+    """Memory of the same size on every rank's device, mapped by all ranks."""
 
     def __init__(
         self,
@@ -224,20 +224,34 @@ class GpuWindow(Window):
         way: str,
         stream: int,
     ) -> None:
-        """See Window.
+        """Allocates this rank's part and maps all parts. Collective.
 
         Args:
-            mesh, nbytes, what, timeout: As there.
+            mesh, nbytes, what, timeout: See windows.made_by_all().
             device: This rank's.
             are_threads: All ranks are threads of this process.
             way: "vmm", "ipc" or "peer"; the same on all ranks.
             stream: For writing zeros.
         """
         self._device = device
-        self._are_threads = are_threads
-        self._way = way
         self._stream = stream
-        super().__init__(mesh, nbytes, what, timeout)
+        self._parts: Sequence[Shareable | Plain | Opened]
+        with made_by_all(mesh, nbytes, what, timeout):
+            mine: Shareable | Plain
+            if way == "vmm":
+                mine = Shareable(device, nbytes)
+            else:
+                mine = Plain(device, nbytes, is_exported=way == "ipc")
+            with device.current():
+                # Before any peer can write.
+                driver.fill(mine.address, 0, nbytes, stream)
+            if are_threads:
+                self._parts = _with_threads(mesh, mine, what, timeout)
+            elif isinstance(mine, Shareable):
+                self._parts = _with_processes(mesh, mine, what, timeout)
+            else:
+                self._parts = _by_handles(mesh, mine, what, timeout)
+        super().__init__(mesh, nbytes, [part.address for part in self._parts], None)
 
     def array(self, shape: tuple[int, ...], dtype: dtypes.Dtype) -> DeviceArray:
         """This rank's part, from its beginning, as an array."""
@@ -254,62 +268,46 @@ class GpuWindow(Window):
         with self._device.current():
             driver.fill(address, byte, self.nbytes - begin, self._stream)
 
-    def _attach(self, what: str, timeout: float) -> None:
-        mine: Shareable | Plain
-        if self._way == "vmm":
-            mine = Shareable(self._device, self.nbytes)
-        else:
-            mine = Plain(self._device, self.nbytes, is_exported=self._way == "ipc")
-        with self._device.current():
-            # Before any peer can write.
-            driver.fill(mine.address, 0, self.nbytes, self._stream)
-        if self._are_threads:
-            self._parts: Sequence[Shareable | Plain | Opened]
-            self._parts = self._with_threads(mine, what, timeout)
-        elif isinstance(mine, Shareable):
-            self._parts = self._with_processes(mine, what, timeout)
-        else:
-            self._parts = self._by_handles(mine, what, timeout)
-        self.addresses = tuple(part.address for part in self._parts)
-        self.local: Any = None
 
-    def _with_threads(
-        self, mine: Shareable | Plain, what: str, timeout: float
-    ) -> list[Shareable | Plain]:
-        _handed[mine.address] = mine
-        message = json.dumps([mine.address, self._device.ordinal]).encode()
-        try:
-            replies = self.mesh.allgather(message, what, timeout)
-            everyone = [json.loads(reply) for reply in replies]
-            mine.allow([ordinal for _, ordinal in everyone])
-            parts = []
-            for rank, (address, _) in enumerate(everyone):
-                # A rank that has given up meanwhile has taken its part back.
-                if address not in _handed:
-                    raise peer_lost(self.mesh.rank, rank, what)
-                parts.append(_handed[address])
-            # The parts stay in _handed until every rank has found them and may access them.
-            self.mesh.allgather(b"", what, timeout)
-        finally:
-            del _handed[mine.address]
-        return parts
+def _with_threads(
+    mesh: Mesh, mine: Shareable | Plain, what: str, timeout: float
+) -> list[Shareable | Plain]:
+    _handed[mine.address] = mine
+    message = json.dumps([mine.address, mine.device.ordinal]).encode()
+    try:
+        replies = mesh.allgather(message, what, timeout)
+        everyone = [json.loads(reply) for reply in replies]
+        mine.allow([ordinal for _, ordinal in everyone])
+        parts = []
+        for rank, (address, _) in enumerate(everyone):
+            # A rank that has given up meanwhile has taken its part back.
+            if address not in _handed:
+                raise peer_lost(mesh.rank, rank, what)
+            parts.append(_handed[address])
+        # The parts stay in _handed until every rank has found them and may access them.
+        mesh.allgather(b"", what, timeout)
+    finally:
+        del _handed[mine.address]
+    return parts
 
-    def _with_processes(self, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
-        fd = mine.export()
-        fds = []
-        try:
-            fds = self.mesh.exchange_fds(fd, what, timeout)
-            return [
-                mine if rank == self.mesh.rank else Shareable(self._device, self.nbytes, each)
-                for rank, each in enumerate(fds)
-            ]
-        finally:
-            for each in (fd, *fds):
-                os.close(each)
 
-    def _by_handles(self, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
-        replies = self.mesh.allgather(mine.export(), what, timeout)
+def _with_processes(mesh: Mesh, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
+    fd = mine.export()
+    fds = []
+    try:
+        fds = mesh.exchange_fds(fd, what, timeout)
         return [
-            mine if rank == self.mesh.rank else Opened(self._device, handle, rank)
-            for rank, handle in enumerate(replies)
+            mine if rank == mesh.rank else Shareable(mine.device, mine.nbytes, each)
+            for rank, each in enumerate(fds)
         ]
+    finally:
+        for each in (fd, *fds):
+            os.close(each)
+
+
+def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
+    replies = mesh.allgather(mine.export(), what, timeout)
+    return [
+        mine if rank == mesh.rank else Opened(mine.device, handle, rank)
+        for rank, handle in enumerate(replies)
+    ]

@@ -129,9 +129,9 @@ class ProcessGroup(dist.ProcessGroup):
             self._store.set(keys[rank], text)
             return [self._read(peer, key) for peer, key in enumerate(keys)]
 
-        launch = bootstrap.Launch("torch.distributed", rank, world_size, rank, exchange)
+        job_rank = bootstrap.JobRank("torch.distributed", rank, world_size, rank, exchange)
         env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
-        self._comms[device.type] = join(launch, env, opener)
+        self._comms[device.type] = join(job_rank, env, opener)
         self._devices[device.type] = device
         return self._comms[device.type]
 

@@ -15,7 +15,7 @@ from ..base.errors import InvalidArgument
 
 Op = Literal["sum", "prod", "min", "max", "avg"]
 OPS: tuple[Op, ...] = get_args(Op)
-# The largest launch of a call on a GPU.
+# The largest launch of a call on a GPU. No GPU has blocks of more threads.
 MOST_BLOCKS, MOST_THREADS = 128, 1024
 SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 

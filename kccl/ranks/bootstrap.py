@@ -32,7 +32,7 @@ _rendezvous_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class Launch:
+class JobRank:
     """The rank that this process is, and how it reaches the others.
 
     Attributes:
@@ -49,7 +49,7 @@ class Launch:
     exchange: Callable[[str], list[str]]
 
 
-def detect(env: Env, environ: Mapping[str, str]) -> Launch:
+def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
     """Finds out from the environment which launcher started this process.
 
     Raises:
@@ -83,7 +83,7 @@ def detect(env: Env, environ: Mapping[str, str]) -> Launch:
         key = "torchrun " + " ".join(environ.get(name, "") for name in names)
         local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
         return _by_socket("torchrun", key, rank, world_size, local_rank, env)
-    return Launch("alone", 0, 1, 0, lambda text: [text])
+    return JobRank("alone", 0, 1, 0, lambda text: [text])
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
@@ -121,24 +121,24 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         raise InvalidArgument(f"{name}={environ[name]!r} must be of type int") from None
 
 
-def connect(launch: Launch, timeout: float) -> mesh.Mesh:
-    """Connects all ranks of a launch. Collective.
+def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
+    """Connects all ranks of a job. Collective.
 
     Args:
-        launch: This process's rank, and how it reaches the others.
+        job_rank: This process's rank, and how it reaches the others.
         timeout: Seconds to wait for the other ranks.
 
     Raises:
         Timeout, PeerLost: A rank did not come, or went.
         BackendError: The ranks are not on one machine.
     """
-    if launch.world_size == 1:
+    if job_rank.world_size == 1:
         return mesh.Mesh(0, 1, {})
     deadline = time.monotonic() + timeout
     listener, name = sockets.listen()
     try:
         mine = {"name": name, "machine": _machine_id()}
-        everyone = [json.loads(text) for text in launch.exchange(json.dumps(mine))]
+        everyone = [json.loads(text) for text in job_rank.exchange(json.dumps(mine))]
     except BaseException:
         listener.close()
         raise
@@ -146,13 +146,13 @@ def connect(launch: Launch, timeout: float) -> mesh.Mesh:
         if other["machine"] != mine["machine"]:
             listener.close()
             raise BackendError(
-                f"ranks {launch.rank} and {peer} are on different machines or in containers that "
+                f"ranks {job_rank.rank} and {peer} are on different machines or in containers that "
                 "do not share network and process namespaces; this version of KCCL works within "
                 "one machine"
             )
     names = [other["name"] for other in everyone]
-    streams = sockets.connect(launch.rank, names, listener, deadline)
-    return mesh.Mesh(launch.rank, launch.world_size, streams)
+    streams = sockets.connect(job_rank.rank, names, listener, deadline)
+    return mesh.Mesh(job_rank.rank, job_rank.world_size, streams)
 
 
 def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
@@ -170,7 +170,7 @@ def _machine_id() -> str:
     return " ".join([boot_id, *namespaces])
 
 
-def _by_mpi() -> Launch:
+def _by_mpi() -> JobRank:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -190,12 +190,12 @@ def _by_mpi() -> Launch:
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank = local.Get_rank()
     local.Free()
-    return Launch("mpi", world.Get_rank(), world.Get_size(), local_rank, world.allgather)
+    return JobRank("mpi", world.Get_rank(), world.Get_size(), local_rank, world.allgather)
 
 
 def _by_socket(
     launcher: str, key: str, rank: int, world_size: int, local_rank: int, env: Env
-) -> Launch:
+) -> JobRank:
     # Each init() has a rendezvous of its own. All ranks call init() equally often, so the numbers
     # agree.
     number = next(_rendezvous_numbers)
@@ -207,7 +207,7 @@ def _by_socket(
             return _host_rendezvous(name, world_size, text, deadline)
         return _join_rendezvous(name, rank, text, deadline)
 
-    return Launch(launcher, rank, world_size, local_rank, exchange)
+    return JobRank(launcher, rank, world_size, local_rank, exchange)
 
 
 def _send(connection: socket.socket, message: object, deadline: float) -> None:

@@ -1,11 +1,10 @@
-"""Symmetric windows in host memory: memfd segments that every rank maps.
-
-A segment lives as long as a process maps it or holds its descriptor. So a job that is killed leaves
-nothing behind.
-"""
+"""Symmetric windows: what all have in common, and those in host memory."""
 
 import mmap
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..base import abi
@@ -51,84 +50,100 @@ def layout(
     return {name: getattr(regions, name) for name, _ in abi.ffi.typeof("KcclLayout").fields}
 
 
-class Window:
+class Window(ABC):
     """Memory of the same size on every rank, mapped by all of them.
 
     Attributes:
         nbytes: Size of each rank's part in bytes.
         mesh: The ranks that share the window.
         addresses: Addresses in this process of all ranks' parts, in rank order.
-        local: This rank's part, as a writable buffer.
+        local: This rank's part, as a writable buffer; None in GPU memory.
     """
 
-    def __init__(self, mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
-        """Allocates this rank's part and maps all parts. Collective.
-
-        Args:
-            mesh: The ranks that share the window.
-            nbytes: Size of each rank's part in bytes.
-            what: What the ranks are doing, for error messages.
-            timeout: Seconds to wait for the other ranks.
-
-        Raises:
-            InvalidArgument: The size is not positive, or differs between ranks.
-            BackendError: The operating system refused the memory.
-            Timeout, PeerLost: A rank did not come, or went.
-        """
+    def __init__(self, mesh: Mesh, nbytes: int, addresses: Sequence[int], local: Any) -> None:
         self.nbytes = nbytes
         self.mesh = mesh
-        sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
-        for peer, size in enumerate(sizes):
-            if size != str(nbytes):
-                raise InvalidArgument(
-                    f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}, must be "
-                    "the same on all ranks"
-                )
-        if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
-            raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
-        try:
-            self._attach(what, timeout)
-        except WaitFailed:  # Timeout and PeerLost are OSErrors too
-            raise
-        except OSError as error:
-            raise BackendError(
-                f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}"
-            ) from error
+        self.addresses = tuple(addresses)
+        self.local = local
 
-    def _attach(self, what: str, timeout: float) -> None:
-        """Maps every rank's part."""
-        maps = self._map(what, timeout)
+    @abstractmethod
+    def clear(self) -> None:
+        """Writes zeros over this rank's part."""
+
+
+@contextmanager
+def made_by_all(mesh: Mesh, nbytes: int, what: str, timeout: float) -> Iterator[None]:
+    """A context in which each rank allocates its part of a window and maps all parts. Collective.
+
+    Args:
+        mesh: The ranks that share the window.
+        nbytes: Size of each rank's part in bytes.
+        what: What the ranks are doing, for error messages.
+        timeout: Seconds to wait for the other ranks.
+
+    Raises:
+        InvalidArgument: The size is not positive, or differs between ranks.
+        BackendError: The operating system refused the memory.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
+    for peer, size in enumerate(sizes):
+        if size != str(nbytes):
+            raise InvalidArgument(
+                f"nbytes is {nbytes} on rank {mesh.rank} and {size} on rank {peer}, must be "
+                "the same on all ranks"
+            )
+    if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
+        raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
+    try:
+        yield
+    except WaitFailed:  # Timeout and PeerLost are OSErrors too
+        raise
+    except OSError as error:
+        raise BackendError(f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}") from error
+
+
+class HostWindow(Window):
+    """A window in host memory."""
+
+    def __init__(self, mesh: Mesh, maps: Sequence[mmap.mmap]) -> None:
+        """`maps` are all ranks' parts, in rank order."""
         # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
-        self.addresses = tuple(int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers)
-        self.local: Any = maps[self.mesh.rank]
+        addresses = [int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers]
+        local = maps[mesh.rank]
+        super().__init__(mesh, len(local), addresses, local)
 
-    def _map(self, what: str, timeout: float) -> list[mmap.mmap]:
-        """Every rank's part, in rank order."""
-        fd = self._allocate(self.nbytes, self.mesh.rank)
+    def clear(self) -> None:
+        """See Window."""
+        abi.ffi.memmove(self.local, b"\0" * self.nbytes, self.nbytes)
+
+
+def host_window(mesh: Mesh, nbytes: int, what: str, timeout: float) -> HostWindow:
+    """Makes a window of memfd segments. Collective; see made_by_all().
+
+    A segment lives as long as a process maps it or holds its descriptor. So a job that is killed
+    leaves nothing behind.
+    """
+    with made_by_all(mesh, nbytes, what, timeout):
+        fd = _segment(nbytes, mesh.rank)
         fds = []
         try:
-            fds = self.mesh.exchange_fds(fd, what, timeout)
-            return [mmap.mmap(peer_fd, self.nbytes) for peer_fd in fds]
+            fds = mesh.exchange_fds(fd, what, timeout)
+            return HostWindow(mesh, [mmap.mmap(peer_fd, nbytes) for peer_fd in fds])
         finally:
             for each in (fd, *fds):
                 os.close(each)
 
-    @staticmethod
-    def _allocate(nbytes: int, rank: int) -> int:
-        try:
-            fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
-        except OSError as error:
-            raise BackendError(f"memfd_create failed on rank {rank}: {error}") from error
-        try:
-            os.ftruncate(fd, nbytes)
-        except OSError as error:
-            os.close(fd)
-            raise BackendError(
-                f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}"
-            ) from error
-        return fd
 
-    def clear(self) -> None:
-        """Writes zeros over this rank's part."""
-        abi.ffi.memmove(self.local, b"\0" * self.nbytes, self.nbytes)
+def _segment(nbytes: int, rank: int) -> int:
+    try:
+        fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
+    except OSError as error:
+        raise BackendError(f"memfd_create failed on rank {rank}: {error}") from error
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        raise BackendError(f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}") from error
+    return fd

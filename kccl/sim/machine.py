@@ -90,8 +90,6 @@ class Machine:
         ):
             setattr(settings, name, getattr(simulation, name))
         self._handle = lib.kccl_sim_create(settings)
-        if self._handle == ffi.NULL:
-            raise BackendError(f"kccl_sim_create failed for {world_size} ranks and {simulation}")
         self._lock = threading.Lock()
         self._failure: ProtocolError | None = None
         self._stats: dict[str, int] = {}
@@ -234,11 +232,6 @@ class Machine:
         trace_file.write(
             path, trace_file.trace_of(events, self._reporter, self.simulation.warp_size)
         )
-
-    def forget_findings(self) -> None:
-        """Drops the remembered finding, before another run on this machine."""
-        with self._lock:
-            self._failure = None
 
     def destroy(self) -> None:
         """Destroys the machine, and marks its communicators closed. No rank may be in a launch."""

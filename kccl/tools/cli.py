@@ -217,7 +217,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from . import run as launch
+    from . import run
 
     if bootstrap.mpi_world_size(os.environ) > 1:
         if bootstrap.rank_of(os.environ) != 0:
@@ -226,7 +226,7 @@ def _run(args: argparse.Namespace) -> int:
             "kccl run starts the ranks itself: leave out either mpirun or kccl run"
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return launch.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
+    return run.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
 
 
 # ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------
@@ -257,7 +257,10 @@ def _plan(args: argparse.Namespace) -> int:
         raise errors.InvalidArgument(f"--bytes: {error}") from error
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
     if dtype is not None and nbytes % dtype.itemsize:
-        raise errors.InvalidArgument(f"--bytes is {nbytes}, no whole number of {dtype.name}")
+        raise errors.InvalidArgument(
+            f"--bytes is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
+            f"{dtype.name}"
+        )
     variables = env.read()
     request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)

@@ -1,6 +1,6 @@
 """`kccl doctor`: shows what runs on this machine, what does not, why, and the cure.
 
-The checks are in checks.py. A check that raises gives the finding "no", with the exception's text.
+The checks are in checks/. A check that raises gives the finding "no", with the exception's text.
 """
 
 import json
@@ -11,7 +11,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ..base.env import Env
-from .checks import CHECKS, Finding
+from .checks import CHECKS
+from .checks.finding import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "no": "red"}
 

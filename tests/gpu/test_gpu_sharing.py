@@ -16,7 +16,8 @@ from kccl.base.abi import ffi, lib
 from kccl.gpu import driver as gpu
 from kccl.gpu import memory, release, sharing
 from kccl.gpu.table import DriverError
-from kccl.tools import checks_cuda
+from kccl.jit import nvrtc
+from kccl.tools.checks import gpus
 
 FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
 UNIT = 2 << 20
@@ -331,15 +332,15 @@ def test_a_lost_peer_has_the_caveat_of_ipc_handles():
 
 @pytest.mark.parametrize("variable", ["", "ipc", "peer"])
 def test_doctor_warns_of_ipc_handles(driver, monkeypatch, variable):
-    monkeypatch.setattr(checks_cuda, "compiler_name", lambda: "NVRTC 13.0")
+    monkeypatch.setattr(nvrtc, "compiler_name", lambda: "NVRTC 13.0")
     monkeypatch.setenv("KCCL_WINDOWS", variable)
-    status, found, *words = checks_cuda.look()
+    look = gpus.cuda()
     if variable == "ipc":
-        assert status == "warn" and "windows by CUDA IPC" in found
-        assert "not guaranteed" in words[0] and "KCCL_WINDOWS asks for it" in words[0]
+        assert look.status == "warn" and "windows by CUDA IPC" in look.found
+        assert "not guaranteed" in look.reason and "KCCL_WINDOWS asks for it" in look.reason
     else:
-        assert status == "ok" and words == []
+        assert look.status == "ok" and look.reason == look.cure == ""
     driver.refuses = "export"
     monkeypatch.delenv("KCCL_WINDOWS")
-    status, _, reason, _ = checks_cuda.look()
-    assert status == "warn" and "cuMemExportToShareableHandle failed" in reason
+    look = gpus.cuda()
+    assert look.status == "warn" and "cuMemExportToShareableHandle failed" in look.reason

@@ -81,7 +81,7 @@ def test_the_graph_has_the_arguments_of_the_kernel(world, monkeypatch):
     call = ffi.cast("KcclGpuOp *", handle)
     call.function, call.num_blocks, call.threads_per_block = 55, 8, 128
     world.driver.queue.state = 0xABC000
-    graph = CudaBackend.record(SimpleNamespace(device="the device"), handle)
+    graph = CudaBackend.as_graph(SimpleNamespace(device="the device"), handle)
     assert call.graph == graph.handle == 78
     (((device, function, argument), shape),) = made
     assert (device, function, shape) == ("the device", 55, {"grid": 8, "block": 128})

@@ -63,7 +63,7 @@ def test_grid_sync_of_a_single_block_does_not_wait():
     """A kernel of the host is one block: the words in the window stay 0."""
 
     def main(comm):
-        handle = comm._backend.op("grid_sync", count=1000)
+        handle = comm._backend.call("grid_sync", count=1000)
         assert lib.kccl_host_run(handle) == lib.kKcclOk
         call_comm = handle.call.comm
         words = ffi.cast("char *", call_comm.scratch[comm.rank]) + call_comm.layout.grid

@@ -229,7 +229,7 @@ class World:
         self.now = 7
         self.backend = SimpleNamespace(
             set_stream=lambda handle, stream: CudaBackend.set_stream(None, handle, stream),
-            record=self.record,
+            as_graph=self.as_graph,
             stream=lambda given, view: self.now if given is None else given,
             intervals_us=driver.intervals_us,
         )
@@ -237,7 +237,7 @@ class World:
         self.graph = 0
         self.fit = 4
 
-    def record(self, handle):
+    def as_graph(self, handle):
         ffi.cast("KcclGpuOp *", handle).graph = self.graph
         return self.graph
 

@@ -234,7 +234,7 @@ class World:
         """A launch of a user's kernel; arguments as in module.Kernel."""
         if kernel.module.warp_size != self.simulation.warp_size:
             raise InvalidArgument(f"{kernel} is for warps of {kernel.module.warp_size}")
-        grid, block = module.launch_shape(grid, block, self.simulation.warp_size)
+        grid, block = module.check_grid(grid, block, self.simulation.warp_size)
         data, keep_args = kernel.pack(args)
         what, keep = launch_of(
             rank, kernel.entry, data, grid=grid, block=block, shared_bytes=shared_bytes
@@ -254,7 +254,6 @@ class World:
         """
         self._clear()
         machine = self._machine.handle
-        self._machine.forget_findings()
         lib.kccl_sim_restart(machine, seed)
         for launches in program:
             for launch in launches:

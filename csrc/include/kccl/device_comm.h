@@ -1,6 +1,6 @@
 // How a KcclDeviceComm is made: computed here for Python (csrc/host/api.inc) and for programs
-// without it (host.hpp). First layout(), which says how much scratch a rank needs; then, when every
-// rank's memory is mapped, make_comm().
+// without it (host.hpp). First layout(), which says how much scratch a rank needs for given sizes;
+// then, when every rank's memory is mapped, make_comm().
 #pragma once
 
 #include "abi.h"
@@ -46,6 +46,23 @@ constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_
     regions.exchange_bytes = sizes.exchange_bytes;
     regions.scratch_bytes = end;
     return regions;
+}
+
+// Sizes that fit, for calls in users' kernels. max_bytes: of one coop's message; exchange_bytes: of
+// all slices of an exchange of the grid.
+constexpr KcclSizes sizes_for_kernels(uint32_t channels, uint64_t max_bytes,
+                                      uint64_t exchange_bytes) {
+    const auto rounded_up = [](uint64_t num_bytes, uint64_t unit) {
+        return (num_bytes + unit - 1) / unit * unit;
+    };
+    KcclSizes sizes = {};
+    sizes.num_channels = channels;
+    sizes.blocks_per_channel = 1;
+    sizes.epoch_bits = 32;
+    sizes.packet_bytes = rounded_up(max_bytes, kKcclPacketUnit);
+    sizes.staging_bytes = kKcclLeastStagingBytes;
+    sizes.exchange_bytes = rounded_up(exchange_bytes, kKcclLineBytes);
+    return sizes;
 }
 
 // Addresses as one rank maps them.

@@ -99,7 +99,7 @@ class GridExchange {
             mem::keep(static_cast<uint32_t>(comm.layout.exchange_bytes / kPayloadBytes));
         const uint32_t slot = ((epoch_ & step_) != 0 ? 1 : 0) + ((epoch_ & 2 * step_) != 0 ? 2 : 0);
         offset_ = slot * slot_packets_;
-        plan();
+        find_special();
         // The vote also separates the reads here from the writes at the end.
         if (block().any(status != kKcclOk)) status_ = status_of(comm);
     }
@@ -291,7 +291,7 @@ class GridExchange {
 
     // Finds the next exchange that has more to do than others: the second ever between ranks, and
     // twice a period the one that scrubs. So the others make only one comparison.
-    KCCL_DEVICE void plan() {
+    KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
         if (!kIsLocal && epoch_ <= step_) special_ = 2 * step_;
@@ -307,7 +307,7 @@ class GridExchange {
             leave(scrub_board<REACH>(comm_, scrubbed) != kKcclOk);
             platform::enter_call(comm_.state, kKcclGridExchange, REACH, epoch_);
         }
-        plan();
+        find_special();
     }
 
     KCCL_DEVICE uint32_t* epoch_word(uint32_t block) const {

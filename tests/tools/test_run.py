@@ -11,7 +11,7 @@ import time
 import pytest
 from ranks import LAUNCHER, PRELUDE, Job, environment, eventually, run, traces
 
-from kccl.tools import run as launch
+from kccl.tools.run import _Labelled
 
 SUM = """
 comm = kccl.init()
@@ -221,7 +221,7 @@ def test_a_stream_that_is_closed_may_have_been_ready_at_the_same_time(capfdbinar
         open(source, "rb") as said,
         open(sink, "wb", buffering=0) as helper,
     ):
-        stream = launch._Labelled(0, said, sys.stdout.buffer, selector)
+        stream = _Labelled(0, said, sys.stdout.buffer, selector)
         helper.write(b"said by a helper\n")
         ((key, _),) = selector.select()
         stream.close()

