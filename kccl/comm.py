@@ -272,8 +272,6 @@ class Communicator(OneSided):
         self._backend.state.status = lib.kKcclForked
         self._mesh.close()
 
-    # ---- Groups, recovery, end ---------------------------------------------------------------
-
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order. JSON must represent it. Collective, and slow."""
         self._check_open()
@@ -320,9 +318,10 @@ class Communicator(OneSided):
             self._backend.clear()
             state.status = lib.kKcclAborted
 
-        # Mesh.reset() relies on this: every call on this rank fails until all ranks have come.
+        # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
         if state.status == lib.kKcclOk:
             state.status = lib.kKcclAborted
+        self._backend.wait_for_calls()
         self._mesh.reset(clear, self._env.first_timeout)
         state.status = lib.kKcclOk
 

@@ -182,6 +182,13 @@ class Backend(ABC):
         """Tells the peers that this rank makes no more calls. Called once, at the end."""
 
     @abstractmethod
+    def wait_for_calls(self) -> None:
+        """Returns when no call of this rank is running. They end, because its status is an error.
+
+        A kernel that is past its last look at the status may push until it ends.
+        """
+
+    @abstractmethod
     def clear(self) -> None:
         """Forgets all calls, signals and failures of this rank. All ranks are between calls."""
 

@@ -340,9 +340,12 @@ class CudaBackend(Backend):
             word = departure.to_bytes(ffi.sizeof("uint32_t"), "little")
             self.state.write(base + layout.abort + rank * len(word), word)
 
-    def clear(self) -> None:
+    def wait_for_calls(self) -> None:
         """See Backend."""
         driver.synchronize(self.device)
+
+    def clear(self) -> None:
+        """See Backend."""
         self._scratches.clear()
         self.state.clear()
 

@@ -134,6 +134,9 @@ class HostBackend(Backend):
         """See Backend."""
         lib.kccl_host_leave(self._scratches.comm)
 
+    def wait_for_calls(self) -> None:
+        """See Backend: a call here returns when it has ended."""
+
     def clear(self) -> None:
         """See Backend."""
         self._scratches.clear()
