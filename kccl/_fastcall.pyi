@@ -23,6 +23,7 @@ class Dispatcher:
     def learn(
         self,
         dtype: Any,
+        type: type | None,
         num_bytes: int,
         value: Any,
         out_bytes: int,

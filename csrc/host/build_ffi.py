@@ -18,6 +18,7 @@ SOURCES = [
     "host/core.cpp",
     "host/idle.cpp",
     "host/probe.cpp",
+    "host/arguments.cpp",
     "host/dispatcher.cpp",
     "host/fastcall.cpp",
     "host/gpu.cpp",

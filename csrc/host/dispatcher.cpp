@@ -4,16 +4,17 @@
 //
 // finds the call for x's dtype and size, out's size and the value, points it at the arrays and makes
 // it. What was not taught by learn() goes to `slow`, and so does what is wrong: it says what.
-#include "fastcall.h"
+#include "arguments.h"
 
 namespace kccl::host {
 namespace {
 
-// A call taught by `learn`: for arrays of this dtype object and size, and this object as the
-// option's value (null: not given). Values are compared by identity: literals in a program are one
+// A call taught by `learn`: for arrays of this dtype object and size, which give their memory as
+// those did, and this object as the option's value (null: not given). Values are compared by identity: literals in a program are one
 // object.
 struct Known {
     PyObject* dtype;
+    PyObject* type;  // as Argument::type()
     PyObject* value;
     Py_ssize_t num_bytes;
     Py_ssize_t out_bytes;   // 0: x is the result, and no out is given
@@ -29,7 +30,6 @@ struct Dispatcher {
     PyObject_HEAD
     PyObject* slow;
     PyObject* option;
-    PyObject* dtype_name;
     PyObject* out_name;
     Known known[kKnown];
 };
@@ -47,12 +47,10 @@ Known* known_at(Dispatcher* self, PyObject* dtype, PyObject* value, Py_ssize_t n
 int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
     PyObject *slow, *option;
     if (!PyArg_ParseTuple(args, "OU", &slow, &option)) return -1;
-    PyObject* dtype_name = PyUnicode_InternFromString("dtype");
     PyObject* out_name = PyUnicode_InternFromString("out");
-    if (dtype_name == nullptr || out_name == nullptr) return -1;
+    if (out_name == nullptr) return -1;
     set_reference(&as_dispatcher(self)->slow, Py_NewRef(slow));
     set_reference(&as_dispatcher(self)->option, Py_NewRef(option));
-    set_reference(&as_dispatcher(self)->dtype_name, dtype_name);
     set_reference(&as_dispatcher(self)->out_name, out_name);
     return 0;
 }
@@ -81,51 +79,32 @@ bool only_known_keywords(Dispatcher* self, PyObject* args, PyObject* kwargs, PyO
     return true;
 }
 
-// The memory of an array with this dtype object. False, without an error: the slow path must look.
-bool view_of(Dispatcher* self, PyObject* array, int flags, Py_buffer* view, PyObject** dtype) {
-    *dtype = PyObject_GetAttr(array, self->dtype_name);
-    if (*dtype != nullptr && PyObject_GetBuffer(array, view, flags) == 0) return true;
-    // The slow path says what is wrong, by the name of the argument.
-    PyErr_Clear();
-    Py_CLEAR(*dtype);
-    return false;
-}
-
 // True when the smaller of the two lies at its own_offset in the larger, or they do not overlap.
-bool may_be_used(const Py_buffer& x, const Py_buffer& out, Py_ssize_t own_offset) {
-    const auto x_begin = reinterpret_cast<uint64_t>(x.buf);
-    const auto out_begin = reinterpret_cast<uint64_t>(out.buf);
-    if (x_begin + x.len <= out_begin || out_begin + out.len <= x_begin) return true;
-    return x.len < out.len ? x_begin == out_begin + own_offset : out_begin == x_begin + own_offset;
+bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) {
+    const uint64_t x_begin = x.address(), out_begin = out.address();
+    if (x_begin + x.num_bytes() <= out_begin || out_begin + out.num_bytes() <= x_begin) return true;
+    return x.num_bytes() < out.num_bytes() ? x_begin == out_begin + own_offset
+                                           : out_begin == x_begin + own_offset;
 }
 
-// The taught call for the arrays and the value, pointed at their memory, which the views then hold;
-// null when the slow path must look. `out` may be null.
-Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Py_buffer* x_view,
-            Py_buffer* out_view) {
-    PyObject *dtype, *out_dtype = nullptr;
-    const int x_flags = out == nullptr ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND;
-    if (!view_of(self, x, x_flags, x_view, &dtype)) return nullptr;
-    Known* known = nullptr;
-    if (out == nullptr || view_of(self, out, PyBUF_ND | PyBUF_WRITABLE, out_view, &out_dtype)) {
-        const Py_ssize_t out_bytes = out == nullptr ? 0 : out_view->len;
-        known = known_at(self, dtype, value, x_view->len, out_bytes);
-        const bool is_taught = known->dtype == dtype && known->value == value &&
-                               known->num_bytes == x_view->len && known->out_bytes == out_bytes;
-        const bool is_good = out == nullptr || (out_dtype == dtype &&
-                                                may_be_used(*x_view, *out_view, known->own_offset));
-        if (is_taught && is_good) {
-            const Py_buffer* result = out == nullptr ? x_view : out_view;
-            known->op->call.input = reinterpret_cast<uint64_t>(x_view->buf);
-            known->op->call.output = reinterpret_cast<uint64_t>(result->buf);
-        } else {
-            known = nullptr;
-            if (out != nullptr) PyBuffer_Release(out_view);
-        }
-    }
-    if (known == nullptr) PyBuffer_Release(x_view);
-    Py_XDECREF(out_dtype);
-    Py_DECREF(dtype);
+// The taught call for the arrays and the value, pointed at their memory; null when the slow path
+// must look. `out` may be null.
+Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argument& x_memory,
+            Argument& out_memory) {
+    if (!x_memory.look(x, out == nullptr)) return nullptr;
+    if (out != nullptr && !out_memory.look(out, true)) return nullptr;
+    const Py_ssize_t out_bytes = out_memory.num_bytes();
+    Known* known = known_at(self, x_memory.dtype(), value, x_memory.num_bytes(), out_bytes);
+    const bool is_taught = known->dtype == x_memory.dtype() && known->type == x_memory.type() &&
+                           known->value == value && known->num_bytes == x_memory.num_bytes() &&
+                           known->out_bytes == out_bytes;
+    if (!is_taught) return nullptr;
+    const bool is_good = out == nullptr || (out_memory.dtype() == x_memory.dtype() &&
+                                            out_memory.type() == x_memory.type() &&
+                                            may_be_used(x_memory, out_memory, known->own_offset));
+    if (!is_good) return nullptr;
+    known->op->call.input = x_memory.address();
+    known->op->call.output = out == nullptr ? x_memory.address() : out_memory.address();
     return known;
 }
 
@@ -138,14 +117,13 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     PyObject *value, *out;
     if (only_known_keywords(dispatcher, args, kwargs, &value, &out)) {
         PyObject* x = PyTuple_GetItem(args, 0);
-        Py_buffer x_view, out_view;
-        const Known* known = find(dispatcher, x, out, value, &x_view, &out_view);
+        // They hold the arrays' memory until the call has ended.
+        Argument x_memory, out_memory;
+        const Known* known = find(dispatcher, x, out, value, x_memory, out_memory);
         if (known != nullptr) {
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
             const uint32_t status = run(known->op);
-            PyBuffer_Release(&x_view);
-            if (out != nullptr) PyBuffer_Release(&out_view);
             PyObject* result = finish(status, out == nullptr ? x : out, on_failure);
             Py_DECREF(owner);
             Py_DECREF(on_failure);
@@ -157,25 +135,27 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 void forget(Known& known) {
     Py_CLEAR(known.dtype);
+    Py_CLEAR(known.type);
     Py_CLEAR(known.value);
     Py_CLEAR(known.owner);
     Py_CLEAR(known.on_failure);
 }
 
-// learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure); a value of ... means
-// "not given".
+// learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure). A type of
+// None means "by the buffer protocol", a value of ... "not given".
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
-    PyObject *dtype, *value, *owner, *on_failure;
+    PyObject *dtype, *type, *value, *owner, *on_failure;
     Py_ssize_t num_bytes, out_bytes, own_offset;
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OnOnnKOO", &dtype, &num_bytes, &value, &out_bytes, &own_offset,
-                          &address, &owner, &on_failure)) {
+    if (!PyArg_ParseTuple(args, "OOnOnnKOO", &dtype, &type, &num_bytes, &value, &out_bytes,
+                          &own_offset, &address, &owner, &on_failure)) {
         return nullptr;
     }
     if (value == Py_Ellipsis) value = nullptr;
     Known* known = known_at(as_dispatcher(self), dtype, value, num_bytes, out_bytes);
     forget(*known);
     known->dtype = Py_NewRef(dtype);
+    known->type = type == Py_None ? nullptr : Py_NewRef(type);
     known->value = Py_XNewRef(value);
     known->owner = Py_NewRef(owner);
     known->on_failure = Py_NewRef(on_failure);
@@ -192,6 +172,7 @@ int dispatcher_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(dispatcher->slow);
     for (Known& known : dispatcher->known) {
         Py_VISIT(known.dtype);
+        Py_VISIT(known.type);
         Py_VISIT(known.value);
         Py_VISIT(known.owner);
         Py_VISIT(known.on_failure);
@@ -203,7 +184,6 @@ int dispatcher_clear(PyObject* self) {
     Dispatcher* dispatcher = as_dispatcher(self);
     Py_CLEAR(dispatcher->slow);
     Py_CLEAR(dispatcher->option);
-    Py_CLEAR(dispatcher->dtype_name);
     Py_CLEAR(dispatcher->out_name);
     for (Known& known : dispatcher->known) forget(known);
     return 0;
@@ -217,9 +197,9 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): such "
-     "calls run "
-     "this one."},
+     "learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): "
+     "such "
+     "calls run this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},

@@ -8,6 +8,7 @@ from .abi import ffi
 from .errors import InvalidArgument
 
 _BYTES = ffi.typeof("char[]")
+_EXCHANGE = "__dlpack_c_exchange_api__"
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,18 @@ class ArrayView:
         address: Address of the first element.
         count: Number of elements.
         dtype: Element type.
-        is_buffer: True if the array itself exports the buffer protocol and has a `dtype`. Only then
-            can the dispatcher (csrc/host/dispatcher.cpp) take the array without Python.
+        is_direct: True if the dispatcher (csrc/host/dispatcher.cpp) can take such an array without
+            Python: it has a `dtype`, and the buffer protocol or DLPack's C interface.
+        exchange_type: The array's type, if it gives its memory by DLPack; None for buffers.
         keep: An object that keeps the memory alive.
     """
 
     address: int
     count: int
     dtype: dtypes.Dtype
-    is_buffer: bool
+    is_direct: bool
     keep: Any
+    exchange_type: type | None = None
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +82,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
             f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
             "this communicator's backend is host or sim"
         )
-    is_buffer = True
+    given, is_buffer = array, True
     try:
         memory = memoryview(array) if not hasattr(array, "dtype") else None
     except TypeError:
@@ -100,8 +103,12 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
         if writable and _is_readonly(array, memory):
             raise InvalidArgument(f"{name} is read-only, must be writable") from None
         raise InvalidArgument(f"{name} does not give its memory: {error}") from error
-    named = is_buffer and memory is None
-    return ArrayView(_address(buffer), len(buffer) // dtype.itemsize, dtype, named, buffer)
+    count = len(buffer) // dtype.itemsize
+    if not is_buffer:
+        kind = type(given)
+        is_direct = hasattr(kind, _EXCHANGE) and hasattr(given, "dtype")
+        return ArrayView(_address(buffer), count, dtype, is_direct, buffer, kind)
+    return ArrayView(_address(buffer), count, dtype, memory is None, buffer)
 
 
 def _has_buffer(array: Any) -> bool:

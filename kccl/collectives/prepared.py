@@ -350,12 +350,15 @@ class Collective(fastcall.Dispatcher):
         is_in_place = case.result is case.array
         if not (is_in_place or case.is_given) or self._context.checks:
             return
-        if not (case.x.is_buffer and case.out.is_buffer):
+        if not (case.x.is_direct and case.out.is_direct):
+            return
+        if case.x.exchange_type is not case.out.exchange_type:
             return
         is_default = case.option == self._DEFAULT
         for given in (case.option, ...) if is_default else (case.option,):
             self.learn(
                 case.array.dtype,
+                case.x.exchange_type,
                 case.x.nbytes,
                 given,
                 case.out.nbytes if case.is_given else 0,

@@ -1,0 +1,89 @@
+#include "arguments.h"
+
+#include "dlpack.h"
+
+namespace kccl::host {
+namespace {
+
+// The last type of arrays that offered DLPack's C interface, and what it offered. Programs use one.
+PyObject* exchange_type = nullptr;
+const DlpackExchange* exchange = nullptr;
+
+PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
+
+// Whether arrays of this type give their memory by DLPack's C interface.
+bool offers_exchange(PyObject* type) {
+    if (type == exchange_type) return true;
+    PyObject* capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    const void* offered =
+        capsule == nullptr ? nullptr : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_XDECREF(capsule);
+    const auto* found = static_cast<const DlpackExchange*>(offered);
+    while (found != nullptr && found->major > 1) found = found->older;
+    if (found == nullptr || found->major != 1 || found->tensor_from_object == nullptr) {
+        PyErr_Clear();
+        return false;
+    }
+    set_reference(&exchange_type, Py_NewRef(type));
+    exchange = found;
+    return true;
+}
+
+// PyTorch's function gives the memory of tensors that must not be used as they are: of those that
+// record gradients, and of views that negate what they show.
+bool is_plain(PyObject* array) {
+    static PyObject* const requires_grad = name_of("requires_grad");
+    static PyObject* const is_neg = name_of("is_neg");
+    // Arrays of other libraries have neither.
+    PyObject* records = PyObject_GetAttr(array, requires_grad);
+    PyErr_Clear();
+    Py_XDECREF(records);
+    if (records != nullptr && records != Py_False) return false;
+    PyObject* negates = PyObject_CallMethodObjArgs(array, is_neg, nullptr);
+    PyErr_Clear();
+    Py_XDECREF(negates);
+    return negates == nullptr || negates == Py_False;
+}
+
+}  // namespace
+
+Argument::~Argument() {
+    if (has_buffer_) PyBuffer_Release(&buffer_);
+    Py_XDECREF(dtype_);
+}
+
+bool Argument::look_by_dlpack(PyObject* array) {
+    DlpackTensor tensor;
+    if (exchange->tensor_from_object(array, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (tensor.device_type != kDlpackCpu || !is_contiguous(tensor) || !is_plain(array))
+        return false;
+    address_ = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
+    num_bytes_ = kccl::host::num_bytes(tensor);
+    type_ = reinterpret_cast<PyObject*>(Py_TYPE(array));
+    return true;
+}
+
+bool Argument::look(PyObject* array, bool is_written) {
+    static PyObject* const dtype_name = name_of("dtype");
+    dtype_ = PyObject_GetAttr(array, dtype_name);
+    if (dtype_ == nullptr) {
+        PyErr_Clear();
+        return false;
+    }
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(array));
+    if (type == exchange_type) return look_by_dlpack(array);
+    if (PyObject_GetBuffer(array, &buffer_, is_written ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND) ==
+        0) {
+        has_buffer_ = true;
+        address_ = reinterpret_cast<uint64_t>(buffer_.buf);
+        num_bytes_ = buffer_.len;
+        return true;
+    }
+    PyErr_Clear();
+    return offers_exchange(type) && look_by_dlpack(array);
+}
+
+}  // namespace kccl::host

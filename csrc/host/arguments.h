@@ -1,0 +1,38 @@
+// The memory of an array that Python passes: by DLPack's C interface where its type has that, else
+// by the buffer protocol.
+#pragma once
+
+#include "fastcall.h"
+
+namespace kccl::host {
+
+class Argument {
+  public:
+    Argument() = default;
+    Argument(const Argument&) = delete;
+    Argument& operator=(const Argument&) = delete;
+    ~Argument();
+
+    // Looks at an array. False, without an exception: it is none that C can use at once, and Python
+    // has to say what is wrong with it, if anything is.
+    bool look(PyObject* array, bool is_written);
+
+    uint64_t address() const { return address_; }
+    Py_ssize_t num_bytes() const { return num_bytes_; }
+    // The array's type if it gave its memory by DLPack; null if by the buffer protocol. Borrowed.
+    PyObject* type() const { return type_; }
+    // Its `dtype`. Borrowed.
+    PyObject* dtype() const { return dtype_; }
+
+  private:
+    bool look_by_dlpack(PyObject* array);
+
+    uint64_t address_ = 0;
+    Py_ssize_t num_bytes_ = 0;
+    PyObject* type_ = nullptr;
+    PyObject* dtype_ = nullptr;
+    Py_buffer buffer_ = {};
+    bool has_buffer_ = false;
+};
+
+}  // namespace kccl::host

@@ -1,0 +1,51 @@
+// DLPack's C exchange interface, version 1: how a library's arrays give C their memory without a
+// Python frame. A type offers it as a capsule, its attribute __dlpack_c_exchange_api__.
+#pragma once
+
+#include <stdint.h>
+
+namespace kccl::host {
+
+// DLTensor. The pointers stay the library's.
+struct DlpackTensor {
+    void* data;
+    int32_t device_type;
+    int32_t device_id;
+    int32_t num_dimensions;
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+    const int64_t* shape;
+    const int64_t* strides;  // in elements; null: C-contiguous
+    uint64_t byte_offset;
+};
+constexpr int32_t kDlpackCpu = 1;
+
+// DLPackExchangeAPI.
+struct DlpackExchange {
+    uint32_t major, minor;
+    const DlpackExchange* older;
+    void* allocate;
+    void* managed_from_object;
+    void* object_from_managed;
+    // Fills the tensor of an object. Not 0: an exception is set. May be null.
+    int (*tensor_from_object)(void* object, DlpackTensor* filled);
+    void* current_stream;
+};
+
+inline bool is_contiguous(const DlpackTensor& tensor) {
+    int64_t stride = 1;
+    for (int32_t i = tensor.num_dimensions - 1; tensor.strides != nullptr && i >= 0; --i) {
+        if (tensor.shape[i] != 1 && tensor.strides[i] != stride) return false;
+        stride *= tensor.shape[i];
+    }
+    return true;
+}
+
+inline int64_t num_bytes(const DlpackTensor& tensor) {
+    int64_t bits = int64_t{tensor.bits} * tensor.lanes;
+    for (int32_t i = 0; i < tensor.num_dimensions; ++i) bits *= tensor.shape[i];
+    return bits / 8;
+}
+
+}  // namespace kccl::host
