@@ -235,7 +235,7 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             False,
             array,
             # Called before each run of a prepared call: a partial adds no Python frame.
-            partial(current_stream, on),
+            stream=partial(current_stream, on),
         ),
         on,
     )
@@ -255,7 +255,7 @@ def _view_by_interface(array: Any, name: str, writable: bool) -> DeviceView:
     _check_interface(facts, dtype.itemsize, name, writable=writable)
     stream = _stream_of_library(array, facts.get("stream"))
     address, count = int(facts["data"][0] or 0), math.prod(facts["shape"])
-    return DeviceView(address, count, dtype, False, array, stream)
+    return DeviceView(address, count, dtype, False, array, stream=stream)
 
 
 def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
