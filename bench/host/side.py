@@ -88,6 +88,13 @@ class Floors:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Sets `floor_us` in the rows of the same run."""
-        copies_us = {row["bytes"]: self.copies_us.get(row["bytes"], 0.0) for row in rows}
+        # A copy of more bytes bounds the copy of fewer.
+        copies_us = {
+            row["bytes"]: min(
+                (us for nbytes, us in self.copies_us.items() if nbytes >= row["bytes"]),
+                default=0.0,
+            )
+            for row in rows
+        }
         # Why the minimum: a disturbed probe would raise the floor and make results look too good.
         add_floors(rows, min(self.one_ways_us), copies_us)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,11 @@ from bench_world import (
     row,
 )
 
+import kccl
 from kccl.bench import cli
 from kccl.bench.harness import collective, data, measure, report
+from kccl.bench.host.side import Floors
+from kccl.tools import probe
 
 # Sizes and factors
 
@@ -287,3 +292,19 @@ def test_best_peer_is_of_the_same_problem_and_mode() -> None:
     ]
     assert report.best_peer(peers, row()) == 2.0
     assert report.best_peer(peers, row(mode="host")) is None
+
+
+def test_a_disturbed_probe_raises_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither another batch's copies nor those of a longer message may be faster than a floor."""
+    floors = Floors(one_ways_us=[0.3, 0.1], copies_us={8: 5.0, 64: 1.0, 128: 2.0})
+    rows = [row(bytes=nbytes) for nbytes in (8, 64, 128)]
+    floors.add(rows)
+    assert [each["floor_us"] for each in rows] == pytest.approx([1.1, 1.1, 2.1])
+
+    copies = iter([9.0, 3.0, 7.0, 3.5, 8.0])
+
+    def host_copy(to: Any, source: Any, nbytes: int, iterations: int, us: Any) -> None:
+        us[0:iterations] = [next(copies)] * iterations
+
+    monkeypatch.setattr(probe, "lib", SimpleNamespace(kccl_host_copy=host_copy))
+    assert kccl.run_threads(lambda comm: probe.copy_us(comm, 1 << 20), 1) == [3.0]
