@@ -19,7 +19,7 @@ class Op:
 class Dispatcher:
     """Finds a call that was made before, and makes it; what it does not know goes to `slow`."""
 
-    def __init__(self, slow: Callable[..., Any], option: str) -> None: ...
+    def __init__(self, slow: Callable[..., Any], option: str, is_positional: bool) -> None: ...
     def learn(
         self,
         dtype: Any,

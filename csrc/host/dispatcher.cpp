@@ -1,6 +1,7 @@
-// Calls that were made before, found again without Python: Dispatcher(slow, option).
+// Calls that were made before, found again without Python: Dispatcher(slow, option, is_positional).
 //
-//   dispatcher(x), dispatcher(x, out=out), either with option=value
+//   dispatcher(x), dispatcher(x, out=out), either with option=value;
+//   dispatcher(x, value) too if the option is positional
 //
 // finds the call for x's dtype and size, out's size and the value, points it at the arrays and makes
 // it. What was not taught by learn() goes to `slow`, and so does what is wrong: it says what.
@@ -31,6 +32,7 @@ struct Dispatcher {
     PyObject* slow;
     PyObject* option;
     PyObject* out_name;
+    int is_positional;
     Known known[kKnown];
 };
 
@@ -46,7 +48,9 @@ Known* known_at(Dispatcher* self, PyObject* dtype, PyObject* value, Py_ssize_t n
 
 int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
     PyObject *slow, *option;
-    if (!PyArg_ParseTuple(args, "OU", &slow, &option)) return -1;
+    int is_positional;
+    if (!PyArg_ParseTuple(args, "OUp", &slow, &option, &is_positional)) return -1;
+    as_dispatcher(self)->is_positional = is_positional;
     PyObject* out_name = PyUnicode_InternFromString("out");
     if (out_name == nullptr) return -1;
     set_reference(&as_dispatcher(self)->slow, Py_NewRef(slow));
@@ -59,16 +63,18 @@ bool is_name(PyObject* name, PyObject* wanted) {
     return name == wanted || PyUnicode_Compare(name, wanted) == 0;
 }
 
-// The keywords of a call (x, **kwargs), null when not given. False: there is something else.
-bool only_known_keywords(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value,
-                         PyObject** out) {
+// The arguments of a call but for x, null when not given. False: there is something else.
+bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value,
+                          PyObject** out) {
     *value = *out = nullptr;
-    if (PyTuple_Size(args) != 1) return false;
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (count != 1 && !(count == 2 && self->is_positional)) return false;
+    if (count == 2) *value = PyTuple_GetItem(args, 1);
     if (kwargs == nullptr) return true;
     Py_ssize_t position = 0;
     PyObject *name, *given;
     while (PyDict_Next(kwargs, &position, &name, &given) != 0) {
-        if (is_name(name, self->option)) {
+        if (*value == nullptr && is_name(name, self->option)) {
             *value = given;
         } else if (is_name(name, self->out_name)) {
             *out = given;
@@ -115,7 +121,7 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         return nullptr;
     }
     PyObject *value, *out;
-    if (only_known_keywords(dispatcher, args, kwargs, &value, &out)) {
+    if (only_known_arguments(dispatcher, args, kwargs, &value, &out)) {
         PyObject* x = PyTuple_GetItem(args, 0);
         // They hold the arrays' memory until the call has ended.
         Argument x_memory, out_memory;

@@ -265,7 +265,9 @@ class Collective(fastcall.Dispatcher):
         type.__delattr__(cls, "__call__")
 
     def __init__(self, context: Context) -> None:
-        super().__init__(self._slow, self._OPTION)
+        option = signature(self._slow).parameters.get(self._OPTION)
+        is_positional = option is not None and option.kind is Parameter.POSITIONAL_OR_KEYWORD
+        super().__init__(self._slow, self._OPTION, is_positional)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

@@ -134,3 +134,19 @@ def test_nothing_is_kept():
         )
 
     kccl.run_threads(main, 1)
+
+
+def test_a_positional_root_is_known_too():
+    def main(comm):
+        x, out = ones(), ones()
+        for root in (0, 1, 0, 1):
+            x.memory[:] = comm.rank + 1
+            assert comm.broadcast(x, root) is x
+            assert x.memory.tolist() == [root + 1] * 6
+        assert x.slow_looks == 2
+        with pytest.raises(TypeError, match="multiple values for argument 'root'"):
+            comm.broadcast(x, 0, root=0)
+        with pytest.raises(TypeError, match="positional"):
+            comm.all_reduce(x, out)
+
+    kccl.run_threads(main, 2)
