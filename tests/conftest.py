@@ -70,10 +70,7 @@ def pytest_configure_node(node):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """An installed package, a clean environment, and waits that end before pytest's time-out.
-
-    In the checkout's root `python -m` and `-c` would import the source tree, not the package.
-    """
+    """A folder and variables of the test's own, and waits that end before pytest's time-out."""
     monkeypatch.chdir(tmp_path)
     for name in os.environ:
         if name.startswith("KCCL_") and name != "KCCL_CACHE":

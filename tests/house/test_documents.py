@@ -80,6 +80,14 @@ def test_readme_python_block(folder):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_checkout_does_not_shadow_the_package():
+    """In its root, `kccl/` is the package that is installed, compiled core included."""
+    block, _, _ = PYTHON_BLOCKS
+    for words in (["-c", block], ["-m", "kccl", "doctor"]):
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_readme_python_block_for_torch(folder):
     # The one between them is for GPUs: tests/hardware/test_processes.py.
     _, _, block = PYTHON_BLOCKS
