@@ -46,7 +46,7 @@ from .collectives.one_sided import OneSided
 from .collectives.reduce_scatter import ReduceScatter
 from .plan import specs
 from .plan.choice import Plan
-from .ranks import agreement, windows
+from .ranks import agreement, survivors, windows
 from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -335,12 +335,12 @@ class Communicator(OneSided):
             The new communicator.
 
         Raises:
-            Timeout: A rank that is alive did not call shrink() in time.
+            Timeout: A rank that is alive did not call shrink() in time; call shrink() again.
         """
         self._check_open()
         # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
         self.context.give_up()
-        smaller = agreement.shrink(self._mesh, self._part, self._env.first_timeout)
+        smaller = survivors.shrink(self._mesh, self._part, self._env.first_timeout)
         self.close()
         return smaller
 

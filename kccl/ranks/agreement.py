@@ -1,17 +1,18 @@
-"""What the ranks agree on out of band: settings at start-up, split() and shrink()."""
+"""What the ranks agree on out of band: settings at start-up, and split().
 
-import contextlib
+survivors.py has shrink().
+"""
+
 import json
 import os
 import time
 import zlib
 from collections.abc import Callable
 from socket import socket
-from typing import Protocol, TypeVar
 
 from ..base import abi
 from ..base.env import Env
-from ..base.errors import InvalidArgument, PeerLost
+from ..base.errors import InvalidArgument
 from ..plan.specs import SPECS
 from ..plan.tuning import tuning_for
 from . import sockets
@@ -85,52 +86,26 @@ def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | No
         if its_color == color
     )
     names = {rank: everyone[rank][2] for _, rank in members}
-    return _connect(ranks, names, listener, timeout)
+    return connect_part(ranks, names, listener, timeout)
 
 
-class Closable(Protocol):
-    """An object with a close() method, as a communicator."""
+def connect_part(
+    ranks: Mesh,
+    names: dict[int, str],
+    listener: socket,
+    timeout: float,
+    look: Callable[[], None] = lambda: None,
+) -> Mesh:
+    """Connects some of the ranks. Collective among them.
 
-    def close(self) -> None:
-        """Ends the use of the object."""
-
-
-Part = TypeVar("Part", bound=Closable)
-
-
-def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
-    """Calls `make` with the mesh of the ranks that are alive. Collective among them.
-
-    Returns:
-        What `make` returned, once it has succeeded on all of these ranks.
-
-    Raises:
-        Timeout: A rank that is alive did not come in time.
+    Args:
+        ranks: The mesh of all ranks.
+        names: Rank in it -> name of its listener, in the new order.
+        listener: This rank's. It is closed.
+        timeout: Seconds to wait for the others.
+        look: Called now and then during the wait. What it raises ends the wait.
     """
-    while True:
-        listener, name = sockets.listen()
-        try:
-            survivors = ranks.agree_on_survivors(name.encode(), timeout)
-        except BaseException:
-            listener.close()
-            raise
-        names = {rank: text.decode() for rank, text in survivors.items()}
-        part = None
-        # Another rank may be lost meanwhile, and perhaps only some ranks see it. So the ranks vote:
-        # the new communicator counts only if all of them have it. Else they try again.
-        with contextlib.suppress(PeerLost):
-            part = make(_connect(ranks, names, listener, timeout))
-        vote = b"has it" if part is not None else b"has not"
-        votes = ranks.agree_on_survivors(vote, timeout)
-        if part is not None and votes == dict.fromkeys(names, b"has it"):
-            return part
-        if part is not None:
-            part.close()
-
-
-def _connect(ranks: Mesh, names: dict[int, str], listener: socket, timeout: float) -> Mesh:
-    """The mesh of the ranks in `names`, in its order. `names`: rank -> name of its listener."""
     members, listeners = list(names), list(names.values())
     rank = members.index(ranks.rank)
-    streams = sockets.connect(rank, listeners, listener, time.monotonic() + timeout)
+    streams = sockets.connect(rank, listeners, listener, time.monotonic() + timeout, look)
     return ranks.part(rank, members, " ".join(listeners), streams)

@@ -2,69 +2,30 @@
 
 It carries what is rare and may be slow: names, memory handles (as SCM_RIGHTS), agreement after a
 failure. A waiting rank sleeps. When a rank's process ends, its peers see the end of its stream.
-sockets.py makes the connections.
+sockets.py makes the connections, and link.py says what a message is.
 """
 
-import array
 import contextlib
+import json
+import math
 import os
-import selectors
+import select
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from ..base.errors import BackendError, Timeout
+from .link import Link
 from .sockets import peer_lost, peer_pid
 
-_HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
-_FD_BYTES = array.array("i").itemsize
 
+class Closable(Protocol):
+    """An object with a close() method, as a communicator."""
 
-class _Link:
-    """The stream to one peer, with the bytes and descriptors that are received but not yet used."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.socket = connection
-        self.received = bytearray()
-        self.fds: list[int] = []
-        self.is_open = True
-
-    def fill(self) -> None:
-        """Receives what has arrived. Sets `is_open` to False if the stream has ended."""
-        while self.is_open:
-            try:
-                data, ancillary, _, _ = self.socket.recvmsg(
-                    1 << 16, socket.CMSG_SPACE(_FD_BYTES), socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
-                return
-            except OSError:
-                data, ancillary = b"", []
-            for _, _, payload in ancillary:
-                self.fds.extend(array.array("i", payload[: len(payload) // _FD_BYTES * _FD_BYTES]))
-            self.received += data
-            self.is_open = len(data) > 0
-
-    def take(self) -> tuple[bytes, int, bytes] | None:
-        """The next complete message as (kind, sequence number, payload); None if there is none."""
-        if len(self.received) < _HEADER.size:
-            return None
-        kind, sequence, length = _HEADER.unpack_from(self.received)
-        end = _HEADER.size + length
-        if len(self.received) < end:
-            return None
-        payload = bytes(self.received[_HEADER.size : end])
-        del self.received[:end]
-        return kind, sequence, payload
-
-    def drop_fds(self) -> None:
-        """Closes the descriptors that are received but not used."""
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
+    def close(self) -> None:
+        """Ends the use of the object."""
 
 
 class Mesh:
@@ -73,14 +34,17 @@ class Mesh:
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process.
+        has_hung_up: hang_up() was called, so this rank hears none of its peers.
+        unfinished: What close() closes too: the agreement of a shrink() that has begun.
     """
 
     def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._links = {peer: _Link(connection) for peer, connection in sockets.items()}
+        self._links = {peer: Link(connection) for peer, connection in sockets.items()}
         self._sequence = 0
-        self._round = 0
+        self.has_hung_up = False
+        self.unfinished: Closable | None = None
         # State of reset(): the phase this rank is in, the last phase that each peer announced, and
         # the last phase that is complete.
         self._phase = 0
@@ -130,7 +94,7 @@ class Mesh:
             Timeout: A rank did not take part in time.
             PeerLost: A rank is gone.
         """
-        got = self._exchange(b"data", self._next(), payload, what, timeout, self._links)
+        got = self._exchange(b"data", self._next(), payload, what, timeout)
         self._check_complete(got, what)
         return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
 
@@ -139,15 +103,14 @@ class Mesh:
 
         The caller closes them. The descriptor at its own rank is a duplicate of `fd`.
         """
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         self.allgather(b"", what, timeout)
         for peer, link in self._links.items():
             # All peers have just answered, so the socket's buffer has room and this cannot block.
             try:
-                link.socket.sendmsg([_HEADER.pack(b"fd  ", self._sequence, 0)], ancillary)
+                link.put_fd(b"fd  ", self._sequence, fd)
             except ConnectionError:
                 raise peer_lost(self.rank, peer, what) from None
-        self._exchange(b"fd  ", self._next(), None, what, timeout, self._links)
+        self._exchange(b"fd  ", self._next(), None, what, timeout)
         fds = []
         for rank in range(self.world_size):
             if rank == self.rank:
@@ -160,27 +123,45 @@ class Mesh:
             fds.append(self._links[rank].fds.pop(0))
         return fds
 
-    def agree_on_survivors(self, payload: bytes, timeout: float) -> dict[int, bytes]:
-        """The ranks that are alive, with their payloads. Collective among them.
+    # ---- For shrink(), see survivors.py --------------------------------------------------------
 
-        The result is the same on each of them. In each round every rank tells the others which
-        ranks it hears. The rounds end when all ranks that hear each other have the same list.
+    def tell(self, payload: bytes) -> None:
+        """Sends a message of shrink() to all peers, as far as their sockets take it now."""
+        for link in self._links.values():
+            link.put(b"live", 0, payload)
 
-        Raises:
-            Timeout: A rank that is alive did not take part in time.
+    def hear(self) -> Iterator[tuple[int, bytes]]:
+        """The messages of shrink() that have arrived: peer and payload. Does not wait."""
+        for peer, link in self._links.items():
+            link.fill()
+            while (message := link.take()) is not None:
+                kind, sequence, payload = message
+                if kind == b"live":
+                    yield peer, payload
+                elif kind == b"rset":
+                    self._heard[peer] = max(self._heard[peer], sequence)
+                # The rest belongs to exchanges that nobody finishes.
+
+    def ended(self) -> frozenset[int]:
+        """The peers whose streams have ended; all that they sent has been received."""
+        return frozenset(peer for peer, link in self._links.items() if not link.is_open)
+
+    def is_flushed(self) -> bool:
+        """Whether the sockets have taken all that this rank has sent."""
+        return not any(link.unsent for link in self._links.values())
+
+    def wait(self, number: int, until: Callable[[], bool], deadline: float) -> bool:
+        """Sends and receives until `until()`. Returns False at the deadline.
+
+        Args:
+            number: Of this wait in shrink(), the same on all ranks that wait for each other.
+            until: Called first, and whenever something has come or gone.
+            deadline: A value of time.monotonic().
         """
-        alive = {peer for peer, link in self._links.items() if link.is_open}
-        while True:
-            self._round += 1
-            view = sorted(alive | {self.rank})
-            message = bytes([len(view), *view]) + payload
-            links = {peer: self._links[peer] for peer in alive}
-            got = self._exchange(b"live", self._round, message, "shrink", timeout, links)
-            views = {peer: set(text[1 : 1 + text[0]]) for peer, text in got.items()}
-            if set(got) == alive and all(seen == set(view) for seen in views.values()):
-                payloads = {peer: text[1 + text[0] :] for peer, text in got.items()}
-                return dict(sorted((payloads | {self.rank: payload}).items()))
-            alive = {peer for peer in got if all(peer in seen for seen in views.values())}
+        with self._meeting(b"live", number):
+            return self._pump(until, deadline)
+
+    # ---- reset() -----------------------------------------------------------------------------
 
     @property
     def is_resetting(self) -> bool:
@@ -223,7 +204,7 @@ class Mesh:
 
     def _announce_phase(self, timeout: float) -> None:
         """Announces this rank's phase, and waits until all peers have announced it."""
-        got = self._exchange(b"rset", self._phase, b"", "reset", timeout, self._links)
+        got = self._exchange(b"rset", self._phase, b"", "reset", timeout)
         self._check_complete(got, "reset")
 
     def _check_complete(self, got: dict[int, bytes], what: str) -> None:
@@ -231,14 +212,20 @@ class Mesh:
         if lost:
             raise peer_lost(self.rank, lost[0], what)
 
+    # ---- The end -----------------------------------------------------------------------------
+
     def hang_up(self) -> None:
         """Ends this rank's and the peers' waits on these streams. Any thread may call it."""
+        self.has_hung_up = True
         for link in self._links.values():
             with contextlib.suppress(OSError):  # closed already
                 link.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes this rank's streams. Idempotent, not collective."""
+        unfinished, self.unfinished = self.unfinished, None
+        if unfinished is not None:
+            unfinished.close()
         for peer, link in self._links.items():
             link.socket.close()
             link.is_open = False
@@ -247,82 +234,71 @@ class Mesh:
                 os.close(self.pidfds[peer])
                 self.pidfds[peer] = -1
 
+    # ---- Exchanges ---------------------------------------------------------------------------
+
     def _next(self) -> int:
         sequence = self._sequence
         self._sequence = (sequence + 1) & 0xFFFFFFFF
         return sequence
 
+    def _meeting(self, kind: bytes, number: int) -> AbstractContextManager[None]:
+        """The context of a wait for all peers whose streams are open."""
+        return contextlib.nullcontext()
+
     def _exchange(
-        self,
-        kind: bytes,
-        sequence: int,
-        payload: bytes | None,
-        what: str,
-        timeout: float,
-        links: dict[int, _Link],
+        self, kind: bytes, sequence: int, payload: bytes | None, what: str, timeout: float
     ) -> dict[int, bytes]:
-        """Sends `payload`, unless it is None, and receives one message from each open link.
+        """Sends `payload`, unless it is None, and receives one message from each peer.
 
         Returns:
             Peer -> payload, for the peers whose message came before their stream ended.
         """
-        deadline = time.monotonic() + timeout
-        message = b"" if payload is None else _HEADER.pack(kind, sequence, len(payload)) + payload
-        unsent = {peer: memoryview(message) for peer, link in links.items() if link.is_open}
         got: dict[int, bytes] = {}
-        with selectors.DefaultSelector() as selector:
-            for peer in unsent:
-                selector.register(
-                    links[peer].socket, selectors.EVENT_READ | selectors.EVENT_WRITE, peer
-                )
-            while True:
-                for peer, link in links.items():
-                    if peer not in got:
-                        self._take(link, peer, kind, sequence, what, got)
-                ended = {peer for peer, link in links.items() if not link.is_open}
-                if all(not rest for peer, rest in unsent.items() if peer not in ended) and (
-                    set(links) <= set(got) | ended
-                ):
-                    return got
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    late = sorted(set(links) - set(got) - ended) or sorted(unsent)
-                    raise Timeout(
-                        f"rank {self.rank} waited {timeout:.3g} s for rank {late[0]} during {what}",
-                        rank=self.rank,
-                        peer=late[0],
-                        collective=what,
-                        waited_s=timeout,
-                    )
-                self._pump(selector, selector.select(remaining), links, unsent)
 
-    def _pump(
-        self,
-        selector: selectors.BaseSelector,
-        ready: Iterable[tuple[selectors.SelectorKey, int]],
-        links: dict[int, _Link],
-        unsent: dict[int, Any],
-    ) -> None:
-        """Sends and receives what the sockets allow now."""
-        for key, events in ready:
-            peer, link = key.data, links[key.data]
-            if events & selectors.EVENT_READ:
-                link.fill()
-            if events & selectors.EVENT_WRITE and unsent[peer]:
-                try:
-                    unsent[peer] = unsent[peer][link.socket.send(unsent[peer]) :]
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    link.is_open = False
-            if not link.is_open:
-                selector.unregister(link.socket)
-            elif not unsent[peer]:
-                selector.modify(link.socket, selectors.EVENT_READ, peer)
+        def is_late(peer: int, link: Link) -> bool:
+            return link.is_open and (peer not in got or len(link.unsent) > 0)
+
+        def is_done() -> bool:
+            for peer, link in self._links.items():
+                if peer not in got:
+                    self._take(link, peer, kind, sequence, what, got)
+            return not any(is_late(peer, link) for peer, link in self._links.items())
+
+        deadline = time.monotonic() + timeout
+        with self._meeting(kind, sequence):
+            if payload is not None:
+                for link in self._links.values():
+                    link.put(kind, sequence, payload)
+            if self._pump(is_done, deadline):
+                return got
+            late = next(peer for peer, link in self._links.items() if is_late(peer, link))
+            raise Timeout(
+                f"rank {self.rank} waited {timeout:.3g} s for rank {late} during {what}",
+                rank=self.rank,
+                peer=late,
+                collective=what,
+                waited_s=timeout,
+            )
+
+    def _pump(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Sends and receives until `until()`. Returns False at the deadline."""
+        while not until():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            links = {link.socket.fileno(): link for link in self._links.values() if link.is_open}
+            poll = select.poll()
+            for fd, link in links.items():
+                poll.register(fd, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+            for fd, events in poll.poll(math.ceil(remaining * 1000)):
+                if events & ~select.POLLOUT:
+                    links[fd].fill()
+                links[fd].flush()
+        return True
 
     def _take(
         self,
-        link: _Link,
+        link: Link,
         peer: int,
         kind: bytes,
         sequence: int,
@@ -356,14 +332,13 @@ class Mesh:
             # After a failure the streams may hold messages of unfinished exchanges. A message with
             # an earlier number is one: this rank left that exchange without the peer's message.
             is_earlier = (seen_sequence - sequence) & 0xFFFFFFFF >= 1 << 31
-            if seen_kind == b"live" and kind != b"live":
+            if seen_kind == b"live":
                 # The peer is in shrink() and takes no more part in this exchange. Its message is
                 # kept for this rank's own shrink().
-                link.received[:0] = _HEADER.pack(*message[:2], len(payload)) + payload
-                view = payload[1 : 1 + payload[0]]
-                absent = sorted(set(range(self.world_size)) - set(view))
+                link.put_back(*message)
+                absent = json.loads(payload)["ended"]
                 raise peer_lost(self.rank, absent[0] if absent else peer, what)
-            if kind in (b"live", b"rset") or is_earlier:
+            if kind == b"rset" or is_earlier:
                 continue
             raise BackendError(
                 f"rank {self.rank} is in out-of-band exchange {sequence} and rank {peer} in "

@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from ..base.errors import BackendError, PeerLost, Timeout
 
@@ -67,7 +68,11 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
 
 
 def connect(
-    rank: int, names: list[str], listener: socket.socket, deadline: float
+    rank: int,
+    names: list[str],
+    listener: socket.socket,
+    deadline: float,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[int, socket.socket]:
     """Connects this rank with every other one. Collective.
 
@@ -76,6 +81,7 @@ def connect(
         names: Name of each rank's listener, in rank order.
         listener: This rank's listener. It is closed.
         deadline: A value of time.monotonic().
+        look: Called now and then during the wait. What it raises ends the wait.
 
     Returns:
         One connected socket for each peer.
@@ -97,7 +103,7 @@ def connect(
                 raise peer_lost(rank, peer, "start-up") from None
         absent = {peer: _pid_in(names[peer]) for peer in range(rank + 1, len(names))}
         while absent:
-            connection = _accept(rank, listener, sockets, absent, deadline)
+            connection = _accept(rank, listener, sockets, absent, deadline, look)
             peer_pid(connection)
             try:
                 (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
@@ -122,6 +128,7 @@ def _accept(
     sockets: dict[int, socket.socket],
     absent: dict[int, int],
     deadline: float,
+    look: Callable[[], None],
 ) -> socket.socket:
     """The connection of the next peer. `absent`: rank -> process id, of ranks still to come."""
     while True:
@@ -129,6 +136,7 @@ def _accept(
         try:
             return listener.accept()[0]
         except TimeoutError:
+            look()
             # A connected peer may be lost too. The absent ranks may know it already and never come.
             lost = [peer for peer, connection in sockets.items() if _has_ended(connection)]
             lost += [peer for peer, pid in absent.items() if not _is_running(pid)]

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from ..base.errors import WaitFailed
 from ..ranks.mesh import Mesh
@@ -100,20 +99,13 @@ class SimMesh(Mesh):
             name=name,
         )
 
-    def _exchange(
-        self,
-        kind: bytes,
-        sequence: int,
-        payload: bytes | None,
-        what: str,
-        timeout: float,
-        links: Any,
-    ) -> dict[int, bytes]:
-        peers = {self.machine_ranks[peer] for peer, link in links.items() if link.is_open}
-        key = self._name, kind, sequence
+    @contextmanager
+    def _meeting(self, kind: bytes, number: int) -> Iterator[None]:
+        peers = {self.machine_ranks[peer] for peer in set(self.pidfds) - self.ended()}
+        key = self._name, kind, number
         try:
             with self.meetings.meet(key, self.machine_rank, {self.machine_rank, *peers}):
-                return super()._exchange(kind, sequence, payload, what, timeout, links)
+                yield
         except WaitFailed:
             # The peer may have gone because of a finding. The finding is the cause to report.
             cause = self.meetings.machine.failure()

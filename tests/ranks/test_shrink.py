@@ -1,0 +1,281 @@
+"""shrink(): survivors return the same communicator, whenever a rank ends or times out.
+
+The ranks here are threads with real meshes. A step of a rank is a message to one peer, or a stage
+of making the communicator. A rank ends behind its k-th step for every k, so also when some peers
+have its last message and others do not.
+"""
+
+import itertools
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+import kccl
+from kccl.ranks import bootstrap, survivors
+from kccl.ranks.mesh import Mesh
+
+LIMIT = 20
+
+
+class Ended(BaseException):
+    """The rank's process would be gone."""
+
+
+class Life:
+    """Counts a rank's steps and ends it behind its last one. With a seed some steps are slow."""
+
+    def __init__(self, last=None, seed=None):
+        self.last = last
+        self.steps = 0
+        self.random = None if seed is None else random.Random(seed)
+
+    def step(self):
+        self.steps += 1
+        if self.random is not None and self.random.random() < 0.2:
+            time.sleep(self.random.choice([0, 0.0005, 0.003]))
+        if self.steps == self.last:
+            raise Ended
+
+
+class Stream(socket.socket):
+    life: Life
+
+    def send(self, data):
+        # One message in one piece: a step.
+        sent = super().send(data)
+        self.life.step()
+        return sent
+
+
+class Ranks(Mesh):
+    """A mesh that knows its name, and whose waits may find that time is up."""
+
+    name = ""
+    members = ()
+    waits = 0
+    late_wait = None
+
+    def part(self, rank, members, name, sockets):
+        part = Ranks(rank, len(members), sockets)
+        part.name, part.members = name, members
+        return part
+
+    def wait(self, number, until, deadline):
+        self.waits += 1
+        return super().wait(number, until, 0 if self.waits == self.late_wait else deadline)
+
+
+class Part:
+    def __init__(self, mesh, life):
+        self.mesh, self.is_closed = mesh, False
+        try:
+            life.step()
+            mesh.allgather(b"", "start-up", LIMIT)
+            life.step()
+        except BaseException:
+            mesh.close()
+            raise
+
+    def close(self):
+        self.is_closed = True
+        self.mesh.close()
+
+
+def streams(world_size, lives):
+    def mortal(rank, each):
+        stream = Stream(fileno=each.detach())
+        stream.life = lives[rank]
+        return stream
+
+    return [
+        {peer: mortal(rank, each) for peer, each in of_rank.items()}
+        for rank, of_rank in enumerate(bootstrap.thread_streams(world_size))
+    ]
+
+
+def job(world_size, ends, late=None, seed=None):
+    """All ranks call shrink(). Checks what the survivors have; returns the ranks that ended.
+
+    Args:
+        world_size: Number of ranks.
+        ends: Rank -> its last step; 0: it ends before the others begin.
+        late: (rank, number of the wait in which its time is up); it calls shrink() again then.
+        seed: Of the ranks' paces; all go as fast as they can when None.
+    """
+    seeds = [None if seed is None else f"{seed} {rank}" for rank in range(world_size)]
+    lives = [Life(ends.get(rank), seeds[rank]) for rank in range(world_size)]
+    meshes = [Ranks(rank, world_size, each) for rank, each in enumerate(streams(world_size, lives))]
+    parts, ended, errors = {}, set(), []
+    case = world_size, ends, late, seed
+    if late is not None:
+        meshes[late[0]].late_wait = late[1]
+
+    def main(rank):
+        mesh, life = meshes[rank], lives[rank]
+
+        def shrink():
+            return survivors.shrink(mesh, lambda ranks: Part(ranks, life), LIMIT)
+
+        try:
+            try:
+                parts[rank] = shrink()
+            except kccl.Timeout:
+                if late is None or late[0] != rank:
+                    raise
+                # Meanwhile the others go on, as far as they can.
+                time.sleep(0.01)
+                parts[rank] = shrink()
+        except Ended:
+            ended.add(rank)
+        except BaseException as error:
+            errors.append(error)
+        # As at the end of a process, and at the end of Communicator.shrink().
+        mesh.close()
+
+    for rank, last in ends.items():
+        if last == 0:
+            meshes[rank].close()
+            ended.add(rank)
+    living = [rank for rank in range(world_size) if rank not in ended]
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in living]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * LIMIT)
+        assert not thread.is_alive(), case
+    try:
+        assert errors == [], case
+        alive = [rank for rank in range(world_size) if rank not in ended]
+        assert sorted(parts) == alive
+        have = {(part.mesh.name, tuple(part.mesh.members)) for part in parts.values()}
+        assert len(have) == 1, (case, have)
+        for _, members in have:
+            assert set(alive) <= set(members), case
+        assert not any(part.is_closed for part in parts.values())
+    finally:
+        for part in parts.values():
+            part.close()
+    return ended
+
+
+def steps(world_size, victim, **others):
+    """The last steps with which `victim` ends, from 0: one after the other, until it returns."""
+    for last in itertools.count():
+        if victim not in job(world_size, {victim: last}, **others):
+            assert last > world_size
+            return
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_rank_ends_behind_any_step(world_size, victim):
+    if victim < world_size:
+        steps(world_size, victim)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_rank_ends_behind_any_step_after_another_was_lost(first):
+    for victim in {0, 1, 2, 3} - {first}:
+        for last in itertools.count(1):
+            if victim not in job(4, {first: 0, victim: last}):
+                break
+
+
+@pytest.mark.parametrize("victims", [*itertools.combinations(range(4), 2)])
+def test_two_ranks_end_behind_any_two_steps(victims):
+    first, second = victims
+    for last in itertools.count(1):
+        for other in itertools.count(1):
+            ended = job(4, {first: last, second: other})
+            if second not in ended:
+                break
+        if first not in ended:
+            return
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_a_rank_times_out_and_tries_again(late):
+    """Whatever it waited for; and also when another one ends behind any of its steps."""
+    for wait in (1, 2, 3):
+        job(3, {}, late=(late, wait))
+        for victim in {0, 1, 2} - {late}:
+            steps(3, victim, late=(late, wait))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_ranks_of_different_paces(seed):
+    """Up to three of five end, and one times out."""
+    moment = random.Random(seed)
+    ends = {rank: moment.randrange(30) for rank in moment.sample(range(5), moment.randrange(4))}
+    late = None if seed % 2 == 0 else (moment.randrange(5), moment.randrange(1, 5))
+    job(5, ends, late, seed)
+
+
+def test_all_time_out_until_the_last_one_comes():
+    """Those that came too early have the same communicator once all have come again."""
+    lives = [Life() for _ in range(3)]
+    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, lives))]
+    too_early = threading.Barrier(3)
+    parts = {}
+
+    def main(rank):
+        for _ in range(3 if rank < 2 else 0):
+            with pytest.raises(kccl.Timeout, match=f"rank {rank} waited 0.1 s for rank 2 during"):
+                survivors.shrink(meshes[rank], lambda ranks: Part(ranks, lives[rank]), 0.1)
+        too_early.wait(LIMIT)
+        parts[rank] = survivors.shrink(meshes[rank], lambda it: Part(it, lives[rank]), LIMIT)
+        meshes[rank].close()
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * LIMIT)
+    assert sorted(parts) == [0, 1, 2]
+    assert len({part.mesh.name for part in parts.values()}) == 1
+    for part in parts.values():
+        part.close()
+
+
+def test_a_communicator_that_fails_on_one_rank_fails_on_all():
+    """The others wait for that rank's next attempt, which it makes when it calls shrink() again."""
+    meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, [Life()] * 3))]
+    parts = {}
+
+    def refused(ranks):
+        ranks.close()
+        raise kccl.BackendError("no memory")
+
+    def main(rank):
+        if rank == 1:
+            with pytest.raises(kccl.BackendError, match="no memory"):
+                survivors.shrink(meshes[rank], refused, LIMIT)
+            time.sleep(0.05)
+            assert parts == {}
+        parts[rank] = survivors.shrink(meshes[rank], lambda ranks: Part(ranks, Life()), LIMIT)
+        meshes[rank].close()
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * LIMIT)
+    assert sorted(parts) == [0, 1, 2]
+    assert len({part.mesh.name for part in parts.values()}) == 1
+    for part in parts.values():
+        part.close()
+
+
+def test_no_rank_goes_on_alone_after_abort():
+    def main(comm):
+        if comm.rank == 0:
+            comm.abort()
+            with pytest.raises(kccl.PeerLost, match=r"rank 0 has called abort\(\)"):
+                comm.shrink()
+            return None
+        return comm.shrink().world_size
+
+    assert kccl.run_threads(main, 3) == [None, 2, 2]
