@@ -25,11 +25,11 @@ kernel of gpu/library.py; csrc/host/gpu.cpp launches it. `op()` begins at fastca
 import contextlib
 import json
 import math
-import os
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from . import lifetime
 from .backends.base import Opener
 from .backends.scratch import DeviceComm
 from .backends.settings import Settings
@@ -51,14 +51,6 @@ from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
     from .topology import Machine
-
-_open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
-_fork_hook_registered = False
-
-
-def _disown_after_fork() -> None:
-    for comm in list(_open):
-        comm._disown()
 
 
 class Communicator(OneSided):
@@ -102,7 +94,6 @@ class Communicator(OneSided):
         opens: Opener,
     ) -> None:
         """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init()."""
-        global _fork_hook_registered
         if ranks.world_size > abi.MAX_WORLD_SIZE:
             raise InvalidArgument(
                 f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
@@ -142,10 +133,7 @@ class Communicator(OneSided):
         self.reduce_scatter = ReduceScatter(self.context)
         self.barrier = barrier(self.context)
         self._meet_at_start()
-        if not _fork_hook_registered:
-            os.register_at_fork(after_in_child=_disown_after_fork)
-            _fork_hook_registered = True
-        _open.add(self)
+        lifetime.add(self, Communicator._disown)
 
     def _meet_at_start(self) -> None:
         """Waits until every rank has mapped the windows. From then on peers may write to them."""
@@ -377,7 +365,7 @@ class Communicator(OneSided):
         self._backend.state.status = lib.kKcclClosed
         for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
             known.forget()
-        _open.discard(self)
+        lifetime.discard(self)
 
     def _check_open(self) -> None:
         if self.context.has_left():

@@ -22,24 +22,29 @@ namespace {
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 constexpr uint64_t kLongMessageBytes = 32768;
 
-// Whether this thread is in a call that Python made, and its interpreter state while that call has
-// given up the lock. Calls that others make, from C, leave the interpreter alone.
-thread_local bool called_by_python = false;
-thread_local PyThreadState* released = nullptr;
-thread_local uint64_t signals_handled_ns = 0;
+// A call that Python made, and its interpreter state while it has given up the lock.
+struct CallOfPython {
+    PyThreadState* released = nullptr;
+    uint64_t signals_handled_ns = 0;
+
+    void release() {
+        released = PyEval_SaveThread();
+        signals_handled_ns = kccl_host_clock_ns();
+    }
+};
+
+// This thread's innermost such call: a signal handler that runs within a call may make another. Null
+// for calls that others make, from C; they leave the interpreter alone.
+thread_local CallOfPython* current = nullptr;
 
 uint32_t on_idle() {
-    if (!called_by_python) return 0;
-    const uint64_t now = kccl_host_clock_ns();
-    if (released == nullptr) {
-        released = PyEval_SaveThread();
-        signals_handled_ns = now;
-    }
-    if (now - signals_handled_ns < kHandleSignalsEveryNs) return 0;
-    signals_handled_ns = now;
-    PyEval_RestoreThread(released);
+    CallOfPython* call = current;
+    if (call == nullptr) return 0;
+    if (call->released == nullptr) call->release();
+    if (kccl_host_clock_ns() - call->signals_handled_ns < kHandleSignalsEveryNs) return 0;
+    PyEval_RestoreThread(call->released);
     const int raised = PyErr_CheckSignals();
-    released = PyEval_SaveThread();
+    call->release();
     return raised != 0;
 }
 
@@ -48,18 +53,13 @@ template <class F>
 uint32_t with_lock_handled(const KcclHostOp* op, bool is_long, F&& call) {
     const auto* state = reinterpret_cast<const KcclState*>(op->call.comm.state);
     const auto* context = reinterpret_cast<const KcclHostContext*>(state->idle_context);
-    called_by_python = true;
-    released = nullptr;
-    if (is_long || !context->holds_gil) {
-        released = PyEval_SaveThread();
-        signals_handled_ns = kccl_host_clock_ns();
-    }
+    CallOfPython here;
+    CallOfPython* const around = current;
+    current = &here;
+    if (is_long || !context->holds_gil) here.release();
     const uint32_t status = call();
-    called_by_python = false;
-    if (released != nullptr) {
-        PyEval_RestoreThread(released);
-        released = nullptr;
-    }
+    current = around;
+    if (here.released != nullptr) PyEval_RestoreThread(here.released);
     return status;
 }
 

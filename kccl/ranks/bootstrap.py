@@ -3,6 +3,7 @@
 Each launcher only has to exchange one short string for each rank. The rest goes through the Mesh.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,6 +19,7 @@ from typing import Any
 from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
 from . import mesh, sockets
+from .losses import Watch, ended_before
 
 # If one of these variables is set, an MPI launcher started this process.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
@@ -56,6 +58,7 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
         InvalidArgument: The launcher's variables contradict each other.
         BackendError: An MPI launcher started this process, and mpi4py is not installed or was
             built for another MPI. Or torchrun started ranks on several machines.
+        Timeout: Under MPI, a rank did not come.
     """
     if env.rendezvous:
         if not 0 <= env.rank < env.world_size:
@@ -64,7 +67,7 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
             )
         return _by_socket("kccl run", env.rendezvous, env.rank, env.world_size, env.rank, env)
     if any(name in environ for name in _MPI_VARIABLES):
-        return _by_mpi()
+        return _by_mpi(env.first_timeout)
     if all(name in environ for name in _TORCHRUN_VARIABLES):
         rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
         if not 0 <= rank < world_size:
@@ -170,7 +173,7 @@ def _machine_id() -> str:
     return " ".join([boot_id, *namespaces])
 
 
-def _by_mpi() -> JobRank:
+def _by_mpi(timeout: float) -> JobRank:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -187,6 +190,12 @@ def _by_mpi() -> JobRank:
             f"mpi4py was built for another MPI ({library.strip()}); use that MPI's mpirun, or "
             "`kccl run`"
         )
+    # MPI's blocking calls have no limit. Behind this barrier all ranks are here, so the calls end.
+    arrival, deadline = world.Ibarrier(), time.monotonic() + timeout
+    while not arrival.Test():
+        if time.monotonic() > deadline:
+            raise _absent(world.Get_rank(), None)
+        time.sleep(_RETRY_S)
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     local_rank = local.Get_rank()
     local.Free()
@@ -203,9 +212,10 @@ def _by_socket(
 
     def exchange(text: str) -> list[str]:
         deadline = time.monotonic() + env.first_timeout
-        if rank == 0:
-            return _host_rendezvous(name, world_size, text, deadline)
-        return _join_rendezvous(name, rank, text, deadline)
+        with Watch(rank, key) as watch:
+            if rank == 0:
+                return _host_rendezvous(name, world_size, text, deadline, watch)
+            return _join_rendezvous(name, rank, text, deadline, watch)
 
     return JobRank(launcher, rank, world_size, local_rank, exchange)
 
@@ -221,7 +231,9 @@ def _receive(connection: socket.socket, deadline: float) -> Any:
     return json.loads(sockets.receive(connection, length, deadline))
 
 
-def _host_rendezvous(name: str, world_size: int, text: str, deadline: float) -> list[str]:
+def _host_rendezvous(
+    name: str, world_size: int, text: str, deadline: float, watch: Watch
+) -> list[str]:
     """Rank 0's part: collects every rank's string, and sends all of them to every rank."""
     try:
         listener = sockets.bind(name)
@@ -231,7 +243,10 @@ def _host_rendezvous(name: str, world_size: int, text: str, deadline: float) -> 
     connections: dict[int, socket.socket] = {}
     try:
         while len(texts) < world_size:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            if not watch.wait(listener, deadline - time.monotonic()):
+                if time.monotonic() < deadline:
+                    continue
+                raise TimeoutError
             connection, _ = listener.accept()
             try:
                 sockets.peer_pid(connection)
@@ -258,6 +273,11 @@ def _host_rendezvous(name: str, world_size: int, text: str, deadline: float) -> 
         missing = min(set(range(world_size)) - set(texts), default=None)
         _send_all(connections, missing, time.monotonic() + _LAST_REPLY_S)
         raise _absent(0, missing) from None
+    except PeerLost as error:
+        # All hear of the same rank.
+        with contextlib.suppress(PeerLost):
+            _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
+        raise
     finally:
         for connection in connections.values():
             connection.close()
@@ -287,7 +307,7 @@ def _absent(rank: int, missing: int | None) -> Timeout:
     )
 
 
-def _join_rendezvous(name: str, rank: int, text: str, deadline: float) -> list[str]:
+def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:
     """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -296,15 +316,23 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float) -> list[s
             except ConnectionRefusedError:
                 if time.monotonic() > deadline:
                     raise _absent(rank, 0) from None
-                time.sleep(_RETRY_S)
+                watch.wait(None, _RETRY_S)
                 continue
             sockets.peer_pid(connection)
             try:
                 _send(connection, [rank, text], deadline)
-                everyone = _receive(connection, deadline + _LAST_REPLY_S)
+                ends = deadline + _LAST_REPLY_S
+                while not watch.wait(connection, ends - time.monotonic()):
+                    if time.monotonic() > ends:
+                        raise TimeoutError
+                everyone = _receive(connection, ends)
             except TimeoutError:
                 raise _absent(rank, None) from None
+            except PeerLost:  # a ConnectionError too
+                raise
             except ConnectionError as error:
+                # Rank 0 gives up when another one has ended. The launcher may be about to say so.
+                watch.wait(None, _LAST_REPLY_S)
                 raise PeerLost(
                     f"rank {rank} lost rank 0 at start-up: {error}",
                     rank=rank,
@@ -313,4 +341,6 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float) -> list[s
                 ) from error
             if isinstance(everyone, list):
                 return everyone
+            if isinstance(everyone, dict):
+                raise ended_before(rank, everyone["lost"])
             raise _absent(rank, everyone)

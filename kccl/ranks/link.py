@@ -88,6 +88,12 @@ class Link:
         """Makes this the next message that take() returns."""
         self._received[:0] = _HEADER.pack(kind, sequence, len(payload)) + payload
 
+    def close(self) -> None:
+        """Closes the stream and the descriptors that are received but not used."""
+        self.socket.close()
+        self.is_open = False
+        self.drop_fds()
+
     def drop_fds(self) -> None:
         """Closes the descriptors that are received but not used."""
         for fd in self.fds:

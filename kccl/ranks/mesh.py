@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -26,6 +27,15 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Ends the use of the object."""
+
+
+def _release(links: dict[int, Link], pidfds: dict[int, int]) -> None:
+    """Closes a mesh's descriptors."""
+    for peer, link in links.items():
+        link.close()
+        pidfd, pidfds[peer] = pidfds[peer], -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 class Mesh:
@@ -51,6 +61,10 @@ class Mesh:
         self._heard = dict.fromkeys(self._links, 0)
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
+        # Also when a communicator is dropped without close() and nothing uses the mesh. Any
+        # thread may collect it, so this must not wait.
+        self._release = weakref.finalize(self, _release, self._links, self.pidfds)
+        self._release.atexit = False
         try:
             for peer, link in self._links.items():
                 self.pidfds[peer] = self._open_pidfd(peer, link.socket)
@@ -226,13 +240,7 @@ class Mesh:
         unfinished, self.unfinished = self.unfinished, None
         if unfinished is not None:
             unfinished.close()
-        for peer, link in self._links.items():
-            link.socket.close()
-            link.is_open = False
-            link.drop_fds()
-            if self.pidfds[peer] >= 0:
-                os.close(self.pidfds[peer])
-                self.pidfds[peer] = -1
+        self._release()
 
     # ---- Exchanges ---------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 Every rank leads a process group of its own. So a signal reaches the rank and its own children, and
 no other rank. When a rank ends, the others go on: they raise PeerLost and may call comm.shrink().
+Ranks that wait for it in kccl.init() hear of it by ranks/losses.py.
 
 A guard process runs beside the launcher. When the launcher has ended, it ends the processes that
 remain in the ranks' groups. It notices by the end of a pipe, so this works after kill -9, too.
@@ -22,6 +23,7 @@ from functools import partial
 from typing import IO, BinaryIO
 
 from ..base.errors import BackendError, InvalidArgument
+from ..ranks.losses import Announcer
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # the exit code of timeout(1)
@@ -70,8 +72,11 @@ def run(
     with _Guard() as guard, selectors.DefaultSelector() as selector:
         job = _Job(guard, selector, labels)
         with _signals(selector, job):
-            job.start(command, world_size, cpus)
-            return job.wait(timeout)
+            try:
+                job.start(command, world_size, cpus)
+                return job.wait(timeout)
+            finally:
+                job.close()
 
 
 class _Guard:
@@ -142,6 +147,8 @@ class _Job:
 
     def __init__(self, guard: _Guard, selector: selectors.BaseSelector, labels: bool) -> None:
         self._guard = guard
+        self._token = secrets.token_hex(16)
+        self._losses = Announcer(self._token, selector)
         self._selector = selector
         self._labels = labels
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -151,7 +158,6 @@ class _Job:
         self._num_signals = 0
 
     def start(self, command: Sequence[str], world_size: int, cpus: Sequence[int]) -> None:
-        token = secrets.token_hex(16)
         allowed = os.sched_getaffinity(0)
         try:
             for rank in range(world_size):
@@ -161,7 +167,7 @@ class _Job:
                 variables = {
                     "KCCL_RANK": str(rank),
                     "KCCL_WORLD_SIZE": str(world_size),
-                    "KCCL_RENDEZVOUS": token,
+                    "KCCL_RENDEZVOUS": self._token,
                 }
                 self._start_rank(rank, command, os.environ | variables)
         finally:
@@ -216,6 +222,10 @@ class _Job:
                 self._signal_all(signal.SIGKILL)
         return self._exit_code
 
+    def close(self) -> None:
+        """Ends what the job has besides its ranks."""
+        self._losses.close()
+
     def on_signal(self, number: int) -> None:
         """Passes a signal on to all ranks. Passes the second one on as SIGKILL."""
         self._num_signals += 1
@@ -231,6 +241,7 @@ class _Job:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         process = self._running.pop(rank)
+        self._losses.announce(rank)
         self._guard.end(process.pid)
         for stream in self._streams.pop(rank):
             stream.close()

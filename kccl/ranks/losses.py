@@ -1,0 +1,125 @@
+"""`kccl run` tells the ranks that wait at start-up which rank has ended and will not come."""
+
+import hashlib
+import math
+import os
+import select
+import selectors
+import socket
+import struct
+from functools import partial
+
+from ..base.errors import BackendError, PeerLost
+from . import sockets
+
+_RANK = struct.Struct("<I")
+
+
+def _name(job: str) -> str:
+    return "kccl-" + hashlib.sha256(f"losses {os.getuid()} {job}".encode()).hexdigest()[:32]
+
+
+class Announcer:
+    """The launcher's side. It waits nowhere: the launcher calls the data of the selector's keys."""
+
+    def __init__(self, job: str, selector: selectors.BaseSelector) -> None:
+        """`job` is the job's unique name, which the ranks pass to Watch."""
+        self._ended = b""
+        self._selector = selector
+        self._connections: set[socket.socket] = set()
+        self._listener = sockets.bind(_name(job))
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def announce(self, rank: int) -> None:
+        """Tells all ranks that listen, and those that will, that a rank has ended."""
+        self._ended += _RANK.pack(rank)
+        for connection in list(self._connections):
+            self._tell(connection, _RANK.pack(rank))
+
+    def close(self) -> None:
+        """Ends the announcements."""
+        for connection in list(self._connections):
+            self._drop(connection)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        # A rank sends nothing, so it can be read at its end.
+        end = partial(self._drop, connection)
+        self._selector.register(connection, selectors.EVENT_READ, end)
+        self._tell(connection, self._ended)
+
+    def _tell(self, connection: socket.socket, ranks: bytes) -> None:
+        try:
+            connection.send(ranks)
+        except OSError:
+            self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._selector.unregister(connection)
+            connection.close()
+
+
+class Watch:
+    """The rank's side, for a wait of start-up."""
+
+    def __init__(self, rank: int, job: str) -> None:
+        """`job` may also be one that no launcher announces anything of."""
+        self._rank = rank
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(f"\0{_name(job)}")
+            sockets.peer_pid(self._socket)
+        except (ConnectionError, BackendError):
+            self.close()
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def wait(self, source: socket.socket | None, seconds: float) -> bool:
+        """Waits until `source` can be read. Returns False when the time is over.
+
+        Raises:
+            PeerLost: A rank has ended.
+        """
+        poll = select.poll()
+        for each in filter(None, (source, self._socket)):
+            poll.register(each, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(math.ceil(max(seconds, 0) * 1000))]
+        if source is not None and source.fileno() in ready:
+            return True
+        if ready and self._socket is not None:
+            ended = self._socket.recv(_RANK.size)
+            if ended:
+                raise ended_before(self._rank, *_RANK.unpack(ended))
+            # The launcher has ended, and its guard will end this process.
+            self.close()
+        return False
+
+
+def ended_before(rank: int, peer: int) -> PeerLost:
+    """The exception of `rank` for a peer that ended before it came."""
+    return PeerLost(
+        f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init()",
+        rank=rank,
+        peer=peer,
+        collective="start-up",
+    )
