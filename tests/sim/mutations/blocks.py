@@ -80,8 +80,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/dependent_launch.cuh",
-            "        coop.sync();\n        keep();\n",
-            "        keep();\n",
+            "        coop.sync();\n        store();\n",
+            "        store();\n",
         ),
     ),
     bug(
@@ -91,7 +91,7 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/dependent_launch.cuh",
-            "        keep();\n",
+            "        store();\n",
             "",
         ),
     ),
