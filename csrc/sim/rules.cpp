@@ -37,15 +37,23 @@ void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64&
 void Memory::check_store(Knowledge& me, Granule& at, const Access32Or64& access, uint64_t value) {
     if (!checks_) return;
     me.settle_hearsay();
-    const uint64_t changed = at.records.back().value ^ value;
+    const std::vector<Record>& records = at.records;
+    const uint64_t changed = records.back().value ^ value;
     const uint8_t halves = halves_of(access.address, access.num_bytes);
     const Record* last = nullptr;
     for (const uint8_t half : kHalves) {
         if ((half & halves) == 0 || merged(0, changed, half) == 0) continue;
-        const Record& before = at.records[at.newest(half)];
-        // A store of both halves is checked once.
-        if (&before != last) check_writers(me, at, access, before, before.halves & halves);
-        last = &before;
+        const size_t newest = at.newest(half);
+        for (size_t i = newest + 1; i-- > 0;) {
+            const Record& before = records[i];
+            if ((before.written & half) == 0) continue;
+            // A store of both halves is checked once.
+            const uint8_t seen = (i == newest ? before.halves : before.written) & halves;
+            if (&before != last) check_writers(me, at, access, before, seen);
+            if (i == newest) last = &before;
+            // A store that changed nothing hides none before it.
+            if (i == 0 || merged(0, records[i - 1].value ^ before.value, half) != 0) break;
+        }
     }
     if (!access.is_packet) return;
     for (const Mark& mark : at.marks) {

@@ -1,7 +1,6 @@
 // Many calls in one launch: between them nothing orders memory but the calls themselves.
 #pragma once
 
-#include <kccl/kccl.cuh>
 #include <kccl/kernels/all_gather_pull_simple.cuh>
 #include <kccl/kernels/all_gather_push_simple.cuh>
 #include <kccl/kernels/all_reduce_one_shot_pull_simple.cuh>
@@ -11,6 +10,8 @@
 #include <kccl/kernels/broadcast_push_simple.cuh>
 #include <kccl/kernels/reduce_scatter_pull_simple.cuh>
 #include <kccl/kernels/reduce_scatter_push_simple.cuh>
+
+#include "copies.cuh"
 
 namespace kccl {
 
@@ -43,14 +44,16 @@ KCCL_DEVICE Slices most_slices(const Call& call, uint32_t i, uint32_t num_slices
 }
 
 // Some exchanges by one GridExchange. Each publishes the next `count` bytes of `input`, and
-// collects all slices, or some, into the next part of `output`.
+// collects all slices, or some, into the next part of `output`. If call.fit is not 0, every other
+// slice has only so many bytes.
 template <KcclReach REACH, mem::Order order>
 KCCL_DEVICE Status exchange(const DeviceComm& comm, const Call& call) {
     GridExchange<REACH> blocks(comm);
     KCCL_BLOCK_SHARED(ShortSlice, shared);
-    const auto count = static_cast<uint32_t>(call.count);
     Status status = blocks.status();
     for (uint32_t i = 0; int(i) < call.channel && status == kKcclOk; ++i) {
+        const bool is_other = i % 2 == 1 && call.fit != 0;
+        const uint32_t count = is_other ? call.fit : static_cast<uint32_t>(call.count);
         const uint8_t* in = input_of<uint8_t>(call) + i * call.count;
         // kAcqRel lets a block publish what other threads have just written.
         if (order == mem::Order::kAcqRel && count <= sizeof(shared)) {
@@ -219,6 +222,14 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     if constexpr (has<KERNELS>(kKcclBarrierDirect)) {
         if (call.kernel == kKcclBarrierDirect) return barrier_direct(channel);
     }
+    if constexpr (has<KERNELS>(kCopy)) {
+        if (call.kernel == kCopy) {
+            copy_by_others(coop, call);
+            // The next call may read what was written.
+            coop.sync();
+            return kKcclOk;
+        }
+    }
     void* bytes_out = output_of<void>(call);
     const void* bytes_in = input_of<void>(call);
     if constexpr (has<KERNELS>(kKcclPut)) {
@@ -246,17 +257,17 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
 
 namespace kernels {
 
-// `calls`: `count` for each coop of the grid. Every few calls the channel is closed and reopened.
+// `calls`: `count` for each coop of the grid. Every `at_a_time` calls the channel is closed and
+// opened again.
 template <class Coop, uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op>
-KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls,
-                          uint32_t count) {
-    constexpr uint32_t kCallsAtATime = 3;
+KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
+                          uint32_t at_a_time) {
     const Coop coop;
     const Call* mine = calls + uint64_t(default_channel(coop)) * count;
     Status status = kKcclOk;
-    for (uint32_t first = 0; first < count; first += kCallsAtATime) {
+    for (uint32_t first = 0; first < count; first += at_a_time) {
         Channel<Coop> channel(coop, comm);
-        for (uint32_t i = first; i < first + kCallsAtATime && i < count; ++i) {
+        for (uint32_t i = first; i < first + at_a_time && i < count; ++i) {
             if (status != kKcclOk) continue;
             const Call call = mem::load_plain(mine + i);
             status = make_call<KERNELS, EXCHANGES, T, Op>(channel, call);

@@ -27,6 +27,9 @@ GATHER_PUSH = "all_gather_push_simple"
 BROADCAST = "broadcast_direct_ll16"
 BROADCAST_PUSH = "broadcast_push_simple"
 BARRIER = "barrier_direct"
+# A copy by other threads than those of the library's calls: see kernels/copies.cuh.
+COPY = "copy"
+NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS)}
 # A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024
 # The kernels of GPUs, which are those that kernels/sequence.cuh can call.
@@ -48,6 +51,8 @@ class Machine:
     epoch_bits: int = 32
     packet_bytes: int = 256
     exchange_bytes: int = 2048
+    staging_bytes: int = STAGING_BYTES
+    blocks_per_channel: int = 1
     num_channels: int = 1
     schedule: str = "mixed"
     is_weak: bool = True
@@ -66,7 +71,8 @@ class Machine:
         return Settings(
             num_channels=self.num_channels,
             packet_bytes=self.packet_bytes,
-            staging_bytes=STAGING_BYTES,
+            staging_bytes=self.staging_bytes,
+            blocks_per_channel=self.blocks_per_channel,
             exchange_bytes=self.exchange_bytes,
             epoch_bits=self.epoch_bits,
         )
@@ -93,16 +99,18 @@ class Outcome:
 def compiled(file, kernel, warp_size, csrc):
     """A kernel of a file in tests/kernels, compiled with this device source."""
     source = (KERNELS / file).read_text()
-    path = cache.compile_sim(source, [kernel], warp_size=warp_size, name=file, csrc=csrc)
+    path = cache.compile_sim(
+        source, [kernel], warp_size=warp_size, name=file, include_dirs=[KERNELS], csrc=csrc
+    )
     entries = load(path, 1).entries
     return module.Module("sim", warp_size, [kernel], lambda: entries).kernel(kernel)
 
 
 def sequence(machine, coop, kinds, exchanges, dtype, op):
-    """The kernel of kernels/sequence.cuh for a list of calls.
+    """The kernel of kernels/sequence.cuh, or of kernels/grids.cuh, for a list of calls.
 
     Args:
-        coop: "Block" or "Warp".
+        coop: As Script.begin() takes it.
         kinds: Names of the kernels that the list may call.
         exchanges: Which forms of grid_exchange the list has: they take seconds to compile.
         dtype, op: Of the reductions.
@@ -110,9 +118,13 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
     # So that programs of all kinds need few kernels.
     if exchanges and kinds is ALL_KINDS:
         exchanges = range(NUM_EXCHANGES)
-    bits = sum(1 << abi.KERNELS[kind] for kind in kinds)
+    bits = sum(1 << NUMBERS[kind] for kind in kinds)
     forms = sum(1 << form for form in exchanges)
     expression = names.expression(LL16, dtype, op, machine.csrc)
     element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2])
+    if coop in ("Grid", "OpenGrid"):
+        keeps = str(coop == "OpenGrid").lower()
+        name = f"kccl::kernels::grid_sequence<{keeps}, {bits}u, {element_and_op}>"
+        return compiled("grids.cuh", name, machine.warp_size, machine.csrc)
     name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {forms}u, {element_and_op}>"
     return compiled("sequence.cuh", name, machine.warp_size, machine.csrc)

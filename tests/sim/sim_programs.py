@@ -14,22 +14,21 @@ make their calls in one launch, of the kernel in kernels/sequence.cuh. An actor 
 launch, a block or a warp, with a channel of its own.
 """
 
-import ctypes
-from dataclasses import dataclass
 from functools import cached_property
 
 import _support  # noqa: F401  # so that oracle and worlds are found
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
-from sim_chunks import Chunks
+from sim_chunks import UNTOUCHED, Array, Chunks
+from sim_copies import Copies
+from sim_failures import Failures
 from sim_machine import (
     ALL_KINDS,
     BARRIER,
     BROADCAST,
-    LL16,
+    NUMBERS,
     Outcome,
-    compiled,
     sequence,
 )
 from worlds import World
@@ -40,27 +39,28 @@ from kccl.plan.specs import BY_NAME, needs_floats
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
 _GAP = 16  # bytes between arrays, so that a write beyond an end shows
-_UNTOUCHED = 0xB5
-_STAGE_WORDS = 128  # of a stage of SumRing in kernels/stage_sum.cuh
 
 
-@dataclass(frozen=True)
-class Array:
-    """An array of every rank: where it lies in the rank's memory, and what it holds in the end."""
-
-    offsets: tuple
-    values: tuple
-
-
-class Script(Chunks):
+class Script(Chunks, Copies, Failures):
     """A program, made call by call. A method adds a call of all ranks: each gets its part of it."""
 
-    def __init__(self, world_size, machine, *, dtype="float32", op="sum", salt=0, kinds=ALL_KINDS):
+    def __init__(
+        self,
+        world_size,
+        machine,
+        *,
+        dtype="float32",
+        op="sum",
+        salt=0,
+        kinds=ALL_KINDS,
+        is_exact=True,
+    ):
         self.machine = machine
         self.world = World(world_size, machine.simulation(), machine.settings(), csrc=machine.csrc)
         self.world_size = world_size
         self.dtype, self.op, self.kinds = dtype, op, kinds
         self._salt = salt * 1000
+        self._is_exact = is_exact
         self._memory = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
         self._initial = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
         self._want = [np.zeros(_CAPACITY, np.uint8) for _ in self.ranks]
@@ -69,6 +69,10 @@ class Script(Chunks):
         self._launches = [[] for _ in self.ranks]
         self._group = None
         self._windows = None
+        # What ranks may end with if they fail; empty: anything.
+        self.failures = ()
+        # (rank, begin, end) of memory that must be right also then.
+        self._watched = []
         self._window_stride = 0
 
     @property
@@ -100,8 +104,8 @@ class Script(Chunks):
         end = at + data.size
         assert end + _GAP <= _CAPACITY
         before = slice(self._used[rank], at)
-        self._initial[rank][before] = self._want[rank][before] = _UNTOUCHED
-        self._initial[rank][at:end] = _UNTOUCHED if is_written else data
+        self._initial[rank][before] = self._want[rank][before] = UNTOUCHED
+        self._initial[rank][at:end] = UNTOUCHED if is_written else data
         self._want[rank][at:end] = data
         self._used[rank] = end
         self._what[rank].append((at, what))
@@ -113,7 +117,11 @@ class Script(Chunks):
     def inputs(self, count, *, armed=False):
         """Each rank's elements, different in every call. `armed`: some words are the sentinel."""
         self._salt += 1
-        inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
+        if self._is_exact:
+            inputs = [oracle.exact(self.dtype, self.op, count, r, self._salt) for r in self.ranks]
+        else:
+            rng = np.random.default_rng(self._salt)
+            inputs = [oracle.random_floats(self.dtype, count, rng) for _ in self.ranks]
         if armed:
             for rank, x in enumerate(inputs):
                 words = oracle.bits(x[: count * x.itemsize // 8 * 8 // x.itemsize]).view(np.uint64)
@@ -133,20 +141,23 @@ class Script(Chunks):
 
     # ---- Launches ----------------------------------------------------------------------------
 
-    def begin(self, *, threads=64, blocks=1, coop="Block", style="kernel"):
+    def begin(self, *, threads=64, blocks=1, coop="Block", style="kernel", at_a_time=3):
         """The next calls are made by a new launch.
 
         Args:
             threads: Of a block.
-            blocks: Each an actor, or each of their warps.
-            coop: "Block" or "Warp".
-            style: "kernel": all in one launch; "calls": each by a launch of the library's kernel.
+            blocks: Each an actor, or each of their warps, or all together.
+            coop: "Block", "Warp", "Grid" or "OpenGrid", which keeps a GridBarrier open.
+            style: "kernel": all in one launch; "calls": each by a launch of the library's kernel,
+                whose blocks share the message.
+            at_a_time: How many calls are made before the channel is closed and opened again.
         """
         self._flush()
-        per_block = 1 if coop == "Block" else threads // self.machine.warp_size
-        num_actors = blocks * per_block
-        assert style == "kernel" or num_actors == 1
+        warps = threads // self.machine.warp_size
+        num_actors = {"Block": blocks, "Warp": blocks * warps}.get(coop, 1)
+        num_actors = 1 if style == "calls" else num_actors
         self._group = (threads, blocks, coop, style)
+        self._at_a_time = np.uint32(at_a_time)
         self._calls = [[[] for _ in range(num_actors)] for _ in self.ranks]
         self._forms = set()  # of exchanges
 
@@ -158,7 +169,11 @@ class Script(Chunks):
         if style == "calls":
             for rank in self.ranks:
                 self._launches[rank] += [
-                    self.world.call(rank, block=threads, dtype=self.dtype, op=self.op, **call)
+                    self.world.call(
+                        *(rank, call.pop("kernel")),
+                        **{"block": threads, "grid": blocks, "dtype": self.dtype, "op": self.op},
+                        **call,
+                    )
                     for call in self._calls[rank][0]
                 ]
             return
@@ -169,7 +184,8 @@ class Script(Chunks):
             array = self._pack(rank, lists)
             comm = self.world.device_comm(rank)
             launch = self.world.launch(
-                rank, kernel, comm, array, np.uint32(count), grid=blocks, block=threads
+                *(rank, kernel, comm, array, np.uint32(count), self._at_a_time),
+                **{"grid": blocks, "block": threads},
             )
             self._launches[rank].append(launch)
 
@@ -180,9 +196,9 @@ class Script(Chunks):
         flat = (call for calls_of_one in lists for call in calls_of_one)
         for at, fields in zip(calls, flat, strict=False):
             at.comm = comm[0]
-            at.kernel = abi.KERNELS[fields["kernel"]]
+            at.kernel = NUMBERS[fields["kernel"]]
             at.dtype, at.op = abi.DTYPES[self.dtype], abi.OPS[self.op]
-            for name in ("input", "output", "count", "peer", "channel", "share"):
+            for name in ("input", "output", "count", "peer", "channel", "share", "fit"):
                 setattr(at, name, fields.get(name, 0))
         return np.frombuffer(bytearray(ffi.buffer(calls)), np.uint8)
 
@@ -230,6 +246,7 @@ class Script(Chunks):
     def broadcast(self, actor, nbytes, root, *, kernel=BROADCAST, shifts=(0, 0)):
         """A broadcast of `nbytes`."""
         sent = self._bytes(nbytes)[root]
+        offsets = []
         for rank in self.ranks:
             is_root = rank == root
             offset = self._place(
@@ -241,6 +258,8 @@ class Script(Chunks):
             address = self._address(rank, offset)
             where = {"input": address} if is_root else {"output": address}
             self.call(actor, rank, kernel, count=nbytes, peer=root, **where)
+            offsets.append(offset)
+        return Array(tuple(offsets), (sent,) * self.world_size)
 
     def barrier(self, actor):
         for rank in self.ranks:
@@ -308,35 +327,6 @@ class Script(Chunks):
             self._get(actor, rank, right if pulls else rank, seen, "bytes of a neighbour")
         self.barrier(actor)
 
-    def stage(self, num_words, *, threads, in_flight, num_left=0):
-        """A launch of its own: words go through the ring of kernels/stage_sum.cuh, on each rank.
-
-        Args:
-            num_words: How many words.
-            threads: Of the block.
-            in_flight: How many copies may be in flight.
-            num_left: How many copies are made that no warp consumes: 0 or 2.
-        """
-        self._flush()
-        warp_size = self.machine.warp_size
-        name = f"kccl::kernels::{'stage_leave' if num_left else 'stage_sum'}"
-        kernel = compiled("stage_sum.cuh", name, warp_size, self.machine.csrc)
-        num_taken = (-(-num_words // _STAGE_WORDS) - num_left) * _STAGE_WORDS
-        consumers = max(threads - warp_size, warp_size)
-        place = np.arange(min(num_words, num_taken), dtype=np.uint64)
-        thread = (place % _STAGE_WORDS % consumers).astype(int)
-        for rank, x in enumerate(self._bytes(num_words * 4)):
-            words = x.view(np.uint32)
-            want = np.zeros(threads, np.uint64)
-            np.add.at(want, thread, words[: place.size].astype(np.uint64) * (place + 1))
-            begin = self._place(rank, words, is_written=False, align=16)
-            end = self._place(rank, want, is_written=True, what="sums of a stream")
-            call = {"kernel": LL16, "input": begin, "output": end}
-            call |= {name: self._address(rank, call[name]) for name in ("input", "output")}
-            data = self._pack(rank, [[call | {"count": num_words, "peer": in_flight}]])
-            launch = self.world.launch(rank, kernel, _Call.from_buffer(data), block=threads)
-            self._launches[rank].append(launch)
-
     # ---- Runs --------------------------------------------------------------------------------
 
     @cached_property
@@ -370,7 +360,12 @@ class Script(Chunks):
         if report.findings:
             kind, message = report.findings[0].kind, str(report.findings[0])
         elif any(report.statuses):
-            kind, message = "failed_call", f"statuses {report.statuses}"
+            are_right = not self.failures or all(s in self.failures for s in report.statuses if s)
+            kind = "failed_call" if are_right else "wrong_status"
+            message = f"statuses {report.statuses}"
+            for rank, begin, end in self._watched:
+                if not np.array_equal(*(m[rank][begin:end] for m in (self._memory, self._want))):
+                    kind, message = "failure_lost", f"rank {rank}: {message}"
         else:
             message = self._difference()
             kind = "wrong_data" if message else ""
@@ -388,9 +383,3 @@ class Script(Chunks):
                 f"{got[first]:#x}, must be {want[first]:#x}"
             )
         return ""
-
-
-class _Call(ctypes.Structure):
-    """A KcclCall, which goes by value."""
-
-    _fields_ = (("bytes", ctypes.c_uint8 * ffi.sizeof("KcclCall")),)

@@ -208,6 +208,9 @@ VERDICTS = (
     Row("S+rel+acq", "x=2; y=1.rel | await y.acq; x=1", "none", ALLOWED, "PTX Coherence Order"),
     Row("reuse", "p=1; p=1 | await p; y=1", "reused_slot", ALLOWED, "MODEL.md: caused"),
     Row("reuse+credit", "p=1; await y; p=1 | await p; y=1", "none", ALLOWED, "MODEL.md: caused"),
+    Row("W+W equal", "x=1 | x=1; y=1.rel | await y.acq; x=2", "two_writers", ALLOWED, COHERENCE),
+    Row("relay", "x=1 | await x; y=1 | await y; x=2", "none", ALLOWED, "MODEL.md: caused"),
+    Row("relay unseen", "x=1 | y=1 | await y; x=2", "two_writers", ALLOWED, "MODEL.md: caused"),
     # Two words in one unit of 8 bytes: accesses to one order nothing on the other
     Row("neighbours", f"w=1; w=2 | {MANY_V}", "none", ALLOWED, COHERENCE),
     Row("neighbours plain", "w:=1; w:=2 | v=1; v=2", "none", ALLOWED, RACES),

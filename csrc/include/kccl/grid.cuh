@@ -62,11 +62,14 @@ KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords famil
 
 // A barrier of the blocks of a kernel, for many syncs: opening it is what costs. All threads of all
 // blocks open it, make the same syncs and let it end. The blocks, at most kKcclMaxBlocks, are all
-// resident. Meanwhile no other kernel of this rank's communicator has one open.
+// resident. Meanwhile this rank's communicator has no other one open, in this kernel or in another.
+// grid_sync() and the collectives of grids may come in between: they have words of their own.
 class GridBarrier {
   public:
-    // `comm` outlives this. Each family of words is a barrier of its own.
-    KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm, KcclGridWords family = kKcclGridSyncs)
+    // `comm` outlives this. Each family of words is a barrier of its own, because an open barrier
+    // counts in registers. Only the library gives one.
+    KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm,
+                                     KcclGridWords family = kKcclGridBarriers)
         : comm_(comm), num_blocks_(platform::blocks_per_grid()), family_(family) {
         if (num_blocks_ > kKcclMaxBlocks) {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
@@ -108,7 +111,11 @@ class GridBarrier {
         constexpr bool kOrders = order == mem::Order::kAcqRel;
         constexpr mem::Order kArrive = kOrders ? mem::Order::kRelease : mem::Order::kRelaxed;
         const Block coop = block();
-        if (status_ != kKcclOk || num_blocks_ == 1) return status_;
+        if (status_ != kKcclOk) return status_;
+        if (num_blocks_ == 1) {
+            if constexpr (kOrders) coop.sync();
+            return kKcclOk;
+        }
         count_.epoch += step_;
         count_.total += num_blocks_ * weight_;
         platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
@@ -152,7 +159,7 @@ class GridBarrier {
 // One sync; see GridBarrier.
 template <mem::Order order = mem::Order::kAcqRel>
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm) {
-    GridBarrier barrier(comm);
+    GridBarrier barrier(comm, kKcclGridSyncs);
     return barrier.sync<order>();
 }
 

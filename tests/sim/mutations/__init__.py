@@ -6,7 +6,7 @@ A mutation names the program that shows it, the verdicts that count, and how man
 The source as it is passes the same programs under the same seeds.
 """
 
-from . import blocks, chunks, exchanges, order, packets
+from . import blocks, boards, chunks, edges, exchanges, failures, grids, order, packets, words
 
 MUTATIONS = (
     *order.MUTATIONS,
@@ -14,4 +14,9 @@ MUTATIONS = (
     *chunks.MUTATIONS,
     *blocks.MUTATIONS,
     *exchanges.MUTATIONS,
+    *boards.MUTATIONS,
+    *grids.MUTATIONS,
+    *words.MUTATIONS,
+    *edges.MUTATIONS,
+    *failures.MUTATIONS,
 )

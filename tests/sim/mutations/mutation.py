@@ -11,6 +11,11 @@ DIVERGENT = frozenset({"divergence", "deadlock"})
 UNDRAINED = frozenset({"undrained"})
 WRONG = frozenset({"wrong_data"})
 INVALID = frozenset({"invalid_access"})
+# A call behind a failure is ok, or a rank ends with another failure than it should.
+FAILURE = frozenset({"wrong_status", "failure_lost"})
+# What should be refused is not, or what should not be is.
+ACCEPTED_CALL = frozenset({"", "wrong_data", "wrong_status"})
+REFUSED_CALL = frozenset({"failed_call", "wrong_status"})
 # A word of another call is taken for this call's, or data that only looks complete.
 STALE = frozenset({"stale_word", "reused_slot", "wrong_data"})
 # A slot is written before it is free. A reader that missed what was there then waits for ever.

@@ -1,8 +1,5 @@
 """Programs that show planted bugs. Each has a few thousand steps, and passes without a bug."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from sim_machine import (
     BARRIER,
     BROADCAST,
@@ -18,35 +15,10 @@ from sim_machine import (
     SCATTER_PUSH,
     SENTINEL,
     TWO_SHOT_SENTINEL,
-    Machine,
 )
-from sim_programs import Script
 
-
-@dataclass(frozen=True)
-class Program:
-    """A program that shows mutations.
-
-    Attributes:
-        make: Adds the calls to a Script that has begun no launch.
-        world_size: Ranks.
-        kinds: Of the calls.
-        machine: Fields of Machine.
-        right: The kind of a right run's Outcome.
-    """
-
-    make: Callable[[Script], None]
-    world_size: int
-    kinds: tuple[str, ...]
-    machine: dict = field(default_factory=dict)
-    right: str = ""
-
-    def script(self, **machine):
-        script = Script(
-            self.world_size, Machine(**{**self.machine, **machine}), salt=1, kinds=self.kinds
-        )
-        self.make(script)
-        return script
+from . import edge_programs, grid_programs
+from .program import NARROW, Program
 
 
 def _reductions(kernel, counts=(2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75)):
@@ -187,80 +159,6 @@ def _broadcast_seldom(script):
             script.reduce(0, LL16, 2)
 
 
-def _grid(script):
-    script.begin(threads=script.machine.warp_size, blocks=3)
-    results = [script.reduce(actor, LL16, 20) for actor in range(3)]
-    for _ in range(6):
-        script.grid_sync()
-        results = [script.reduce(a, LL16, 20, source=results[(a + 1) % 3]) for a in range(3)]
-
-
-def _grids_of_many_sizes(script):
-    for blocks in (3, 2, 3):
-        script.begin(threads=script.machine.warp_size, blocks=blocks)
-        results = [script.reduce(actor, LL16, 8) for actor in range(blocks)]
-        script.grid_sync(4)
-        for actor in range(blocks):
-            script.reduce(actor, LL16, 8, source=results[(actor + 1) % blocks])
-
-
-def _exchanges(script):
-    """After an exchange every block reduces what another block of its rank has reduced."""
-    script.begin(threads=2 * script.machine.warp_size, blocks=3)
-    for number, nbytes in enumerate((8, 0, 100, 100, 8, 20)):
-        results = [script.reduce(actor, LL16, 70) for actor in range(3)]
-        script.exchange(nbytes, reaches_all=number % 2 == 0)
-        for actor in range(3):
-            script.reduce(actor, LL16, 70, source=results[(actor + 1) % 3])
-
-
-def _exchanges_in_a_row(script):
-    script.begin(threads=2 * script.machine.warp_size, blocks=3)
-    for nbytes in (8, 100, 300, 20):
-        script.exchange(nbytes, 5, orders=False)
-
-
-def _reduced_exchanges(script):
-    """Fewer sums than threads and more, of few ranks' slices."""
-    script.begin(threads=2 * script.machine.warp_size, blocks=3)
-    for count in (8, 40, 80, 3):
-        script.exchange_reduced(count, 3, orders=False)
-
-
-def _parts_of_exchanges(script):
-    """Each block collects one slice, and learns of most blocks indirectly; then all but one."""
-    script.begin(threads=script.machine.warp_size, blocks=6)
-    for count in (8, 70, 3):
-        script.exchange_reduced(count, 7, orders=False, share=1)
-    for nbytes in (8, 100, 300, 20):
-        script.exchange(nbytes, 5, orders=False, share=1)
-    script.begin(threads=2 * script.machine.warp_size, blocks=1)
-    for count in (8, 70, 3):
-        script.exchange_reduced(count, 7, orders=False, share=1)
-
-
-def _parts_opened_anew(script):
-    """Each call opens a GridExchange for a single exchange."""
-    script.begin(threads=script.machine.warp_size, blocks=6)
-    for _ in range(6):
-        for count in (8, 70, 20):
-            script.exchange_reduced(count, orders=False, share=1)
-
-
-def _exchanges_seldom_long(script):
-    """The last words of the board are unused for more than a period."""
-    script.begin(threads=script.machine.warp_size, blocks=2)
-    for _ in range(4):
-        script.exchange(200, 1, orders=False)
-        script.exchange(3, 15, orders=False)
-
-
-def _exchanges_of_many_sizes(script):
-    for blocks in (3, 2, 3):
-        script.begin(threads=script.machine.warp_size, blocks=blocks)
-        script.exchange(20, 3)
-
-
 def _stream(script):
     for warps in (3, 1):
         script.stage(2000, threads=warps * script.machine.warp_size, in_flight=4)
@@ -284,11 +182,10 @@ def _one_is_absent_to_many(script):
     script.reduce(0, LL16, 250, absent=[2])
 
 
-NARROW = {"epoch_bits": 4}
-_SIX_BLOCKS = {**NARROW, "num_channels": 6, "exchange_bytes": 4096}
 PROGRAMS = {
+    **grid_programs.PROGRAMS,
+    **edge_programs.PROGRAMS,
     "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
-    "reductions of two": Program(_reductions(LL16), 2, (LL16,), NARROW),
     # The staging has room for 256 elements.
     "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),
     "sentinels": Program(_reductions(SENTINEL), 3, (SENTINEL,), NARROW),
@@ -323,27 +220,6 @@ PROGRAMS = {
     "signals": Program(_signals, 3, ("put", "get", "signal", "wait")),
     "broadcasts": Program(_broadcasts, 3, (BROADCAST,), NARROW),
     "broadcast seldom": Program(_broadcast_seldom, 3, (BROADCAST, LL16), NARROW),
-    "grid": Program(_grid, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}),
-    "grids of many sizes": Program(
-        _grids_of_many_sizes, 2, (LL16, "grid_sync"), {**NARROW, "num_channels": 3}
-    ),
-    "exchanges": Program(_exchanges, 2, (LL16, "grid_exchange"), {**NARROW, "num_channels": 3}),
-    "exchanges in a row": Program(
-        _exchanges_in_a_row, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
-    ),
-    "reduced exchanges": Program(
-        _reduced_exchanges, 2, ("grid_exchange",), {**NARROW, "num_channels": 3}
-    ),
-    "parts of exchanges": Program(_parts_of_exchanges, 2, ("grid_exchange",), _SIX_BLOCKS),
-    "parts of exchanges opened anew": Program(
-        _parts_opened_anew, 2, ("grid_exchange",), _SIX_BLOCKS
-    ),
-    "exchanges seldom long": Program(
-        _exchanges_seldom_long, 2, ("grid_exchange",), {**NARROW, "num_channels": 2}
-    ),
-    "exchanges of many sizes": Program(
-        _exchanges_of_many_sizes, 2, ("grid_exchange",), {"num_channels": 3}
-    ),
     "stream": Program(_stream, 2, (LL16,)),
     "stream left": Program(_stream_left, 2, (LL16,)),
     "one is absent": Program(

@@ -1,0 +1,124 @@
+"""Planted bugs: what coops and ranks do behind a failure."""
+
+from .mutation import DIVERGENT, FAILURE, RACE, REUSED, Edit, bug
+
+CHANNEL = "include/kccl/channel.cuh"
+COLLECTIVES = "include/kccl/collectives.cuh"
+GRID = "include/kccl/grid.cuh"
+LATCH = "include/kccl/failure_latch.cuh"
+WAIT = "include/kccl/wait.cuh"
+
+MUTATIONS = (
+    bug(
+        "plain_behind_failure",
+        "the call behind a failed one is plain",
+        "refused on an open channel",
+        FAILURE,
+        Edit(
+            CHANNEL,
+            "        latch_.fail(comm_);\n        special_ = state_.epoch + step_;\n",
+            "        latch_.fail(comm_);\n",
+        ),
+    ),
+    bug(
+        "plain_at_last",
+        "the second call behind a failed one is plain",
+        "refused on an open channel",
+        FAILURE,
+        Edit(
+            CHANNEL,
+            "            special_ = state_.epoch + step_;\n            return status();",
+            "            return status();",
+        ),
+    ),
+    bug(
+        "usable_always",
+        "a thread sends although it found the communicator failed",
+        "refused while blocks open",
+        REUSED,
+        Edit(
+            LATCH, "return has_agreed_ || !platform::warp_any(found_ != kKcclOk);", "return true;"
+        ),
+    ),
+    bug(
+        "usable_by_thread",
+        "each thread of a warp decides by itself whether it may send",
+        "refused while warps open",
+        DIVERGENT,
+        Edit(
+            LATCH,
+            "return has_agreed_ || !platform::warp_any(found_ != kKcclOk);",
+            "return has_agreed_ || found_ == kKcclOk;",
+        ),
+        max_seeds=48,
+    ),
+    bug(
+        "agree_by_thread",
+        "each thread decides by itself whether the communicator had failed",
+        "refused while channels are open",
+        DIVERGENT,
+        Edit(LATCH, "if (coop.any(found_ != kKcclOk)) fail();", "if (found_ != kKcclOk) fail();"),
+    ),
+    bug(
+        "agree_never",
+        "what the threads found when they opened the channel is forgotten",
+        "refused while warps open",
+        FAILURE,
+        Edit(LATCH, "if (coop.any(found_ != kKcclOk)) fail();", ""),
+    ),
+    bug(
+        "grid_open_vote",
+        "each thread decides by itself whether it may open a barrier",
+        "refused beside grids",
+        DIVERGENT,
+        Edit(GRID, "if (block().any(status != kKcclOk)) status_", "if (status != kKcclOk) status_"),
+    ),
+    bug(
+        "fits_not_checked",
+        "a call of no elements is ok although the communicator has failed",
+        "refused while blocks open",
+        FAILURE,
+        Edit(
+            COLLECTIVES, "    channel.check();\n    if (num_bytes == 0)", "    if (num_bytes == 0)"
+        ),
+    ),
+    bug(
+        "depart_some",
+        "a rank that gives up tells higher ranks only",
+        "refused on an open channel",
+        FAILURE,
+        Edit(
+            WAIT,
+            ("        if (peer == comm.rank) continue;\n        mem::store_plain(abort_record"),
+            ("        if (peer <= comm.rank) continue;\n        mem::store_plain(abort_record"),
+        ),
+    ),
+    bug(
+        "look_some",
+        "a wait looks whether lower ranks gave up only",
+        "refused on an open channel",
+        FAILURE,
+        Edit(
+            WAIT,
+            (
+                "for (int source = 0; source < comm.world_size; ++source) {\n"
+                "        const uint32_t departure"
+            ),
+            (
+                "for (int source = 0; source < comm.rank; ++source) {\n"
+                "        const uint32_t departure"
+            ),
+        ),
+    ),
+    bug(
+        "follow_unclaimed",
+        "every thread that hears of a failure writes the record",
+        "one is absent to many",
+        RACE,
+        Edit(
+            WAIT,
+            "if (!mem::claim(&state->status, static_cast<uint32_t>(kKcclAborted))) return;",
+            "mem::claim(&state->status, static_cast<uint32_t>(kKcclAborted));",
+        ),
+    ),
+)

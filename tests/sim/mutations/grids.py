@@ -1,0 +1,232 @@
+"""Planted bugs: barriers and collectives of grids."""
+
+from .mutation import RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
+
+COLLECTIVES = "include/kccl/collectives.cuh"
+COOP = "include/kccl/coop.cuh"
+GRID = "include/kccl/grid.cuh"
+WINDOW = "include/kccl/window.cuh"
+
+MUTATIONS = (
+    bug(
+        "grid_weight",
+        "with many blocks the counter goes half a period at once",
+        "reopened barriers",
+        RACE,
+        Edit(GRID, "step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_", "step_"),
+        max_seeds=8,
+    ),
+    bug(
+        "grid_arrive_unsynced",
+        "a block arrives before all its threads have written",
+        "kept barrier",
+        RACE,
+        Edit(
+            GRID,
+            ("        if constexpr (kOrders) coop.sync();\n        if (leads(coop)) mem::add"),
+            "        if (leads(coop)) mem::add",
+        ),
+    ),
+    bug(
+        "grid_one_unsynced",
+        "a sync of one block does not sync its threads",
+        "kept barrier of one block",
+        RACE,
+        Edit(
+            GRID,
+            "            if constexpr (kOrders) coop.sync();\n            return kKcclOk;",
+            "            return kKcclOk;",
+        ),
+    ),
+    bug(
+        "grid_leave_unsynced",
+        "a block's threads go on before its first warp has seen all arrive",
+        "kept barrier",
+        RACE,
+        Edit(GRID, "if (coop.any(!arrived)) status_", "if (!arrived) status_"),
+    ),
+    bug(
+        "grid_absent_once",
+        "counts of absent blocks are stored for one block a thread",
+        "reopened barriers",
+        STUCK,
+        Edit(GRID, "             absent += stride) {", "             absent += kKcclMaxBlocks) {"),
+        max_seeds=5,
+    ),
+    bug(
+        "grid_absent_from",
+        "counts of the first absent blocks are not stored",
+        "reopened barriers",
+        STUCK,
+        Edit(
+            GRID,
+            "num_blocks_ * (1 + block().index()) + mine",
+            "num_blocks_ * (2 + block().index()) + mine",
+        ),
+        max_seeds=5,
+    ),
+    bug(
+        "grid_count_of_first",
+        "every block begins with the first block's count",
+        "grid",
+        STUCK,
+        Edit(
+            GRID,
+            "count_ = load_count(comm, family, platform::block_in_grid());",
+            "count_ = load_count(comm, family, 0);",
+        ),
+    ),
+    bug(
+        "kept_shares",
+        "a barrier that is kept open has the words of grid_sync()",
+        "kept barrier and others",
+        RACE,
+        Edit(
+            GRID,
+            "KcclGridWords family = kKcclGridBarriers",
+            "KcclGridWords family = kKcclGridSyncs",
+        ),
+    ),
+    bug(
+        "family_lost",
+        "all families of barriers have the same words",
+        "kept barrier and others",
+        RACE,
+        Edit(
+            WINDOW,
+            "uint64_t(family) * (kKcclMaxBlocks + 1) + block",
+            "0 * uint64_t(family) + block",
+        ),
+    ),
+    bug(
+        "fits_one_more",
+        "a message may be one byte longer than a slot",
+        "longest message",
+        TWO_WRITERS,
+        Edit(
+            COLLECTIVES,
+            "num_bytes - 1 < channel.max_bytes()",
+            "num_bytes - 1 <= channel.max_bytes()",
+        ),
+    ),
+    bug(
+        "grid_ar_unsynced",
+        "an all_reduce of a grid ends without a sync of the blocks",
+        "collectives of grids",
+        RACE,
+        Edit(
+            COLLECTIVES,
+            (
+                "all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, "
+                "slice.count);\n"
+                "    return grid_sync(comm);"
+            ),
+            (
+                "return all_reduce<T, Op>(block(), comm, out + slice.begin, in + "
+                "slice.begin, slice.count);"
+            ),
+        ),
+    ),
+    bug(
+        "grid_rs_stride",
+        "a reduce_scatter of a grid takes a block's slice for the chunk",
+        "collectives of grids",
+        STALE,
+        Edit(
+            COLLECTIVES,
+            (
+                "in + slice.begin, slice.count, count);\n"
+                "    }\n"
+                "    return grid_sync(comm);\n"
+                "}\n"
+                "\n"
+                "template <class T>\n"
+                "KCCL_DEVICE Status all_gather(Grid"
+            ),
+            (
+                "in + slice.begin, slice.count, slice.count);\n"
+                "    }\n"
+                "    return grid_sync(comm);\n"
+                "}\n"
+                "\n"
+                "template <class T>\n"
+                "KCCL_DEVICE Status all_gather(Grid"
+            ),
+        ),
+    ),
+    bug(
+        "grid_bcast_begin",
+        "every block of a grid broadcasts the beginning of the message",
+        "collectives of grids",
+        STALE,
+        Edit(
+            COLLECTIVES,
+            "comm, out + slice.begin, in + slice.begin, slice.count, root);",
+            "comm, out + slice.begin, in, slice.count, root);",
+        ),
+    ),
+    bug(
+        "grid_barrier_first",
+        "a barrier of a grid does not wait for the rank's other blocks",
+        "barriers of grids",
+        RACE,
+        Edit(
+            COLLECTIVES,
+            (
+                "    const Status before = grid_sync(comm);\n"
+                "    if (before != kKcclOk) return before;\n"
+            ),
+            "",
+        ),
+    ),
+    bug(
+        "grid_barrier_last",
+        "blocks leave a barrier of a grid before the first block has",
+        "barriers of grids",
+        RACE,
+        Edit(
+            COLLECTIVES,
+            (
+                "    if (platform::block_in_grid() == 0) barrier(block(), comm);\n"
+                "    return grid_sync(comm);"
+            ),
+            (
+                "    if (platform::block_in_grid() == 0) barrier(block(), comm);\n"
+                "    return kKcclOk;"
+            ),
+        ),
+    ),
+    bug(
+        "grid_barrier_relaxed",
+        "a barrier of a grid orders nothing between ranks",
+        "barriers of grids",
+        RACE,
+        Edit(
+            COLLECTIVES,
+            "if (platform::block_in_grid() == 0) barrier(block(), comm);",
+            ("if (platform::block_in_grid() == 0) barrier<mem::Order::kRelaxed>(block(), comm);"),
+        ),
+    ),
+    bug(
+        "one_channel",
+        "all blocks use the same channel",
+        "collectives of grids",
+        TWO_WRITERS,
+        Edit(
+            COOP,
+            "default_channel(Block) { return platform::block_in_grid(); }",
+            "default_channel(Block) { return 0; }",
+        ),
+    ),
+    bug(
+        "grid_await_one_thread",
+        "one of the blocks does not wait",
+        "kept barrier",
+        RACE,
+        Edit(
+            GRID,
+            "if (coop.index() < platform::kWarpSize) {",
+            "if (coop.index() < platform::kWarpSize && platform::block_in_grid() != 1) {",
+        ),
+    ),
+)
