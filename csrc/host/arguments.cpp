@@ -47,11 +47,6 @@ bool is_plain(PyObject* array) {
 
 }  // namespace
 
-Argument::~Argument() {
-    if (has_buffer_) PyBuffer_Release(&buffer_);
-    Py_XDECREF(dtype_);
-}
-
 bool Argument::look_by_dlpack(PyObject* array) {
     DlpackTensor tensor;
     if (exchange->tensor_from_object(array, &tensor) != 0) {

@@ -11,7 +11,10 @@ class Argument {
     Argument() = default;
     Argument(const Argument&) = delete;
     Argument& operator=(const Argument&) = delete;
-    ~Argument();
+    ~Argument() {
+        if (has_buffer_) PyBuffer_Release(&buffer_);
+        Py_XDECREF(dtype_);
+    }
 
     // Looks at an array. False, without an exception: it is none that C can use at once, and Python
     // has to say what is wrong with it, if anything is.
@@ -31,8 +34,8 @@ class Argument {
     Py_ssize_t num_bytes_ = 0;
     PyObject* type_ = nullptr;
     PyObject* dtype_ = nullptr;
-    Py_buffer buffer_ = {};
     bool has_buffer_ = false;
+    Py_buffer buffer_;  // valid if has_buffer_
 };
 
 }  // namespace kccl::host

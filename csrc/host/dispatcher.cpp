@@ -123,7 +123,7 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     PyObject *value, *out;
     if (only_known_arguments(dispatcher, args, kwargs, &value, &out)) {
         PyObject* x = PyTuple_GetItem(args, 0);
-        // They hold the arrays' memory until the call has ended.
+        // They hold buffers until the call has ended. A tensor lives as long as the arguments.
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, value, x_memory, out_memory);
         if (known != nullptr) {

@@ -271,7 +271,7 @@ class _Labelled:
     def _pass_on(self) -> bool:
         """Passes on what has arrived. Returns False when there is no more for now."""
         if not self._is_open:
-            # The selector found stream and end of the rank ready at once, and close() came first.
+            # The selector reported the stream and the rank's end together, and close() ran first.
             return False
         try:
             data = os.read(self._source, 1 << 16)
