@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 import kccl
 
@@ -17,7 +14,7 @@ from ..gpu.kernels import NAMES, SOURCE
 from ..gpu.side import check_gpus
 from ..harness.collective import Collective, Comm, Problem
 from ..harness.measure import Contender
-from .tune import Candidate, Candidates, Refusals
+from .tune import Candidate, Candidates, Refusals, floats_only
 
 Shapes = Sequence[tuple[int, int]]
 """(most blocks of a call, threads of a block until all blocks are used), as in the tables."""
@@ -67,34 +64,12 @@ class GpuTuner:
         return found
 
     def floats_only(self, collective: Collective) -> Set[str]:
-        """See Tuner. Finds them by preparing calls with integers and with floats."""
-        kind = np.dtype(np.int32)
-        (problem,) = collective.problems(
-            [kind.itemsize * self._comm.world_size],
-            dtype="int32",
-            np_dtype=kind,
-            op="sum",
-            root=0,
-            in_place=True,
-            world_size=self._comm.world_size,
-        )
-        is_float = replace(problem, dtype="float32", np_dtype=np.dtype(np.float32))
-        integers, floats = self._able(collective, problem), self._able(collective, is_float)
-        return floats - integers
+        """See Tuner."""
+        return floats_only(self._comm, collective, self._gpu.buffers)
 
     def close(self) -> None:
         """See Tuner."""
         self._ends.close()
-
-    def _able(self, collective: Collective, problem: Problem) -> set[str]:
-        mine, able = self._gpu.buffers(problem), set()
-        for name in self._comm.algorithms(collective.name):
-            try:
-                collective.prepare(self._comm, mine, problem, algorithm=name)
-            except kccl.InvalidArgument:
-                continue
-            able.add(name)
-        return able
 
     def _make(self) -> tuple[Gpu, GpuClock]:
         check_gpus(self._comm.world_size)

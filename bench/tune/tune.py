@@ -14,15 +14,19 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 import kccl
 
 from ..cli import _size
 from ..harness.collective import (
+    Buffers,
     Collective,
     Comm,
     Problem,
@@ -312,11 +316,43 @@ class HostTuner:
         return found
 
     def floats_only(self, collective: Collective) -> Set[str]:
-        """See Tuner. Always empty on the host."""
-        return frozenset()
+        """See Tuner."""
+        return floats_only(self._comm, collective, buffers)
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
+
+
+def floats_only(
+    comm: Comm, collective: Collective, make_buffers: Callable[[Problem], Buffers]
+) -> Set[str]:
+    """Algorithms of the collective that integers cannot use. Collective.
+
+    It prepares calls with integers and with floats, and compares which algorithms refuse.
+    """
+    kind = np.dtype(np.int32)
+    (problem,) = collective.problems(
+        [kind.itemsize * comm.world_size],
+        dtype="int32",
+        np_dtype=kind,
+        op="sum",
+        root=0,
+        in_place=True,
+        world_size=comm.world_size,
+    )
+
+    def able(problem: Problem) -> set[str]:
+        mine, found = make_buffers(problem), set()
+        for name in comm.algorithms(collective.name):
+            try:
+                collective.prepare(comm, mine, problem, algorithm=name)
+            except kccl.InvalidArgument:
+                continue
+            found.add(name)
+        return found
+
+    is_float = replace(problem, dtype="float32", np_dtype=np.dtype(np.float32))
+    return able(is_float) - able(problem)
 
 
 class Refusals:

@@ -232,6 +232,17 @@ def test_tuning_forces_every_algorithm_and_takes_the_fastest(
     assert "all_reduce_slow does not run at 8 bytes" in capsys.readouterr().err
 
 
+def test_the_host_has_algorithms_that_integers_cannot_use() -> None:
+    def main(comm: kccl.Communicator) -> list[set[str]]:
+        tuner = tune.HostTuner(comm)
+        return [
+            set(tuner.floats_only(collective.load(name))) for name in ("all_reduce", "all_gather")
+        ]
+
+    for found in kccl.run_threads(main, world_size=2):
+        assert found == [{"all_reduce_one_shot_sentinel"}, set()]
+
+
 def test_tuning_refuses_a_wrong_algorithm() -> None:
     with pytest.raises(kccl.Error, match="wrong elements"):
         FakeWorld(2, off_by_one).run(lambda comm: tuned(comm, [64]))
