@@ -140,4 +140,4 @@ class Program:
         """The last modules do not: their messages would land behind the last layer."""
         c, delay = self.config, self.num_in_flight
         lands = delay > 0 and module + delay < 2 * c.num_layers
-        return lands and self._communicates(module) and (c.early_sends or module >= delay)
+        return lands and self._communicates(module) and (c.early_messages or module >= delay)
