@@ -1,0 +1,143 @@
+"""A model as a static list of ops: what the reference and every executor run, in this order.
+
+A layer has two modules, attention and MLP. Module n = 2 * layer is attention and ends with the op
+"out"; module n = 2 * layer + 1 is the MLP and ends with the op "down". These two ops add to the
+residual, and only they exchange messages between lanes. How they do it is data in the op.
+
+With o_l the output of lane l, and m_l the same rounded to `config.message_dtype`, all in FP32:
+
+    is_blocking:  x_r = x_r + (m_0 + m_1 + ... + m_(L-1))       for every residual r
+    otherwise:    x_l = x_l + own_scale * o_l
+                  x_l = x_l + (m_0 + ... + m_(L-1) without m_l)  if the op receives; the m are the
+                                                                 messages of module `receives`
+
+Sums go from left to right. A blocking sum takes a lane's own output rounded, as the others see it,
+so that it is the same bits on every lane.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from kccl import InvalidArgument
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+Kind = Literal["embed", "qkv", "attend", "out", "gate_up", "down", "final", "head"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One step. Its output is what an executor that stops here returns: see diff.py."""
+
+    index: int
+    kind: Kind
+    name: str
+    """As in "layers.3.out"; of the four ops outside layers the kind alone."""
+    weights: tuple[str, ...]
+    """The checkpoint's tensors, in the order in which the op reads them."""
+    shape: tuple[int, int]
+    """Of the output for one position: (lanes or residuals, values each)."""
+    layer: int = 0
+    window: int = 0
+    """attend: the number of keys that a query sees, its own included; 0: all before it."""
+    module: int | None = None
+    """out, down: n = 2 * layer or 2 * layer + 1. The five fields below are theirs, too."""
+    own_scale: float = 1.0
+    """1 or sqrt(lanes), rounded to float32 where it is used."""
+    is_blocking: bool = False
+    sends: bool = False
+    """Whether a later module receives this module's messages."""
+    receives: int | None = None
+    """The module whose messages land here."""
+
+
+class Program:
+    """The ops of a model, and what they share.
+
+    Raises InvalidArgument if the model has no delay and some module does not communicate.
+    """
+
+    def __init__(self, config: "ModelConfig") -> None:
+        if config.delay == 0 and not (config.attention_comm and config.mlp_comm):
+            name = "mlp_comm" if config.attention_comm else "attention_comm"
+            raise InvalidArgument(f"{name}: a model with delay 0 sums the lanes of every module")
+        self.config = config
+        self.ops = tuple(self._ops())
+
+    @property
+    def num_residuals(self) -> int:
+        """1 if the lanes share their residual, as in ordinary models; else one for each lane."""
+        return 1 if self.config.delay == 0 else self.config.num_lanes
+
+    @property
+    def num_in_flight(self) -> int:
+        """Of how many modules messages may be under way at once: module n lands at n + this."""
+        return 2 * self.config.delay
+
+    @cached_property
+    def by_name(self) -> dict[str, Op]:
+        return {op.name: op for op in self.ops}
+
+    def rotations(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The cosines and sines of RoPE for positions 0 to length - 1: float32
+        [length, head_dim / 2] each, computed in float64 and rounded once.
+        """
+        frequencies = self.config.rope.frequencies(self.config.head_dim)
+        angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def _ops(self) -> list[Op]:
+        c, residuals = self.config, self.num_residuals
+        lanes, head_dim = c.num_lanes, c.head_dim
+        queries = c.num_heads // lanes * head_dim
+        keys = c.num_kv_heads // lanes * head_dim
+        ops: list[Op] = []
+
+        def add(kind: Kind, weights: str, shape: tuple[int, int], **fields: Any) -> None:
+            prefix = f"layers.{fields['layer']}." if "layer" in fields else ""
+            names = tuple(prefix + name for name in weights.split())
+            ops.append(Op(len(ops), kind, prefix + kind, names, shape, **fields))
+
+        add("embed", "embedding", (residuals, c.hidden))
+        for layer in range(c.num_layers):
+            qk_norm = " q_norm k_norm" if c.has_qk_norm else ""
+            projections = "attention_norm wq wk wv" + qk_norm
+            add("qkv", projections, (lanes, queries + 2 * keys), layer=layer)
+            add("attend", "", (lanes, queries), layer=layer, window=c.window_of(layer))
+            add("out", "wo", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer))
+            add("gate_up", "ffn_norm w1 w3", (lanes, c.ffn // lanes), layer=layer)
+            add("down", "w2", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer + 1))
+        add("final", "norm", (1 if c.lm_head == "replicate" else residuals, c.hidden))
+        add("head", "embedding" if c.is_tied else "head", (1, c.vocab_size))
+        return ops
+
+    def _exchange(self, module: int) -> dict[str, Any]:
+        """The rule of delayed tensor parallelism for one module, as fields of its op."""
+        c, delay = self.config, self.num_in_flight
+        is_early = module < delay
+        if delay == 0 or (is_early and c.early_comm):
+            return {"module": module, "is_blocking": True, "sends": self._sends(module)}
+        # Lanes that do not add each other's outputs scale their own instead: the sum of as many
+        # independent outputs would be as large.
+        is_alone = is_early or not self._communicates(module)
+        source = module - delay
+        return {
+            "module": module,
+            "own_scale": sqrt(c.num_lanes) if is_alone else 1.0,
+            "sends": self._sends(module),
+            "receives": source if source >= 0 and self._sends(source) else None,
+        }
+
+    def _communicates(self, module: int) -> bool:
+        return self.config.mlp_comm if module % 2 else self.config.attention_comm
+
+    def _sends(self, module: int) -> bool:
+        """The last modules do not: their messages would land behind the last layer."""
+        c, delay = self.config, self.num_in_flight
+        lands = delay > 0 and module + delay < 2 * c.num_layers
+        return lands and self._communicates(module) and (c.early_messages or module >= delay)
