@@ -108,5 +108,5 @@ class Rope:
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Radians a position of each pair, scaled: float64 [head_dim / 2]."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-        unscaled = np.power(float(self.theta), -exponents)
+        unscaled: NDArray[np.float64] = np.power(float(self.theta), -exponents)
         return unscaled if self.scaling is None else self.scaling.scale(unscaled)
