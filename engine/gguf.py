@@ -143,7 +143,7 @@ class GgufSource(Source):
         return self._file.read(name, start, stop)
 
     def tokenizer(self) -> "Tokenizer":
-        from .tokenizer import from_gguf
+        from .tokenizer_gguf import from_gguf
 
         return from_gguf(self.path, self._file.metadata)
 

@@ -91,7 +91,7 @@ class FolderSource(Source):
             raise kccl.Error(f"{file}: cannot read tensor {name}: {one_line(error)}") from error
 
     def tokenizer(self) -> "Tokenizer":
-        from .tokenizer import from_folder
+        from .tokenizer_folder import from_folder
 
         return from_folder(self.path)
 

@@ -85,7 +85,8 @@ class TableScaling:
                 f"the RoPE scaling has {len(self.factors)} factors, must have one for each of "
                 f"{len(frequencies)} pairs"
             )
-        return frequencies / np.array(self.factors)
+        factors: NDArray[np.float64] = np.array(self.factors, np.float64)
+        return frequencies / factors
 
 
 @dataclass(frozen=True)
