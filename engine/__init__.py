@@ -1,0 +1,1 @@
+"""The engine: real checkpoints decoded on the host, from files to text."""

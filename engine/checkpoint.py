@@ -1,0 +1,271 @@
+"""A model on disk, opened: its configuration, its tensors under one set of names, its tokenizer.
+
+Opening reads headers only, and compares every shape with the configuration. A tensor is read when
+it is asked for, and is not kept.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+from .config import ModelConfig
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+# Of a BF16's 16 bits: all but the sign, and the exponent that only infinities and NaN have.
+_MAGNITUDE = 0x7FFF
+_NOT_FINITE = 0x7F80
+# Elements that are checked at a time, so that they are still in the cache.
+_CHUNK = 1 << 16
+# Axis of a matrix that is cut into lanes, where the file stores all lanes as one matrix.
+_CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
+
+
+class Source(ABC):
+    """A file format: tensors under the names that the file gives them.
+
+    Attributes:
+        path: The folder or file, for messages.
+        config: The model's configuration.
+        shapes: Shape of each tensor in the file.
+        names: The file's name of each of the config's tensors.
+        ignored: The file's names of tensors that the model does not need.
+        is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
+    """
+
+    path: Path
+    config: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
+    names: Mapping[str, str]
+    ignored: frozenset[str] = frozenset()
+    is_stacked: bool = False
+
+    @abstractmethod
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor, for messages."""
+
+    @abstractmethod
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Entries start to stop - 1 of a tensor's first axis: BF16, FP16 or FP32, a new array."""
+
+    @abstractmethod
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer beside the weights."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the files."""
+
+
+class Checkpoint:
+    """An opened model. A context manager.
+
+    Attributes:
+        config: The model's configuration.
+        source: Its folder or file, for messages.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Checks all names and shapes.
+
+        Raises:
+            kccl.Error: A tensor is missing, has another shape than the configuration says, or is
+                not part of the model.
+        """
+        self.config = source.config
+        self.source = source.path
+        self._source: Source | None = source
+        self._shapes = self.config.shapes()
+        for name, shape in self._shapes.items():
+            self._check(source, name, shape)
+        superfluous = source.shapes.keys() - set(source.names.values()) - source.ignored
+        if superfluous:
+            name = min(superfluous)
+            raise kccl.Error(
+                f"{source.file_of(name)}: tensor {name} is not part of a {self.config.family} "
+                "model that the engine knows"
+            )
+
+    def _check(self, source: Source, name: str, shape: tuple[int, ...]) -> None:
+        in_file = source.names[name]
+        if in_file not in source.shapes:
+            raise kccl.Error(f"{source.path}: tensor {in_file} is missing")
+        found, wanted = source.shapes[in_file], self._shape_in_file(name, shape)
+        if found != wanted:
+            raise kccl.Error(
+                f"{source.file_of(in_file)}: tensor {in_file} has shape {list(found)}, must have "
+                f"{list(wanted)} by the model's configuration"
+            )
+
+    def _shape_in_file(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a tensor must have in the file."""
+        if self._opened().is_stacked:
+            is_cut_head = name == "head" and self.config.lm_head == "vocab_parallel"
+            lanes = self.config.num_lanes
+            return (lanes, shape[0] // lanes, shape[1]) if is_cut_head else shape
+        axis = _CUT_AXIS.get(name.rpartition(".")[2])
+        if axis is None:
+            return shape
+        lanes, *matrix = shape
+        matrix[axis] *= lanes
+        return tuple(matrix)
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors, as ModelConfig.shapes() gives them."""
+        return tuple(self._shapes)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Reads a tensor.
+
+        Args:
+            name: One of names().
+
+        Returns:
+            An array of the shape that config.shapes() gives: a norm's weights in FP32, all others
+            in BF16, to which what the file holds is rounded. The lanes of "wo" and "w2" may be
+            strided views of one matrix.
+
+        Raises:
+            kccl.Error: The file cannot be read, or the tensor has a NaN or an infinity.
+        """
+        shape = self._shape(name)
+        in_file = self._opened().shapes[self._opened().names[name]]
+        read = self._read(name, 0, in_file[0])
+        if read.shape == shape or _CUT_AXIS.get(name.rpartition(".")[2], 0) == 0:
+            return read.reshape(shape)
+        lanes, rows, columns = shape
+        return read.reshape(rows, lanes, columns).transpose(1, 0, 2)
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Reads some rows of "embedding" or "head", which are too large to be read at once.
+
+        Returns:
+            BF16 [stop - start, hidden].
+
+        Raises:
+            InvalidArgument: There are no such rows.
+            kccl.Error: As tensor().
+        """
+        num_rows, columns = self._shape(name) if name in ("embedding", "head") else (0, 0)
+        if not 0 <= start <= stop <= num_rows:
+            raise kccl.InvalidArgument(f"{name} has no rows {start} to {stop} that can be read")
+        # Rows of an entry of the file's first axis: more than one if that is the lane.
+        each = num_rows // self._opened().shapes[self._opened().names[name]][0]
+        first = start // each
+        read = self._read(name, first, -(-stop // each)).reshape(-1, columns)
+        return read[start - first * each : stop - first * each]
+
+    def _read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        source = self._opened()
+        in_file = source.names[name]
+        read = source.read(in_file, start, stop)
+        is_norm = name.endswith("norm")
+        rounded = read.astype(np.float32 if is_norm else ml_dtypes.bfloat16, copy=False)
+        if not _is_finite(rounded):
+            raise kccl.Error(
+                f"{source.file_of(in_file)}: tensor {in_file} has a weight that is NaN or infinite"
+            )
+        return rounded
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise kccl.InvalidArgument(f"{self.source} has no tensor that is called {name!r} here")
+        return self._shapes[name]
+
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer beside the weights.
+
+        Raises:
+            kccl.Error: There is none, it cannot be read, or it has more ids than the embedding.
+        """
+        tokenizer = self._opened().tokenizer()
+        if tokenizer.vocab_size > self.config.vocab_size:
+            raise kccl.Error(
+                f"{self.source}: the tokenizer has {tokenizer.vocab_size} ids, must have at most "
+                f"{self.config.vocab_size}, the rows of the embedding"
+            )
+        return tokenizer
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            raise kccl.Error(f"{self.source} was closed")
+        return self._source
+
+    def close(self) -> None:
+        """Closes the files. May be called again."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a folder in Hugging Face's layout, or a GGUF file.
+
+    Raises:
+        kccl.Error: It cannot be read, it is damaged, or it holds a model that the engine does not
+            know. Names the file, and the tensor or field.
+    """
+    from .gguf import GgufSource
+    from .hf import FolderSource
+
+    path = Path(path)
+    if not path.exists():
+        raise kccl.Error(f"{path} does not exist")
+    source: Source = FolderSource(path) if path.is_dir() else GgufSource(path)
+    try:
+        return Checkpoint(source)
+    except BaseException:
+        source.close()
+        raise
+
+
+def layer_names(
+    config: ModelConfig, whole: Mapping[str, str], per_layer: Mapping[str, str]
+) -> dict[str, str]:
+    """The file's name of each of the config's tensors.
+
+    Args:
+        config: The model's configuration.
+        whole: The file's names of "embedding", "norm" and "head".
+        per_layer: Of a layer's tensors, as in "wq", with "{}" for the layer.
+    """
+    parts: Iterable[str] = config.layer_shapes()
+    names = {
+        f"layers.{layer}.{part}": per_layer[part].format(layer)
+        for part in parts
+        for layer in range(config.num_layers)
+    }
+    return {name: names.get(name) or whole[name] for name in config.shapes()}
+
+
+def _is_finite(values: NDArray[Any]) -> bool:
+    flat = values.reshape(-1)
+    if values.dtype == np.float32:
+        return bool(np.isfinite(flat).all())
+    bits = flat.view(np.uint16)
+    magnitudes = np.empty(_CHUNK, np.uint16)
+    for start in range(0, bits.size, _CHUNK):
+        chunk = bits[start : start + _CHUNK]
+        if np.bitwise_and(chunk, _MAGNITUDE, out=magnitudes[: chunk.size]).max() >= _NOT_FINITE:
+            return False
+    return True
