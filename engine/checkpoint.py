@@ -185,9 +185,15 @@ class Checkpoint:
         """The tokenizer beside the weights.
 
         Raises:
-            kccl.Error: There is none, or it cannot be read.
+            kccl.Error: There is none, it cannot be read, or it has more ids than the embedding.
         """
-        return self._opened().tokenizer()
+        tokenizer = self._opened().tokenizer()
+        if tokenizer.vocab_size > self.config.vocab_size:
+            raise kccl.Error(
+                f"{self.source}: the tokenizer has {tokenizer.vocab_size} ids, must have at most "
+                f"{self.config.vocab_size}, the rows of the embedding"
+            )
+        return tokenizer
 
     def _opened(self) -> Source:
         if self._source is None:

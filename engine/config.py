@@ -1,7 +1,7 @@
 """The shape and the switches of a model, whatever file they come from."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kccl import InvalidArgument
@@ -62,7 +62,7 @@ class ModelConfig:
     vocab_size: int
     context: int
     norm_eps: float = 1e-5
-    rope: Rope = Rope()
+    rope: Rope = field(default_factory=Rope)
     window: int = 0
     window_layers: int = 0
     is_tied: bool = False
@@ -98,8 +98,7 @@ class ModelConfig:
         check_positive("attention_scale", self.attention_scale)
         self._check_together()
         # Raises where a table of factors does not suit the head.
-        if self.head_dim <= 2**16:
-            self.rope.frequencies(self.head_dim)
+        self.rope.frequencies(self.head_dim)
 
     def _check_together(self) -> None:
         """Checks fields against each other."""

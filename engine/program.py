@@ -18,14 +18,13 @@ so that it is the same bits on every lane.
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from kccl import InvalidArgument
 
-if TYPE_CHECKING:
-    from .config import ModelConfig
+from .config import ModelConfig
 
 Kind = Literal["embed", "qkv", "attend", "out", "gate_up", "down", "final", "head"]
 
@@ -45,8 +44,8 @@ class Op:
     layer: int = 0
     window: int = 0
     """attend: the number of keys that a query sees, its own included; 0: all before it."""
-    module: int | None = None
-    """out, down: n = 2 * layer or 2 * layer + 1. The five fields below are theirs, too."""
+    module: int = 0
+    """out, down: 2 * layer or 2 * layer + 1. The fields below are theirs, too."""
     own_scale: float = 1.0
     """1 or sqrt(lanes), rounded to float32 where it is used."""
     is_blocking: bool = False
@@ -62,7 +61,7 @@ class Program:
     Raises InvalidArgument if the model has no delay and some module does not communicate.
     """
 
-    def __init__(self, config: "ModelConfig") -> None:
+    def __init__(self, config: ModelConfig) -> None:
         if config.delay == 0 and not (config.attention_comm and config.mlp_comm):
             name = "mlp_comm" if config.attention_comm else "attention_comm"
             raise InvalidArgument(f"{name}: a model with delay 0 sums the lanes of every module")
@@ -139,5 +138,5 @@ class Program:
     def _sends(self, module: int) -> bool:
         """The last modules do not: their messages would land behind the last layer."""
         c, delay = self.config, self.num_in_flight
-        lands = delay > 0 and module + delay < 2 * c.num_layers
+        lands = delay > 0 and c.num_lanes > 1 and module + delay < 2 * c.num_layers
         return lands and self._communicates(module) and (c.early_messages or module >= delay)

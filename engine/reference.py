@@ -6,21 +6,19 @@ sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothin
 """
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from kccl import InvalidArgument
 
+from .checkpoint import Checkpoint
 from .program import Op, Program
 from .sample import SamplingParams, sample
 
-if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
-
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 MESSAGE_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
@@ -35,14 +33,12 @@ class Cache:
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Puts what one run adds behind the first `length` positions, and returns all."""
-        new = (keys, values)
         if self.length:
-            old = self._layers[layer]
-            new = tuple(
-                np.concatenate([o[:, : self.length], n], 1) for o, n in zip(old, new, strict=True)
-            )
-        self._layers[layer] = new
-        return new
+            old_keys, old_values = (old[:, : self.length] for old in self._layers[layer])
+            keys = np.concatenate([old_keys, keys], axis=1)
+            values = np.concatenate([old_values, values], axis=1)
+        self._layers[layer] = keys, values
+        return keys, values
 
 
 class Reference:
@@ -51,17 +47,19 @@ class Reference:
     Arrays are [lanes or residuals, positions, values], see Op.shape.
     """
 
-    def __init__(self, checkpoint: "Checkpoint", *, keep_weights: bool = True) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, keep_weights: bool = True) -> None:
         self.config = checkpoint.config
         self.program = Program(self.config)
         self._checkpoint = checkpoint
-        self._kept: dict[str, Array] | None = {} if keep_weights else None
+        self._keep = keep_weights
+        self._kept: dict[str, Array] = {}
 
     # ---- running -------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int], cache: Cache | None = None) -> Array:
         """The logits behind each of `ids`: float32 [len(ids), vocab_size]."""
-        return self.run_until(ids, len(self.program.ops) - 1, cache)[0]
+        (logits,) = self.run_until(ids, len(self.program.ops) - 1, cache)
+        return logits
 
     def trace(self, ids: Sequence[int]) -> dict[str, Array]:
         """Each op's output by the op's name: float32 [lanes or residuals, len(ids), values]."""
@@ -71,18 +69,24 @@ class Reference:
         """The output of one op: float32 [lanes or residuals, len(ids), values]."""
         for op, output in self.steps(ids, cache):
             if op.index == op_index:
-                break
-        else:
-            raise InvalidArgument(f"op_index is {op_index}, must be below {len(self.program.ops)}")
-        return output
+                return output
+        raise InvalidArgument(f"op_index is {op_index}, must be below {len(self.program.ops)}")
 
     def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, float]]:
-        """Yields each new id and its log-probability, until a stop id (which it yields too),
+        """Yields each new id and its log-probability, until a stop id, which it yields too,
         max_tokens, or the end of the context. Stop strings are the caller's.
+
+        Raises:
+            InvalidArgument: As steps(); or the context has no room behind `ids`.
         """
+        room = self.config.context - len(ids)
+        if room < 1:
+            raise InvalidArgument(
+                f"ids has {len(ids)} tokens, must be fewer than the context, {self.config.context}"
+            )
         history, cache = list(ids), Cache()
         new = history
-        for _ in range(min(params.max_tokens, self.config.context - len(history))):
+        for _ in range(min(params.max_tokens, room)):
             logits = self.logits(new, cache)[-1]
             token, logprob = sample(logits, params, position=len(history), history=history)
             yield token, logprob
@@ -131,30 +135,23 @@ class Reference:
                     x = self._final(residual, *weights)
                 case "head":
                     x = self._head(x, *weights)
+            if op is self.program.ops[-1]:
+                cache.length = end
             yield op, x
-        cache.length = end
 
     def _weight(self, name: str) -> Array:
-        if self._kept is None:
-            return self._checkpoint.tensor(name).astype(np.float32)
-        if name not in self._kept:
-            self._kept[name] = self._checkpoint.tensor(name).astype(np.float32)
-        return self._kept[name]
+        if name in self._kept:
+            return self._kept[name]
+        weight = self._checkpoint.tensor(name).astype(np.float32)
+        if self._keep:
+            self._kept[name] = weight
+        return weight
 
     # ---- ops, in the program's order -----------------------------------------------------------
 
-    def _qkv(
-        self,
-        x: Array,
-        cos: Array,
-        sin: Array,
-        norm: Array,
-        wq: Array,
-        wk: Array,
-        wv: Array,
-        *qk_norm: Array,
-    ) -> Array:
+    def _qkv(self, x: Array, cos: Array, sin: Array, *weights: Array) -> Array:
         """The queries, keys and values of the new positions, side by side."""
+        norm, wq, wk, wv, *qk_norm = weights
         n = self._rms_norm(x, norm)
         parts = []
         for index, w in enumerate((wq, wk, wv)):
@@ -167,53 +164,53 @@ class Reference:
         return np.concatenate(parts, axis=-1)
 
     def _attend(self, op: Op, qkv: Array, cache: Cache) -> Array:
-        """Softmax attention of the new queries. Query head h reads KV head h // (heads per KV
-        head), which its own lane has.
-        """
+        """Softmax attention of the new positions' queries over all keys so far."""
         c = self.config
         lanes, length, _ = qkv.shape
-        heads = np.moveaxis(self._split(qkv), 2, 1)  # lane, head, position, head_dim
+        # Heads of all lanes in a row: [heads, positions, head_dim].
+        heads = self._split(qkv).swapaxes(1, 2)
         cuts = np.cumsum([c.num_heads // lanes, c.num_kv_heads // lanes])
-        q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, 1))
+        q, k, v = (part.reshape(-1, length, c.head_dim) for part in np.split(heads, cuts, axis=1))
         k, v = cache.append(op.layer, k, v)
-        q = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
-        scores = product(q, k[:, None]) * np.float32(c.attention_scale)
+        # Query head h reads KV head h // (query heads per KV head), which its own lane has.
+        grouped = q.reshape(c.num_kv_heads, -1, length, c.head_dim)
+        scores = product(grouped, k[:, None]) * np.float32(c.attention_scale)
         key = np.arange(k.shape[1])
         query = key[-length:, None]
-        hidden = key > query
+        is_hidden = key > query
         if op.window:
-            hidden |= key <= query - op.window
-        scores[..., hidden] = -np.inf
-        e = np.exp(scores - scores.max(-1, keepdims=True))
-        out = e / e.sum(-1, keepdims=True) @ v[:, None]
-        return np.moveaxis(out.reshape(lanes, -1, length, c.head_dim), 1, 2).reshape(
-            lanes, length, -1
-        )
+            is_hidden |= key <= query - op.window
+        scores[..., is_hidden] = -np.inf
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = (e / e.sum(axis=-1, keepdims=True)) @ v[:, None]
+        by_lane = mixed.reshape(lanes, -1, length, c.head_dim).swapaxes(1, 2)
+        return by_lane.reshape(lanes, length, -1)
 
     def _exchange(self, op: Op, x: Array, own: Array, messages: dict[int, Array]) -> Array:
-        """The residual after a module with the outputs `own`, by the rule of program.py."""
+        """The residual behind a module with the outputs `own`, by the rule of program.py."""
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
         if op.sends:
             messages[op.module] = sent
         if op.is_blocking:
-            return x + reduce(np.add, sent)
+            return x + total(sent)
         x = x + np.float32(op.own_scale) * own
         if op.receives is not None:
             past = messages.pop(op.receives)
-            others = [[m for j, m in enumerate(past) if j != lane] for lane in range(len(past))]
-            x = x + np.stack([reduce(np.add, each) for each in others])
+            x = x + np.stack([total(np.delete(past, lane, axis=0)) for lane in range(len(past))])
         return x
 
     def _gate_up(self, x: Array, norm: Array, w1: Array, w3: Array) -> Array:
         n = self._rms_norm(x, norm)
         gate = product(n, w1)
-        return gate / (1 + np.exp(-gate)) * product(n, w3)
+        # exp overflows to infinity where the gate is 0 in FP32.
+        with np.errstate(over="ignore"):
+            return gate / (1 + np.exp(-gate)) * product(n, w3)
 
     def _final(self, x: Array, norm: Array) -> Array:
         """The normalised residual, averaged over the lanes unless each lane has its own logits."""
         n = self._rms_norm(x, norm)
         if self.config.lm_head == "replicate":
-            n = (reduce(np.add, n) / np.float32(len(n)))[None]
+            n = total(n)[None] / np.float32(len(n))
         return n
 
     def _head(self, n: Array, head: Array) -> Array:
@@ -224,26 +221,28 @@ class Reference:
     # ---- what ops share ------------------------------------------------------------------------
 
     def _rms_norm(self, x: Array, weight: Array) -> Array:
-        scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.config.norm_eps))
-        return x * scale * weight
+        mean_square = (x * x).mean(axis=-1, keepdims=True)
+        return x * (1 / np.sqrt(mean_square + np.float32(self.config.norm_eps))) * weight
 
     def _split(self, x: Array) -> Array:
+        """[lanes, positions, heads, head_dim]"""
         return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
         """Turns the pairs (2i, 2i + 1), or (i, i + head_dim / 2), by their position's angles."""
-        half = x.shape[-1] // 2
-        out = np.empty_like(x)
-        pairs = (np.s_[..., 0::2], np.s_[..., 1::2])
-        if not self.config.rope.is_interleaved:
-            pairs = (np.s_[..., :half], np.s_[..., half:])
-        a, b = x[pairs[0]], x[pairs[1]]
-        out[pairs[0]], out[pairs[1]] = a * cos - b * sin, a * sin + b * cos
-        return out
+        # The two elements of a pair along an axis of their own.
+        axis = -1 if self.config.rope.is_interleaved else -2
+        pairs = x.reshape(*x.shape[:-1], *((-1, 2) if axis == -1 else (2, -1)))
+        a, b = pairs.take(0, axis), pairs.take(1, axis)
+        turned = np.stack([a * cos - b * sin, a * sin + b * cos], axis)
+        return turned.reshape(x.shape)
 
 
 def product(x: Array, w: Array) -> Array:
-    """x [..., positions, n] times the rows of w [..., rows, n], for each lane: [..., positions,
-    rows].
-    """
+    """x [..., positions, n] times each row of w [..., rows, n]: [..., positions, rows]."""
     return x @ w.swapaxes(-1, -2)
+
+
+def total(parts: Array) -> Array:
+    """The sum over the first axis, from the first part to the last."""
+    return sum(parts[1:], start=parts[0])

@@ -85,7 +85,8 @@ class TableScaling:
                 f"the RoPE scaling has {len(self.factors)} factors, must have one for each of "
                 f"{len(frequencies)} pairs"
             )
-        return frequencies / np.array(self.factors)
+        factors: NDArray[np.float64] = np.array(self.factors, np.float64)
+        return frequencies / factors
 
 
 @dataclass(frozen=True)
@@ -108,5 +109,5 @@ class Rope:
     def frequencies(self, head_dim: int) -> NDArray[np.float64]:
         """Radians a position of each pair, scaled: float64 [head_dim / 2]."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-        unscaled = np.power(float(self.theta), -exponents)
+        unscaled: NDArray[np.float64] = np.power(float(self.theta), -exponents)
         return unscaled if self.scaling is None else self.scaling.scale(unscaled)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kccl import Error, InvalidArgument
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[Any]
 
 _PHILOX_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -141,8 +142,8 @@ def gumbel(seed: int, position: int, ids: Array) -> Array:
     -log(-log1p(-u)). Small u, which are exact, give the large values that win.
     """
     ids = np.asarray(ids, dtype=np.uint64)
-    words = philox((seed & _WORD, seed >> 32), (ids >> np.uint64(2), position, 0, 0))
-    word = np.choose(ids & np.uint64(3), words)
+    words = philox((seed & _WORD, seed >> 32), (ids // 4, position, 0, 0))
+    word = np.choose((ids % 4).astype(np.intp), words)
     return -np.log(-np.log1p(-(word + 0.5) / 2.0**32))
 
 

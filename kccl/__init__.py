@@ -49,6 +49,7 @@ __all__ = [
     "Window",
     "__version__",
     "bfloat16",
+    "cache_dir",
     "cmake_dir",
     "compile",
     "dtypes",
@@ -101,6 +102,13 @@ def include_dir() -> str:
     from pathlib import Path
 
     return str(Path(__file__).parent / "csrc" / "include")
+
+
+def cache_dir() -> str:
+    """The folder of what KCCL keeps between runs, which may be deleted: compiled kernels, models."""
+    from .jit.cache import cache_folder
+
+    return str(cache_folder())
 
 
 def cmake_dir() -> str:

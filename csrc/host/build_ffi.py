@@ -10,9 +10,15 @@ from pathlib import Path
 from cffi import FFI
 
 CSRC = Path(__file__).resolve().parents[1]
+ENGINE = CSRC.parent / "engine" / "host"
 # Of what is written before the compiler runs.
 GENERATED = Path("build", "generated")
-DECLARATIONS = ("include/kccl/abi.inc", "host/api.inc", "sim/api.inc")
+DECLARATIONS = (
+    CSRC / "include/kccl/abi.inc",
+    CSRC / "host/api.inc",
+    CSRC / "sim/api.inc",
+    ENGINE / "api.inc",
+)
 
 SOURCES = [
     "host/core.cpp",
@@ -42,6 +48,15 @@ SOURCES = [
     "sim/schedule.cpp",
     "sim/types.cpp",
 ]
+ENGINE_SOURCES = [
+    "compute.cpp",
+    "compute_baseline.cpp",
+    "compute_x86_64_v3.cpp",
+    "compute_x86_64_v4.cpp",
+    "engine.cpp",
+    "pass.cpp",
+    "sampler.cpp",
+]
 
 
 def write_kernel_table() -> None:
@@ -57,17 +72,21 @@ def write_kernel_table() -> None:
 
 write_kernel_table()
 ffibuilder = FFI()
-ffibuilder.cdef("".join((CSRC / name).read_text() for name in DECLARATIONS))
+ffibuilder.cdef("".join(path.read_text() for path in DECLARATIONS))
 ffibuilder.set_source(
     "kccl._core",
-    '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n}\n',
-    sources=[f"kccl/csrc/{name}" for name in SOURCES],
+    '#include "csrc/host/host.h"\nextern "C" {\n#include "csrc/sim/api.inc"\n'
+    '#include "engine/host/api.inc"\n}\n',
+    sources=[
+        *(f"kccl/csrc/{name}" for name in SOURCES),
+        *(f"kccl/engine/host/{name}" for name in ENGINE_SOURCES),
+    ],
     depends=[
         # The flags.
         "setup.py",
         *(
             str(path)
-            for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", GENERATED)
+            for folder in (CSRC / "include", CSRC / "host", CSRC / "sim", ENGINE, GENERATED)
             for path in folder.rglob("*")
             if path.suffix in (".cuh", ".h", ".hpp", ".inc")
         ),

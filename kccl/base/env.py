@@ -21,8 +21,8 @@ class Env:
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
         epoch_bits: Width of epochs in bits, 4 to 32. For tests: narrow epochs wrap soon.
-        cache: Folder of the kernels compiled at run time. "" means kccl in $XDG_CACHE_HOME, or in
-            ~/.cache where that is not set.
+        cache: Folder of the kernels compiled at run time, and of models that were fetched. ""
+            means kccl in $XDG_CACHE_HOME, or in ~/.cache where that is not set.
         windows: How ranks map each other's GPU memory: "vmm", "ipc" (between processes) or "peer"
             (between threads); see kccl/gpu/sharing.py. "" takes what the machine allows. For tests.
         dependents: 0: a call captured behind another one is launched like any kernel, not as a

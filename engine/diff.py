@@ -1,0 +1,249 @@
+"""Compares an executor with the reference, op by op.
+
+    python -m kccl.engine.diff tiny-llama --executor incremental --bisect
+
+An executor runs the same program (program.py) and can stop behind any op:
+
+    run_until(ids, op_index) -> the op's output, [lanes or residuals, len(ids), values]
+
+Errors are relative to the root mean square of the reference's output.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from kccl import Error, InvalidArgument
+
+from .checkpoint import Checkpoint, open_checkpoint
+from .models import find_model
+from .program import Op, Program
+from .random_weights import MODELS, random_checkpoint
+from .reference import Array, Cache, Reference
+
+# Sums in another order differ by some 1e-6. Where messages are BF16, such a difference makes a few
+# of them round the other way, by 2**-8 of a message.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+class Executor(Protocol):
+    def run_until(self, ids: Sequence[int], op_index: int) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an op's output is from the reference's.
+
+    Attributes:
+        op: The op.
+        error: Largest absolute error; infinite if a value is not finite.
+        rms: Root mean square of the reference's output.
+        place: (lane or residual, position, value) of the largest error.
+    """
+
+    op: Op
+    error: float
+    rms: float
+    place: tuple[int, int, int]
+
+    @property
+    def relative(self) -> float:
+        return self.error / self.rms if self.rms else self.error
+
+
+class Diff:
+    """An executor beside the reference, on the same ids.
+
+    Args:
+        checkpoint: The model.
+        executor: What is compared.
+        ids: The tokens to run.
+        layers: Leaves out later layers and what follows them; None: all.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        executor: Executor,
+        ids: Sequence[int],
+        layers: int | None = None,
+    ) -> None:
+        self.reference = Reference(checkpoint)
+        self.executor = executor
+        self.ids = ids
+        self.ops = self.reference.program.ops
+        if layers is not None:
+            if not 0 < layers <= checkpoint.config.num_layers:
+                raise InvalidArgument(
+                    f"layers is {layers}, must be from 1 to {checkpoint.config.num_layers}"
+                )
+            self.ops = tuple(op for op in self.ops if op.name.startswith("layers."))
+            self.ops = tuple(op for op in self.ops if op.layer < layers)
+
+    def all(self) -> Iterator[Difference]:
+        """Each op's difference, in order. The executor runs once for each op."""
+        steps = {op.index: output for op, output in self.reference.steps(self.ids)}
+        for op in self.ops:
+            yield self._compare(op, steps[op.index])
+
+    def at(self, op: Op) -> Difference:
+        """The difference of one op."""
+        return self._compare(op, self.reference.run_until(self.ids, op.index))
+
+    def bisect(
+        self, tolerance: float, report: Callable[[Difference], None] = lambda difference: None
+    ) -> Difference | None:
+        """The first op whose relative error is above the tolerance; None if none is.
+
+        A binary search: it takes for granted that ops behind a wrong one are wrong, too.
+
+        Args:
+            tolerance: Of the relative error.
+            report: Called with each difference that was looked at.
+        """
+        found = None
+        low, high = 0, len(self.ops)
+        # The first wrong op is at low or behind, and at `high` or before.
+        while low < high:
+            middle = (low + high) // 2
+            difference = self.at(self.ops[middle])
+            report(difference)
+            if difference.relative > tolerance:
+                found, high = difference, middle
+            else:
+                low = middle + 1
+        return found
+
+    def _compare(self, op: Op, wanted: Array) -> Difference:
+        found = np.asarray(self.executor.run_until(self.ids, op.index))
+        if found.shape != wanted.shape:
+            raise Error(f"{op.name}: the executor gives {found.shape}, must be {wanted.shape}")
+        errors = np.abs(found.astype(np.float64) - wanted)
+        errors[~np.isfinite(errors)] = math.inf
+        place = np.unravel_index(int(errors.argmax()), errors.shape)
+        rms = math.sqrt(np.square(wanted, dtype=np.float64).mean())
+        return Difference(op, float(errors[place]), rms, tuple(int(i) for i in place))  # type: ignore[arg-type]
+
+
+class Incremental:
+    """The reference again, a token at a time through the KV cache: decoding against prefill."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._reference = Reference(checkpoint)
+
+    def run_until(self, ids: Sequence[int], op_index: int) -> Array:
+        cache = Cache()
+        parts = []
+        for token in ids:
+            # To the last op, which is what makes the cache grow.
+            outputs = [output for _, output in self._reference.steps([token], cache)]
+            parts.append(outputs[op_index])
+        return np.concatenate(parts, axis=1)
+
+
+EXECUTORS = {"incremental": "kccl.engine.diff:Incremental"}
+
+
+def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
+    """An executor from its name in EXECUTORS, or from "module:Class". The class takes the
+    checkpoint.
+    """
+    module, _, attribute = EXECUTORS.get(name, name).partition(":")
+    try:
+        make = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(
+            f"executor is {name!r}, must be {', '.join(EXECUTORS)}, or module:Class ({error})"
+        ) from None
+    executor: Executor = make(checkpoint)
+    return executor
+
+
+def table_of(differences: Sequence[Difference], tolerance: float) -> Table:
+    table = Table()
+    for title in ("op", "max error", "relative", "lane, position, value"):
+        table.add_column(title, justify="left" if title == "op" else "right")
+    for each in differences:
+        style = "red" if each.relative > tolerance else None
+        place = ", ".join(map(str, each.place))
+        table.add_row(each.op.name, f"{each.error:.2e}", f"{each.relative:.2e}", place, style=style)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns 1 if an op is beyond the tolerance."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kccl.engine.diff", description="Compare an executor with the reference."
+    )
+    parser.add_argument("model", help=f"DIR, FILE.gguf, or random weights: {', '.join(MODELS)}")
+    parser.add_argument(
+        "--executor", default="incremental", help=f"{', '.join(EXECUTORS)}, or module:Class"
+    )
+    parser.add_argument("--prompt", help="text to run; without it random tokens")
+    parser.add_argument("--tokens", type=int, default=16, help="how many random tokens")
+    parser.add_argument("--seed", type=int, default=0, help="of random tokens and weights")
+    parser.add_argument("--layers", type=int, help="compare the first layers only")
+    parser.add_argument("--op", help="compare one op only, as in layers.3.out")
+    parser.add_argument("--bisect", action="store_true", help="search for the first wrong op")
+    parser.add_argument("--tolerance", type=float, help="of the relative error")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except Error as error:
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    random = options.model in MODELS
+    opened = (
+        random_checkpoint(options.model, seed=options.seed)
+        if random
+        else open_checkpoint(find_model(options.model))
+    )
+    console = Console()
+    with opened as checkpoint:
+        config = checkpoint.config
+        if options.prompt is None:
+            ids = (
+                np.random.default_rng(options.seed)
+                .integers(config.vocab_size, size=options.tokens)
+                .tolist()
+            )
+        else:
+            ids = checkpoint.tokenizer().encode(options.prompt)
+        tolerance = options.tolerance
+        if tolerance is None:
+            tolerance = TOLERANCES[config.message_dtype]
+        diff = Diff(checkpoint, make_executor(options.executor, checkpoint), ids, options.layers)
+        if options.bisect:
+            seen: list[Difference] = []
+            first = diff.bisect(tolerance, seen.append)
+        else:
+            ops = diff.ops if options.op is None else [_op(diff.reference.program, options.op)]
+            seen = [diff.at(op) for op in ops] if options.op else list(diff.all())
+            first = next((each for each in seen if each.relative > tolerance), None)
+        console.print(table_of(seen, tolerance))
+    if first is None:
+        console.print(f"all within a relative error of {tolerance:g}")
+        return 0
+    console.print(f"first beyond a relative error of {tolerance:g}: {first.op.name}")
+    return 1
+
+
+def _op(program: Program, name: str) -> Op:
+    if name not in program.by_name:
+        raise InvalidArgument(f"op is {name!r}, must be one of the program's, as in layers.0.out")
+    return program.by_name[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

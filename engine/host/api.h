@@ -1,0 +1,8 @@
+// api.inc for C++.
+#pragma once
+
+#include "csrc/include/kccl/abi.h"
+
+extern "C" {
+#include "api.inc"
+}

@@ -1,0 +1,54 @@
+// What a block computes, as a table of functions for each instruction set: products (multiply.h) and
+// everything between them (elementwise.h). The order of every sum is written down, so that results
+// are the same bits whatever the instruction set.
+#pragma once
+
+#include "products.h"
+
+namespace kccl::engine {
+
+// Keys of one KV head lie as float [position / 16][element][16], so that a register holds 16
+// positions; values as float [position][padded(head_dim)].
+constexpr uint32_t kKeyBlock = 16;
+
+inline uint32_t padded(uint32_t n) { return (n + 15) / 16 * 16; }
+
+// What a query of one head attends to: the positions [first, end), the last of them its own.
+struct Keys {
+    const float* keys;
+    const float* values;
+    uint32_t first;
+    uint32_t end;
+    uint32_t head_dim;
+    float scale;
+};
+
+struct Compute {
+    const char* name;
+    Multiply multiply;
+    Touch touch;
+    // out = x / sqrt(mean(x^2) + eps) * weight.
+    void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
+    // Columns of n values each as multiply() wants them: float [n rounded up to even][columns
+    // rounded up to a power of two].
+    void (*pack)(const float* const* columns, int num_columns, uint32_t n, float* packed);
+    // Softmax attention. scores: float [padded(end)], overwritten. out: float [head_dim].
+    void (*attend)(const float* query, const Keys& keys, float* scores, float* out);
+    // Turns pairs (2i, 2i + 1) by the angles of one position.
+    void (*rotate)(float* x, const float* cosines, const float* sines, uint32_t head_dim);
+    // out = gate / (1 + exp(-gate)) * up.
+    void (*swiglu)(const float* gate, const float* up, uint32_t n, float* out);
+    // x += scale * y.
+    void (*add_scaled)(float* x, const float* y, float scale, uint32_t n);
+    // x += the sum of the arrays, which are added up from left to right; at least one.
+    void (*add_sum)(float* x, const float* const* arrays, int num_arrays, uint32_t n);
+    // out = the sum of the arrays / divisor.
+    void (*mean)(float* out, const float* const* arrays, int num_arrays, uint32_t n);
+    // Rounds to BF16, to nearest, ties to even.
+    void (*round_to_bf16)(const float* x, uint32_t n, float* out);
+};
+
+// Of the CPU that this runs on.
+const Compute& compute();
+
+}  // namespace kccl::engine

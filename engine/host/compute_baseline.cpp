@@ -1,0 +1,9 @@
+#include "vector_baseline.h"
+
+#include "multiply.h"
+
+#include "elementwise.h"
+
+namespace kccl::engine {
+extern constinit const Compute kComputeBaseline = named("baseline");
+}

@@ -1,0 +1,85 @@
+// multiply() for one instruction set. The file that includes this defines, before it, a struct
+// Vector: kWidth rows; kTile, how many sums of an even and an odd register each fill the registers;
+// zero(); load(), the even and the odd column of a pair; fma(); add(); store().
+#pragma once
+
+#include "products.h"
+
+namespace kccl::engine {
+namespace {
+
+// STRIDE: the columns of x, of which these are the first.
+template <int VECTORS, int COLUMNS, int STRIDE>
+inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t num_pairs,
+                          const float* x, float* out) {
+    constexpr int kPerPanel = kRows / Vector::kWidth;
+    typename Vector::Floats even[VECTORS][COLUMNS], odd[VECTORS][COLUMNS];
+    const uint16_t* at[VECTORS];
+    KCCL_ENGINE_UNROLL
+    for (int v = 0; v < VECTORS; ++v) {
+        at[v] = panels + v / kPerPanel * elements + v % kPerPanel * Vector::kWidth * 2;
+        KCCL_ENGINE_UNROLL
+        for (int c = 0; c < COLUMNS; ++c) even[v][c] = odd[v][c] = Vector::zero();
+    }
+    for (uint32_t pair = 0; pair < num_pairs; ++pair) {
+        KCCL_ENGINE_UNROLL
+        for (int v = 0; v < VECTORS; ++v) {
+            typename Vector::Floats of_even, of_odd;
+            Vector::load(at[v] + uint64_t{pair} * 2 * kRows, &of_even, &of_odd);
+            KCCL_ENGINE_UNROLL
+            for (int c = 0; c < COLUMNS; ++c) {
+                const float* factors = x + uint64_t{pair} * 2 * STRIDE + c;
+                even[v][c] = Vector::fma(of_even, factors[0], even[v][c]);
+                odd[v][c] = Vector::fma(of_odd, factors[STRIDE], odd[v][c]);
+            }
+        }
+    }
+    KCCL_ENGINE_UNROLL
+    for (int v = 0; v < VECTORS; ++v) {
+        KCCL_ENGINE_UNROLL
+        for (int c = 0; c < COLUMNS; ++c) {
+            Vector::store(out + c * kPanels * kRows + v * Vector::kWidth,
+                          Vector::add(even[v][c], odd[v][c]));
+        }
+    }
+}
+
+// In tiles that fill the registers.
+template <int STRIDE>
+void multiply_columns(const uint16_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+                      float* out) {
+    constexpr int kColumns = STRIDE < Vector::kTile ? STRIDE : Vector::kTile;
+    constexpr int kVectors = Vector::kTile / kColumns;
+    constexpr int kPerPanel = kRows / Vector::kWidth;
+    const uint64_t elements = uint64_t{num_pairs} * 2 * kRows;
+    const int total = num_panels * kPerPanel;
+    // A tile begins where a panel does, or lies within one.
+    const auto start = [&](int v) {
+        return panels + v / kPerPanel * elements + v % kPerPanel * Vector::kWidth * 2;
+    };
+    for (int c = 0; c < STRIDE; c += kColumns) {
+        float* to = out + c * kPanels * kRows;
+        int v = 0;
+        for (; v + kVectors <= total; v += kVectors) {
+            multiply_tile<kVectors, kColumns, STRIDE>(start(v), elements, num_pairs, x + c,
+                                                      to + v * Vector::kWidth);
+        }
+        for (; v < total; ++v) {
+            multiply_tile<1, kColumns, STRIDE>(start(v), elements, num_pairs, x + c,
+                                               to + v * Vector::kWidth);
+        }
+    }
+}
+
+void multiply(const uint16_t* panels, int num_panels, uint32_t num_pairs, const float* x,
+              int num_columns, float* out) {
+    switch (padded_columns(num_columns)) {
+        case 1: return multiply_columns<1>(panels, num_panels, num_pairs, x, out);
+        case 2: return multiply_columns<2>(panels, num_panels, num_pairs, x, out);
+        case 4: return multiply_columns<4>(panels, num_panels, num_pairs, x, out);
+        default: return multiply_columns<kGroup>(panels, num_panels, num_pairs, x, out);
+    }
+}
+
+}  // namespace
+}  // namespace kccl::engine

@@ -1,0 +1,453 @@
+#include "pass.h"
+
+#include <algorithm>
+
+namespace kccl::engine {
+namespace {
+
+uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / kRows; }
+
+float bf16(uint16_t bits) {
+    const uint32_t word = uint32_t{bits} << 16;
+    return platform::bit_cast<float>(word);
+}
+
+}  // namespace
+
+Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Window& at,
+           const RankMemory& memory, uint32_t block)
+    : model_(model),
+      team_(team),
+      at_(at),
+      memory_(memory),
+      ops_(reinterpret_cast<const KcclEngineOp*>(model.ops)),
+      block_(team, block, at.words),
+      first_lane_(model.first_lane[team.comm.rank]),
+      num_lanes_(model.first_lane[team.comm.rank + 1] - first_lane_),
+      steps_of_modules_(2 * model.num_layers),
+      packed_stride_(uint64_t{kColumns} *
+                     padded(std::max({model.hidden, model.heads * model.head_dim, model.ffn}))),
+      residuals_(zeros(uint64_t{model.num_residuals} * kColumns * memory.hidden_stride)),
+      packed_(zeros(std::max(num_lanes_, 1u) * packed_stride_)),
+      normed_(zeros(uint64_t{kColumns} * memory.hidden_stride)),
+      finals_(zeros(uint64_t{model.num_residuals} * kKcclEngineLogitColumns *
+                    memory.hidden_stride)),
+      scores_(zeros(padded(model.context) + 64)) {}
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+uint32_t Pass::publish() {
+    block_.publish(++step_);
+    return step_;
+}
+
+bool Pass::meet() { return block_.await_all(publish()); }
+
+// ---- Products ------------------------------------------------------------------------------------
+
+Pass::Matrix Pass::matrix_of(const KcclEngineOp& op) const {
+    const uint32_t head_rows = model_.vocab_size / model_.num_head_groups;
+    switch (op.kind) {
+        case kKcclEngineQkv:
+            return {model_.hidden,
+                    panels_for((model_.heads + 2 * model_.kv_heads) * model_.head_dim), 1};
+        case kKcclEngineOut:
+            return {model_.heads * model_.head_dim, panels_for(model_.hidden), 1};
+        case kKcclEngineGateUp: return {model_.hidden, 2 * panels_for(model_.ffn), 2};
+        case kKcclEngineDown: return {model_.ffn, panels_for(model_.hidden), 1};
+        default: return {model_.hidden, panels_for(head_rows), 1};
+    }
+}
+
+// The units of an op that this block computes, counted over all lanes of the rank.
+Share Pass::share(const KcclEngineOp& op) const {
+    const Matrix matrix = matrix_of(op);
+    const int rank = team_.comm.rank;
+    const uint32_t total = op.kind == kKcclEngineHead
+                               ? model_.first_panel[rank + 1] - model_.first_panel[rank]
+                               : num_lanes_ * (matrix.panels_per_lane / matrix.panels_at_once);
+    return share_of(total, block_.index(), team_.num_blocks);
+}
+
+// Multiplies this block's units with `num` packed columns of their lane.
+// use(lane, unit of the lane, first column, number of columns, float [column][kPanels * kRows]):
+// takes the products of one unit.
+template <class Use>
+void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num,
+                    Use use) {
+    const uint32_t num_pairs = (matrix.num_columns + 1) / 2;
+    const uint64_t elements = panel_elements(matrix.num_columns);
+    const uint32_t per_lane = matrix.panels_per_lane / matrix.panels_at_once;
+    const auto* weights = reinterpret_cast<const uint16_t*>(op.weights);
+    // A head's lanes are groups of rows, and the rank's first panel may lie within one.
+    const uint32_t first =
+        op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
+    alignas(64) float products[kGroup * kPanels * kRows];
+    for (uint32_t unit = units.first; unit < units.end;) {
+        const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
+        const uint32_t some = std::min({units.end - unit, per_lane - in_lane,
+                                        kPanels / matrix.panels_at_once});
+        const uint32_t input = op.kind != kKcclEngineHead ? lane : has_one_head() ? 0 : lane - first_lane_;
+        const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
+        for (uint32_t column = 0; column < num; column += kGroup) {
+            const int columns = static_cast<int>(std::min(num - column, uint32_t{kGroup}));
+            const float* x =
+                packed_.get() + input * packed_stride_ + uint64_t{column} * num_pairs * 2;
+            compute_.multiply(panels, static_cast<int>(some * matrix.panels_at_once), num_pairs, x,
+                              columns, products);
+            for (uint32_t i = 0; i < some; ++i) {
+                use(lane, in_lane + i, column, static_cast<uint32_t>(columns),
+                    products + i * matrix.panels_at_once * kRows);
+            }
+        }
+        unit += some;
+    }
+}
+
+// Packs the columns in normed_ for a lane: n values each.
+void Pass::pack_one(uint32_t lane, uint32_t n) {
+    float* to = packed_.get() + lane * packed_stride_;
+    for (uint32_t column = 0; column < num_; column += kGroup) {
+        const float* columns[kGroup];
+        const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
+        for (uint32_t c = 0; c < some; ++c) {
+            columns[c] = normed_.get() + (column + c) * memory_.hidden_stride;
+        }
+        compute_.pack(columns, static_cast<int>(some), n, to + uint64_t{column} * ((n + 1) / 2 * 2));
+    }
+}
+
+void Pass::pack_normed(const float* norm) {
+    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
+        if (lane > 0 && has_one_residual()) {
+            std::copy_n(packed_.get(), packed_stride_, packed_.get() + lane * packed_stride_);
+            continue;
+        }
+        for (uint32_t c = 0; c < num_; ++c) {
+            compute_.rms_norm(residual(lane, c), norm, model_.hidden, model_.norm_eps,
+                              normed_.get() + c * memory_.hidden_stride);
+        }
+        pack_one(lane, model_.hidden);
+    }
+}
+
+void Pass::pack_shared(const float* in, uint64_t stride, uint32_t n) {
+    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
+        float* to = packed_.get() + lane * packed_stride_;
+        for (uint32_t column = 0; column < num_; column += kGroup) {
+            const float* columns[kGroup];
+            const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
+            for (uint32_t c = 0; c < some; ++c) {
+                columns[c] = in + (uint64_t{lane} * kColumns + column + c) * stride;
+            }
+            compute_.pack(columns, static_cast<int>(some), n,
+                          to + uint64_t{column} * ((n + 1) / 2 * 2));
+        }
+    }
+}
+
+// ---- Windows -------------------------------------------------------------------------------------
+
+const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane,
+                             uint32_t column) const {
+    int rank = 0;
+    while (lane >= model_.first_lane[rank + 1]) ++rank;
+    const uint64_t most = most_lanes(model_, team_.comm.world_size);
+    const uint64_t vector = (slot * most + lane - model_.first_lane[rank]) * kColumns + column;
+    return reinterpret_cast<const float*>(team_.window[rank] + region) +
+           vector * memory_.hidden_stride;
+}
+
+float* Pass::own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
+    return const_cast<float*>(in_window(region, slot, first_lane_ + lane, column));
+}
+
+// ---- Ops -----------------------------------------------------------------------------------------
+
+bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op) {
+    num_ = num;
+    position_ = position;
+    embed(ids);
+    for (uint32_t i = 1; i <= last_op; ++i) {
+        const KcclEngineOp& op = ops_[i];
+        bool is_fine = true;
+        switch (op.kind) {
+            case kKcclEngineQkv: is_fine = qkv(op); break;
+            case kKcclEngineAttend: is_fine = attend(op); break;
+            case kKcclEngineGateUp: is_fine = gate_up(op); break;
+            case kKcclEngineOut:
+                is_fine = exchange(op, memory_.attended.get(), memory_.attended_stride);
+                break;
+            case kKcclEngineDown:
+                is_fine = exchange(op, memory_.activated.get(), memory_.ffn_stride);
+                break;
+            default: break;
+        }
+        if (!is_fine) return false;
+    }
+    return true;
+}
+
+void Pass::embed(const int32_t* ids) {
+    for (uint32_t c = 0; c < num_; ++c) {
+        const auto id = static_cast<uint32_t>(ids[c]);
+        int rank = 0;
+        while (id >= model_.first_row[rank + 1]) ++rank;
+        const auto* row = reinterpret_cast<const uint16_t*>(team_.window[rank] + at_.embedding) +
+                          uint64_t{id - model_.first_row[rank]} * model_.hidden;
+        for (uint32_t i = 0; i < num_residuals(); ++i) {
+            float* x = residual(i, c);
+            for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
+        }
+    }
+}
+
+bool Pass::qkv(const KcclEngineOp& op) {
+    pack_normed(reinterpret_cast<const float*>(op.norm));
+    multiply(op, matrix_of(op), share(op), num_,
+             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+                 const float* products) {
+                 for (uint32_t c = 0; c < columns; ++c) {
+                     float* to = memory_.qkv.get() +
+                                 (uint64_t{lane} * kColumns + column + c) * memory_.qkv_stride;
+                     std::copy_n(products + c * kPanels * kRows, kRows, to + unit * kRows);
+                 }
+             });
+    if (!block_.await_rank(publish())) return false;
+    prepare_heads(op);
+    return block_.await_rank(publish());
+}
+
+// Normalises and turns queries and keys, and appends keys and values to the cache.
+void Pass::prepare_heads(const KcclEngineOp& op) {
+    const uint32_t d = model_.head_dim, per_lane = model_.heads + 2 * model_.kv_heads;
+    const auto* cosines = reinterpret_cast<const float*>(model_.cosines);
+    const auto* sines = reinterpret_cast<const float*>(model_.sines);
+    const Share heads = share_of(num_lanes_ * per_lane, block_.index(), team_.num_blocks);
+    for (uint32_t i = heads.first; i < heads.end; ++i) {
+        const uint32_t lane = i / per_lane, head = i % per_lane;
+        const bool is_query = head < model_.heads, is_value = head >= per_lane - model_.kv_heads;
+        const uint64_t norm = is_query ? op.q_norm : op.k_norm;
+        const uint32_t of_keys = is_query ? 0 : (head - model_.heads) % model_.kv_heads;
+        const uint64_t kv = uint64_t{lane} * model_.kv_heads + of_keys;
+        for (uint32_t c = 0; c < num_; ++c) {
+            float* x = memory_.qkv.get() +
+                       (uint64_t{lane} * kColumns + c) * memory_.qkv_stride + uint64_t{head} * d;
+            const uint32_t position = position_ + c;
+            if (is_value) {
+                std::copy_n(x, d,
+                            memory_.values_of(op.layer, kv) + uint64_t{position} * padded(d));
+                continue;
+            }
+            if (norm != 0) {
+                compute_.rms_norm(x, reinterpret_cast<const float*>(norm), d, model_.norm_eps, x);
+            }
+            const uint64_t angles = uint64_t{position} * (d / 2);
+            compute_.rotate(x, cosines + angles, sines + angles, d);
+            if (is_query) continue;
+            float* keys = memory_.keys_of(op.layer, kv) +
+                          uint64_t{position / kKeyBlock} * d * kKeyBlock + position % kKeyBlock;
+            for (uint32_t k = 0; k < d; ++k) keys[uint64_t{k} * kKeyBlock] = x[k];
+        }
+    }
+}
+
+bool Pass::attend(const KcclEngineOp& op) {
+    const uint32_t d = model_.head_dim;
+    const Share all = share_of(num_lanes_ * model_.heads * num_, block_.index(), team_.num_blocks);
+    for (uint32_t i = all.first; i < all.end; ++i) {
+        const uint32_t c = i % num_, head = i / num_ % model_.heads, lane = i / num_ / model_.heads;
+        const uint64_t kv =
+            uint64_t{lane} * model_.kv_heads + head / (model_.heads / model_.kv_heads);
+        const uint32_t end = position_ + c + 1;
+        const uint32_t first = op.window != 0 && end > op.window ? end - op.window : 0;
+        const uint64_t row = uint64_t{lane} * kColumns + c;
+        const float* query =
+            memory_.qkv.get() + row * memory_.qkv_stride + uint64_t{head} * d;
+        float* out =
+            memory_.attended.get() + row * memory_.attended_stride + uint64_t{head} * d;
+        compute_.attend(query,
+                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), first, end,
+                         d, model_.attention_scale},
+                        scores_.get(), out);
+    }
+    return block_.await_rank(publish());
+}
+
+bool Pass::gate_up(const KcclEngineOp& op) {
+    pack_normed(reinterpret_cast<const float*>(op.norm));
+    multiply(op, matrix_of(op), share(op), num_,
+             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+                 const float* products) {
+                 for (uint32_t c = 0; c < columns; ++c) {
+                     const float* gate = products + c * kPanels * kRows;
+                     float* to = memory_.activated.get() +
+                                 (uint64_t{lane} * kColumns + column + c) * memory_.ffn_stride;
+                     compute_.swiglu(gate, gate + kRows, kRows, to + unit * kRows);
+                 }
+             });
+    return block_.await_rank(publish());
+}
+
+// A module's last product, its messages, and the residual behind it: program.py has the rule.
+bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride) {
+    const Matrix matrix = matrix_of(op);
+    const uint32_t hidden = model_.hidden, slots = num_slots(model_);
+    const auto module = static_cast<uint32_t>(op.module);
+    const bool has_message = op.sends != 0 || op.is_blocking != 0;
+    pack_shared(in, in_stride, matrix.num_columns);
+    multiply(op, matrix, share(op), num_,
+             [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
+                 const float* products) {
+                 for (uint32_t c = 0; c < columns; ++c) {
+                     const float* from = products + c * kPanels * kRows;
+                     const uint32_t row = unit * kRows;
+                     float* own = memory_.own.get() + (uint64_t{lane} * kColumns + column + c) *
+                                                          memory_.hidden_stride;
+                     std::copy_n(from, kRows, own + row);
+                     if (!has_message) continue;
+                     float* to =
+                         own_in_window(at_.messages, module % slots, lane, column + c) + row;
+                     if (model_.rounds_messages != 0) {
+                         compute_.round_to_bf16(from, kRows, to);
+                     } else {
+                         std::copy_n(from, kRows, to);
+                     }
+                 }
+             });
+    const uint32_t step = steps_of_modules_[module] = publish();
+    if (!(op.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step))) return false;
+    if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives])) return false;
+    const float* arrays[kKcclEngineMaxLanes];
+    for (uint32_t i = 0; i < num_residuals(); ++i) {
+        for (uint32_t c = 0; c < num_; ++c) {
+            float* x = residual(i, c);
+            if (op.is_blocking != 0) {
+                for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+                    arrays[lane] = in_window(at_.messages, module % slots, lane, c);
+                }
+                compute_.add_sum(x, arrays, static_cast<int>(model_.num_lanes), hidden);
+                continue;
+            }
+            const float* own =
+                memory_.own.get() + (uint64_t{i} * kColumns + c) * memory_.hidden_stride;
+            compute_.add_scaled(x, own, op.own_scale, hidden);
+            if (op.receives < 0 || model_.num_lanes == 1) continue;
+            int others = 0;
+            for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+                if (lane == first_lane_ + i) continue;
+                arrays[others++] = in_window(
+                    at_.messages, static_cast<uint32_t>(op.receives) % slots, lane, c);
+            }
+            compute_.add_sum(x, arrays, others, hidden);
+        }
+    }
+    return true;
+}
+
+// ---- Logits --------------------------------------------------------------------------------------
+
+bool Pass::make_logits(uint32_t first, uint32_t num) {
+    const KcclEngineOp& norm = ops_[model_.num_ops - 2];
+    const KcclEngineOp& head = ops_[model_.num_ops - 1];
+    const uint32_t hidden = model_.hidden;
+    const bool is_mean = !has_one_residual() && has_one_head();
+    const auto* weight = reinterpret_cast<const float*>(norm.norm);
+    const auto final_of = [&](uint32_t i, uint32_t c) {
+        return finals_.get() +
+               (uint64_t{i} * kKcclEngineLogitColumns + c) * memory_.hidden_stride;
+    };
+    for (uint32_t i = 0; i < num_residuals(); ++i) {
+        for (uint32_t c = 0; c < num; ++c) {
+            compute_.rms_norm(residual(i, first + c), weight, hidden, model_.norm_eps,
+                              final_of(i, c));
+            if (!is_mean || block_.index() != 0) continue;
+            std::copy_n(final_of(i, c), hidden, own_in_window(at_.finals, 0, i, c));
+        }
+    }
+    if (is_mean) {
+        if (!meet()) return false;
+        const float* arrays[kKcclEngineMaxLanes];
+        for (uint32_t c = 0; c < num; ++c) {
+            for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+                arrays[lane] = in_window(at_.finals, 0, lane, c);
+            }
+            compute_.mean(final_of(0, c), arrays, static_cast<int>(model_.num_lanes), hidden);
+        }
+    }
+    const Matrix matrix = matrix_of(head);
+    const uint32_t rows = model_.vocab_size / model_.num_head_groups;
+    for (uint32_t i = 0; i < (has_one_head() ? 1 : num_lanes_); ++i) {
+        const float* columns[kKcclEngineLogitColumns];
+        for (uint32_t c = 0; c < num; ++c) columns[c] = final_of(i, c);
+        compute_.pack(columns, static_cast<int>(num), hidden, packed_.get() + i * packed_stride_);
+    }
+    auto* logits = reinterpret_cast<float*>(team_.window[team_.comm.rank] + at_.logits);
+    multiply(head, matrix, share(head), num,
+             [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns,
+                 const float* products) {
+                 const uint32_t row = unit * kRows, left = std::min(rows - row, uint32_t{kRows});
+                 for (uint32_t c = 0; c < columns; ++c) {
+                     std::copy_n(products + c * kPanels * kRows, left,
+                                 logits + uint64_t{c} * padded(model_.vocab_size) + group * rows +
+                                     row);
+                 }
+             });
+    return meet();
+}
+
+void Pass::read_logits(uint32_t column, float* out) const {
+    const uint32_t rows = model_.vocab_size / model_.num_head_groups;
+    const uint32_t per_group = panels_for(rows);
+    const auto row_of = [&](uint32_t panel) {
+        return panel / per_group * rows + std::min(panel % per_group * kRows, rows);
+    };
+    for (int rank = 0; rank < team_.comm.world_size; ++rank) {
+        const uint32_t first = row_of(model_.first_panel[rank]);
+        const uint32_t end = row_of(model_.first_panel[rank + 1]);
+        const auto* logits = reinterpret_cast<const float*>(team_.window[rank] + at_.logits) +
+                             uint64_t{column} * padded(model_.vocab_size);
+        std::copy(logits + first, logits + end, out + first);
+    }
+}
+
+// ---- For tests and measurements ------------------------------------------------------------------
+
+void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const {
+    const uint64_t row = uint64_t{i} * kColumns + column;
+    switch (op.kind) {
+        case kKcclEngineQkv:
+            std::copy_n(memory_.qkv.get() + row * memory_.qkv_stride,
+                        (model_.heads + 2 * model_.kv_heads) * model_.head_dim, out);
+            break;
+        case kKcclEngineAttend:
+            std::copy_n(memory_.attended.get() + row * memory_.attended_stride,
+                        model_.heads * model_.head_dim, out);
+            break;
+        case kKcclEngineGateUp:
+            std::copy_n(memory_.activated.get() + row * memory_.ffn_stride, model_.ffn, out);
+            break;
+        case kKcclEngineFinal:
+            std::copy_n(finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + column) *
+                                            memory_.hidden_stride,
+                        model_.hidden, out);
+            break;
+        default: std::copy_n(residual(i, column), model_.hidden, out);
+    }
+}
+
+uint32_t Pass::stream() const {
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < model_.num_ops; ++i) {
+        const KcclEngineOp& op = ops_[i];
+        if (op.weights == 0) continue;
+        const Matrix matrix = matrix_of(op);
+        const uint64_t bytes = panel_elements(matrix.num_columns) * matrix.panels_at_once * 2;
+        const Share units = share(op);
+        seen ^= compute_.touch(reinterpret_cast<const uint8_t*>(op.weights) + units.first * bytes,
+                               (units.end - units.first) * bytes);
+    }
+    return seen;
+}
+
+}  // namespace kccl::engine

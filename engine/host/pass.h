@@ -1,0 +1,99 @@
+// A block's part in one pass of the program over a few positions.
+#pragma once
+
+#include <vector>
+
+#include "memory.h"
+#include "team.h"
+
+namespace kccl::engine {
+
+// One block. All blocks of all ranks make the same calls.
+class Pass {
+  public:
+    Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Window& at,
+         const RankMemory& memory, uint32_t block);
+
+    // Runs ops 0 to `last_op`, but not "final" and "head". num: at most kColumns ids for the
+    // positions from `position` on. False: a wait failed, and nothing may follow.
+    bool run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op);
+
+    // "final" and "head" for columns [first, first + num) of the last run, num at most
+    // kKcclEngineLogitColumns. On return every rank's window has its rows.
+    bool make_logits(uint32_t first, uint32_t num);
+
+    // Collects the logits of a column of make_logits(), [vocab_size].
+    void read_logits(uint32_t column, float* out) const;
+
+    // The output of one op for column `column` of the last run, which ended with it: the i-th of
+    // this rank's lanes, or the i-th residual. Only block 0 of a rank.
+    void read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const;
+
+    // Publishes what this block wrote, and waits for all blocks of all ranks.
+    bool meet();
+    // Publishes; returns the step.
+    uint32_t publish();
+    Block& block() { return block_; }
+
+    // Reads this block's weights and does nothing else.
+    uint32_t stream() const;
+
+    uint32_t num_lanes() const { return num_lanes_; }
+
+  private:
+    struct Matrix {
+        uint32_t num_columns;
+        uint32_t panels_per_lane;
+        uint32_t panels_at_once;  // of a unit, which one block computes: 2 where two rows meet
+    };
+    Matrix matrix_of(const KcclEngineOp& op) const;
+    Share share(const KcclEngineOp& op) const;
+
+    void embed(const int32_t* ids);
+    bool qkv(const KcclEngineOp& op);
+    void prepare_heads(const KcclEngineOp& op);
+    bool attend(const KcclEngineOp& op);
+    bool exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride);
+    bool gate_up(const KcclEngineOp& op);
+    void final_columns(const KcclEngineOp& op, uint32_t first, uint32_t num);
+
+    void pack_normed(const float* norm);
+    void pack_shared(const float* in, uint64_t stride, uint32_t n);
+    void pack_one(uint32_t lane, uint32_t n);
+    template <class Use>
+    void multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num, Use use);
+
+    // Of lane `lane` of the model in the window of the rank that has it.
+    const float* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
+    float* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
+    float* residual(uint32_t i, uint32_t column) {
+        return residuals_.get() + (uint64_t{i} * kColumns + column) * memory_.hidden_stride;
+    }
+    const float* residual(uint32_t i, uint32_t column) const {
+        return residuals_.get() + (uint64_t{i} * kColumns + column) * memory_.hidden_stride;
+    }
+    bool has_one_head() const { return model_.num_head_groups == 1; }
+    bool has_one_residual() const { return model_.num_residuals == 1; }
+    uint32_t num_residuals() const { return has_one_residual() ? 1 : num_lanes_; }
+
+    const KcclEngineModel& model_;
+    const KcclEngineTeam& team_;
+    const Window& at_;
+    const RankMemory& memory_;
+    const Compute& compute_ = compute();
+    const KcclEngineOp* const ops_;
+    Block block_;
+    const uint32_t first_lane_, num_lanes_;
+    uint32_t step_ = 0;
+    uint32_t num_ = 0;       // columns of this run
+    uint32_t position_ = 0;  // of the first
+    std::vector<uint32_t> steps_of_modules_;
+    const uint64_t packed_stride_;  // of a lane's packed columns
+    Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
+    Floats packed_;     // [lane]: what multiply() takes
+    Floats normed_;     // [column][hidden, padded]
+    Floats finals_;     // [residual][column of kKcclEngineLogitColumns][hidden, padded]
+    Floats scores_;     // [position]
+};
+
+}  // namespace kccl::engine

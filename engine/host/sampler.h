@@ -1,0 +1,30 @@
+// How the next token is chosen: sample.py in C++. Everything behind the logits is double.
+#pragma once
+
+#include <vector>
+
+#include "api.h"
+
+namespace kccl::engine {
+
+class Sampler {
+  public:
+    // history: all ids so far, ascending in time.
+    // Returns the id; -1 if a logit is NaN or none is finite. *logprob is set if the request wants it.
+    int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
+                   uint32_t position, const std::vector<int32_t>& history, double* logprob);
+
+  private:
+    struct Candidate {
+        double score;
+        int32_t id;
+    };
+    void keep_top_k(uint32_t k);
+    void keep_likely(double top_p, double min_p);
+
+    std::vector<double> scores_;
+    std::vector<uint8_t> seen_;
+    std::vector<Candidate> kept_;
+};
+
+}  // namespace kccl::engine

@@ -1,0 +1,83 @@
+// The blocks of all ranks: pinned threads, and how they wait for each other.
+//
+// Every block counts its steps in a word of its own, on a line of its own, in its rank's window. It
+// publishes a step with release when what it wrote in that step may be read. A block that needs
+// others' results waits, with acquire, until their words have reached the step. Words only grow;
+// the ranks make the same steps, so the same number means the same point everywhere. Two rules of
+// the executor keep a buffer from being overwritten too early; they stand beside the buffers.
+#pragma once
+
+#include "api.h"
+#include "csrc/include/kccl/wait.cuh"
+
+namespace kccl::engine {
+
+class Block {
+  public:
+    // words: offset of the blocks' words in every rank's window.
+    Block(const KcclEngineTeam& team, uint32_t index, uint64_t words)
+        : team_(team), index_(index), words_(words) {}
+
+    uint32_t index() const { return index_; }
+    bool leads() const { return index_ == 0 && team_.comm.rank == 0; }
+
+    // What this block wrote may be read by those that wait for this step.
+    void publish(uint32_t step) {
+        mem::store<mem::Order::kRelease, mem::Scope::kSystem>(word(team_.comm.rank, index_), step);
+    }
+    // Waits for blocks [first, last) of one rank. False: the wait failed.
+    bool await(uint32_t step, int rank, uint32_t first, uint32_t last) {
+        for (uint32_t other = first; other < last; ++other) {
+            if (!await_one(step, rank, other)) return false;
+        }
+        return true;
+    }
+    bool await_rank(uint32_t step) {
+        return await(step, team_.comm.rank, 0, team_.num_blocks);
+    }
+    bool await_all(uint32_t step) {
+        for (int rank = 0; rank < team_.comm.world_size; ++rank) {
+            if (!await(step, rank, 0, team_.num_blocks)) return false;
+        }
+        return true;
+    }
+
+  private:
+    uint32_t* word(int rank, uint32_t block) const {
+        return reinterpret_cast<uint32_t*>(team_.window[rank] + words_ +
+                                           uint64_t{block} * kKcclLineBytes);
+    }
+    bool await_one(uint32_t step, int rank, uint32_t block) {
+        if (rank == team_.comm.rank && block == index_) return true;
+        const uint32_t* const at = word(rank, block);
+        uint32_t seen = 0;
+        const auto poll = [&] {
+            seen = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(at);
+            return has_reached(seen, step);
+        };
+        const auto missing = [&] {
+            const uint32_t ranks = has_reached(seen, step) ? 0 : 1u << rank;
+            return Missing{ranks, seen, static_cast<int32_t>(block)};
+        };
+        return wait_until(team_.comm, Awaited{kKcclGridExchange, 0, step}, poll, missing);
+    }
+
+    const KcclEngineTeam& team_;
+    const uint32_t index_;
+    const uint64_t words_;
+};
+
+// The part of `total` things that block `index` of `num_blocks` takes: as even as it can be.
+struct Share {
+    uint32_t first;
+    uint32_t end;
+};
+
+inline Share share_of(uint32_t total, uint32_t index, uint32_t num_blocks) {
+    const auto cut = [&](uint32_t i) {
+        return static_cast<uint32_t>(uint64_t{total} * i / num_blocks);
+    };
+    return {cut(index), cut(index + 1)};
+}
+
+}  // namespace kccl::engine

@@ -1,0 +1,214 @@
+"""Text to token ids and back."""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import kccl
+
+from .chat import ChatTemplate
+from .fields import one_line
+
+# How SentencePiece spells a space.
+_SPACE = "\u2581"
+
+
+class Pieces(Protocol):
+    """How a vocabulary spells bytes."""
+
+    def __call__(self, token: str) -> bytes:
+        """The bytes that a token of the vocabulary stands for."""
+
+
+def byte_level(token: str) -> bytes:
+    """Of GPT-2's kind: each character stands for one byte."""
+    if all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    return token.encode()
+
+
+def sentence_piece(token: str) -> bytes:
+    """Of SentencePiece's kind: text, or one byte as in "<0x0A>"."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes of Latin-1 as they are, the others from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable}
+    return characters | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Attributes:
+        bos_id, pad_id: Ids of these tokens; None where there is none.
+        eos_ids: Ids that end a text; the model's own end of text first.
+        special_ids: Ids of control tokens. They decode to nothing.
+        vocab_size: Ids are below this. A model may have more, which decode to nothing.
+        adds_bos: The model was trained on texts that begin with bos_id.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        pieces: Pieces,
+        where: Path,
+        bos_id: int | None,
+        eos_ids: Sequence[int],
+        pad_id: int | None,
+        adds_bos: bool,
+        adds_space: bool,
+        template: str | None,
+        texts: Mapping[str, str],
+    ) -> None:
+        """Wraps a tokenizer of the `tokenizers` library.
+
+        Args:
+            backend: A tokenizers.Tokenizer.
+            pieces: How its vocabulary spells bytes.
+            where: The file, for messages.
+            bos_id, eos_ids, pad_id, adds_bos: As the attributes.
+            adds_space: The backend puts a space in front of a text.
+            template: The chat template in Jinja; None if there is none.
+            texts: Texts of special tokens for the template, as in "bos_token".
+
+        Raises:
+            kccl.Error: An id is not in the vocabulary.
+        """
+        self._backend = backend
+        self._pieces = pieces
+        self._where = where
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        for name, number in (("BOS", bos_id), ("PAD", pad_id), *(("EOS", e) for e in eos_ids)):
+            if number is not None and not 0 <= number < self.vocab_size:
+                raise kccl.Error(
+                    f"{where}: the id of {name} is {number}, must be below {self.vocab_size}"
+                )
+        self.bos_id = bos_id
+        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        self.pad_id = pad_id
+        self.adds_bos = adds_bos and bos_id is not None
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self._adds_space = adds_space
+        self._template = template
+        self._texts = dict(texts)
+        # Texts of added tokens are spelt as they are.
+        self._bytes = {
+            number: b"" if token.special else token.content.encode()
+            for number, token in added.items()
+        }
+
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        """The ids of a text. Control tokens that are spelt out in it become one id each.
+
+        Args:
+            text: Any text.
+            add_bos: Begin with bos_id, if the model was trained so (`adds_bos`).
+
+        Raises:
+            InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
+                decoded from invalid UTF-8 has.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise kccl.InvalidArgument(
+                f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
+            ) from None
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if add_bos and self.adds_bos and self.bos_id is not None:
+            return [self.bos_id, *ids]
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, those of encode() included. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidArgument: An id is negative.
+        """
+        spelt = b"".join(map(self.bytes_of, ids))
+        if self._adds_space:
+            spelt = spelt.removeprefix(b" ")
+        return spelt.decode(errors="replace")
+
+    def stream(self) -> "TextStream":
+        """Decodes ids as they come, as text that follows a prompt."""
+        return TextStream(self)
+
+    def bytes_of(self, number: int) -> bytes:
+        """The bytes that an id stands for; none for control tokens and ids without a token."""
+        found = self._bytes.get(number)
+        if found is None:
+            if number < 0:
+                raise kccl.InvalidArgument(f"id {number} is negative")
+            token = self._backend.id_to_token(number) if number < self.vocab_size else None
+            found = b"" if token is None else self._pieces(token)
+            self._bytes[number] = found
+        return found
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a conversation by the model's chat template.
+
+        The template writes BOS itself: encode the text with `add_bos=False`.
+
+        Args:
+            messages: Each has "role" ("system", "user" or "assistant") and "content".
+            add_generation_prompt: Ends with what precedes the model's answer.
+
+        Raises:
+            InvalidArgument: A message lacks its role or its content.
+            kccl.Error: The model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise kccl.Error(f"{self._where} has no chat template")
+        template = ChatTemplate(self._template, self._texts, str(self._where))
+        return template.render(messages, add_generation_prompt=add_generation_prompt)
+
+
+class TextStream:
+    """Text of ids that come one by one. A character appears when its last byte has come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, number: int) -> str:
+        """The text that this id completes; may be empty."""
+        return self._decoder.decode(self._tokenizer.bytes_of(number))
+
+    def flush(self) -> str:
+        """What remains at the end: U+FFFD if a character is incomplete."""
+        return self._decoder.decode(b"", final=True)
+
+
+def guarded(where: Path, make: Any, *args: Any) -> Any:
+    """Calls the `tokenizers` library, whose failures have many types.
+
+    Raises:
+        kccl.Error: The call failed.
+    """
+    try:
+        return make(*args)
+    except kccl.Error:
+        raise
+    # Panics of the library are no Exception.
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise kccl.Error(f"{where}: the tokenizer is wrong: {one_line(error)}") from error
+        raise

@@ -1,0 +1,141 @@
+import math
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.engine import diff
+from kccl.engine.diff import Diff, Incremental, make_executor
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Reference
+
+IDS = [5, 250, 17, 17]
+
+
+class Wrong(Reference):
+    """The reference with a fault: in one weight each second column has the wrong sign."""
+
+    name = "layers.1.w3"
+
+    def _weight(self, name):
+        weight = super()._weight(name)
+        return weight * np.resize([1, -1], weight.shape[-1]) if name == self.name else weight
+
+
+def faulty(model="tiny-llama", **parts):
+    checkpoint = random_checkpoint(model)
+    return Diff(checkpoint, Wrong(checkpoint), IDS, **parts)
+
+
+def test_all_ops_before_a_fault_are_equal():
+    differences = list(faulty().all())
+    wrong = [each.op.name for each in differences if each.error > 0]
+    first = [each.op.name for each in differences].index("layers.1.gate_up")
+    assert wrong == [each.op.name for each in differences[first:]]
+    assert all(each.relative > 1e-3 for each in differences[first:])
+
+
+@pytest.mark.parametrize("name", ["embedding", "layers.0.wq", "layers.1.w3", "layers.2.w2", "norm"])
+def test_bisect_finds_the_op_with_few_runs(name, monkeypatch):
+    monkeypatch.setattr(Wrong, "name", name)
+    # Not tied, so that the embedding is one op's.
+    checkpoint = random_checkpoint("tiny-llama", is_tied=False)
+    looked_at = []
+    found = Diff(checkpoint, Wrong(checkpoint), IDS).bisect(1e-3, looked_at.append)
+    assert name in found.op.weights
+    assert len(looked_at) <= math.ceil(math.log2(18 + 1))
+
+
+def test_bisect_finds_nothing_where_nothing_is_wrong():
+    checkpoint = random_checkpoint("tiny-laneformer")
+    assert Diff(checkpoint, Incremental(checkpoint), IDS).bisect(2e-2) is None
+
+
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-qwen3"])
+def test_decoding_agrees_with_prefill(model):
+    checkpoint = random_checkpoint(model)
+    relative = [each.relative for each in Diff(checkpoint, Incremental(checkpoint), IDS).all()]
+    assert max(relative) < diff.TOLERANCES[checkpoint.config.message_dtype]
+    # Sums in another order.
+    assert max(relative) > 0
+
+
+def test_a_layer_limit_leaves_out_what_follows():
+    ops = faulty(layers=1).ops
+    assert [op.name.rpartition(".")[2] for op in ops] == ["qkv", "attend", "out", "gate_up", "down"]
+    assert all(each.error == 0 for each in faulty(layers=1).all())
+    for layers in (0, 4):
+        with pytest.raises(kccl.InvalidArgument, match=f"layers is {layers}"):
+            faulty(layers=layers)
+
+
+def test_the_place_of_the_largest_error_is_told():
+    class Off:
+        def __init__(self, reference):
+            self._reference = reference
+
+        def run_until(self, ids, op_index):
+            output = self._reference.run_until(ids, op_index).copy()
+            output[1, 2, 30] += 0.5
+            output[0, 1, 3] += 0.25
+            return output
+
+    checkpoint = random_checkpoint("tiny-laneformer")
+    reference = Reference(checkpoint)
+    found = Diff(checkpoint, Off(reference), IDS).at(reference.program.by_name["layers.2.out"])
+    assert found.place == (1, 2, 30)
+    assert found.error == pytest.approx(0.5)
+    rms = np.sqrt(np.square(reference.trace(IDS)["layers.2.out"]).mean())
+    assert found.relative == pytest.approx(0.5 / rms, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_an_infinite_error(value):
+    class NotFinite:
+        def run_until(self, ids, op_index):
+            return np.full((1, 4, 64), value, np.float32)
+
+    checkpoint = random_checkpoint("tiny-llama")
+    found = next(Diff(checkpoint, NotFinite(), IDS).all())
+    assert found.op.name == "embed"
+    assert found.relative == math.inf
+
+
+def test_a_wrong_shape_is_an_error():
+    class Short:
+        def run_until(self, ids, op_index):
+            return np.zeros((1, 3, 64), np.float32)
+
+    checkpoint = random_checkpoint("tiny-llama")
+    with pytest.raises(kccl.Error, match=r"embed: the executor gives \(1, 3, 64\)"):
+        next(Diff(checkpoint, Short(), IDS).all())
+
+
+def test_command_line(capsys):
+    assert diff.main(["tiny-qwen3", "--tokens", "4"]) == 0
+    told = capsys.readouterr().out
+    assert "layers.2.gate_up" in told
+    assert "all within a relative error of 0.0001" in told
+    assert diff.main(["tiny-qwen3", "--tokens", "4", "--tolerance", "0", "--bisect"]) == 1
+    assert "first beyond a relative error of 0: layers.0.qkv" in capsys.readouterr().out
+    assert diff.main(["tiny-qwen3", "--op", "layers.1.out"]) == 0
+    assert "layers.1.down" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny-llama", "--op", "layers.9.out"], "op is 'layers.9.out'"),
+        (["tiny-llama", "--executor", "nothing"], "executor is 'nothing', must be incremental"),
+        (["no/such/folder"], "model 'no/such/folder' is neither"),
+        (["tiny-llama", "--tokens", "0"], "at least one"),
+    ],
+)
+def test_command_line_errors(arguments, message, capsys):
+    assert diff.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_executor_may_come_from_any_module():
+    executor = make_executor("kccl.engine.reference:Reference", random_checkpoint("tiny-llama"))
+    assert isinstance(executor, Reference)
