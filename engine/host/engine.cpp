@@ -116,12 +116,11 @@ void KcclEngine::work(uint32_t block) {
 
 // ---- Tasks: every block runs them, and makes the same steps --------------------------------------
 
-// Runs all ids but those of the last pass's columns through the ops up to last_op.
+// Runs the ids that the cache does not have through the ops up to last_op.
 bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
     const uint32_t num = request.num_ids;
-    for (uint32_t first = 0; first < num; first += kColumns) {
-        if (!pass.run(ids_of(request) + first, std::min(num - first, kColumns),
-                      request.start + first, last_op)) {
+    for (uint32_t first = request.start; first < num; first += kColumns) {
+        if (!pass.run(ids_of(request) + first, std::min(num - first, kColumns), first, last_op)) {
             return false;
         }
         // Before the messages of the next pass come.
@@ -133,8 +132,8 @@ bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
 void KcclEngine::generate(Pass& pass) {
     const uint32_t last_op = model.num_ops - 3;
     if (!prefill(pass, last_op)) return;
-    uint32_t column = (request.num_ids - 1) % kColumns;
-    uint32_t position = request.start + request.num_ids;
+    uint32_t column = (request.num_ids - request.start - 1) % kColumns;
+    uint32_t position = request.num_ids;
     std::vector<int32_t> history(ids_of(request), ids_of(request) + request.num_ids);
     Chosen chosen = {};
     for (uint32_t count = 1;; ++count, ++position) {
@@ -187,7 +186,7 @@ void KcclEngine::score(Pass& pass) {
     auto* out = reinterpret_cast<float*>(request.out);
     for (uint32_t first = 0; first < request.num_ids; first += kColumns) {
         const uint32_t num = std::min(request.num_ids - first, kColumns);
-        if (!pass.run(ids_of(request) + first, num, request.start + first, model.num_ops - 3)) {
+        if (!pass.run(ids_of(request) + first, num, first, model.num_ops - 3)) {
             return;
         }
         for (uint32_t c = 0; c < num; c += kKcclEngineLogitColumns) {
@@ -222,7 +221,7 @@ void KcclEngine::trace(Pass& pass) {
     auto* out = reinterpret_cast<float*>(request.out);
     for (uint32_t first = 0; first < request.num_ids; first += kColumns) {
         const uint32_t num = std::min(request.num_ids - first, kColumns);
-        if (!pass.run(ids_of(request) + first, num, request.start + first, last_op)) return;
+        if (!pass.run(ids_of(request) + first, num, first, last_op)) return;
         for (uint32_t c = 0; c < num; ++c) {
             if ((is_logits || is_final) && !pass.make_logits(c, 1)) return;
             if (pass.block().index() == 0 && is_logits) {

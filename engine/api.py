@@ -1,0 +1,418 @@
+"""The Python interface: an Engine runs a model and yields text as it comes."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+from .checkpoint import Checkpoint, open_checkpoint
+from .config import ModelConfig
+from .executors.host import HostExecutor, Token
+from .models import find_model
+from .program import Program
+from .ranks import Ranks, ranks_of_job, ranks_of_threads
+from .sample import SamplingParams
+from .tokenizer import Tokenizer
+
+# Turns of reading all weights in bandwidth(): enough to last longer than a scheduler's time slice.
+_TURNS = 4
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a new token adds.
+
+    Attributes:
+        text: The text that is complete now. It may be empty, and may be that of several tokens.
+        id: The token; None for a last piece that has text only.
+        logprob: The token's log-probability; NaN unless asked for.
+        end: "" while the answer goes on. At the last piece "stop" (a stop id or a stop string),
+            "max_tokens" or "context".
+    """
+
+    text: str
+    id: int | None
+    logprob: float
+    end: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer, and how long it took.
+
+    Attributes:
+        text: The text, without the stop string.
+        ids, logprobs: The tokens, a stop id included.
+        end: As Piece.end.
+        num_prompt: Tokens of the prompt.
+        first_token_s: Seconds from the call to the first token.
+        tokens_per_s: Of the tokens behind the first; NaN if there is only one.
+    """
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    end: str
+    num_prompt: int
+    first_token_s: float
+    tokens_per_s: float
+
+
+class Engine:
+    """A model, ready to answer. A context manager.
+
+    In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
+    and makes the same calls: the lanes are spread over the ranks, and all ranks get all tokens.
+    Elsewhere `ranks` are threads of this process.
+
+    Attributes:
+        config: The model's configuration.
+        tokenizer: The model's tokenizer.
+        context: Most tokens of prompt and answer together.
+        nbytes: Of the packed weights of this process's ranks.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Checkpoint,
+        backend: str = "host",
+        ranks: int | None = None,
+        *,
+        blocks: int | None = None,
+        context: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Reads the model and packs its weights. Collective.
+
+        Args:
+            model: "bundled", "smollm2", a folder, a GGUF file, or an opened checkpoint, which stays
+                open and belongs to the caller.
+            backend: "host".
+            ranks: Ranks as threads of this process, 1 to 8; None: the job's processes, or 1.
+            blocks: Threads of each rank; None: one for each of this machine's cores that the ranks
+                may use, at least 1.
+            context: Tokens to make room for; None: the model's context, at most 4096.
+            progress: Called with (bytes packed so far, all bytes) while the model is read.
+
+        Raises:
+            InvalidArgument: An argument is wrong.
+            kccl.Error: The model cannot be read.
+        """
+        if backend != "host":
+            raise kccl.InvalidArgument(f"backend is {backend!r}, must be 'host'")
+        is_opened = isinstance(model, Checkpoint)
+        checkpoint = model if is_opened else open_checkpoint(find_model(model))  # type: ignore[arg-type]
+        try:
+            self.config: ModelConfig = checkpoint.config
+            self._checkpoint = checkpoint
+            self._tokenizer: Tokenizer | None = None
+            if not is_opened:
+                self._tokenizer = checkpoint.tokenizer()
+            self.context = min(self.config.context, 4096) if context is None else context
+            self._ranks: Ranks[HostExecutor] = self._open(checkpoint, ranks, blocks, progress)
+        finally:
+            if not is_opened:
+                checkpoint.close()
+        self.nbytes = sum(each.nbytes for each in self._ranks.mine)
+        # The ids whose keys and values the cache has.
+        self._cached: list[int] = []
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def _open(
+        self,
+        checkpoint: Checkpoint,
+        ranks: int | None,
+        blocks: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> "Ranks[HostExecutor]":
+        packed, lock = [0], threading.Lock()
+
+        def make(comm: kccl.Communicator) -> HostExecutor:
+            cpus = sorted(os.sched_getaffinity(0))
+            here = comm.world_size
+            number = blocks if blocks is not None else max(1, len(cpus) // here)
+            mine: Sequence[int] = ()
+            if number * here <= len(cpus):
+                mine = cpus[comm.rank * number : (comm.rank + 1) * number]
+            share = 1 if comm.launcher == "threads" else here
+            total = 2 * self.config.num_parameters() * here // (here * share)
+
+            def tell(nbytes: int) -> None:
+                with lock:
+                    packed[0] += nbytes
+                    if progress is not None:
+                        progress(min(packed[0], total), total)
+
+            return HostExecutor(
+                checkpoint,
+                comm,
+                blocks=number,
+                cpus=mine,
+                context=self.context,
+                progress=tell,
+            )
+
+        if ranks is None:
+            return ranks_of_job(make)
+        return ranks_of_threads(ranks, make)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        if self._tokenizer is None:
+            self._tokenizer = self._checkpoint.tokenizer()
+        return self._tokenizer
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 if the ranks are threads."""
+        return self._ranks.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Over how many ranks the lanes are spread."""
+        return self._ranks.world_size
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
+    ) -> Iterator[Piece]:
+        """Yields an answer piece by piece. Closing the iterator ends the answer early.
+
+        Args:
+            prompt: Text, or ids.
+            params: How tokens are chosen.
+            given: Fields of SamplingParams, in place of `params`. The tokenizer's end ids are
+                stop ids unless `stop_ids` is given.
+
+        Raises:
+            InvalidArgument: The prompt is empty, longer than the context, or not valid UTF-8; or a
+                parameter is wrong.
+            kccl.Error: The logits are NaN; or a rank was lost.
+        """
+        ids = self._ids(prompt)
+        params = self._params(params, given)
+        return self._pieces(ids, params)
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
+    ) -> Answer:
+        """The whole answer; arguments and errors as stream()."""
+        ids, params = self._ids(prompt), self._params(params, given)
+        began = time.monotonic()
+        times: list[float] = []
+        pieces = list(self._pieces(ids, params, times))
+        tokens = [piece for piece in pieces if piece.id is not None]
+        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
+        return Answer(
+            text="".join(piece.text for piece in pieces),
+            ids=[piece.id for piece in tokens if piece.id is not None],
+            logprobs=[piece.logprob for piece in tokens],
+            end=pieces[-1].end,
+            num_prompt=len(ids),
+            first_token_s=times[0] - began,
+            tokens_per_s=rate,
+        )
+
+    def _pieces(
+        self, ids: list[int], params: SamplingParams, times: list[float] | None = None
+    ) -> Iterator[Piece]:
+        text = StopText(self.tokenizer.stream() if self._has_text() else None, params.stop)
+        with self._request(ids, params):
+            start = _common_prefix(self._cached, ids)
+            # At least one id must run, for its logits.
+            start = min(start, len(ids) - 1)
+            self._cached = []
+            for each in self._ranks.mine:
+                each.start(ids, params, num_cached=start)
+            generated: list[int] = []
+            try:
+                for token in self._ranks.mine[0].tokens():
+                    generated.append(token.id)
+                    if times is not None:
+                        times.append(token.time_s)
+                    piece = text.piece(token)
+                    yield piece
+                    if piece.end and not token.end:
+                        break
+            finally:
+                self._end_request()
+            self._cached = [*ids, *generated[:-1]]
+
+    def _end_request(self) -> None:
+        for each in self._ranks.mine:
+            each.cancel()
+        for each in self._ranks.mine:
+            each.wait()
+
+    # ---- logits, ops, bandwidth ------------------------------------------------------------------
+
+    def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
+        """The logits behind each token of a prompt: float32 [tokens, vocab_size]."""
+        ids = self._ids(prompt)
+        with self._request(ids):
+            self._cached = []
+            outs = [np.empty((len(ids), self.config.vocab_size), np.float32)] * 1
+            # Ranks that are threads write the same numbers to the same array, a row at a time.
+            outs += [np.empty_like(outs[0]) for _ in self._ranks.mine[1:]]
+            for each, out in zip(self._ranks.mine, outs, strict=True):
+                each.start_scoring(ids, out)
+            for each in self._ranks.mine:
+                each.wait()
+        return outs[0]
+
+    def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
+        """An op's output for each id: float32 [lanes or residuals, len(ids), values], as the
+        reference has it. Only where the ranks are threads.
+        """
+        program: Program = self._ranks.mine[0].program
+        if not 0 <= op_index < len(program.ops):
+            raise kccl.InvalidArgument(
+                f"op_index is {op_index}, must be below {len(program.ops)}"
+            )
+        if len(self._ranks.mine) != self.num_ranks:
+            raise kccl.InvalidArgument("run_until needs ranks that are threads of one process")
+        op, ids = program.ops[op_index], self._ids(ids)
+        with self._request(ids):
+            self._cached = []
+            out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
+            for each in self._ranks.mine:
+                each.start_trace(ids, op, out)
+            for each in self._ranks.mine:
+                each.wait()
+        return self._ranks.mine[0].as_reference(op, out)
+
+    def bandwidth(self) -> float:
+        """Bytes a second at which the same threads read all weights, and do nothing else."""
+        with self._request([]):
+            best = float("inf")
+            for _ in range(_TURNS):
+                for each in self._ranks.mine:
+                    each.start_streaming(1)
+                best = min(best, *[each.wait() for each in self._ranks.mine][:1])
+        return self.config.streamed_bytes() / best
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the threads and frees the weights."""
+        if self._is_open:
+            self._is_open = False
+            self._ranks.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- arguments -------------------------------------------------------------------------------
+
+    def _has_text(self) -> bool:
+        return self._tokenizer is not None
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if not ids:
+            raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
+        wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        if wrong:
+            raise kccl.InvalidArgument(
+                f"the prompt has id {wrong[0]}, must be from 0 to {self.config.vocab_size - 1}"
+            )
+        if len(ids) > self.context:
+            raise kccl.InvalidArgument(
+                f"the prompt has {len(ids)} tokens, must be at most the context, {self.context}"
+            )
+        return ids
+
+    def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
+        if params is not None:
+            if given:
+                raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
+            return params
+        unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
+        if unknown:
+            raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
+        if "stop_ids" not in given and self._has_text():
+            given = given | {"stop_ids": tuple(self.tokenizer.eos_ids)}
+        return SamplingParams(**given)
+
+    def _request(self, ids: list[int], params: SamplingParams | None = None) -> "_Request":
+        if params is not None and len(ids) >= self.context:
+            raise kccl.InvalidArgument(
+                f"the prompt has {len(ids)} tokens, must be below the context, {self.context}"
+            )
+        return _Request(self, (ids, repr(params)))
+
+
+class _Request:
+    """A context: one request at a time, the same on all ranks of a job."""
+
+    def __init__(self, engine: Engine, request: Any) -> None:
+        self._engine, self._what = engine, request
+
+    def __enter__(self) -> None:
+        engine = self._engine
+        if not engine._is_open:
+            raise kccl.InvalidArgument("the engine is closed")
+        if not engine._lock.acquire(blocking=False):
+            raise kccl.InvalidArgument("the engine is answering another request")
+        try:
+            engine._ranks.agree(self._what)
+        except BaseException:
+            engine._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._engine._lock.release()
+
+
+class StopText:
+    """Text of an answer, which ends before the first stop string."""
+
+    def __init__(self, stream: Any, stops: Sequence[str]) -> None:
+        self._stream = stream
+        self._stops = stops
+        # What may be the beginning of a stop string.
+        self._held = ""
+
+    def piece(self, token: Token) -> Piece:
+        """The piece for the next token."""
+        if self._stream is None:
+            return Piece("", token.id, token.logprob, token.end)
+        text = self._held + self._stream.push(token.id)
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            return Piece(text[: min(found)], token.id, token.logprob, "stop")
+        if token.end:
+            return Piece(text + self._stream.flush(), token.id, token.logprob, token.end)
+        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return Piece(text[: len(text) - kept], token.id, token.logprob, "")
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of the text the stop string begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
