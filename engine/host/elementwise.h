@@ -1,34 +1,23 @@
-// All but the products, for one instruction set: loops over vectors of 16, which the compiler makes
-// of the registers it has. The file that includes this sets the compiler's flags.
+// All but the products, for the instruction set that the compiler's flags name.
 #pragma once
 
 #include "compute.h"
+#include "vector16.h"
 
 namespace kccl::engine {
 namespace {
 
-typedef float Floats16 __attribute__((vector_size(64)));
-typedef int32_t Ints16 __attribute__((vector_size(64)));
-
-inline Floats16 load(const float* from) {
-    Floats16 value;
-    __builtin_memcpy(&value, from, sizeof(value));
-    return value;
-}
-
-inline void store(float* to, Floats16 value) { __builtin_memcpy(to, &value, sizeof(value)); }
-
-inline Floats16 all(float value) { return Floats16{} + value; }
-
 // The last, incomplete vector of an array: zeros behind the end.
 inline Floats16 load_part(const float* from, uint32_t n) {
-    Floats16 value = {};
-    __builtin_memcpy(&value, from, n * sizeof(float));
-    return value;
+    float all_of[16] = {};
+    __builtin_memcpy(all_of, from, n * sizeof(float));
+    return load(all_of);
 }
 
-inline void store_part(float* to, Floats16 value, uint32_t n) {
-    __builtin_memcpy(to, &value, n * sizeof(float));
+inline void store_part(float* to, const Floats16& value, uint32_t n) {
+    float all_of[16];
+    store(all_of, value);
+    __builtin_memcpy(to, all_of, n * sizeof(float));
 }
 
 // Calls f(first element, number of elements) for each vector of an array.
@@ -43,12 +32,12 @@ inline Floats16 load_some(const float* from, uint32_t n) {
     return n == 16 ? load(from) : load_part(from, n);
 }
 
-inline void store_some(float* to, Floats16 value, uint32_t n) {
+inline void store_some(float* to, const Floats16& value, uint32_t n) {
     n == 16 ? store(to, value) : store_part(to, value, n);
 }
 
 // In this order: halves are added until one element is left.
-inline float sum_of(Floats16 v) {
+inline float sum_of(const Floats16& v) {
     float a[16];
     store(a, v);
     for (int half = 8; half > 0; half /= 2) {
@@ -57,7 +46,7 @@ inline float sum_of(Floats16 v) {
     return a[0];
 }
 
-inline float largest_of(Floats16 v) {
+inline float largest_of(const Floats16& v) {
     float a[16];
     store(a, v);
     float most = a[0];
@@ -65,42 +54,40 @@ inline float largest_of(Floats16 v) {
     return most;
 }
 
-inline Floats16 larger(Floats16 a, Floats16 b) { return a > b ? a : b; }
-
-// exp, to within 2 units in the last place; 0 below -87, infinity above 88.7. Cephes' polynomial.
-inline Floats16 exp_of(Floats16 x) {
-    const Floats16 bounded = larger(all(-87.3f), x < all(88.7f) ? x : all(88.7f));
+// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7. Cephes' polynomial.
+inline Floats16 exp_of(const Floats16& x) {
+    const Floats16 low = all(-87.3f), high = all(88.7f);
+    const Floats16 bounded = larger(low, smaller(x, high));
     // Adding 1.5 * 2^23 rounds to an integer.
-    const Floats16 shifted = bounded * 1.44269504f + 12582912.0f;
-    const Floats16 n = shifted - 12582912.0f;
-    const Floats16 r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    const Floats16 rounds = all(12582912.0f);
+    const Floats16 n = (bounded * all(1.44269504f) + rounds) - rounds;
+    const Floats16 r = (bounded - n * all(0.693359375f)) + n * all(2.12194440e-4f);
     Floats16 p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const Ints16 exponent = __builtin_convertvector(n, Ints16);
+    p = p * r + all(1.3981999507e-3f);
+    p = p * r + all(8.3334519073e-3f);
+    p = p * r + all(4.1665795894e-2f);
+    p = p * r + all(1.6666665459e-1f);
+    p = p * r + all(5.0000001201e-1f);
+    p = p * r * r + r + all(1.0f);
     // In two steps, because 2^128 is no float.
-    const Ints16 half = exponent >> 1;
-    const Floats16 a = (Floats16)((half + 127) << 23);
-    const Floats16 b = (Floats16)((exponent - half + 127) << 23);
-    const Floats16 value = p * a * b;
-    return x < all(-87.3f) ? Floats16{} : x > all(88.7f) ? all(__builtin_inff()) : value;
+    const Ints16 exponent = to_ints(n), half = half_of(exponent);
+    const Floats16 value = p * power_of_two(half) * power_of_two(exponent - half);
+    return select(is_less(x, low), all(0.0f),
+                  select(is_less(high, x), all(__builtin_inff()), value));
 }
 
 void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float* out) {
-    Floats16 sums[4] = {};
-    uint32_t turn = 0;
+    Floats16 sums[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
     each_vector(n, [&](uint32_t i, uint32_t num) {
         const Floats16 v = load_some(x + i, num);
-        sums[turn++ % 4] += v * v;
+        Floats16& sum = sums[i / 16 % 4];
+        sum = sum + v * v;
     });
     const float sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
     const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
     each_vector(n, [&](uint32_t i, uint32_t num) {
-        store_some(out + i, load_some(x + i, num) * scale * load_some(weight + i, num), num);
+        store_some(out + i, load_some(x + i, num) * all(scale) * load_some(weight + i, num),
+                   num);
     });
 }
 
@@ -126,27 +113,51 @@ void pack(const float* const* columns, int num_columns, uint32_t n, float* packe
 template <int BLOCKS>
 inline Floats16 score_blocks(const float* query, const Keys& k, uint32_t block, float* scores,
                              Floats16 most) {
+    static constexpr int32_t kPlaces[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const uint64_t stride = uint64_t{k.head_dim} * kKeyBlock;
     const float* keys = k.keys + block * stride;
-    Floats16 sums[BLOCKS] = {};
+    Floats16 sums[BLOCKS];
+    KCCL_ENGINE_UNROLL
+    for (int b = 0; b < BLOCKS; ++b) sums[b] = all(0.0f);
     for (uint32_t i = 0; i < k.head_dim; ++i) {
+        const Floats16 factor = all(query[i]);
         KCCL_ENGINE_UNROLL
         for (int b = 0; b < BLOCKS; ++b) {
-            sums[b] += load(keys + b * stride + uint64_t{i} * kKeyBlock) * query[i];
+            sums[b] = sums[b] + load(keys + b * stride + uint64_t{i} * kKeyBlock) * factor;
         }
     }
-    constexpr Ints16 kPlaces = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints16 places = load(kPlaces);
     KCCL_ENGINE_UNROLL
     for (int b = 0; b < BLOCKS; ++b) {
         const auto base = static_cast<int32_t>((block + b) * kKeyBlock);
-        const Ints16 position = kPlaces + base;
-        const Ints16 is_seen = (position >= static_cast<int32_t>(k.first)) &
-                               (position < static_cast<int32_t>(k.end));
-        const Floats16 score = is_seen ? sums[b] * k.scale : all(-__builtin_inff());
+        const Ints16 position = places + all(base);
+        const Ints16 is_seen = is_less(all(static_cast<int32_t>(k.first) - 1), position) &
+                               is_less(position, all(static_cast<int32_t>(k.end)));
+        const Floats16 score = select(is_seen, sums[b] * all(k.scale), all(-__builtin_inff()));
         store(scores + base, score);
         most = larger(most, score);
     }
     return most;
+}
+
+// Adds the values from element `first` on, VECTORS vectors of them, by their weights.
+template <int VECTORS>
+inline void add_values(const Keys& k, const float* weights, uint32_t first, float scale,
+                       float* out) {
+    const uint32_t stride = padded(k.head_dim);
+    const float* value = k.values + uint64_t{k.first} * stride + first;
+    Floats16 sums[VECTORS];
+    KCCL_ENGINE_UNROLL
+    for (int v = 0; v < VECTORS; ++v) sums[v] = all(0.0f);
+    for (uint32_t p = k.first; p < k.end; ++p, value += stride) {
+        const Floats16 weight = all(weights[p]);
+        KCCL_ENGINE_UNROLL
+        for (int v = 0; v < VECTORS; ++v) sums[v] = sums[v] + load(value + v * 16) * weight;
+    }
+    for (int v = 0; v < VECTORS; ++v) {
+        const uint32_t at = first + v * 16, left = k.head_dim - at;
+        store_some(out + at, sums[v] * all(scale), left < 16 ? left : 16);
+    }
 }
 
 void attend(const float* query, const Keys& k, float* scores, float* out) {
@@ -155,37 +166,17 @@ void attend(const float* query, const Keys& k, float* scores, float* out) {
     uint32_t block = first;
     for (; block + 4 <= end; block += 4) most = score_blocks<4>(query, k, block, scores, most);
     for (; block < end; ++block) most = score_blocks<1>(query, k, block, scores, most);
-    const float peak = largest_of(most);
-    Floats16 sums = {};
+    const Floats16 peak = all(largest_of(most));
+    Floats16 sums = all(0.0f);
     for (block = first; block < end; ++block) {
         const Floats16 weight = exp_of(load(scores + block * kKeyBlock) - peak);
         store(scores + block * kKeyBlock, weight);
-        sums += weight;
+        sums = sums + weight;
     }
     const float scale = 1.0f / sum_of(sums);
-    const uint32_t stride = padded(k.head_dim);
-    for (uint32_t i = 0; i < stride; i += 64) {
-        Floats16 total[4] = {};
-        const int num = static_cast<int>((stride - i) / 16 < 4 ? (stride - i) / 16 : 4);
-        const float* value = k.values + uint64_t{k.first} * stride + i;
-        if (num == 4) {
-            for (uint32_t p = k.first; p < k.end; ++p, value += stride) {
-                KCCL_ENGINE_UNROLL
-                for (int v = 0; v < 4; ++v) total[v] += load(value + v * 16) * scores[p];
-            }
-        } else {
-            for (uint32_t p = k.first; p < k.end; ++p, value += stride) {
-                for (int v = 0; v < num; ++v) total[v] += load(value + v * 16) * scores[p];
-            }
-        }
-        for (int v = 0; v < num; ++v) {
-            const uint32_t at = i + v * 16;
-            if (at < k.head_dim) {
-                const uint32_t left = k.head_dim - at;
-                store_some(out + at, total[v] * scale, left < 16 ? left : 16);
-            }
-        }
-    }
+    uint32_t i = 0;
+    for (; i + 48 < k.head_dim; i += 64) add_values<4>(k, scores, i, scale, out);
+    for (; i < k.head_dim; i += 16) add_values<1>(k, scores, i, scale, out);
 }
 
 void rotate(float* x, const float* cosines, const float* sines, uint32_t head_dim) {
@@ -199,19 +190,20 @@ void rotate(float* x, const float* cosines, const float* sines, uint32_t head_di
 void swiglu(const float* gate, const float* up, uint32_t n, float* out) {
     each_vector(n, [&](uint32_t i, uint32_t num) {
         const Floats16 g = load_some(gate + i, num);
-        store_some(out + i, g / (1.0f + exp_of(-g)) * load_some(up + i, num), num);
+        const Floats16 silu = g / (all(1.0f) + exp_of(all(0.0f) - g));
+        store_some(out + i, silu * load_some(up + i, num), num);
     });
 }
 
 void add_scaled(float* x, const float* y, float scale, uint32_t n) {
     each_vector(n, [&](uint32_t i, uint32_t num) {
-        store_some(x + i, load_some(x + i, num) + load_some(y + i, num) * scale, num);
+        store_some(x + i, load_some(x + i, num) + load_some(y + i, num) * all(scale), num);
     });
 }
 
 inline Floats16 sum_at(const float* const* arrays, int num_arrays, uint32_t i, uint32_t num) {
     Floats16 sum = load_some(arrays[0] + i, num);
-    for (int a = 1; a < num_arrays; ++a) sum += load_some(arrays[a] + i, num);
+    for (int a = 1; a < num_arrays; ++a) sum = sum + load_some(arrays[a] + i, num);
     return sum;
 }
 
@@ -222,7 +214,7 @@ void add_sum(float* x, const float* const* arrays, int num_arrays, uint32_t n) {
 }
 
 void mean(float* out, const float* const* arrays, int num_arrays, uint32_t n) {
-    const float divisor = static_cast<float>(num_arrays);
+    const Floats16 divisor = all(static_cast<float>(num_arrays));
     each_vector(n, [&](uint32_t i, uint32_t num) {
         store_some(out + i, sum_at(arrays, num_arrays, i, num) / divisor, num);
     });
@@ -240,20 +232,20 @@ void round_to_bf16(const float* x, uint32_t n, float* out) {
 }
 
 uint32_t touch(const void* from, uint64_t num_bytes) {
-    Ints16 seen[4] = {};
-    const auto* bytes = static_cast<const uint8_t*>(from);
-    for (uint64_t i = 0; i + 256 <= num_bytes; i += 256) {
+    const Ints16 none = all(int32_t{0});
+    Ints16 seen[4] = {none, none, none, none};
+    const auto* words_of = static_cast<const int32_t*>(from);
+    for (uint64_t i = 0; i + 64 <= num_bytes / 4; i += 64) {
         KCCL_ENGINE_UNROLL
         for (int v = 0; v < 4; ++v) {
-            Ints16 value;
-            __builtin_memcpy(&value, bytes + i + v * 64, sizeof(value));
-            seen[v] ^= value;
+            seen[v] = seen[v] ^ load(words_of + i + v * 16);
         }
     }
     const Ints16 together = (seen[0] ^ seen[1]) ^ (seen[2] ^ seen[3]);
-    uint32_t result = 0;
-    for (int i = 0; i < 16; ++i) result ^= static_cast<uint32_t>(together[i]);
-    return result;
+    int32_t words[16], result = 0;
+    store(words, together);
+    for (const int32_t word : words) result ^= word;
+    return static_cast<uint32_t>(result);
 }
 
 [[maybe_unused]] constexpr Compute kTable = {

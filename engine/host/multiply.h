@@ -49,8 +49,9 @@ template <int STRIDE>
 void multiply_columns(const uint16_t* panels, int num_panels, uint32_t num_pairs, const float* x,
                       float* out) {
     constexpr int kColumns = STRIDE < Vector::kTile ? STRIDE : Vector::kTile;
-    constexpr int kVectors = Vector::kTile / kColumns;
     constexpr int kPerPanel = kRows / Vector::kWidth;
+    constexpr int kMost = kPanels * kPerPanel;
+    constexpr int kVectors = Vector::kTile / kColumns < kMost ? Vector::kTile / kColumns : kMost;
     const uint64_t elements = uint64_t{num_pairs} * 2 * kRows;
     const int total = num_panels * kPerPanel;
     // A tile begins where a panel does, or lies within one.

@@ -1,0 +1,125 @@
+// Vectors of 16 floats, in as many registers as the instruction set needs. The compiler's own type
+// of 64 bytes goes through memory where registers are shorter.
+#pragma once
+
+#include <stdint.h>
+
+#include "products.h"
+
+namespace kccl::engine {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kPerRegister = 16;
+#elif defined(__AVX2__)
+constexpr int kPerRegister = 8;
+#else
+constexpr int kPerRegister = 4;
+#endif
+
+typedef float FloatRegister __attribute__((vector_size(kPerRegister * 4)));
+typedef int32_t IntRegister __attribute__((vector_size(kPerRegister * 4)));
+
+// Halves of halves, down to registers. An array of registers would go through memory, too.
+template <class Register, int N>
+struct Wide {
+    Wide<Register, N / 2> low, high;
+};
+template <class Register>
+struct Wide<Register, kPerRegister> {
+    Register value;
+};
+
+using Floats16 = Wide<FloatRegister, 16>;
+using Ints16 = Wide<IntRegister, 16>;
+
+// f of the registers of one or more vectors.
+template <class To, int N, class F, class... From>
+inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
+    if constexpr (N == kPerRegister) {
+        return {f(from.value...)};
+    } else {
+        return {each<To, N / 2>(f, from.low...), each<To, N / 2>(f, from.high...)};
+    }
+}
+
+template <class Register, int N, class Value>
+inline Wide<Register, N> filled(Value value) {
+    if constexpr (N == kPerRegister) {
+        return {Register{} + value};
+    } else {
+        return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
+    }
+}
+
+inline Floats16 all(float value) { return filled<FloatRegister, 16>(value); }
+inline Ints16 all(int32_t value) { return filled<IntRegister, 16>(value); }
+
+template <class Register, int N, class Value>
+inline Wide<Register, N> loaded(const Value* from) {
+    Wide<Register, N> to;
+    if constexpr (N == kPerRegister) {
+        __builtin_memcpy(&to.value, from, sizeof(to.value));
+    } else {
+        to.low = loaded<Register, N / 2>(from);
+        to.high = loaded<Register, N / 2>(from + N / 2);
+    }
+    return to;
+}
+
+inline Floats16 load(const float* from) { return loaded<FloatRegister, 16>(from); }
+inline Ints16 load(const int32_t* from) { return loaded<IntRegister, 16>(from); }
+
+template <class Value, class Register, int N>
+inline void store(Value* to, const Wide<Register, N>& value) {
+    if constexpr (N == kPerRegister) {
+        __builtin_memcpy(to, &value.value, sizeof(value.value));
+    } else {
+        store(to, value.low);
+        store(to + N / 2, value.high);
+    }
+}
+
+#define KCCL_ENGINE_OPERATOR(Register, op)                                                  \
+    inline Wide<Register, 16> operator op(const Wide<Register, 16>& a,                      \
+                                          const Wide<Register, 16>& b) {                    \
+        return each<Register>([](Register x, Register y) { return x op y; }, a, b);         \
+    }
+KCCL_ENGINE_OPERATOR(FloatRegister, +)
+KCCL_ENGINE_OPERATOR(FloatRegister, -)
+KCCL_ENGINE_OPERATOR(FloatRegister, *)
+KCCL_ENGINE_OPERATOR(FloatRegister, /)
+KCCL_ENGINE_OPERATOR(IntRegister, +)
+KCCL_ENGINE_OPERATOR(IntRegister, -)
+KCCL_ENGINE_OPERATOR(IntRegister, &)
+KCCL_ENGINE_OPERATOR(IntRegister, ^)
+#undef KCCL_ENGINE_OPERATOR
+
+// -1 where it is true, else 0.
+template <class Register>
+inline Ints16 is_less(const Wide<Register, 16>& a, const Wide<Register, 16>& b) {
+    return each<IntRegister>([](Register x, Register y) { return x < y; }, a, b);
+}
+inline Floats16 select(const Ints16& is_first, const Floats16& a, const Floats16& b) {
+    return each<FloatRegister>(
+        [](IntRegister first, FloatRegister x, FloatRegister y) { return first != 0 ? x : y; },
+        is_first, a, b);
+}
+inline Floats16 larger(const Floats16& a, const Floats16& b) { return select(is_less(b, a), a, b); }
+inline Floats16 smaller(const Floats16& a, const Floats16& b) {
+    return select(is_less(a, b), a, b);
+}
+inline Ints16 to_ints(const Floats16& a) {
+    return each<IntRegister>(
+        [](FloatRegister x) { return __builtin_convertvector(x, IntRegister); }, a);
+}
+// 2^n, for n from -126 to 127.
+inline Floats16 power_of_two(const Ints16& n) {
+    return each<FloatRegister>([](IntRegister x) { return (FloatRegister)((x + 127) << 23); }, n);
+}
+inline Ints16 half_of(const Ints16& n) {
+    return each<IntRegister>([](IntRegister x) { return x >> 1; }, n);
+}
+
+}  // namespace
+}  // namespace kccl::engine
