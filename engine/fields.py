@@ -37,6 +37,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+def shown(name: str) -> str:
+    """A name that a file gives, for a message of one line: a damaged one may hold anything."""
+    return name if name.isprintable() and len(name) <= 100 else reprlib.repr(name)
+
+
 class Fields:
     """Values by name. A field that is None counts as not given."""
 

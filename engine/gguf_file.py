@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .extras import library
-from .fields import one_line
+from .fields import one_line, shown
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 _MAGIC = b"GGUF"
@@ -146,9 +146,10 @@ class GgufFile:
         cursor.need(num_values * 13, f"{num_values} metadata values")
         for _ in range(num_values):
             key = cursor.text("a metadata key")
+            what = f"key {shown(key)}"
             if key in self.metadata:
-                raise kccl.Error(f"{self.path}: key {key!r} is there twice")
-            self.metadata[key] = cursor.value(cursor.scalar("I", repr(key)), repr(key))
+                raise kccl.Error(f"{self.path}: {what} is there twice")
+            self.metadata[key] = cursor.value(cursor.scalar("I", what), what)
         self._read_tensors(cursor, num_tensors)
 
     def _read_tensors(self, cursor: _Cursor, num_tensors: int) -> None:
@@ -158,25 +159,25 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise kccl.Error(
-                f"{self.path}: key 'general.alignment' is {alignment!r}, must be a power of two"
+                f"{self.path}: key general.alignment is {alignment!r}, must be a power of two"
             )
         base = -(-cursor.offset // alignment) * alignment
         self.tensors: dict[str, Tensor] = {}
         end = base
         for each in sorted(found, key=lambda each: each.offset):
             if each.name in self.tensors:
-                raise kccl.Error(f"{self.path}: tensor {each.name} is there twice")
+                raise kccl.Error(f"{self.path}: tensor {shown(each.name)} is there twice")
             start = base + each.offset
             if start < end or start % alignment:
                 raise kccl.Error(
-                    f"{self.path} is damaged: tensor {each.name} begins at offset {start}, inside "
-                    f"another or not at a multiple of {alignment}"
+                    f"{self.path} is damaged: tensor {shown(each.name)} begins at offset {start}, "
+                    f"inside another or not at a multiple of {alignment}"
                 )
             end = start + each.num_bytes
             if end > self._size:
                 raise kccl.Error(
-                    f"{self.path} is truncated or damaged: tensor {each.name} ends at byte {end}, "
-                    f"and the file at {self._size}"
+                    f"{self.path} is truncated or damaged: tensor {shown(each.name)} ends at byte "
+                    f"{end}, and the file at {self._size}"
                 )
             self.tensors[each.name] = Tensor(
                 each.name, each.quantisation, each.shape, start, each.num_bytes
@@ -184,7 +185,7 @@ class GgufFile:
 
     def _read_tensor(self, cursor: _Cursor) -> Tensor:
         name = cursor.text("a tensor's name")
-        what = f"tensor {name!r}"
+        what = f"tensor {shown(name)}"
         num_dimensions = cursor.scalar("I", what)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise kccl.Error(f"{self.path}: {what} has {num_dimensions} axes, must have 1 to 4")

@@ -9,7 +9,7 @@ import kccl
 
 from .checkpoint import Source, layer_names
 from .extras import library
-from .fields import one_line, read_json
+from .fields import one_line, read_json, shown
 from .hf_config import read_config
 
 if TYPE_CHECKING:
@@ -112,15 +112,20 @@ def _files(folder: Path) -> dict[str, Path]:
         raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-            raise kccl.Error(f"{index}: tensor {name} is in {file!r}, must be in a file beside it")
+            raise kccl.Error(
+                f"{index}: tensor {shown(name)} is in {shown(str(file))}, "
+                "must be in a file beside it"
+            )
     for file in sorted(set(weight_map.values())):
         held = _headers(folder / file)
         for name in sorted(held):
             if weight_map.get(name) != file:
-                raise kccl.Error(f"{folder / file}: tensor {name} is here, but not by {_INDEX}")
+                raise kccl.Error(
+                    f"{folder / file}: tensor {shown(name)} is here, but not by {_INDEX}"
+                )
         for name in sorted(name for name in weight_map if weight_map[name] == file):
             if name not in held:
-                raise kccl.Error(f"{folder / file}: tensor {name} is missing")
+                raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
     return {name: folder / file for name, file in weight_map.items()}
 
 
@@ -130,7 +135,8 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     for name, (dtype, shape) in _headers(file).items():
         if dtype not in _DTYPES:
             raise kccl.Error(
-                f"{file}: tensor {name} has dtype {dtype}, must be one of {', '.join(_DTYPES)}"
+                f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
+                f"{', '.join(_DTYPES)}"
             )
         shapes[name] = shape
     return shapes
@@ -139,6 +145,8 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 def _headers(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype and shape of each tensor in a file."""
     safetensors = library("safetensors")
+    if not file.is_file():
+        raise kccl.Error(f"{file} does not exist")
     try:
         with safetensors.safe_open(file, framework="np") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
@@ -146,6 +154,6 @@ def _headers(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
             }
     except OSError as error:
-        raise kccl.Error(f"cannot read {file}: {error.strerror or one_line(error)}") from error
+        raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
     except (safetensors.SafetensorError, ValueError) as error:
         raise kccl.Error(f"{file} is no safetensors file: {one_line(error)}") from error

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import kccl
@@ -132,7 +133,7 @@ def _extract(wheel: Path, path: Path) -> None:
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise kccl.Error(f"{wheel.name} is damaged: {one_line(error)}") from error
     if digest.hexdigest() != _SHA256:
         raise kccl.Error(

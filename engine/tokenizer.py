@@ -91,7 +91,9 @@ class Tokenizer:
         self._backend = backend
         self._pieces = pieces
         self._where = where
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        # Not their number: a vocabulary may leave ids out.
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         for name, number in (("BOS", bos_id), ("PAD", pad_id), *(("EOS", e) for e in eos_ids)):
             if number is not None and not 0 <= number < self.vocab_size:
                 raise kccl.Error(

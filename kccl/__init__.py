@@ -105,7 +105,7 @@ def include_dir() -> str:
 
 
 def cache_dir() -> str:
-    """The folder of what KCCL keeps between runs, which may be deleted: compiled kernels, models."""
+    """The folder of what KCCL keeps between runs: compiled kernels, models. It may be deleted."""
     from .jit.cache import cache_folder
 
     return str(cache_folder())

@@ -4,12 +4,14 @@ with other people's implementations.
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import kccl
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
+from kccl.engine.rope import Rope
 from kccl.engine.sample import SamplingParams
 
 TINY = ("tiny-laneformer", "tiny-llama", "tiny-qwen3")
@@ -44,6 +46,69 @@ class Merged:
             return tensor
         axis = 1 if name.endswith(("wo", "w2")) else 0
         return np.concatenate(list(tensor), axis=axis)[None]
+
+
+def in_plain_loops(checkpoint, ids):
+    """The logits of an ordinary model behind its last token, a number at a time and in float64."""
+    c = checkpoint.config
+    weights = Merged(checkpoint)
+
+    def read(name):
+        tensor = weights.tensor(name).astype(np.float64)
+        return tensor[0] if tensor.ndim == 3 else tensor
+
+    def norm(x, weight):
+        return x / np.sqrt(np.mean(x**2) + c.norm_eps) * weight
+
+    def turn(head, position):
+        out = head.copy()
+        for i in range(c.head_dim // 2):
+            angle = position * c.rope.theta ** (-2 * i / c.head_dim)
+            a, b = (2 * i, 2 * i + 1) if c.rope.is_interleaved else (i, i + c.head_dim // 2)
+            out[a] = head[a] * np.cos(angle) - head[b] * np.sin(angle)
+            out[b] = head[a] * np.sin(angle) + head[b] * np.cos(angle)
+        return out
+
+    def heads(name, n, position, head_norm):
+        split = (read(name) @ n).reshape(-1, c.head_dim)
+        if head_norm is not None:
+            split = [norm(head, head_norm) for head in split]
+        return [turn(head, position) for head in split]
+
+    xs = [read("embedding")[token] for token in ids]
+    for layer in range(c.num_layers):
+        at = f"layers.{layer}."
+        q_norm, k_norm = (read(at + n) if c.has_qk_norm else None for n in ("q_norm", "k_norm"))
+        ns = [norm(x, read(at + "attention_norm")) for x in xs]
+        ks = [heads(at + "wk", n, position, k_norm) for position, n in enumerate(ns)]
+        vs = [(read(at + "wv") @ n).reshape(-1, c.head_dim) for n in ns]
+        for position, n in enumerate(ns):
+            mixed = []
+            for h, q in enumerate(heads(at + "wq", n, position, q_norm)):
+                kv = h * c.num_kv_heads // c.num_heads
+                e = np.exp([q @ ks[j][kv] / np.sqrt(c.head_dim) for j in range(position + 1)])
+                mixed.append(sum(e[j] / e.sum() * vs[j][kv] for j in range(position + 1)))
+            x = xs[position] + read(at + "wo") @ np.concatenate(mixed)
+            n = norm(x, read(at + "ffn_norm"))
+            gate = read(at + "w1") @ n
+            inner = gate / (1 + np.exp(-gate)) * (read(at + "w3") @ n)
+            xs[position] = x + read(at + "w2") @ inner
+    return read("embedding" if c.is_tied else "head") @ norm(xs[-1], read("norm"))
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("tiny-llama", {}),
+        ("tiny-llama", {"rope": Rope(theta=100.0, is_interleaved=True), "is_tied": False}),
+        ("tiny-qwen3", {}),
+    ],
+)
+def test_logits_by_hand(model, changes):
+    checkpoint = random_checkpoint(model, **changes)
+    wanted = in_plain_loops(checkpoint, IDS[:9])
+    found = Reference(checkpoint).logits(IDS[:9])[-1]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", TINY)
@@ -155,6 +220,21 @@ def test_messages_are_rounded_and_a_lanes_own_output_is_not():
     assert (rounded["layers.1.down"] == exact["layers.1.down"]).all()
     difference = np.abs(rounded["layers.2.out"] - exact["layers.2.out"]).max()
     assert 1e-4 < difference < 1e-2
+
+
+def test_a_blocking_sum_takes_all_outputs_rounded():
+    """The lane's own, too: so lanes that share a residual may compute it each for itself."""
+    checkpoint = random_checkpoint("tiny-laneformer", delay=0)
+    trace = Reference(checkpoint).trace(IDS)
+    wo = checkpoint.tensor("layers.0.wo").astype(np.float32)
+    outputs = np.einsum("lti,ldi->ltd", trace["layers.0.attend"], wo)
+    rounded = outputs.astype(ml_dtypes.bfloat16).astype(np.float32)
+    errors = [
+        np.abs(trace["layers.0.out"] - trace["embed"] - each.sum(axis=0))
+        for each in (rounded, outputs)
+    ]
+    # A message that is about midway between two BF16 numbers may round the other way here.
+    assert np.median(errors[0]) < 1e-6 < 1e-4 < np.median(errors[1])
 
 
 def test_a_head_in_parts_reads_each_lanes_own_residual():

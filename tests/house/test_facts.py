@@ -126,7 +126,7 @@ def test_dated_entries_are_short(document, lines, width):
         assert len(body) < lines, heading
 
 
-FOLDERS = {"csrc", "kccl", "bench", "topology", "tests", "examples"}
+FOLDERS = {"csrc", "kccl", "bench", "engine", "topology", "tests", "examples"}
 EVERY_FILE = [
     *source_files(".", "py", "md", "cuh", "h", "cpp", "inc"),
     ROOT / "pyproject.toml",

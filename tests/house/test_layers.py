@@ -191,9 +191,9 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 TOP = "the top of kccl"
 ROOMS = ("base", "jit", "plan", "ranks", "gpu", "sim", "backends", "collectives", TOP)
 ROOMS += ("interop", "tools")
-# Beside these: symbolic links to top-level folders. bench sees public names only, and only
-# `kccl bench` starts it; topology knows nothing of kccl, and everyone may use it.
-BESIDE = ("bench", "topology")
+# Beside these: symbolic links to top-level folders. bench and engine see public names only, and
+# only commands start them; topology knows nothing of kccl, and everyone may use it.
+BESIDE = ("bench", "engine", "topology")
 # The command and lazy names load what lies above them, when they are used.
 MAY_REACH_UP = {"__main__", "__init__"}
 # The two modules of the compiled core, which belong to no folder.
@@ -227,7 +227,7 @@ def test_kccl_imports_only_downwards():
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
 
 
-@pytest.mark.parametrize("folder", ["kccl", "bench", "examples"])
+@pytest.mark.parametrize("folder", ["kccl", "bench", "engine", "examples"])
 def test_only_the_communicator_uses_its_private_names(folder):
     for path in python_files(folder):
         used = PRIVATE.findall(path.read_text())
@@ -266,9 +266,9 @@ def test_topology_imports_nothing_of_kccl():
             assert name.startswith("kccl.topology.") or name.split(".")[0] != "kccl", path.name
 
 
-@pytest.mark.parametrize("folder", ["bench", "examples"])
+@pytest.mark.parametrize("folder", ["bench", "engine", "examples"])
 def test_users_of_kccl_see_its_public_names_only(folder):
-    public = {*kccl.__all__, "bench", "interop"}
+    public = {*kccl.__all__, "bench", "engine", "interop"}
     for path in python_files(folder):
         for name, _ in python_imports(path):
             parts = name.split(".")
@@ -287,6 +287,8 @@ LAZY_ONLY = {
     "torch": {*INTEROP, "bench/peers/torch.py"},
     "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/harness/report.py"},
+    # Of the engine, which loads them through extras.py.
+    **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2")},
     "rich": None,  # anywhere
 }
 
@@ -294,7 +296,7 @@ LAZY_ONLY = {
 @pytest.mark.parametrize("library", LAZY_ONLY)
 def test_big_libraries_are_imported_lazily(library):
     allowed = LAZY_ONLY[library]
-    for folder in ("kccl", "bench", "topology"):
+    for folder in ("kccl", "bench", "engine", "topology"):
         for path in python_files(folder):
             where = path.relative_to(ROOT).as_posix()
             for name, when in python_imports(path):

@@ -105,6 +105,7 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
         *(ROOT / "kccl").rglob("*.py"),
         *(ROOT / "kccl" / "bench").rglob("*.py"),
         *(ROOT / "kccl" / "bench").rglob("*.cuh"),
+        *(ROOT / "kccl" / "engine").rglob("*.py"),
         *(ROOT / "kccl" / "topology").rglob("*.py"),
     ]
     missing = {path.relative_to(ROOT).as_posix() for path in sources} - set(names)

@@ -60,7 +60,7 @@ def include_graph() -> dict[Path, set[Path]]:
 def python_imports(path: Path) -> Iterator[tuple[str, When]]:
     """What a file imports, as absolute names, and when it imports each."""
     parents = list(path.parent.relative_to(ROOT).parts)
-    if parents and parents[0] in ("bench", "topology"):
+    if parents and parents[0] in ("bench", "engine", "topology"):
         parents = ["kccl", *parents]
 
     def visit(node: ast.AST, when: When) -> Iterator[tuple[str, When]]:

@@ -1,0 +1,80 @@
+"""Damaged files: whatever is cut off or changed, a model loads or ends in one line."""
+
+import random
+import re
+import shutil
+
+import numpy as np
+import pytest
+from loading import MOST_BYTES, bounded_memory, outcome
+from tiny_models import LANEFORMER, write_folder, write_gguf
+
+NUM_FLIPS = 150
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+FILES += ("generation_config.json",)
+IN_JSON = b'0123456789-eE".,:[]{} \\tfnu'
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder of each kind, whole."""
+    at = tmp_path_factory.mktemp("models")
+    write_folder(at / "folder", LANEFORMER, with_tokenizer=True)
+    write_gguf(at / "m.gguf")
+    return at
+
+
+def damage(content, noise, header):
+    """Changes some bytes, most of them in the header: to ones that make numbers large, or to
+    characters that have a meaning in JSON.
+    """
+    changed = bytearray(content)
+    for _ in range(noise.choice((1, 1, 1, 2, 8))):
+        end = len(changed) if noise.random() < 0.2 else min(header, len(changed))
+        at = noise.randrange(end)
+        flipped = changed[at] ^ 1 << noise.randrange(8)
+        changed[at] = noise.choice((0, 0xFF, 0x7F, flipped, *noise.choices(IN_JSON, k=6)))
+    return bytes(changed)
+
+
+def cuts(content, noise):
+    """The content's beginnings: short ones, and some others."""
+    lengths = [*range(0, 64, 7), *(noise.randrange(len(content)) for _ in range(20))]
+    return [content[:length] for length in lengths if length < len(content)]
+
+
+def check(model, file, content, noise, header):
+    """Loads the model with this file damaged in many ways."""
+    told = set()
+    with bounded_memory():
+        damaged = [damage(content, noise, header) for _ in range(NUM_FLIPS)]
+        for each in [*cuts(content, noise), *damaged]:
+            file.write_bytes(each)
+            told.add(re.sub(r"\d+", "N", outcome(model)))
+    # Many checks were reached, and not every change is one.
+    assert len(told) > 8, told
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_damaged_gguf(models, tmp_path, seed):
+    file = tmp_path / "m.gguf"
+    content = (models / "m.gguf").read_bytes()
+    # The metadata, the tokens' texts among them, and the tensors' places.
+    check(file, file, content, random.Random(seed), header=len(content) - 4 * 300 * 16)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_folder(models, tmp_path, name):
+    folder = tmp_path / "folder"
+    shutil.copytree(models / "folder", folder)
+    content = (folder / name).read_bytes()
+    check(folder, folder / name, content, random.Random(7), header=4000)
+
+
+def test_memory_is_bounded():
+    with bounded_memory(), pytest.raises(MemoryError):
+        np.empty(MOST_BYTES, np.uint8)
+
+
+def test_the_whole_files_load(models):
+    assert outcome(models / "folder") == outcome(models / "m.gguf") == "loaded"

@@ -1,0 +1,291 @@
+"""Tokenizers from folders and from GGUF files, streams of text, chat templates."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import LLAMA, MESSAGES, byte_vocabulary, write_folder, write_gguf
+
+import kccl
+from kccl.engine.chat import ChatTemplate
+from kccl.engine.checkpoint import open_checkpoint
+
+TEXT = "hello world, 12\n naïve 日本 🙂"
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """One tokenizer from a folder, from a GGUF file, and of SentencePiece's kind."""
+    at = tmp_path_factory.mktemp("tokenizers")
+    write_folder(at / "folder", LLAMA, with_tokenizer=True)
+    write_gguf(at / "bytes.gguf")
+    write_gguf(at / "pieces.gguf", change=sentence_pieces)
+    found = {}
+    for name in ("folder", "bytes.gguf", "pieces.gguf"):
+        with open_checkpoint(at / name) as checkpoint:
+            found[name.partition(".")[0]] = checkpoint.tokenizer()
+    return found
+
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+# A piece's score is its rank among the merges.
+WORDS = ["▁h", "el", "lo", "▁hel", "▁hello", "▁w"]
+LETTERS = list("▁helowrd,12")
+
+
+def sentence_pieces(writer):
+    tokens = [*PIECES, *WORDS, *LETTERS]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(index) for index in range(len(tokens))])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def test_ids_of_a_folder(tokenizers):
+    tokenizer = tokenizers["folder"]
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, (1, 2), 2)
+    assert tokenizer.adds_bos and tokenizer.special_ids == {0, 1, 2}
+    tokens, _ = byte_vocabulary()
+    assert tokenizer.vocab_size == len(tokens)
+    hello = tokens.index("hello")
+    assert tokenizer.encode("hello") == [0, hello]
+    assert tokenizer.encode("hello", add_bos=False) == [hello]
+    assert tokenizer.encode("hello</s>", add_bos=False) == [hello, 1]
+    assert tokenizer.encode("", add_bos=False) == []
+
+
+def test_gguf_and_folder_agree(tokenizers):
+    folder, file = tokenizers["folder"], tokenizers["bytes"]
+    for text in (TEXT, "hello</s>hello", "  a\t\n", "don't"):
+        assert file.encode(text, add_bos=False) == folder.encode(text, add_bos=False)
+    # The file does not say that texts begin with BOS.
+    assert not file.adds_bos and file.bos_id == 0
+    assert file.eos_ids == (1,)
+
+
+def test_digits_of_smollm_stay_apart(tmp_path):
+    tokens, merges = byte_vocabulary()
+
+    def change(writer):
+        writer.add_token_list([*tokens, "12"])
+        writer.add_token_types([3] * 3 + [1] * (len(tokens) - 2))
+        writer.add_token_merges([*(f"{left} {right}" for left, right in merges), "1 2"])
+
+    one, two, pair = tokens.index("1"), tokens.index("2"), len(tokens)
+    for name, wanted in (("smollm", [one, two]), ("llama-bpe", [pair]), ("qwen2", [one, two])):
+
+        def named(writer, name=name):
+            change(writer)
+            writer.add_tokenizer_pre(name)
+
+        write_gguf(tmp_path / "m.gguf", change=named)
+        with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+            tokenizer = checkpoint.tokenizer()
+        assert tokenizer.encode("12", add_bos=False) == wanted, name
+        assert tokenizer.adds_bos == (name == "llama-bpe")
+
+
+def test_sentence_pieces(tokenizers):
+    tokenizer = tokenizers["pieces"]
+    tokens = [*PIECES, *WORDS, *LETTERS]
+    assert tokenizer.adds_bos and tokenizer.bos_id == 1
+    ids = tokenizer.encode("hello world", add_bos=False)
+    assert [tokens[number] for number in ids] == ["▁hello", "▁w", "o", "r", "l", "d"]
+    # What is no piece is spelt in bytes.
+    assert tokenizer.encode("x", add_bos=False)[1] == 3 + ord("x")
+    # A text begins with a space that was put there; a continuation with a space of its own.
+    assert tokenizer.decode(ids) == "hello world"
+    stream = tokenizer.stream()
+    assert "".join(map(stream.push, ids)) == " hello world"
+
+
+@pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@given(text=st.text())
+def test_texts_come_back(tokenizers, name, text):
+    tokenizer = tokenizers[name]
+    if any(control in text for control in ("<s>", "</s>", "<pad>", "<unk>", "\u2581")):
+        return
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@given(ids=st.lists(st.integers(0, 400)))
+def test_a_stream_gives_the_same_text(tokenizers, name, ids):
+    tokenizer = tokenizers[name]
+    stream = tokenizer.stream()
+    pieces = [stream.push(number) for number in ids]
+    streamed = "".join(pieces) + stream.flush()
+    assert streamed == b"".join(map(tokenizer.bytes_of, ids)).decode(errors="replace")
+    assert streamed.removeprefix(" " if name == "pieces" else "") == tokenizer.decode(ids)
+
+
+def test_a_character_appears_when_it_is_complete(tokenizers):
+    tokenizer = tokenizers["folder"]
+    stream = tokenizer.stream()
+    ids = tokenizer.encode("é🙂", add_bos=False)
+    assert [stream.push(number) for number in ids] == ["", "é", "", "", "", "🙂"]
+    assert stream.flush() == ""
+    assert stream.push(ids[0]) == "" and stream.flush() == "\ufffd"
+
+
+def test_control_tokens_and_ids_without_a_token_decode_to_nothing(tokenizers):
+    tokenizer = tokenizers["folder"]
+    assert tokenizer.decode([0, *tokenizer.encode("hello"), 1, tokenizer.vocab_size]) == "hello"
+    with pytest.raises(kccl.InvalidArgument, match="id -1 is negative"):
+        tokenizer.decode([-1])
+
+
+def test_text_that_is_no_utf8_is_refused(tokenizers):
+    text = b"ab\xff".decode(errors="surrogateescape")
+    with pytest.raises(kccl.InvalidArgument, match=r"not valid UTF-8: character 2 is '\\udcff'"):
+        tokenizers["folder"].encode(text)
+
+
+# ---- Chats -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["folder", "bytes"])
+def test_chat(tokenizers, name):
+    tokenizer = tokenizers[name]
+    assert tokenizer.chat(MESSAGES) == "<s><|user|>Hi\n<|assistant|>"
+    assert tokenizer.chat(MESSAGES, add_generation_prompt=False) == "<s><|user|>Hi\n"
+    assert tokenizer.encode(tokenizer.chat(MESSAGES), add_bos=False)[0] == tokenizer.bos_id
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{% for m in messages %}", "the chat template is wrong: Unexpected end of template"),
+        ("{{ raise_exception('no system') }}", "the chat template fails: no system"),
+        ("{{ messages[0].content.nothing() }}", "the chat template fails: 'str object' has no"),
+        ("{{ ''.__class__.__mro__ }}", "the chat template fails: access to attribute '__class__'"),
+        ("{{ 1 / 0 }}", "the chat template fails: division by zero"),
+    ],
+)
+def test_a_template_that_fails_is_named(source, told):
+    with pytest.raises(kccl.Error, match=f"^here: {told}"):
+        ChatTemplate(source, {}, "here").render(MESSAGES, add_generation_prompt=True)
+
+
+def test_what_templates_may_use():
+    source = "{{ messages | tojson }}{% for x in [1, 2] %}{% break %}{% endfor %}"
+    text = ChatTemplate(source, {}, "").render(
+        [{"role": "user", "content": "<é>"}], add_generation_prompt=True
+    )
+    assert text == '[{"role": "user", "content": "<é>"}]'
+    year = ChatTemplate("{{ strftime_now('%Y') }}", {}, "").render([], add_generation_prompt=True)
+    assert len(year) == 4
+
+
+@pytest.mark.parametrize("messages", [["Hi"], [{"role": "user"}], [{"role": 1, "content": "x"}]])
+def test_a_message_lacks_something(tokenizers, messages):
+    with pytest.raises(kccl.InvalidArgument, match=r"messages\[0\] is .* must have a role"):
+        tokenizers["folder"].chat(messages)
+
+
+# ---- What a folder may hold --------------------------------------------------------------------
+
+
+def rewrite(file, **changes):
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_folder(tmp_path / "folder", LLAMA, with_tokenizer=True)
+    return tmp_path / "folder"
+
+
+def tokenizer_of(folder):
+    with open_checkpoint(folder) as checkpoint:
+        return checkpoint.tokenizer()
+
+
+def test_templates_in_other_places(folder):
+    named = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y"}]
+    rewrite(folder / "tokenizer_config.json", chat_template=named)
+    assert tokenizer_of(folder).chat(MESSAGES) == "y"
+    (folder / "chat_template.jinja").write_text("z")
+    assert tokenizer_of(folder).chat(MESSAGES) == "z"
+    (folder / "chat_template.jinja").unlink()
+    rewrite(folder / "tokenizer_config.json", chat_template=None)
+    with pytest.raises(kccl.Error, match=r"tokenizer\.json has no chat template"):
+        tokenizer_of(folder).chat(MESSAGES)
+
+
+def test_bos_from_the_tokenizer_itself(folder):
+    rewrite(folder / "tokenizer_config.json", add_bos_token=None)
+    assert not tokenizer_of(folder).adds_bos
+    template = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+    }
+    rewrite(folder / "tokenizer.json", post_processor=template)
+    assert tokenizer_of(folder).adds_bos
+
+
+def test_ids_from_the_models_configuration(folder):
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "generation_config.json").unlink()
+    rewrite(folder / "config.json", bos_token_id=0, eos_token_id=1, pad_token_id=None)
+    tokenizer = tokenizer_of(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, (1,), None)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "told"),
+    [
+        ("generation_config.json", {"eos_token_id": 999}, "the id of EOS is 999, must be below"),
+        ("generation_config.json", {"eos_token_id": ["x"]}, "must be an id or a list of ids"),
+        ("tokenizer_config.json", {"eos_token": "<gone>"}, "must be a token of the vocabulary"),
+        ("tokenizer_config.json", {"bos_token": 3}, "field bos_token is 3, must be a string"),
+        ("tokenizer_config.json", {"add_bos_token": 1}, "field add_bos_token is 1, must be true"),
+        ("tokenizer_config.json", {"chat_template": 1}, "field chat_template is 1, must be"),
+        ("tokenizer.json", {"model": {"type": "Other"}}, "tokenizer.json: the tokenizer is wrong"),
+        (
+            "tokenizer.json",
+            {"decoder": {"type": "Fuse"}},
+            r"field decoder has \['Fuse'\], which is",
+        ),
+    ],
+)
+def test_a_wrong_file_is_named(folder, file, changes, told):
+    rewrite(folder / file, **changes)
+    with pytest.raises(kccl.Error, match=told) as caught:
+        tokenizer_of(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(kccl.Error, match=r"cannot read .*tokenizer\.json: No such file"):
+        tokenizer_of(folder)
+    write_folder(tmp_path / "small", LLAMA | {"vocab_size": 8}, with_tokenizer=True)
+    with pytest.raises(kccl.Error, match="has 264 ids, must have at most 8, the rows"):
+        tokenizer_of(tmp_path / "small")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda w: w.add_tokenizer_model("bert"), "tokenizer.ggml.model is 'bert', must be one"),
+        (lambda w: w.add_tokenizer_pre("other"), "tokenizer.ggml.pre is 'other', must be one of"),
+        (lambda w: w.add_token_list(["a"] * 3), "tokenizer.ggml.tokens has a token twice"),
+        (lambda w: w.add_token_types([1, 1]), "token_type is .* must be an array of 264 numbers"),
+        (lambda w: w.add_token_merges(["q z", "h e"]), "Token `qz` out of vocabulary"),
+        (lambda w: w.add_eos_token_id(5000), "the id of EOS is 5000, must be below 264"),
+    ],
+)
+def test_a_wrong_tokenizer_in_a_file_is_named(tmp_path, change, told):
+    write_gguf(tmp_path / "m.gguf", change=change)
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint, pytest.raises(kccl.Error, match=told):
+        checkpoint.tokenizer()
