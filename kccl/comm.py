@@ -29,11 +29,10 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import lifetime
 from .backends.base import Opener
-from .backends.scratch import DeviceComm
+from .backends.device_comm import DeviceComm
 from .backends.settings import Settings
-from .base import abi, arguments, dtypes
+from .base import abi, arguments, dtypes, lifetime
 from .base.abi import lib
 from .base.env import Env
 from .base.errors import Error, InvalidArgument, PeerLost
@@ -233,7 +232,7 @@ class Communicator(OneSided):
         arguments.between("max_bytes", max_bytes, 1, 2**31)
         arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
         timeout = self._env.first_timeout
-        return self._backend.device_comm(channels, max_bytes, exchange_bytes, timeout)
+        return self._backend.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.

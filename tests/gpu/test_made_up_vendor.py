@@ -15,8 +15,9 @@ import pytest
 from ranks import eventually
 
 import kccl
+from kccl.base import dlpack
 from kccl.base.abi import ffi
-from kccl.gpu import driver, graphs, library, memory, release, state
+from kccl.gpu import arrays, driver, graphs, library, memory, release, state
 from kccl.gpu.cuda import CUDA
 from kccl.gpu.table import DriverError, Names, Table
 
@@ -200,9 +201,12 @@ class MadeUp(Table):
     out_of_memory = 7
     is_accessible = 8
     stream_flags = 0x10
+    legacy_stream = 5
     host_flags = 0x30
     multiprocessors = "cores"
     maps_memory = exports_memory = "maps"
+    warp_size = 16
+    dlpack_type = 77
     queue = {"launch": "toyLaunch", "push_context": "toyGo"}  # noqa: RUF012
     dependents_queue = {"launch_ex": "toyMissing"}  # noqa: RUF012
     dependents_version = 0
@@ -368,6 +372,15 @@ def test_a_ranks_state_reaches_the_device(toys):
     assert made.queue.launch == len("toyLaunch") and made.queue.launch_ex == 0
 
 
+def test_numbers_of_other_interfaces_are_the_vendors(toys):
+    array = arrays.DeviceArray(0x1000, (2,), kccl.float32, 1, None)
+    assert array.__dlpack_device__() == (77, 1)
+    found = dlpack.read(array, "x", 77)
+    assert (found.device_type, found.device_id) == (77, 1)
+    assert arrays.view(array, "x", writable=True, device=1).stream() == 5
+    assert kccl.gpu.LEGACY_STREAM == 5
+
+
 def test_errors_name_the_drivers_function_and_code(toys):
     mine = memory.Memory(driver.device(0), 4, 5)
     with pytest.raises(DriverError, match=r"^toyFill failed: TOY_WRONG \(9\)$"):
@@ -388,6 +401,7 @@ def test_cudas_table_has_names_that_cuda_bindings_knows():
         out_of_memory=binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY,
         is_accessible=binding.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
         stream_flags=binding.CUstream_flags.CU_STREAM_NON_BLOCKING,
+        legacy_stream=binding.CU_STREAM_LEGACY,
         host_flags=binding.CU_MEMHOSTALLOC_PORTABLE | binding.CU_MEMHOSTALLOC_DEVICEMAP,
     )
     for name, wanted in vars(numbers).items():

@@ -189,6 +189,7 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 # The folders of kccl, lowest first: a module imports from its own folder and from those below it.
 # The files at the top of kccl count as one folder.
 TOP = "the top of kccl"
+TOP_FILES = {"__init__", "__main__", "comm", "start", "module"}
 ROOMS = ("base", "jit", "plan", "ranks", "gpu", "sim", "backends", "collectives", TOP)
 ROOMS += ("interop", "tools")
 # Beside these: symbolic links to top-level folders. bench sees public names only, and only
@@ -199,7 +200,7 @@ MAY_REACH_UP = {"__main__", "__init__"}
 # The two modules of the compiled core, which belong to no folder.
 CORE = ("kccl._core", "kccl._fastcall")
 # The communicator's parts whose names begin with an underscore.
-PRIVATE = re.compile(r"\b(?:comm|communicator)\.(_\w+)")
+PRIVATE = re.compile(r"\w*comm\w*\.(_[a-z]\w*)")
 
 
 def room_of(module: str) -> str:
@@ -227,6 +228,10 @@ def test_kccl_imports_only_downwards():
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
 
 
+def test_the_top_of_kccl_has_only_what_a_reader_meets_first():
+    assert {path.stem for path in (ROOT / "kccl").glob("*.py")} == TOP_FILES
+
+
 @pytest.mark.parametrize("folder", ["kccl", "bench", "examples"])
 def test_only_the_communicator_uses_its_private_names(folder):
     for path in python_files(folder):
@@ -244,19 +249,26 @@ def test_backends_are_siblings_behind_a_pure_interface():
         incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
 
 
-# NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
-OF_THE_DRIVER = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
-# Modules that may contain these names, and which; None: all. nvrtc.py imports the compiler.
-SAY_THEM = {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}}
+# The drivers' own names: functions, types, constants, libraries and packages.
+OF_NVIDIA = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
+OF_NVIDIA += r"|\bkDLCUDA"
+OF_AMD = r"\bhip[A-Z]\w+|\bHIP_(?!VISIBLE)\w+|\blibamdhip\w+|\bkDLROCM"
+# A driver's names -> the modules that may contain them, and which; None: all. nvrtc.py imports the
+# compiler.
+SAY_THEM = {
+    OF_NVIDIA: {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}},
+    OF_AMD: {"gpu/hip.py": None},
+}
 
 
-def test_the_drivers_names_stand_in_its_table_only():
-    table = (ROOT / "kccl/gpu/cuda.py").read_text()
-    assert len(set(re.findall(OF_THE_DRIVER, table))) > 60
+@pytest.mark.parametrize(("names", "least"), [(OF_NVIDIA, 60), (OF_AMD, 3)])
+def test_a_drivers_names_stand_in_one_module(names, least):
+    (own,) = (where for where, allowed in SAY_THEM[names].items() if allowed is None)
+    assert len(set(re.findall(names, (ROOT / "kccl" / own).read_text()))) >= least
     for path in python_files("kccl"):
         where = path.relative_to(ROOT / "kccl").as_posix()
-        found = set(re.findall(OF_THE_DRIVER, path.read_text()))
-        allowed = SAY_THEM.get(where, set())
+        found = set(re.findall(names, path.read_text()))
+        allowed = SAY_THEM[names].get(where, set())
         assert allowed is None or found <= allowed, f"kccl/{where}: {found}"
 
 
