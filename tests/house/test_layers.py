@@ -232,6 +232,14 @@ def test_the_top_of_kccl_has_only_what_a_reader_meets_first():
     assert {path.stem for path in (ROOT / "kccl").glob("*.py")} == TOP_FILES
 
 
+def test_the_path_of_a_call_names_files_that_exist():
+    head = (ROOT / "kccl/comm.py").read_text().split('"""')[1]
+    named = set(re.findall(r"[\w/]+\.(?:py|cpp|cuh)\b", head))
+    assert len(named) > 20
+    for name in named:
+        assert any((folder / name).is_file() for folder in (ROOT, ROOT / "kccl", HEADERS)), name
+
+
 @pytest.mark.parametrize("folder", ["kccl", "bench", "examples"])
 def test_only_the_communicator_uses_its_private_names(folder):
     for path in python_files(folder):
