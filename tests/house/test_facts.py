@@ -92,6 +92,18 @@ def test_files_are_short_enough_to_be_read():
     assert long == {}
 
 
+def test_lines_of_cpp_are_as_wide_as_clang_format_makes_them():
+    """It leaves comments as they are."""
+    width = int(re.search(r"ColumnLimit: (\d+)", (ROOT / ".clang-format").read_text())[1])
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > width
+    ]
+    assert wide == []
+
+
 DOCUMENTS = [*ROOT.glob("*.md"), *(path for path in source_files(".", "md") if path.parent != ROOT)]
 
 
