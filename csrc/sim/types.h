@@ -92,7 +92,8 @@ class Calls {
     static constexpr uint32_t kKept = 1 << 16;
 
     // The last calls of a channel. A thread may enter a call that others of its rank have left; in
-    // exchanges even the call before, while a quick block is two further on (GridExchange::meet).
+    // exchanges even the call before (GridExchange::await_previous), while a quick block is two
+    // further on.
     struct Last {
         struct Entered {
             uint32_t index = 0;

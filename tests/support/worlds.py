@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from kccl import module
 from kccl.backends.calls import fill_call
-from kccl.backends.scratch import DeviceComm, make_comm
+from kccl.backends.device_comm import DeviceComm
+from kccl.backends.scratch import make_comm
 from kccl.backends.settings import Settings
 from kccl.backends.sim import num_threads
 from kccl.base import arrays
