@@ -1,1 +1,14 @@
-"""The engine: real checkpoints decoded on the host, from files to text."""
+"""The engine: decodes one request at a time from a real checkpoint, its lanes spread over ranks.
+
+    from kccl.engine import Engine
+
+    with Engine("smollm2", ranks=2) as engine:
+        for piece in engine.stream("The capital of France is", max_tokens=16):
+            print(piece.text, end="", flush=True)
+"""
+
+from .api import Answer, Engine, Piece
+from .checkpoint import Checkpoint, open_checkpoint
+from .sample import SamplingParams
+
+__all__ = ["Answer", "Checkpoint", "Engine", "Piece", "SamplingParams", "open_checkpoint"]

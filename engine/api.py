@@ -183,6 +183,10 @@ class Engine:
         """Over how many ranks the lanes are spread."""
         return self._ranks.world_size
 
+    def of_rank_0(self, value: Any) -> Any:
+        """What rank 0 gives, on all ranks; JSON must represent it. Collective."""
+        return self._ranks.all_gather(value)[0]
+
     # ---- answers ---------------------------------------------------------------------------------
 
     def stream(
@@ -359,13 +363,13 @@ class Engine:
             raise kccl.InvalidArgument(
                 f"the prompt has {len(ids)} tokens, must be below the context, {self.context}"
             )
-        return _Request(self, (ids, repr(params)))
+        return _Request(self, f"{ids} {params}")
 
 
 class _Request:
     """A context: one request at a time, the same on all ranks of a job."""
 
-    def __init__(self, engine: Engine, request: Any) -> None:
+    def __init__(self, engine: Engine, request: str) -> None:
         self._engine, self._what = engine, request
 
     def __enter__(self) -> None:

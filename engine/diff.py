@@ -149,7 +149,7 @@ class Incremental:
         return np.concatenate(parts, axis=1)
 
 
-EXECUTORS = {"incremental": "kccl.engine.diff:Incremental"}
+EXECUTORS = {"host": "kccl.engine.api:Engine", "incremental": "kccl.engine.diff:Incremental"}
 
 
 def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("model", help=f"DIR, FILE.gguf, or random weights: {', '.join(MODELS)}")
     parser.add_argument(
-        "--executor", default="incremental", help=f"{', '.join(EXECUTORS)}, or module:Class"
+        "--executor", default="host", help=f"{', '.join(EXECUTORS)}, or module:Class"
     )
     parser.add_argument("--prompt", help="text to run; without it random tokens")
     parser.add_argument("--tokens", type=int, default=16, help="how many random tokens")

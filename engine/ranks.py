@@ -22,6 +22,7 @@ class Ranks(Generic[T]):
         mine: The executors of the ranks in this process.
         rank: Of the first of them.
         world_size: Number of ranks, in all processes.
+        all_gather: Gives what each process gave, in rank order. Collective.
     """
 
     def __init__(
@@ -29,14 +30,28 @@ class Ranks(Generic[T]):
         mine: list[T],
         rank: int,
         world_size: int,
-        agree: Callable[[Any], None],
+        all_gather: Callable[[Any], list[Any]],
         close: Callable[[], None],
     ) -> None:
         self.mine = mine
         self.rank = rank
         self.world_size = world_size
-        self.agree = agree
+        self.all_gather = all_gather
         self._close = close
+
+    def agree(self, request: str) -> None:
+        """Collective.
+
+        Raises:
+            InvalidArgument: The processes of a job make different requests.
+        """
+        if len(self.mine) == self.world_size:
+            return
+        digests = self.all_gather(hashlib.sha256(request.encode()).hexdigest())
+        if len(set(digests)) != 1:
+            raise kccl.InvalidArgument(
+                "the ranks make different requests, must all make the same one"
+            )
 
     def close(self) -> None:
         """Ends the executors, then the communicators. Collective in a job."""
@@ -55,16 +70,7 @@ def ranks_of_job(make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
         comm.close()
         raise
 
-    def agree(request: Any) -> None:
-        if comm.world_size == 1:
-            return
-        digests = comm.gather_objects(hashlib.sha256(repr(request).encode()).hexdigest())
-        if len(set(digests)) != 1:
-            raise kccl.InvalidArgument(
-                "the ranks make different requests, must all make the same one"
-            )
-
-    return Ranks([mine], comm.rank, comm.world_size, agree, comm.close)
+    return Ranks([mine], comm.rank, comm.world_size, comm.gather_objects, comm.close)
 
 
 def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
@@ -104,4 +110,4 @@ def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ran
         thread.join()
 
     mine = [made[rank] for rank in range(ranks)]
-    return Ranks(mine, 0, ranks, lambda request: None, close)
+    return Ranks(mine, 0, ranks, lambda value: [value], close)

@@ -229,6 +229,21 @@ def _run(args: argparse.Namespace) -> int:
     return run.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
 
 
+# ---- generate --------------------------------------------------------------------------------
+
+
+def _generate_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..engine import generate
+
+    generate.add_arguments(parser)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from ..engine import generate
+
+    return generate.main(args)
+
+
 # ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------
 
 
@@ -332,6 +347,9 @@ def _cmake_dir(args: argparse.Namespace) -> int:
 _COMMANDS = {
     "topo": Command("what this machine is made of", _topo_arguments, _topo),
     "bench": Command("measure a collective", _bench_arguments, _bench, is_collective=True),
+    "generate": Command(
+        "a model's answer, streamed", _generate_arguments, _generate, is_collective=True
+    ),
     "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),

@@ -1,0 +1,136 @@
+"""The command `kccl generate`: a model's answer, streamed, and how fast it came."""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+import kccl
+
+from .api import Engine
+from .bounds import bytes_per_token
+from .sample import SamplingParams
+
+# Options that are fields of SamplingParams: (field, type, help).
+_SAMPLING = (
+    ("temperature", float, "divides the logits; 0: always the likeliest token (0)"),
+    ("top_k", int, "only the k likeliest tokens; 0: all (0)"),
+    ("top_p", float, "only the likeliest tokens up to this probability (1)"),
+    ("min_p", float, "only tokens at least this likely, relative to the likeliest (0)"),
+    ("repetition_penalty", float, "divides logits of tokens that were there before (1)"),
+    ("seed", int, "of the choice, if the temperature is above 0 (0)"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--model",
+        default="bundled",
+        metavar="M",
+        help="bundled, smollm2, a folder in Hugging Face's layout, or a GGUF file (bundled)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a message to a chat model"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
+    )
+    for name, kind, text in _SAMPLING:
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=kind, metavar="X", help=text)
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable"
+    )
+    parser.add_argument(
+        "-n", type=int, metavar="RANKS", help="ranks as threads; in a job its processes (1)"
+    )
+    parser.add_argument("--blocks", type=int, metavar="N", help="threads of each rank (all cores)")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens to make room for (4096)")
+    parser.add_argument("--quiet", action="store_true", help="print the answer only")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr."""
+    screen = Console(stderr=True, highlight=False, quiet=args.quiet)
+    given = {name: getattr(args, name) for name, _, _ in _SAMPLING}
+    params = {name: value for name, value in given.items() if value is not None}
+    params |= {"max_tokens": args.max_tokens, "stop": tuple(args.stop)}
+    # A wrong option is told before the model is read.
+    SamplingParams(**params)
+    with _progress(screen) as tell:
+        engine = Engine(
+            args.model, ranks=args.n, blocks=args.blocks, context=args.context, progress=tell
+        )
+    with engine:
+        screen.quiet |= engine.rank != 0
+        # The launcher gives its standard input to rank 0 only.
+        if args.prompt is None:
+            prompt = engine.of_rank_0(sys.stdin.read() if engine.rank == 0 else None)
+        else:
+            prompt = args.prompt
+        ids = _ids(engine, prompt, args)
+        began = time.monotonic()
+        times: list[float] = []
+        end = ""
+        for piece in engine.stream(ids, **params):
+            if piece.id is not None:
+                times.append(time.monotonic())
+            end = piece.end
+            _write(engine, piece.text)
+        _write(engine, "\n")
+        summary = _summary(engine, ids, times, began, end)
+        screen.print(summary, style="dim", soft_wrap=True)
+    return 0
+
+
+def _write(engine: Engine, text: str) -> None:
+    if engine.rank == 0:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
+    tokenizer = engine.tokenizer
+    if not args.chat:
+        if args.system is not None:
+            raise kccl.InvalidArgument("--system is given, which needs --chat")
+        return tokenizer.encode(prompt)
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    text = tokenizer.chat([*system, {"role": "user", "content": prompt}])
+    return tokenizer.encode(text, add_bos=False)
+
+
+def _summary(engine: Engine, ids: list[int], times: list[float], began: float, end: str) -> str:
+    ranks = f"{engine.num_ranks} rank{'s' if engine.num_ranks > 1 else ''}"
+    parts = [f"{len(ids)} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
+    if times:
+        parts.append(f"first token after {times[0] - began:.3g} s")
+    if len(times) > 1:
+        rate = (len(times) - 1) / (times[-1] - times[0])
+        middle = len(ids) + len(times) // 2
+        bound = engine.bandwidth() / bytes_per_token(engine.config, middle)
+        parts.append(f"{rate:.0f} tok/s, {rate / bound:.0%} of what the memory allows")
+    return "; ".join(parts)
+
+
+@contextmanager
+def _progress(screen: Console) -> Iterator[Any]:
+    """A bar on a terminal while the weights are packed; nothing elsewhere."""
+    columns = (TextColumn("reading the model"), BarColumn(), DownloadColumn())
+    is_shown = screen.is_terminal and not screen.quiet
+    with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task("", total=math.inf)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield tell
