@@ -15,11 +15,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from kccl import Error, InvalidArgument
 
@@ -28,6 +26,9 @@ from .models import find_model
 from .program import Op, Program
 from .random_weights import MODELS, random_checkpoint
 from .reference import Array, Cache, Reference
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Sums in another order differ by some 1e-6. Where messages are BF16, such a difference makes a few
 # of them round the other way, by 2**-8 of a message.
@@ -167,7 +168,10 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
     return executor
 
 
-def table_of(differences: Sequence[Difference], tolerance: float) -> Table:
+def table_of(differences: Sequence[Difference], tolerance: float) -> "Table":
+    """Each op and its errors. Those above the tolerance are red."""
+    from rich.table import Table
+
     table = Table()
     for title in ("op", "max error", "relative", "lane, position, value"):
         table.add_column(title, justify="left" if title == "op" else "right")
@@ -198,11 +202,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options)
     except Error as error:
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.stderr.write(f"{error}\n")
         return 2
 
 
 def _run(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     random = options.model in MODELS
     opened = (
         random_checkpoint(options.model, seed=options.seed)
