@@ -1,0 +1,273 @@
+"""The host executor against the reference, and against itself on other numbers of ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kccl
+from kccl._core import ffi, lib
+from kccl.engine import Engine, SamplingParams
+from kccl.engine.diff import TOLERANCES, Diff
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Reference
+from kccl.engine.sample import sample
+
+# Sizes that fill no panel, no vector and no group of columns, and one lane of many.
+ODD = {"hidden": 70, "ffn": 84, "head_dim": 10, "vocab_size": 203}
+CASES = {
+    "laneformer": ("tiny-laneformer", {}),
+    "odd laneformer": ("tiny-laneformer", ODD),
+    "early communication": ("tiny-laneformer", {"early_comm": True}),
+    "late messages": ("tiny-laneformer", {"early_messages": False}),
+    "no attention messages": ("tiny-laneformer", {"attention_comm": False}),
+    "delay 1": ("tiny-laneformer", {"delay": 1, "message_dtype": "float32"}),
+    "delay 0": ("tiny-laneformer", {"delay": 0}),
+    "vocab parallel": ("tiny-laneformer", {"lm_head": "vocab_parallel", "vocab_size": 200}),
+    "llama": ("tiny-llama", {}),
+    "odd llama": ("tiny-llama", ODD | {"num_heads": 6, "num_lanes": 3, "is_tied": False}),
+    "qwen3": ("tiny-qwen3", {}),
+}
+
+
+def checkpoint_of(case):
+    model, changes = CASES[case]
+    return random_checkpoint(model, **changes)
+
+
+def ids_for(checkpoint, length=45, seed=0):
+    vocab_size = checkpoint.config.vocab_size
+    return np.random.default_rng(seed).integers(vocab_size, size=length).tolist()
+
+
+# ---- Numbers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_op_is_the_references(case):
+    checkpoint = checkpoint_of(case)
+    # More ids than one pass takes.
+    with Engine(checkpoint, ranks=2, blocks=2) as engine:
+        differences = list(Diff(checkpoint, engine, ids_for(checkpoint)).all())
+    assert len(differences) == len(Reference(checkpoint).program.ops)
+    tolerance = TOLERANCES[checkpoint.config.message_dtype]
+    assert max(each.relative for each in differences) < tolerance
+
+
+@pytest.mark.parametrize("case", ["laneformer", "odd laneformer", "vocab parallel", "odd llama"])
+def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
+    checkpoint = checkpoint_of(case)
+    ids, logits = ids_for(checkpoint), []
+    for ranks, blocks in ((1, 1), (1, 3), (2, 1), (3, 2), (4, 1), (8, 1)):
+        with Engine(checkpoint, ranks=ranks, blocks=blocks) as engine:
+            logits.append(engine.logits(ids).view(np.uint32))
+    for each in logits[1:]:
+        assert (each == logits[0]).all()
+
+
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
+def test_two_thousand_tokens_are_the_same_on_any_number_of_ranks(model):
+    checkpoint = random_checkpoint(model, context=2048, num_layers=3, window=0, window_layers=0)
+    found = []
+    for ranks in (1, 2, 8):
+        with Engine(checkpoint, ranks=ranks, blocks=1) as engine:
+            answer = engine.generate([1, 2, 3], temperature=1.0, max_tokens=2000, seed=7)
+            found.append((answer.ids, engine.logits(answer.ids[-100:]).tobytes()))
+    assert len(found[0][0]) == 2000
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_decoding_and_prefill_give_the_same_bits():
+    checkpoint = checkpoint_of("odd laneformer")
+    with Engine(checkpoint, ranks=2, blocks=1) as engine:
+        answer = engine.generate(ids_for(checkpoint, 5), max_tokens=60, logprobs=True)
+        whole = [*ids_for(checkpoint, 5), *answer.ids]
+        rows = engine.logits(whole).astype(np.float64)[4:-1]
+        peaks = rows.max(-1)
+        sums = np.log(np.exp(rows - peaks[:, None]).sum(-1))
+        chosen = rows[np.arange(60), answer.ids] - peaks - sums
+    assert np.abs(np.array(answer.logprobs) - chosen).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
+    ],
+)
+def test_tokens_are_the_references(given):
+    # FP32 messages: roundings to BF16 that fall differently could change a token.
+    checkpoint = random_checkpoint("tiny-laneformer", message_dtype="float32")
+    ids, params = ids_for(checkpoint, 10), SamplingParams(max_tokens=40, **given)
+    expected = [token for token, _ in Reference(checkpoint).generate(ids, params)]
+    with Engine(checkpoint, ranks=2, blocks=1) as engine:
+        assert engine.generate(ids, params).ids == expected
+        # Again, now with most of the prompt in the cache; then with a prompt that parts early.
+        assert engine.generate(ids, params).ids == expected
+        engine.generate(ids_for(checkpoint, 12, seed=1), max_tokens=3)
+        assert engine.generate(ids, params).ids == expected
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    st.sampled_from([0, 1, 7]),
+    st.sampled_from([1.0, 0.9, 0.2]),
+    st.sampled_from([0.0, 0.2, 1.0]),
+    st.sampled_from([1.0, 1.5]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_sampler_is_the_oracles(vocab_size, seed, temperature, top_k, top_p, min_p, penalty):
+    rng = np.random.default_rng(seed)
+    logits = np.round(rng.standard_normal(vocab_size) * 4, 1).astype(np.float32)
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty
+    )
+    history = rng.integers(vocab_size, size=4).tolist()
+    request = ffi.new("KcclEngineRequest *")
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
+        setattr(request, name, getattr(params, name))
+    request.wants_logprobs = 1
+    logprob = ffi.new("double *")
+    found = lib.kccl_engine_sample(
+        *(ffi.from_buffer("float[]", logits), vocab_size, request, 9, history, 4, logprob)
+    )
+    expected, expected_logprob = sample(logits, params, 9, history)
+    assert found == expected
+    assert logprob[0] == pytest.approx(expected_logprob, abs=1e-12)
+
+
+# ---- Ends --------------------------------------------------------------------------------------
+
+
+def test_an_answer_ends_where_it_must():
+    checkpoint = random_checkpoint("tiny-llama", context=24)
+    with Engine(checkpoint, blocks=1) as engine:
+        free = engine.generate([1, 2, 3], max_tokens=8)
+        assert (len(free.ids), free.end, free.num_prompt) == (8, "max_tokens", 3)
+        full = engine.generate([1, 2, 3], max_tokens=100)
+        assert (len(full.ids), full.end) == (21, "context")
+        stop = free.ids[4]
+        ended = engine.generate([1, 2, 3], max_tokens=100, stop_ids=(stop,))
+        assert ended.end == "stop"
+        assert ended.ids == free.ids[: free.ids.index(stop) + 1]
+
+
+def test_an_answer_can_be_given_up_at_any_token():
+    checkpoint = checkpoint_of("laneformer")
+    ids = ids_for(checkpoint, 4)
+    with Engine(checkpoint, ranks=2, blocks=1) as engine:
+        expected = engine.generate(ids, max_tokens=30).ids
+        for taken in range(1, 12):
+            pieces = engine.stream(ids, max_tokens=30)
+            assert [next(pieces).id for _ in range(taken)] == expected[:taken]
+            pieces.close()
+        assert engine.generate(ids, max_tokens=30).ids == expected
+
+
+def test_one_request_at_a_time():
+    checkpoint = checkpoint_of("llama")
+    with Engine(checkpoint, blocks=1) as engine:
+        pieces = engine.stream([1], max_tokens=5)
+        next(pieces)
+        with pytest.raises(kccl.InvalidArgument, match="answering another request"):
+            engine.logits([1])
+        pieces.close()
+        assert engine.logits([1]).shape == (1, 256)
+    with pytest.raises(kccl.InvalidArgument, match="closed"):
+        engine.logits([1])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "message"),
+    [
+        ([], {}, "empty"),
+        ([1, 256], {}, "id 256, must be from 0 to 255"),
+        ([-1], {}, "id -1"),
+        ([1] * 129, {}, "129 tokens, must be at most the context, 128"),
+        ([1] * 128, {}, "must be below the context, 128"),
+        ([1], {"top_p": 1.5}, "top_p"),
+        ([1], {"heat": 1}, "no parameter heat"),
+    ],
+)
+def test_bad_requests_are_refused(prompt, given, message):
+    with Engine(checkpoint_of("llama"), blocks=1) as engine:
+        with pytest.raises(kccl.InvalidArgument, match=message):
+            list(engine.stream(prompt, **given))
+        assert engine.generate([1], max_tokens=2).end == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"backend": "cuda"}, "backend is 'cuda'"),
+        ({"ranks": 9}, "world_size is 9"),
+        ({"blocks": 0}, "blocks is 0"),
+        ({"context": 129}, "context is 129, must be from 1 to the model's, 128"),
+    ],
+)
+def test_bad_engines_are_refused(given, message):
+    with pytest.raises(kccl.InvalidArgument, match=message):
+        Engine(checkpoint_of("llama"), **given)
+
+
+# ---- Processes ---------------------------------------------------------------------------------
+
+RANK = """
+import sys
+import kccl
+from kccl.engine import Engine
+from kccl.engine.random_weights import random_checkpoint
+
+checkpoint = random_checkpoint("tiny-laneformer", context=4096)
+with Engine(checkpoint, blocks=1) as engine:
+    for number, piece in enumerate(engine.stream([1, 2, 3], max_tokens={tokens})):
+        {body}
+"""
+
+
+def run_ranks(ranks, body, tokens=40, **options):
+    program = textwrap.dedent(RANK).format(tokens=tokens, body=body)
+    return subprocess.run(
+        [sys.executable, "-m", "kccl", "run", "-n", str(ranks), "--", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"KCCL_TIMEOUT": "5"},
+        **options,
+    )
+
+
+def test_processes_share_the_lanes():
+    body = "print(piece.id) if engine.rank == 0 else None"
+    with Engine(random_checkpoint("tiny-laneformer", context=4096), blocks=1) as engine:
+        expected = engine.generate([1, 2, 3], max_tokens=40).ids
+    # 4 lanes on 3 ranks.
+    done = run_ranks(3, body)
+    assert done.returncode == 0, done.stderr
+    assert [int(line) for line in done.stdout.split()] == expected
+
+
+def test_a_killed_rank_is_named():
+    body = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)}) if number == 9 and engine.rank else 0"
+    done = run_ranks(2, body, tokens=4000)
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert "PeerLost" in done.stderr
+
+
+def test_ranks_with_different_requests_are_told():
+    program = textwrap.dedent(RANK).format(tokens="5 + engine.rank", body="pass")
+    command = [sys.executable, "-m", "kccl", "run", "-n", "2", "--", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "the ranks make different requests" in done.stderr
