@@ -23,6 +23,12 @@ struct Keys {
     float scale;
 };
 
+struct Peak {
+    float value;
+    uint32_t index;  // of the first, if several are equal
+    bool has_nan;
+};
+
 struct Compute {
     const char* name;
     Multiply multiply;
@@ -46,6 +52,8 @@ struct Compute {
     void (*mean)(float* out, const float* const* arrays, int num_arrays, uint32_t n);
     // Rounds to BF16, to nearest, ties to even.
     void (*round_to_bf16)(const float* x, uint32_t n, float* out);
+    // The largest of n values, at least one.
+    Peak (*peak)(const float* x, uint32_t n);
 };
 
 // Of the CPU that this runs on.

@@ -231,6 +231,27 @@ void round_to_bf16(const float* x, uint32_t n, float* out) {
     }
 }
 
+Peak peak(const float* x, uint32_t n) {
+    Floats16 most = all(-__builtin_inff());
+    Ints16 numbers = all(int32_t{0});
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const Floats16 v = load(x + i);
+        most = larger(most, v);
+        numbers = numbers - is_equal(v, v);
+    }
+    Peak found = {largest_of(most), 0, false};
+    int32_t count[16];
+    store(count, numbers);
+    for (const int32_t each : count) found.has_nan |= each != static_cast<int32_t>(n / 16);
+    for (; i < n; ++i) {
+        found.value = x[i] > found.value ? x[i] : found.value;
+        found.has_nan |= x[i] != x[i];
+    }
+    while (found.index + 1 < n && x[found.index] != found.value) ++found.index;
+    return found;
+}
+
 uint32_t touch(const void* from, uint64_t num_bytes) {
     const Ints16 none = all(int32_t{0});
     Ints16 seen[4] = {none, none, none, none};
@@ -250,7 +271,7 @@ uint32_t touch(const void* from, uint64_t num_bytes) {
 
 [[maybe_unused]] constexpr Compute kTable = {
     nullptr,  multiply, touch,      rms_norm, pack, attend,       rotate,
-    swiglu, add_scaled, add_sum, mean,     round_to_bf16};
+    swiglu, add_scaled, add_sum, mean,     round_to_bf16, peak};
 
 constexpr Compute named(const char* name) {
     Compute table = kTable;

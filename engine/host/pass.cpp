@@ -7,6 +7,9 @@ namespace {
 
 uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / kRows; }
 
+// How much of the next product a block asks for ahead of time.
+constexpr uint64_t kFirstBytes = 8192;
+
 float bf16(uint16_t bits) {
     const uint32_t word = uint32_t{bits} << 16;
     return platform::bit_cast<float>(word);
@@ -32,7 +35,19 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       normed_(zeros(uint64_t{kColumns} * memory.hidden_stride)),
       finals_(zeros(uint64_t{model.num_residuals} * kKcclEngineLogitColumns *
                     memory.hidden_stride)),
-      scores_(zeros(padded(model.context) + 64)) {}
+      scores_(zeros(padded(model.context) + 64)) {
+    const auto first_of = [&](const KcclEngineOp& op) {
+        const Matrix matrix = matrix_of(op);
+        return reinterpret_cast<const uint8_t*>(op.weights) +
+               panel_elements(matrix.num_columns) * 2 * matrix.panels_at_once * share(op).first;
+    };
+    for (uint32_t i = 0; i < model.num_ops; ++i) {
+        uint32_t next = i;
+        do next = (next + 1) % model.num_ops;
+        while (ops_[next].weights == 0 && next != i);
+        first_weights_.push_back(first_of(ops_[next]));
+    }
+}
 
 // ---- Steps ---------------------------------------------------------------------------------------
 
@@ -87,7 +102,7 @@ void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, u
         const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
         const uint32_t some = std::min({units.end - unit, per_lane - in_lane,
                                         kPanels / matrix.panels_at_once});
-        const uint32_t input = op.kind != kKcclEngineHead ? lane : has_one_head() ? 0 : lane - first_lane_;
+        const uint32_t input = input_of(op, lane);
         const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
         for (uint32_t column = 0; column < num; column += kGroup) {
             const int columns = static_cast<int>(std::min(num - column, uint32_t{kGroup}));
@@ -102,47 +117,41 @@ void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, u
         }
         unit += some;
     }
+    if (num == 1) prefetch(op);
 }
 
-// Packs the columns in normed_ for a lane: n values each.
-void Pass::pack_one(uint32_t lane, uint32_t n) {
-    float* to = packed_.get() + lane * packed_stride_;
+// Which of the packed inputs a lane's products take; of the head's groups those of their lane.
+uint32_t Pass::input_of(const KcclEngineOp& op, uint32_t lane) const {
+    if (op.kind == kKcclEngineHead) return has_one_head() ? 0 : lane - first_lane_;
+    const bool reads_residual = op.kind == kKcclEngineQkv || op.kind == kKcclEngineGateUp;
+    return reads_residual && has_one_residual() ? 0 : lane;
+}
+
+// Asks for the first weights of the next product while the blocks wait for each other.
+void Pass::prefetch(const KcclEngineOp& op) const {
+    const auto* first = first_weights_[static_cast<size_t>(&op - ops_)];
+    for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
+}
+
+// Packs the columns of this run, `stride` apart and n values each, as input i.
+void Pass::pack(const float* in, uint64_t stride, uint32_t n, uint32_t i) {
+    float* to = packed_.get() + i * packed_stride_;
     for (uint32_t column = 0; column < num_; column += kGroup) {
         const float* columns[kGroup];
         const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
-        for (uint32_t c = 0; c < some; ++c) {
-            columns[c] = normed_.get() + (column + c) * memory_.hidden_stride;
-        }
-        compute_.pack(columns, static_cast<int>(some), n, to + uint64_t{column} * ((n + 1) / 2 * 2));
+        for (uint32_t c = 0; c < some; ++c) columns[c] = in + (column + c) * stride;
+        compute_.pack(columns, static_cast<int>(some), n,
+                      to + uint64_t{column} * ((n + 1) / 2 * 2));
     }
 }
 
 void Pass::pack_normed(const float* norm) {
-    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
-        if (lane > 0 && has_one_residual()) {
-            std::copy_n(packed_.get(), packed_stride_, packed_.get() + lane * packed_stride_);
-            continue;
-        }
+    for (uint32_t i = 0; i < num_residuals(); ++i) {
         for (uint32_t c = 0; c < num_; ++c) {
-            compute_.rms_norm(residual(lane, c), norm, model_.hidden, model_.norm_eps,
+            compute_.rms_norm(residual(i, c), norm, model_.hidden, model_.norm_eps,
                               normed_.get() + c * memory_.hidden_stride);
         }
-        pack_one(lane, model_.hidden);
-    }
-}
-
-void Pass::pack_shared(const float* in, uint64_t stride, uint32_t n) {
-    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
-        float* to = packed_.get() + lane * packed_stride_;
-        for (uint32_t column = 0; column < num_; column += kGroup) {
-            const float* columns[kGroup];
-            const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
-            for (uint32_t c = 0; c < some; ++c) {
-                columns[c] = in + (uint64_t{lane} * kColumns + column + c) * stride;
-            }
-            compute_.pack(columns, static_cast<int>(some), n,
-                          to + uint64_t{column} * ((n + 1) / 2 * 2));
-        }
+        pack(normed_.get(), memory_.hidden_stride, model_.hidden, i);
     }
 }
 
@@ -295,7 +304,9 @@ bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride)
     const uint32_t hidden = model_.hidden, slots = num_slots(model_);
     const auto module = static_cast<uint32_t>(op.module);
     const bool has_message = op.sends != 0 || op.is_blocking != 0;
-    pack_shared(in, in_stride, matrix.num_columns);
+    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
+        pack(in + lane * kColumns * in_stride, in_stride, matrix.num_columns, lane);
+    }
     multiply(op, matrix, share(op), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {

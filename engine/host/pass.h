@@ -58,10 +58,12 @@ class Pass {
     void final_columns(const KcclEngineOp& op, uint32_t first, uint32_t num);
 
     void pack_normed(const float* norm);
-    void pack_shared(const float* in, uint64_t stride, uint32_t n);
-    void pack_one(uint32_t lane, uint32_t n);
+    void pack(const float* in, uint64_t stride, uint32_t n, uint32_t i);
+    uint32_t input_of(const KcclEngineOp& op, uint32_t lane) const;
     template <class Use>
     void multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num, Use use);
+
+    void prefetch(const KcclEngineOp& op) const;
 
     // Of lane `lane` of the model in the window of the rank that has it.
     const float* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
@@ -88,9 +90,10 @@ class Pass {
     uint32_t num_ = 0;       // columns of this run
     uint32_t position_ = 0;  // of the first
     std::vector<uint32_t> steps_of_modules_;
+    std::vector<const uint8_t*> first_weights_;  // [op]: of this block's next product behind it
     const uint64_t packed_stride_;  // of a lane's packed columns
     Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
-    Floats packed_;     // [lane]: what multiply() takes
+    Floats packed_;     // [input_of()]: what multiply() takes
     Floats normed_;     // [column][hidden, padded]
     Floats finals_;     // [residual][column of kKcclEngineLogitColumns][hidden, padded]
     Floats scores_;     // [position]

@@ -1,5 +1,7 @@
 #include "sampler.h"
 
+#include "compute.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -46,14 +48,10 @@ bool is_before(double score, int32_t id, double other_score, int32_t other_id) {
 
 int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
                         uint32_t position, const std::vector<int32_t>& history, double* logprob) {
-    float peak = -std::numeric_limits<float>::infinity();
-    bool has_nan = false;
-    for (uint32_t i = 0; i < vocab_size; ++i) {
-        peak = logits[i] > peak ? logits[i] : peak;
-        has_nan |= logits[i] != logits[i];
-    }
-    if (has_nan || !std::isfinite(peak)) return -1;
-    scores_.assign(logits, logits + vocab_size);
+    const Peak peak = compute().peak(logits, vocab_size);
+    if (peak.has_nan || !std::isfinite(peak.value)) return -1;
+    const bool is_plain = request.temperature <= 0 && request.repetition_penalty == 1;
+    if (!is_plain) scores_.assign(logits, logits + vocab_size);
     if (request.repetition_penalty != 1) {
         seen_.assign(vocab_size, 0);
         for (const int32_t id : history) {
@@ -64,8 +62,10 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
                               : score * request.repetition_penalty;
         }
     }
-    int32_t chosen = 0;
-    if (request.temperature <= 0) {
+    auto chosen = static_cast<int32_t>(is_plain ? peak.index : 0);
+    if (is_plain) {
+        // The likeliest.
+    } else if (request.temperature <= 0) {
         for (uint32_t i = 1; i < vocab_size; ++i) {
             if (scores_[i] > scores_[chosen]) chosen = static_cast<int32_t>(i);
         }
@@ -96,9 +96,9 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
     if (request.wants_logprobs != 0) {
         double sum = 0;
         for (uint32_t i = 0; i < vocab_size; ++i) {
-            sum += std::exp(double{logits[i]} - double{peak});
+            sum += std::exp(double{logits[i]} - double{peak.value});
         }
-        *logprob = double{logits[chosen]} - double{peak} - std::log(sum);
+        *logprob = double{logits[chosen]} - double{peak.value} - std::log(sum);
     }
     return chosen;
 }

@@ -100,6 +100,9 @@ template <class Register>
 inline Ints16 is_less(const Wide<Register, 16>& a, const Wide<Register, 16>& b) {
     return each<IntRegister>([](Register x, Register y) { return x < y; }, a, b);
 }
+inline Ints16 is_equal(const Floats16& a, const Floats16& b) {
+    return each<IntRegister>([](FloatRegister x, FloatRegister y) { return x == y; }, a, b);
+}
 inline Floats16 select(const Ints16& is_first, const Floats16& a, const Floats16& b) {
     return each<FloatRegister>(
         [](IntRegister first, FloatRegister x, FloatRegister y) { return first != 0 ? x : y; },
