@@ -1,0 +1,67 @@
+"""SmolLM2-135M-Instruct, from the file that `kccl generate --model smollm2` fetches."""
+
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kccl.engine import models
+from kccl.engine.checkpoint import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The opened model, from the user's cache: the tests have a cache of their own."""
+    own = os.environ.pop("KCCL_CACHE")
+    try:
+        files = [models.smollm2_file(), Path(own) / "models" / models.smollm2_file().name]
+    finally:
+        os.environ["KCCL_CACHE"] = own
+    found = [file for file in files if file.exists()]
+    if not found:
+        pytest.skip(f"{files[0]} is not there: `kccl generate --model smollm2` fetches it")
+    with open_checkpoint(found[0]) as checkpoint:
+        yield checkpoint
+
+
+def test_its_shape(smollm2):
+    config = smollm2.config
+    assert config.num_parameters() == 134_515_008
+    assert (config.num_layers, config.num_lanes, config.hidden, config.ffn) == (30, 3, 576, 1536)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.vocab_size, config.context, config.is_tied) == (49152, 8192, True)
+    assert config.rope.theta == 1e5 and config.rope.is_interleaved
+
+
+def test_its_weights(smollm2):
+    for name, shape in smollm2.config.shapes().items():
+        if name.startswith(("layers.0.", "layers.29.", "norm")):
+            read = smollm2.tensor(name).astype(np.float32)
+            # Trained weights are small and centred; some values stand out.
+            assert read.shape == shape and np.abs(read).max() < 60
+            assert "norm" in name or (abs(read.mean()) < 0.01 and 0.01 < read.std() < 1)
+    assert smollm2.rows("embedding", 0, 1).shape == (1, 576)
+
+
+def test_its_tokenizer(smollm2):
+    tokenizer = smollm2.tokenizer()
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, (2,), 49152)
+    assert not tokenizer.adds_bos
+    # As the model's own tokenizer on the hub has it.
+    assert tokenizer.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
+    for text in (
+        Path(sysconfig.get_path("stdlib"), "textwrap.py").read_text(),
+        "日本 🙂 12345\n\n",
+    ):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text and len(ids) < len(text)
+
+
+def test_its_chat(smollm2):
+    tokenizer = smollm2.tokenizer()
+    text = tokenizer.chat([{"role": "user", "content": "Hi"}])
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert tokenizer.encode(text, add_bos=False)[0] == 1
