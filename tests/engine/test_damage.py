@@ -9,7 +9,7 @@ import pytest
 from loading import MOST_BYTES, bounded_memory, outcome
 from tiny_models import LANEFORMER, write_folder, write_gguf
 
-NUM_FLIPS = 150
+NUM_FLIPS = 100
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 FILES += ("generation_config.json",)
 IN_JSON = b'0123456789-eE".,:[]{} \\tfnu'

@@ -9,7 +9,7 @@ from tiny_models import MESSAGES
 import kccl
 from kccl.engine.checkpoint import open_checkpoint
 
-# What loading a damaged tiny file may allocate, and how long it may take.
+# What loading a damaged tiny file may allocate, and how long it may compute.
 MOST_BYTES = 32 << 20
 MOST_SECONDS = 5
 
@@ -32,7 +32,7 @@ def outcome(path):
     Returns:
         "loaded", or the text of the kccl.Error.
     """
-    started = time.monotonic()
+    started = time.process_time()
     try:
         with bounded_memory(), open_checkpoint(path) as checkpoint:
             for name, shape in checkpoint.config.shapes().items():
@@ -46,5 +46,5 @@ def outcome(path):
     except kccl.Error as error:
         told = str(error)
         assert "\n" not in told and len(told) < 1000, told
-    assert time.monotonic() - started < MOST_SECONDS
+    assert time.process_time() - started < MOST_SECONDS
     return told
