@@ -1,10 +1,10 @@
 """The engine: decodes one request at a time from a real checkpoint, its lanes spread over ranks.
 
-    from kccl.engine import Engine
+from kccl.engine import Engine
 
-    with Engine("smollm2", ranks=2) as engine:
-        for piece in engine.stream("The capital of France is", max_tokens=16):
-            print(piece.text, end="", flush=True)
+with Engine("smollm2", ranks=2) as engine:
+    for piece in engine.stream("The capital of France is", max_tokens=16):
+        print(piece.text, end="", flush=True)
 """
 
 from .api import Answer, Engine, Piece

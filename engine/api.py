@@ -109,19 +109,19 @@ class Engine:
         """
         if backend != "host":
             raise kccl.InvalidArgument(f"backend is {backend!r}, must be 'host'")
-        is_opened = isinstance(model, Checkpoint)
-        checkpoint = model if is_opened else open_checkpoint(find_model(model))  # type: ignore[arg-type]
+        if isinstance(model, Checkpoint):
+            checkpoint, opened = model, None
+        else:
+            checkpoint = opened = open_checkpoint(find_model(model))
         try:
             self.config: ModelConfig = checkpoint.config
             self._checkpoint = checkpoint
-            self._tokenizer: Tokenizer | None = None
-            if not is_opened:
-                self._tokenizer = checkpoint.tokenizer()
+            self._tokenizer: Tokenizer | None = None if opened is None else opened.tokenizer()
             self.context = min(self.config.context, 4096) if context is None else context
             self._ranks: Ranks[HostExecutor] = self._open(checkpoint, ranks, blocks, progress)
         finally:
-            if not is_opened:
-                checkpoint.close()
+            if opened is not None:
+                opened.close()
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
@@ -282,9 +282,7 @@ class Engine:
         """
         program: Program = self._ranks.mine[0].program
         if not 0 <= op_index < len(program.ops):
-            raise kccl.InvalidArgument(
-                f"op_index is {op_index}, must be below {len(program.ops)}"
-            )
+            raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(program.ops)}")
         if len(self._ranks.mine) != self.num_ranks:
             raise kccl.InvalidArgument("run_until needs ranks that are threads of one process")
         op, ids = program.ops[op_index], self._ids(ids)
@@ -419,4 +417,6 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

@@ -74,7 +74,9 @@ def main(args: argparse.Namespace) -> int:
         screen.quiet |= engine.rank != 0
         # The launcher gives its standard input to rank 0 only.
         if args.prompt is None:
-            prompt = engine.of_rank_0(sys.stdin.read().removesuffix("\n") if engine.rank == 0 else None)
+            prompt = engine.of_rank_0(
+                sys.stdin.read().removesuffix("\n") if engine.rank == 0 else None
+            )
         else:
             prompt = args.prompt
         ids = _ids(engine, prompt, args)

@@ -89,9 +89,7 @@ class HostExecutor:
         self._order = pair_order(config.head_dim, is_interleaved=config.rope.is_interleaved)
         self._weights = PackedWeights(checkpoint, self.program, parts, comm.rank, progress)
         self._model = self._make_model()
-        self._window = comm.window(
-            lib.kccl_engine_window_bytes(self._model, comm.world_size)
-        )
+        self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))
         rows = parts.first_row[comm.rank], parts.first_row[comm.rank + 1]
         embedding = np.ascontiguousarray(checkpoint.rows("embedding", *rows)).view(np.uint16)
         ffi.memmove(self._window.local, ffi.from_buffer(embedding), embedding.nbytes)
@@ -178,9 +176,7 @@ class HostExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def start(
-        self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0
-    ) -> None:
+    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
         """Begins to generate behind `ids`, of which the cache has the first num_cached."""
         self._start(
             ids,
@@ -226,9 +222,7 @@ class HostExecutor:
         """Begins to write what this rank has of an op's output to out, float32 [lanes or
         residuals, len(ids), values].
         """
-        self._start(
-            ids, task=lib.kKcclEngineTrace, stop_op=op.index, out=out.ctypes.data, keep=out
-        )
+        self._start(ids, task=lib.kKcclEngineTrace, stop_op=op.index, out=out.ctypes.data, keep=out)
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """A trace with the elements in the reference's order."""
