@@ -64,8 +64,10 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         if (!has_pollers() && !can_be_freed) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
+            const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
-            pass_time(kLookNs);
+            // Unless another thread has moved the machine meanwhile: then it was not stuck so long.
+            if (changes_ == changes) pass_time(kLookNs);
         } else if (!pass_time(0)) {
             report_overdue();
         }
