@@ -14,16 +14,6 @@ struct KcclSimMachine {
     Machine machine;
 };
 
-namespace {
-
-bool is_possible(const Machine& machine, const KcclSimLaunch& launch) {
-    return launch.rank >= 0 && launch.rank < static_cast<int32_t>(machine.settings.world_size) &&
-           launch.num_blocks > 0 && launch.threads_per_block > 0 &&
-           launch.threads_per_block % machine.settings.warp_size == 0;
-}
-
-}  // namespace
-
 extern "C" {
 
 KcclSimMachine* kccl_sim_create(const KcclSimSettings* settings) {
@@ -45,7 +35,7 @@ void kccl_sim_remove_window(KcclSimMachine* machine, uint64_t address) {
 void kccl_sim_restart(KcclSimMachine* machine, uint64_t seed) { machine->machine.restart(seed); }
 
 int kccl_sim_enqueue(KcclSimMachine* machine, const KcclSimLaunch* launch) {
-    if (!is_possible(machine->machine, *launch)) return -1;
+    if (!machine->machine.can_launch(*launch)) return -1;
     machine->machine.enqueue(*launch);
     return 0;
 }
@@ -69,7 +59,9 @@ uint64_t kccl_sim_choices(KcclSimMachine* machine, uint8_t* choices, uint8_t* bo
 }
 
 int kccl_sim_launch(KcclSimMachine* machine, const KcclSimLaunch* launch) {
-    if (!is_possible(machine->machine, *launch)) return -1;
+    if (!machine->machine.can_launch(*launch) || launch->stream != 0 || launch->is_dependent != 0) {
+        return -1;
+    }
     return machine->machine.launch_and_wait(*launch);
 }
 

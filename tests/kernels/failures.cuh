@@ -2,75 +2,181 @@
 #pragma once
 
 #include <kccl/kccl.cuh>
+#include <kccl/kernels/all_reduce_one_shot_sentinel.cuh>
+#include <kccl/kernels/all_reduce_two_shot_push_simple.cuh>
+#include <type_traits>
 
 namespace kccl {
 
-// Called by all threads of the coop. The channel, or none: then each call opens its own.
+// KERNELS: bits of the KcclKernel that are called, so that no others are compiled.
+template <uint32_t KERNELS>
+KCCL_DEVICE constexpr bool are_called(uint32_t kernel) {
+    return (KERNELS >> kernel & 1u) != 0;
+}
+
+struct Nothing {
+    KCCL_DEVICE explicit Nothing(const DeviceComm&) {}
+};
+
+// What a coop keeps open for many calls.
+template <class Coop, uint32_t KERNELS>
+struct Opened {
+    template <uint32_t KERNEL, class T>
+    using IfCalled = std::conditional_t<are_called<KERNELS>(KERNEL), T, Nothing>;
+
+    KCCL_DEVICE Opened(Coop coop, const DeviceComm& comm)
+        : channel(coop, comm), barrier(comm), exchange(comm) {}
+
+    Channel<Coop> channel;
+    IfCalled<kKcclGridSync, GridBarrier> barrier;
+    IfCalled<kKcclGridExchange, GridExchange<kKcclReachAllRanks>> exchange;
+};
+
+KCCL_DEVICE Status exchange_sums(GridExchange<kKcclReachAllRanks>& exchange, float* out,
+                                 const float* in, uint32_t count) {
+    publish(exchange, in, count);
+    return collect_reduced(exchange, out, count, Slices{platform::block_in_grid(), 1});
+}
+
+// Called by all threads of the coop. opened: an Opened, or none; then each call opens its own.
 template <uint32_t KERNELS, class Coop, class... Open>
 KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, Coop coop,
-                                     Open&... open) {
+                                     Open&... opened) {
+    constexpr bool kIsOpen = sizeof...(opened) != 0;
     auto* const out = output_of<float>(call);
     const auto* const in = input_of<float>(call);
-    const auto of_coop = [&](auto collective) {
-        if constexpr (sizeof...(open) != 0) {
-            return collective(open...);
+    const auto count = static_cast<uint32_t>(call.count);
+    const auto by_coop = [&](auto collective) {
+        if constexpr (kIsOpen) {
+            return collective(opened.channel...);
         } else {
             return collective(coop, comm);
         }
     };
+    [[maybe_unused]] const auto by_channel = [&](auto collective) {
+        if constexpr (kIsOpen) {
+            return collective(opened.channel...);
+        } else {
+            Channel<Coop> channel(coop, comm);
+            return collective(channel);
+        }
+    };
     if (call.kernel == kKcclAllReduceOneShotLl16) {
-        return of_coop([&](auto&&... of) { return all_reduce(of..., out, in, call.count); });
+        return by_coop([&](auto&&... of) { return all_reduce(of..., out, in, call.count); });
     }
     if (call.kernel == kKcclBroadcastDirectLl16) {
         const bool is_root = comm.rank == call.peer;
-        return of_coop([&](auto&&... of) {
+        return by_coop([&](auto&&... of) {
             return broadcast(of..., is_root ? nullptr : out, in, call.count, call.peer);
         });
     }
     if (call.kernel == kKcclBarrierDirect) {
-        return of_coop([&](auto&&... of) { return barrier(of...); });
+        return by_coop([&](auto&&... of) { return barrier(of...); });
     }
-    if constexpr ((KERNELS >> kKcclGridSync & 1u) != 0) {
-        if (call.kernel == kKcclGridSync) return grid_sync(comm);
-        GridExchange<kKcclReachAllRanks> blocks(comm);
-        const auto count = static_cast<uint32_t>(call.count);
-        publish(blocks, in, count);
-        return collect_reduced(blocks, out, count, Slices{platform::block_in_grid(), 1});
+    if constexpr (are_called<KERNELS>(kKcclReduceScatterDirectLl16)) {
+        if (call.kernel == kKcclReduceScatterDirectLl16) {
+            return by_coop(
+                [&](auto&&... of) { return reduce_scatter(of..., out, in, call.count); });
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclAllGatherDirectLl16)) {
+        if (call.kernel == kKcclAllGatherDirectLl16) {
+            return by_coop([&](auto&&... of) { return all_gather(of..., out, in, call.count); });
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclAllReduceOneShotSentinel)) {
+        if (call.kernel == kKcclAllReduceOneShotSentinel) {
+            return by_channel([&](auto& channel) {
+                return all_reduce_one_shot_sentinel<float, Sum>(channel, out, in, count);
+            });
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
+        if (call.kernel == kKcclAllReduceTwoShotPushSimple) {
+            return by_channel([&](auto& channel) {
+                return all_reduce_two_shot_push_simple<float, Sum>(channel, out, in, count);
+            });
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclGet)) {
+        if (call.kernel == kKcclGet) {
+            const Status status = get(coop, comm, out, in, count * sizeof(float));
+            coop.sync();  // any thread may check what others have copied
+            return status;
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclSignal)) {
+        if (call.kernel == kKcclSignal) return signal(coop, comm, call.peer, call.channel);
+    }
+    if constexpr (are_called<KERNELS>(kKcclWait)) {
+        if (call.kernel == kKcclWait) return wait(coop, comm, call.peer, call.channel, 1);
+    }
+    if constexpr (are_called<KERNELS>(kKcclGridSync)) {
+        if (call.kernel == kKcclGridSync) {
+            if constexpr (kIsOpen) return (opened.barrier.sync(), ...);
+            return grid_sync(comm);
+        }
+    }
+    if constexpr (are_called<KERNELS>(kKcclGridExchange)) {
+        if (call.kernel == kKcclGridExchange) {
+            if constexpr (kIsOpen) return (exchange_sums(opened.exchange, out, in, count), ...);
+            GridExchange<kKcclReachAllRanks> exchange(comm);
+            return exchange_sums(exchange, out, in, count);
+        }
     }
     return kKcclForked;
 }
 
+// A number for what a call uses that is open: the channel, the barrier, the exchange or nothing.
+KCCL_DEVICE uint32_t opened_by(uint32_t kernel) {
+    if (kernel == kKcclGridSync) return 1;
+    if (kernel == kKcclGridExchange) return 2;
+    return kernel == kKcclGet || kernel == kKcclSignal || kernel == kKcclWait ? 3 : 0;
+}
+
+// In a call's `fit`.
+enum : uint32_t { kNotMade = 1, kFails = 2 };
+
+// Behind a failure a call waits for nothing. The clock moves on only where all threads wait.
+constexpr uint64_t kAtOnceNs = 1000000;
+
 namespace kernels {
 
-// `calls`: `count` for each coop, which makes all of them, whatever they return. AT_A_TIME: how
-// many on one open channel; 0: each call opens its own. A coop's word of `wrong` becomes 1 if a
-// call behind a failed one returns another status, or if a call is ok but an element of its result
-// is not call.share.
+// `calls`: `count` for each coop, which makes all of them, whatever they return, or those up to one
+// whose `fit` is kNotMade. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
+// each call opens its own. A coop's word of `wrong` becomes 1 if a call behind a failed one on the
+// same of these returns another status, or later than at once, or if a call is ok but must fail, or
+// an element of its result is not call.share.
 template <uint32_t AT_A_TIME, uint32_t KERNELS, class Coop>
 KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                        uint32_t* wrong) {
     const Coop coop;
     const Call* mine = calls + uint64_t(default_channel(coop)) * count;
-    Status first = kKcclOk;
+    uint32_t made = 0;
+    while (made < count && mem::load_plain(mine + made).fit != kNotMade) ++made;
+    // Each of what is open learns of a failure by itself.
+    Status first_of[4] = {};
     bool is_wrong = false;
-    const auto check = [&](const Call& call, Status status) {
-        is_wrong |= first != kKcclOk && status != first;
+    const auto make = [&](uint32_t i, auto&... opened) {
+        const Call call = mem::load_plain(mine + i);
+        Status& first = first_of[AT_A_TIME == 0 ? 0 : opened_by(call.kernel)];
+        const uint64_t began_ns = mem::clock_ns();
+        const Status status = make_failing_call<KERNELS>(comm, call, coop, opened...);
+        is_wrong |=
+            first != kKcclOk && (status != first || mem::clock_ns() - began_ns >= kAtOnceNs);
+        is_wrong |= status == kKcclOk && call.fit == kFails;
         if (first == kKcclOk) first = status;
         if (status != kKcclOk || call.share == 0) return;
-        for (uint64_t i = coop.size() - 1 - coop.index(); i < call.count; i += coop.size()) {
-            is_wrong |= mem::load_plain(output_of<float>(call) + i) != float(call.share);
+        for (uint64_t n = coop.size() - 1 - coop.index(); n < call.count; n += coop.size()) {
+            is_wrong |= mem::load_plain(output_of<float>(call) + n) != float(call.share);
         }
     };
-    for (uint32_t begin = 0; begin < count; begin += AT_A_TIME == 0 ? 1 : AT_A_TIME) {
+    for (uint32_t begin = 0; begin < made; begin += AT_A_TIME == 0 ? 1 : AT_A_TIME) {
         if constexpr (AT_A_TIME == 0) {
-            const Call call = mem::load_plain(mine + begin);
-            check(call, make_failing_call<KERNELS>(comm, call, coop));
+            make(begin);
         } else {
-            Channel<Coop> channel(coop, comm);
-            for (uint32_t i = begin; i < begin + AT_A_TIME && i < count; ++i) {
-                const Call call = mem::load_plain(mine + i);
-                check(call, make_failing_call<KERNELS>(comm, call, coop, channel));
-            }
+            Opened<Coop, KERNELS> opened(coop, comm);
+            for (uint32_t i = begin; i < begin + AT_A_TIME && i < made; ++i) make(i, opened);
         }
     }
     if (coop.any(is_wrong) && leads(coop)) mem::store_plain(wrong + default_channel(coop), 1u);

@@ -59,11 +59,12 @@ class Machine:
     checks: bool = True
     ends_when_stuck: bool = True
     trace_events: int = 0
+    most_blocks: int = 0
     csrc: Path = cache.CSRC
 
     def simulation(self):
         own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
-        fields = {name: getattr(self, name) for name in (*own, "trace_events")}
+        fields = {name: getattr(self, name) for name in (*own, "trace_events", "most_blocks")}
         # The longest program takes a hundredth of these steps.
         return Simulation(max_steps=10**9, **fields)
 
