@@ -86,8 +86,7 @@ void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float*
     const float sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
     const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
     each_vector(n, [&](uint32_t i, uint32_t num) {
-        store_some(out + i, load_some(x + i, num) * all(scale) * load_some(weight + i, num),
-                   num);
+        store_some(out + i, load_some(x + i, num) * all(scale) * load_some(weight + i, num), num);
     });
 }
 
@@ -269,9 +268,9 @@ uint32_t touch(const void* from, uint64_t num_bytes) {
     return static_cast<uint32_t>(result);
 }
 
-[[maybe_unused]] constexpr Compute kTable = {
-    nullptr,  multiply, touch,      rms_norm, pack, attend,       rotate,
-    swiglu, add_scaled, add_sum, mean,     round_to_bf16, peak};
+[[maybe_unused]] constexpr Compute kTable = {nullptr, multiply,      touch,  rms_norm,   pack,
+                                             attend,  rotate,        swiglu, add_scaled, add_sum,
+                                             mean,    round_to_bf16, peak};
 
 constexpr Compute named(const char* name) {
     Compute table = kTable;

@@ -206,16 +206,16 @@ void KcclEngine::trace(Pass& pass) {
     const KcclEngineOp& op = ops[request.stop_op];
     const uint32_t last_op = std::min(request.stop_op, model.num_ops - 3);
     const bool is_logits = op.kind == kKcclEngineHead, is_final = op.kind == kKcclEngineFinal;
-    const bool is_of_lanes = op.kind == kKcclEngineQkv || op.kind == kKcclEngineAttend ||
-                             op.kind == kKcclEngineGateUp;
-    const bool is_one = !is_of_lanes && (model.num_residuals == 1 ||
-                                         (is_final && model.num_head_groups == 1));
-    const uint32_t values = is_logits                        ? model.vocab_size
-                            : op.kind == kKcclEngineQkv      ? (model.heads + 2 * model.kv_heads) *
-                                                              model.head_dim
-                            : op.kind == kKcclEngineAttend   ? model.heads * model.head_dim
-                            : op.kind == kKcclEngineGateUp   ? model.ffn
-                                                             : model.hidden;
+    const bool is_of_lanes =
+        op.kind == kKcclEngineQkv || op.kind == kKcclEngineAttend || op.kind == kKcclEngineGateUp;
+    const bool is_one =
+        !is_of_lanes && (model.num_residuals == 1 || (is_final && model.num_head_groups == 1));
+    const uint32_t values = is_logits ? model.vocab_size
+                            : op.kind == kKcclEngineQkv
+                                ? (model.heads + 2 * model.kv_heads) * model.head_dim
+                            : op.kind == kKcclEngineAttend ? model.heads * model.head_dim
+                            : op.kind == kKcclEngineGateUp ? model.ffn
+                                                           : model.hidden;
     const uint32_t mine = is_one ? 1 : pass.num_lanes();
     const uint32_t first_lane = is_one ? 0 : model.first_lane[team.comm.rank];
     auto* out = reinterpret_cast<float*>(request.out);
@@ -293,7 +293,7 @@ int kccl_engine_next(KcclEngine* engine, KcclEngineToken* token, uint64_t limit_
 void kccl_engine_cancel(KcclEngine* engine) {
     const std::lock_guard lock(engine->mutex);
     kccl::mem::store<kccl::mem::Order::kRelaxed, kccl::mem::Scope::kSystem>(engine->cancel_word(),
-                                                                           engine->number);
+                                                                            engine->number);
 }
 
 uint32_t kccl_engine_status(const KcclEngine* engine, double* seconds) {

@@ -70,8 +70,7 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
     at.cancelled = add(sizeof(uint32_t));
     at.messages = add(num_slots(model) * lanes * kColumns * vector);
     at.finals = add(lanes * kColumns * vector);
-    at.logits =
-        add(uint64_t{kKcclEngineLogitColumns} * padded(model.vocab_size) * sizeof(float));
+    at.logits = add(uint64_t{kKcclEngineLogitColumns} * padded(model.vocab_size) * sizeof(float));
     at.bytes = end;
     return at;
 }

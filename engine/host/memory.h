@@ -40,9 +40,7 @@ struct RankMemory {
           keys(zeros(model.num_layers * num_kv * key_stride)),
           values(zeros(model.num_layers * num_kv * value_stride)) {}
 
-    bool is_complete() const {
-        return qkv && attended && activated && own && keys && values;
-    }
+    bool is_complete() const { return qkv && attended && activated && own && keys && values; }
     float* keys_of(uint32_t layer, uint64_t kv) const {
         return keys.get() + (layer * num_kv + kv) * key_stride;
     }

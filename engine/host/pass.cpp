@@ -33,8 +33,8 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       residuals_(zeros(uint64_t{model.num_residuals} * kColumns * memory.hidden_stride)),
       packed_(zeros(std::max(num_lanes_, 1u) * packed_stride_)),
       normed_(zeros(uint64_t{kColumns} * memory.hidden_stride)),
-      finals_(zeros(uint64_t{model.num_residuals} * kKcclEngineLogitColumns *
-                    memory.hidden_stride)),
+      finals_(
+          zeros(uint64_t{model.num_residuals} * kKcclEngineLogitColumns * memory.hidden_stride)),
       scores_(zeros(padded(model.context) + 64)) {
     const auto first_of = [&](const KcclEngineOp& op) {
         const Matrix matrix = matrix_of(op);
@@ -66,8 +66,7 @@ Pass::Matrix Pass::matrix_of(const KcclEngineOp& op) const {
         case kKcclEngineQkv:
             return {model_.hidden,
                     panels_for((model_.heads + 2 * model_.kv_heads) * model_.head_dim), 1};
-        case kKcclEngineOut:
-            return {model_.heads * model_.head_dim, panels_for(model_.hidden), 1};
+        case kKcclEngineOut: return {model_.heads * model_.head_dim, panels_for(model_.hidden), 1};
         case kKcclEngineGateUp: return {model_.hidden, 2 * panels_for(model_.ffn), 2};
         case kKcclEngineDown: return {model_.ffn, panels_for(model_.hidden), 1};
         default: return {model_.hidden, panels_for(head_rows), 1};
@@ -95,13 +94,12 @@ void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, u
     const uint32_t per_lane = matrix.panels_per_lane / matrix.panels_at_once;
     const auto* weights = reinterpret_cast<const uint16_t*>(op.weights);
     // A head's lanes are groups of rows, and the rank's first panel may lie within one.
-    const uint32_t first =
-        op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
+    const uint32_t first = op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
     alignas(64) float products[kGroup * kPanels * kRows];
     for (uint32_t unit = units.first; unit < units.end;) {
         const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
-        const uint32_t some = std::min({units.end - unit, per_lane - in_lane,
-                                        kPanels / matrix.panels_at_once});
+        const uint32_t some =
+            std::min({units.end - unit, per_lane - in_lane, kPanels / matrix.panels_at_once});
         const uint32_t input = input_of(op, lane);
         const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
         for (uint32_t column = 0; column < num; column += kGroup) {
@@ -157,8 +155,7 @@ void Pass::pack_normed(const float* norm) {
 
 // ---- Windows -------------------------------------------------------------------------------------
 
-const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane,
-                             uint32_t column) const {
+const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
     int rank = 0;
     while (lane >= model_.first_lane[rank + 1]) ++rank;
     const uint64_t most = most_lanes(model_, team_.comm.world_size);
@@ -240,12 +237,11 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
         const uint32_t of_keys = is_query ? 0 : (head - model_.heads) % model_.kv_heads;
         const uint64_t kv = uint64_t{lane} * model_.kv_heads + of_keys;
         for (uint32_t c = 0; c < num_; ++c) {
-            float* x = memory_.qkv.get() +
-                       (uint64_t{lane} * kColumns + c) * memory_.qkv_stride + uint64_t{head} * d;
+            float* x = memory_.qkv.get() + (uint64_t{lane} * kColumns + c) * memory_.qkv_stride +
+                       uint64_t{head} * d;
             const uint32_t position = position_ + c;
             if (is_value) {
-                std::copy_n(x, d,
-                            memory_.values_of(op.layer, kv) + uint64_t{position} * padded(d));
+                std::copy_n(x, d, memory_.values_of(op.layer, kv) + uint64_t{position} * padded(d));
                 continue;
             }
             if (norm != 0) {
@@ -271,10 +267,8 @@ bool Pass::attend(const KcclEngineOp& op) {
         const uint32_t end = position_ + c + 1;
         const uint32_t first = op.window != 0 && end > op.window ? end - op.window : 0;
         const uint64_t row = uint64_t{lane} * kColumns + c;
-        const float* query =
-            memory_.qkv.get() + row * memory_.qkv_stride + uint64_t{head} * d;
-        float* out =
-            memory_.attended.get() + row * memory_.attended_stride + uint64_t{head} * d;
+        const float* query = memory_.qkv.get() + row * memory_.qkv_stride + uint64_t{head} * d;
+        float* out = memory_.attended.get() + row * memory_.attended_stride + uint64_t{head} * d;
         compute_.attend(query,
                         {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), first, end,
                          d, model_.attention_scale},
@@ -313,8 +307,8 @@ bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride)
                  for (uint32_t c = 0; c < columns; ++c) {
                      const float* from = products + c * kPanels * kRows;
                      const uint32_t row = unit * kRows;
-                     float* own = memory_.own.get() + (uint64_t{lane} * kColumns + column + c) *
-                                                          memory_.hidden_stride;
+                     float* own = memory_.own.get() +
+                                  (uint64_t{lane} * kColumns + column + c) * memory_.hidden_stride;
                      std::copy_n(from, kRows, own + row);
                      if (!has_message) continue;
                      float* to =
@@ -347,8 +341,8 @@ bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride)
             int others = 0;
             for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
                 if (lane == first_lane_ + i) continue;
-                arrays[others++] = in_window(
-                    at_.messages, static_cast<uint32_t>(op.receives) % slots, lane, c);
+                arrays[others++] =
+                    in_window(at_.messages, static_cast<uint32_t>(op.receives) % slots, lane, c);
             }
             compute_.add_sum(x, arrays, others, hidden);
         }
@@ -365,8 +359,7 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
     const bool is_mean = !has_one_residual() && has_one_head();
     const auto* weight = reinterpret_cast<const float*>(norm.norm);
     const auto final_of = [&](uint32_t i, uint32_t c) {
-        return finals_.get() +
-               (uint64_t{i} * kKcclEngineLogitColumns + c) * memory_.hidden_stride;
+        return finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + c) * memory_.hidden_stride;
     };
     for (uint32_t i = 0; i < num_residuals(); ++i) {
         for (uint32_t c = 0; c < num; ++c) {
@@ -395,13 +388,12 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
     }
     auto* logits = reinterpret_cast<float*>(team_.window[team_.comm.rank] + at_.logits);
     multiply(head, matrix, share(head), num,
-             [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns,
-                 const float* products) {
+             [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns, const float* products) {
                  const uint32_t row = unit * kRows, left = std::min(rows - row, uint32_t{kRows});
                  for (uint32_t c = 0; c < columns; ++c) {
-                     std::copy_n(products + c * kPanels * kRows, left,
-                                 logits + uint64_t{c} * padded(model_.vocab_size) + group * rows +
-                                     row);
+                     std::copy_n(
+                         products + c * kPanels * kRows, left,
+                         logits + uint64_t{c} * padded(model_.vocab_size) + group * rows + row);
                  }
              });
     return meet();

@@ -91,7 +91,7 @@ class Pass {
     uint32_t position_ = 0;  // of the first
     std::vector<uint32_t> steps_of_modules_;
     std::vector<const uint8_t*> first_weights_;  // [op]: of this block's next product behind it
-    const uint64_t packed_stride_;  // of a lane's packed columns
+    const uint64_t packed_stride_;               // of a lane's packed columns
     Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
     Floats packed_;     // [input_of()]: what multiply() takes
     Floats normed_;     // [column][hidden, padded]

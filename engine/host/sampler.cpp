@@ -1,10 +1,10 @@
 #include "sampler.h"
 
-#include "compute.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "compute.h"
 
 namespace kccl::engine {
 namespace {
@@ -58,8 +58,8 @@ int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngi
             if (seen_[id] != 0) continue;
             seen_[id] = 1;
             double& score = scores_[id];
-            score = score > 0 ? score / request.repetition_penalty
-                              : score * request.repetition_penalty;
+            score =
+                score > 0 ? score / request.repetition_penalty : score * request.repetition_penalty;
         }
     }
     auto chosen = static_cast<int32_t>(is_plain ? peak.index : 0);

@@ -32,9 +32,7 @@ class Block {
         }
         return true;
     }
-    bool await_rank(uint32_t step) {
-        return await(step, team_.comm.rank, 0, team_.num_blocks);
-    }
+    bool await_rank(uint32_t step) { return await(step, team_.comm.rank, 0, team_.num_blocks); }
     bool await_all(uint32_t step) {
         for (int rank = 0; rank < team_.comm.world_size; ++rank) {
             if (!await(step, rank, 0, team_.num_blocks)) return false;

@@ -80,10 +80,10 @@ inline void store(Value* to, const Wide<Register, N>& value) {
     }
 }
 
-#define KCCL_ENGINE_OPERATOR(Register, op)                                                  \
-    inline Wide<Register, 16> operator op(const Wide<Register, 16>& a,                      \
-                                          const Wide<Register, 16>& b) {                    \
-        return each<Register>([](Register x, Register y) { return x op y; }, a, b);         \
+#define KCCL_ENGINE_OPERATOR(Register, op)                                          \
+    inline Wide<Register, 16> operator op(const Wide<Register, 16>& a,              \
+                                          const Wide<Register, 16>& b) {            \
+        return each<Register>([](Register x, Register y) { return x op y; }, a, b); \
     }
 KCCL_ENGINE_OPERATOR(FloatRegister, +)
 KCCL_ENGINE_OPERATOR(FloatRegister, -)

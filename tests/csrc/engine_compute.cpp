@@ -1,0 +1,193 @@
+// Every function of the engine's compute.h on every instruction set of this CPU: the same bits. And
+// the products and exp against double precision. Exits with 1 at the first difference.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "engine/host/compute.h"
+
+namespace kccl::engine {
+extern const Compute kComputeBaseline;
+#if defined(__x86_64__)
+extern const Compute kComputeV3;
+extern const Compute kComputeV4;
+#endif
+}  // namespace kccl::engine
+
+namespace {
+
+using namespace kccl::engine;
+using Floats = std::vector<float>;
+
+std::mt19937 rng(1);
+
+Floats random_floats(size_t n, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    Floats x(n);
+    for (float& each : x) each = normal(rng);
+    return x;
+}
+
+float bf16(uint16_t bits) {
+    const uint32_t word = uint32_t{bits} << 16;
+    float value;
+    memcpy(&value, &word, sizeof(value));
+    return value;
+}
+
+void fail(const char* what, const char* where) {
+    printf("%s differs on %s\n", what, where);
+    exit(1);
+}
+
+// Runs f on every table and compares what it gives with what the baseline gives.
+void same_bits(const char* what, const std::vector<const Compute*>& tables,
+               const std::function<Floats(const Compute&)>& f) {
+    const Floats expected = f(*tables[0]);
+    for (const Compute* each : tables) {
+        const Floats found = f(*each);
+        if (memcmp(found.data(), expected.data(), expected.size() * sizeof(float)) != 0) {
+            fail(what, each->name);
+        }
+    }
+}
+
+void products(const std::vector<const Compute*>& tables, uint32_t num_columns, int num_panels) {
+    const uint64_t elements = panel_elements(num_columns);
+    std::vector<uint16_t> panels(elements * num_panels + 8192);
+    for (uint64_t i = 0; i < elements * num_panels; ++i) {
+        const Floats one = random_floats(1);
+        uint32_t bits;
+        memcpy(&bits, one.data(), sizeof(bits));
+        panels[i] = static_cast<uint16_t>(bits >> 16);
+    }
+    for (int columns = 1; columns <= kGroup; ++columns) {
+        const int width = padded_columns(columns);
+        Floats x = random_floats(elements / kRows * width);
+        const auto run = [&](const Compute& on) {
+            Floats out(size_t{kGroup} * kPanels * kRows, 7);
+            on.multiply(panels.data(), num_panels, static_cast<uint32_t>(elements / kRows / 2),
+                        x.data(), columns, out.data());
+            // What lies behind the last column or panel may be anything.
+            for (int c = 0; c < kGroup; ++c) {
+                for (int row = 0; row < kPanels * kRows; ++row) {
+                    if (c >= columns || row >= num_panels * kRows) {
+                        out[c * kPanels * kRows + row] = 0;
+                    }
+                }
+            }
+            return out;
+        };
+        same_bits("multiply", tables, run);
+        const Floats out = run(*tables[0]);
+        for (int c = 0; c < columns; ++c) {
+            for (int row = 0; row < num_panels * kRows; ++row) {
+                double sum = 0, size = 0;
+                for (uint32_t k = 0; k < elements / kRows; ++k) {
+                    const uint64_t at =
+                        row / kRows * elements + k / 2 * 2 * kRows + row % kRows * 2 + k % 2;
+                    const double term = double{bf16(panels[at])} * x[uint64_t{k} * width + c];
+                    sum += term;
+                    size += std::fabs(term);
+                }
+                if (std::fabs(out[c * kPanels * kRows + row] - sum) > 1e-5 * size) {
+                    fail("multiply", "every instruction set, from the right result,");
+                }
+            }
+        }
+    }
+}
+
+void elementwise(const std::vector<const Compute*>& tables, uint32_t n) {
+    const Floats x = random_floats(n, 3), y = random_floats(n, 3), z = random_floats(n, 3);
+    const float* arrays[] = {x.data(), y.data(), z.data()};
+    same_bits("rms_norm", tables, [&](const Compute& on) {
+        Floats out(n);
+        on.rms_norm(x.data(), y.data(), n, 1e-5f, out.data());
+        return out;
+    });
+    same_bits("swiglu", tables, [&](const Compute& on) {
+        Floats out(n);
+        on.swiglu(x.data(), y.data(), n, out.data());
+        return out;
+    });
+    same_bits("add_scaled, add_sum and mean", tables, [&](const Compute& on) {
+        Floats sum = x, out(n);
+        on.add_scaled(sum.data(), y.data(), 1.7f, n);
+        on.add_sum(sum.data(), arrays, 3, n);
+        on.mean(out.data(), arrays, 3, n);
+        sum.insert(sum.end(), out.begin(), out.end());
+        return sum;
+    });
+    same_bits("round_to_bf16", tables, [&](const Compute& on) {
+        Floats out(n);
+        on.round_to_bf16(x.data(), n, out.data());
+        return out;
+    });
+    same_bits("peak", tables, [&](const Compute& on) {
+        Floats with_nan = x;
+        with_nan[n / 2] = NAN;
+        const Peak peak = on.peak(x.data(), n), other = on.peak(with_nan.data(), n);
+        if (peak.has_nan || !other.has_nan || x[peak.index] != peak.value) fail("peak", on.name);
+        return Floats{peak.value, static_cast<float>(peak.index)};
+    });
+    // silu of large and small gates: exp at its ends.
+    const Floats gates = {-200, -88, -87, -1e-3f, 0, 1e-3f, 87, 88, 89, 200}, ones(10, 1);
+    same_bits("swiglu", tables, [&](const Compute& on) {
+        Floats out(10);
+        on.swiglu(gates.data(), ones.data(), 10, out.data());
+        for (int i = 0; i < 10; ++i) {
+            const double right = gates[i] / (1 + std::exp(-double{gates[i]}));
+            if (!(std::fabs(out[i] - right) <= 1e-6 * std::fabs(right) + 1e-36)) {
+                fail("swiglu", "every instruction set, from the right result,");
+            }
+        }
+        return out;
+    });
+}
+
+void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uint32_t first,
+               uint32_t end) {
+    const Floats query = random_floats(head_dim);
+    const Floats keys = random_floats(size_t{padded(end)} * head_dim);
+    const Floats values = random_floats(size_t{padded(end)} * padded(head_dim));
+    same_bits("attend", tables, [&](const Compute& on) {
+        Floats scores(padded(end) + 64), out(head_dim);
+        on.attend(query.data(), {keys.data(), values.data(), first, end, head_dim, 0.3f},
+                  scores.data(), out.data());
+        return out;
+    });
+    same_bits("rotate", tables, [&](const Compute& on) {
+        Floats x = query;
+        on.rotate(x.data(), keys.data(), values.data(), head_dim);
+        return x;
+    });
+}
+
+}  // namespace
+
+int main() {
+    std::vector<const Compute*> tables = {&kComputeBaseline};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        tables.push_back(&kComputeV3);
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+        tables.push_back(&kComputeV4);
+    }
+#endif
+    for (const uint32_t num_columns : {1u, 2u, 33u, 200u}) {
+        for (int num_panels = 1; num_panels <= kPanels; ++num_panels) {
+            products(tables, num_columns, num_panels);
+        }
+    }
+    for (const uint32_t n : {1u, 15u, 16u, 17u, 70u, 1000u}) elementwise(tables, n);
+    for (const uint32_t head_dim : {2u, 10u, 64u, 96u}) {
+        for (const uint32_t end : {1u, 16u, 17u, 150u}) attention(tables, head_dim, end / 3, end);
+    }
+    for (const Compute* each : tables) printf("%s\n", each->name);
+}

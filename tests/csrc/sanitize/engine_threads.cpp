@@ -1,0 +1,229 @@
+// The engine's blocks and ranks as threads of one process, under a sanitizer, without Python: a
+// small model with delayed messages, prefill, decoding, scores, cancelling. Every number of ranks
+// and blocks must give the same tokens and logits. Exits with 1 if one does not.
+//
+// The weights are one block of random numbers, read as they come: only races and bits matter here.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "csrc/host/host.h"
+#include "csrc/include/kccl/device_comm.h"
+#include "engine/host/api.h"
+#include "engine/host/products.h"
+
+// core.cpp has the real one, and every kernel of the library.
+extern "C" const char* kccl_host_instruction_set(void) { return "baseline"; }
+
+namespace {
+
+constexpr uint32_t kLanes = 4, kLayers = 4, kHidden = 40, kHeadDim = 6, kHeads = 2, kFfn = 24;
+constexpr uint32_t kVocab = 50, kContext = 96;
+constexpr uint64_t kPage = 4096;
+
+struct Rank {
+    KcclState state = {};
+    KcclChannelState channels[1] = {};
+    KcclHostContext context = {};
+    KcclDeviceComm comm = {};
+    std::vector<KcclEngineOp> ops;
+    KcclEngineModel model = {};
+    KcclEngineTeam team = {};
+    uint8_t* window = nullptr;
+    uint8_t* comm_window = nullptr;
+};
+
+std::vector<uint16_t> weights;
+std::vector<float> norms(kHidden, 1.0f), angles(kContext* kHeadDim / 2, 0.5f);
+
+uint64_t address_of(const void* memory) { return reinterpret_cast<uint64_t>(memory); }
+
+uint32_t panels_for(uint32_t rows) { return (rows + 15) / 16; }
+
+// Where a lane's part of an op's weights begins: every lane and op has its own numbers.
+uint64_t weights_of(uint32_t op, uint32_t lane, uint32_t panels, uint32_t columns) {
+    return address_of(weights.data() + op * 977 * 16 +
+                      lane * panels * kccl::engine::panel_elements(columns));
+}
+
+void add_ops(Rank& rank, int number) {
+    const uint32_t first = rank.model.first_lane[number];
+    const auto add = [&](KcclEngineOp op, uint32_t panels, uint32_t columns) {
+        const auto index = static_cast<uint32_t>(rank.ops.size());
+        if (panels != 0) op.weights = weights_of(index, first, panels, columns);
+        op.norm = address_of(norms.data());
+        op.own_scale = 1;
+        if (op.kind != kKcclEngineOut && op.kind != kKcclEngineDown) op.module = op.receives = -1;
+        rank.ops.push_back(op);
+    };
+    add({.kind = kKcclEngineEmbed}, 0, 0);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        const auto exchange = [&](uint32_t kind, int module) {
+            // Delay 1: module n's messages land at n + 2. The first two sum at once.
+            const bool is_early = module < 2;
+            return KcclEngineOp{.kind = kind,
+                                .layer = layer,
+                                .module = module,
+                                .receives = is_early ? -1 : module - 2,
+                                .is_blocking = is_early,
+                                .sends = module + 2 < static_cast<int>(2 * kLayers)};
+        };
+        add({.kind = kKcclEngineQkv, .layer = layer}, panels_for(4 * kHeadDim), kHidden);
+        add({.kind = kKcclEngineAttend, .layer = layer, .window = layer == 0 ? 7u : 0u}, 0, 0);
+        add(exchange(kKcclEngineOut, static_cast<int>(2 * layer)), panels_for(kHidden),
+            kHeads * kHeadDim);
+        add({.kind = kKcclEngineGateUp, .layer = layer}, 2 * panels_for(kFfn), kHidden);
+        add(exchange(kKcclEngineDown, static_cast<int>(2 * layer + 1)), panels_for(kHidden), kFfn);
+    }
+    add({.kind = kKcclEngineFinal}, 0, 0);
+    add({.kind = kKcclEngineHead}, 0, 0);
+    rank.ops.back().weights = weights_of(9, rank.model.first_panel[number], 1, kHidden);
+}
+
+struct World {
+    World(int num_ranks, uint32_t num_blocks) : ranks(static_cast<size_t>(num_ranks)) {
+        const KcclSizes sizes = {1, 1, 32, 0, 64, 1024, 256};
+        const KcclLayout layout = kccl::layout(static_cast<uint64_t>(num_ranks), sizes, kPage);
+        std::vector<uint64_t> windows, own;
+        for (int r = 0; r < num_ranks; ++r) {
+            Rank& rank = ranks[r];
+            KcclEngineModel& model = rank.model;
+            for (int i = 0; i <= num_ranks; ++i) {
+                model.first_lane[i] = kLanes * i / num_ranks;
+                model.first_panel[i] = panels_for(kVocab) * i / num_ranks;
+                model.first_row[i] = kVocab * i / num_ranks;
+            }
+            add_ops(rank, r);
+            model.num_ops = static_cast<uint32_t>(rank.ops.size());
+            model.num_layers = kLayers;
+            model.num_lanes = model.num_residuals = kLanes;
+            model.num_in_flight = 2;
+            model.hidden = kHidden;
+            model.heads = kHeads;
+            model.kv_heads = 1;
+            model.ffn = kFfn;
+            model.head_dim = kHeadDim;
+            model.vocab_size = kVocab;
+            model.num_head_groups = 1;
+            model.context = kContext;
+            model.rounds_messages = 1;
+            model.norm_eps = 1e-5f;
+            model.attention_scale = 0.4f;
+            model.ops = address_of(rank.ops.data());
+            model.cosines = model.sines = address_of(angles.data());
+            const uint64_t bytes = kccl_engine_window_bytes(&model, num_ranks);
+            rank.window = static_cast<uint8_t*>(calloc(1, bytes));
+            memcpy(rank.window, weights.data() + model.first_row[r] * kHidden,
+                   (model.first_row[r + 1] - model.first_row[r]) * kHidden * 2);
+            rank.comm_window = static_cast<uint8_t*>(aligned_alloc(kPage, layout.scratch_bytes));
+            memset(rank.comm_window, 0, layout.scratch_bytes);
+            windows.push_back(address_of(rank.comm_window));
+            own.push_back(address_of(rank.window));
+        }
+        for (int r = 0; r < num_ranks; ++r) {
+            Rank& rank = ranks[r];
+            for (int32_t& pidfd : rank.context.pidfd) pidfd = -1;
+            rank.context.shares_cores = 1;
+            rank.state.limit_ns = rank.state.first_limit_ns = 60'000'000'000;
+            rank.state.idle_context = address_of(&rank.context);
+            const kccl::Addresses addresses = {windows.data(), windows.data(),
+                                               address_of(&rank.state), address_of(rank.channels)};
+            rank.team.comm = kccl::make_comm(r, num_ranks, sizes, addresses, kPage, 3);
+            for (int i = 0; i < num_ranks; ++i) rank.team.window[i] = own[i];
+            rank.team.num_blocks = num_blocks;
+            for (int32_t& cpu : rank.team.cpus) cpu = -1;
+            engines.push_back(kccl_engine_open(&rank.model, &rank.team));
+        }
+    }
+    ~World() {
+        for (KcclEngine* engine : engines) kccl_engine_close(engine);
+        for (Rank& rank : ranks) {
+            free(rank.window);
+            free(rank.comm_window);
+        }
+    }
+
+    // The tokens of a request, as every rank sees them; cancelled after `most`.
+    std::vector<int32_t> run(KcclEngineRequest request, size_t most) {
+        std::vector<int32_t> tokens;
+        for (KcclEngine* engine : engines) kccl_engine_start(engine, &request);
+        KcclEngineToken token;
+        for (int found; (found = kccl_engine_next(engines[0], &token, 1'000'000)) >= 0;) {
+            if (found == 1 && token.id >= 0) tokens.push_back(token.id);
+            if (tokens.size() == most) kccl_engine_cancel(engines.back());
+        }
+        double seconds;
+        for (KcclEngine* engine : engines) {
+            while (kccl_engine_next(engine, &token, 1'000'000) >= 0) continue;
+            if (kccl_engine_status(engine, &seconds) != kKcclOk) {
+                printf("a wait failed\n");
+                exit(1);
+            }
+        }
+        if (tokens.size() > most) tokens.resize(most);
+        return tokens;
+    }
+
+    std::vector<Rank> ranks;
+    std::vector<KcclEngine*> engines;
+};
+
+}  // namespace
+
+int main() {
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal(0, 0.15f);
+    weights.resize(1 << 19);
+    for (uint16_t& each : weights) {
+        const float value = normal(rng);
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof(bits));
+        each = static_cast<uint16_t>(bits >> 16);
+    }
+    const std::vector<int32_t> ids = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                                      13, 14, 15, 16, 17, 18, 1,  2,  3,  4,  5,  6,
+                                      7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18};
+    std::vector<int32_t> tokens;
+    std::vector<float> logits;
+    const int shapes[][2] = {{1, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}};
+    for (const auto& [num_ranks, num_blocks] : shapes) {
+        World world(num_ranks, static_cast<uint32_t>(num_blocks));
+        KcclEngineRequest request = {};
+        request.task = kKcclEngineGenerate;
+        request.num_ids = static_cast<uint32_t>(ids.size());
+        request.ids = address_of(ids.data());
+        request.max_tokens = 25;
+        request.temperature = 1;
+        request.top_p = 1;
+        request.repetition_penalty = 1;
+        const std::vector<int32_t> found = world.run(request, 25);
+        const std::vector<int32_t> cut = world.run(request, 7);
+        std::vector<float> scores(ids.size() * kVocab);
+        request.task = kKcclEngineScore;
+        request.out = address_of(scores.data());
+        for (KcclEngine* engine : world.engines) {
+            // Ranks that are threads may not write the same array.
+            static std::vector<std::vector<float>> others;
+            others.emplace_back(scores.size());
+            if (engine != world.engines[0]) request.out = address_of(others.back().data());
+            kccl_engine_start(engine, &request);
+        }
+        KcclEngineToken token;
+        for (KcclEngine* engine : world.engines) {
+            while (kccl_engine_next(engine, &token, 1'000'000) >= 0) continue;
+        }
+        if (tokens.empty()) {
+            tokens = found;
+            logits = scores;
+        }
+        if (found.size() != 25 || cut.size() != 7 || found != tokens || scores != logits ||
+            !std::equal(cut.begin(), cut.end(), found.begin())) {
+            printf("%d ranks of %d blocks give other results\n", num_ranks, num_blocks);
+            return 1;
+        }
+    }
+    printf("all results are the same\n");
+}

@@ -1,0 +1,143 @@
+"""The engine's C++ by itself: the same bits on every instruction set; its threads under sanitizers."""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+HERE = Path(__file__).parent
+HOST = ROOT / "engine" / "host"
+COMMON = ["-std=c++20", "-g", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
+COMMON += ["-Wno-missing-field-initializers"]
+AVX2 = ["-mavx2", "-mbmi2", "-mfma"]
+FLAGS = {
+    "compute_x86_64_v3": AVX2,
+    "compute_x86_64_v4": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+}
+COMPUTE = ("compute_baseline", *FLAGS)
+# Of the threads' program, besides these.
+CORE = ("engine", "pass", "sampler", "compute")
+SANITIZERS = {
+    "thread": ["-O1", "-fsanitize=thread"],
+    "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+# (text of pass.cpp, what stands there instead): races that ThreadSanitizer must find.
+PLANTED = {
+    "attention does not wait for the heads": (
+        "    prepare_heads(op);\n    return block_.await_rank(publish());",
+        "    prepare_heads(op);\n    publish();\n    return true;",
+    ),
+    "a message is read before it came": (
+        "if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives]))",
+        "if (op.receives >= 0 && step == 0)",
+    ),
+    "the pass behind begins too early": (
+        "bool Pass::meet() { return block_.await_all(publish()); }",
+        "bool Pass::meet() { return block_.await_rank(publish()); }",
+    ),
+}
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    found = [name for name in ("g++", "clang++") if shutil.which(name)]
+    if not found:
+        pytest.skip("neither g++ nor clang++ is there")
+    return found[0]
+
+
+def compile_all(compiler, folder, sources, flags):
+    """Compiles the sources side by side; returns the objects by the sources' names."""
+    folder.mkdir(exist_ok=True)
+
+    def compile_one(source):
+        target = folder / f"{source.stem}.o"
+        includes = [f"-I{ROOT / 'kccl'}", f"-I{ROOT}", f"-I{HOST}"]
+        own = FLAGS.get(source.stem, [])
+        command = [compiler, *COMMON, *flags, *own, *includes, "-c", source, "-o", target]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        return {each.stem: each for each in pool.map(compile_one, sources)}
+
+
+def link(compiler, objects, flags, program):
+    command = [compiler, *flags, "-pthread", *objects.values(), "-o", program]
+    subprocess.run(command, check=True)
+    return program
+
+
+def build(compiler, folder, sources, flags):
+    return link(compiler, compile_all(compiler, folder, sources, flags), flags, folder / "program")
+
+
+def run(program):
+    options = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return subprocess.run([program], capture_output=True, text=True, env=os.environ | options)
+
+
+def sources_of_threads():
+    engine = [HOST / f"{name}.cpp" for name in (*CORE, *COMPUTE)]
+    return [HERE / "sanitize/engine_threads.cpp", *engine, ROOT / "csrc/host/idle.cpp"]
+
+
+def test_every_instruction_set_gives_the_same_bits(compiler, tmp_path):
+    sources = [HERE / "engine_compute.cpp", *(HOST / f"{name}.cpp" for name in COMPUTE)]
+    done = run(build(compiler, tmp_path / "compute", sources, ["-O2"]))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.split()[0] == "baseline"
+
+
+@pytest.fixture(scope="module")
+def can_sanitize(compiler, tmp_path_factory):
+    """Some kernels' randomised addresses defeat ThreadSanitizer."""
+    source = tmp_path_factory.mktemp("works") / "empty.cpp"
+    source.write_text("int main() { return 0; }\n")
+    try:
+        works = run(build(compiler, source.parent, [source], SANITIZERS["thread"])).returncode == 0
+    except subprocess.CalledProcessError:
+        works = False
+    if not works:
+        pytest.skip(f"{compiler} has no working ThreadSanitizer")
+
+
+@pytest.fixture(scope="module")
+def objects(can_sanitize, compiler, tmp_path_factory):
+    """Of all sources, for ThreadSanitizer."""
+    folder = tmp_path_factory.mktemp("thread")
+    return compile_all(compiler, folder, sources_of_threads(), SANITIZERS["thread"])
+
+
+def assert_silent(done):
+    assert done.stderr == ""
+    assert (done.returncode, done.stdout) == (0, "all results are the same\n")
+
+
+def test_blocks_and_ranks_have_no_race(objects, compiler, tmp_path):
+    assert_silent(run(link(compiler, objects, SANITIZERS["thread"], tmp_path / "program")))
+
+
+def test_memory_is_used_as_it_may_be(can_sanitize, compiler, tmp_path):
+    sources = sources_of_threads()
+    assert_silent(run(build(compiler, tmp_path / "address", sources, SANITIZERS["address"])))
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted_races_are_found(what, objects, compiler, tmp_path):
+    right, wrong = PLANTED[what]
+    text, flags = (HOST / "pass.cpp").read_text(), SANITIZERS["thread"]
+    assert text.count(right) == 1, "pass.cpp changed: plant the race at its new place"
+    spoilt = tmp_path / "pass.cpp"
+    spoilt.write_text(text.replace(right, wrong))
+    own = compile_all(compiler, tmp_path, [spoilt], [*flags, "-Wno-unused-variable"])
+    done = run(link(compiler, objects | own, flags, tmp_path / "program"))
+    assert done.returncode != 0
+    assert "ThreadSanitizer: data race" in done.stderr
