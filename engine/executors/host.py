@@ -14,7 +14,7 @@ from kccl._core import ffi, lib
 from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from ..sample import SamplingParams
-from .packing import PackedWeights, Parts, Progress, pair_order
+from .packing import ROWS_AT_ONCE, PackedWeights, Parts, Progress, pair_order
 
 # How long one look for the next token lasts: then the interpreter may handle Ctrl-C.
 _LOOK_NS = 100_000_000
@@ -90,11 +90,7 @@ class HostExecutor:
         self._weights = PackedWeights(checkpoint, self.program, parts, comm.rank, progress)
         self._model = self._make_model()
         self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))
-        rows = parts.first_row[comm.rank], parts.first_row[comm.rank + 1]
-        embedding = np.ascontiguousarray(checkpoint.rows("embedding", *rows)).view(np.uint16)
-        ffi.memmove(self._window.local, ffi.from_buffer(embedding), embedding.nbytes)
-        progress(embedding.nbytes)
-        self.nbytes = self._weights.nbytes + embedding.nbytes
+        self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
         self._team = self._make_team(blocks, cpus)
         # All windows are complete, and waits have the usual limit from here on.
         comm.barrier()
@@ -105,6 +101,18 @@ class HostExecutor:
                 f"{os.strerror(ffi.errno)}"
             )
         self._kept: Any = None
+
+    def _place_embedding(self, checkpoint: Checkpoint, progress: Progress) -> int:
+        """Copies this rank's rows to the window's beginning; returns their bytes."""
+        first, end = self._parts.first_row[self._rank], self._parts.first_row[self._rank + 1]
+        window, total = ffi.from_buffer(self._window.local), 0
+        for start in range(first, end, ROWS_AT_ONCE):
+            rows = checkpoint.rows("embedding", start, min(start + ROWS_AT_ONCE, end))
+            some = ffi.from_buffer(np.ascontiguousarray(rows).view(np.uint16))
+            ffi.memmove(window + total, some, len(some))
+            total += len(some)
+            progress(len(some))
+        return total
 
     # ---- what the C side reads -------------------------------------------------------------------
 

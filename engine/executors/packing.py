@@ -18,7 +18,7 @@ from ..program import Op, Program
 
 ROWS: int = lib.kKcclEnginePanelRows
 # Of rows of "embedding" and "head", which are too large to be read at once.
-_ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 4096
 _HUGE_PAGE = 2 << 20
 
 Progress = Callable[[int], None]
@@ -83,7 +83,8 @@ class PackedWeights:
         )
         sizes = {op.index: self._nbytes_of(op) for op in program.ops}
         self.nbytes = sum(sizes.values())
-        self._memory = mmap.mmap(-1, self.nbytes + _HUGE_PAGE)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, self.nbytes + _HUGE_PAGE, flags=flags)
         # Fewer translations to look up while the weights stream. Without huge pages it is slower.
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         start = int(ffi.cast("uintptr_t", ffi.from_buffer(self._memory)))
@@ -143,8 +144,8 @@ class PackedWeights:
         rows = self._config.vocab_size // self._parts.num_groups
         for group, first, end in self._groups(per_group):
             stop = min(end * ROWS, rows)
-            for start in range(first * ROWS, stop, _ROWS_AT_ONCE):
-                some = min(start + _ROWS_AT_ONCE, stop)
+            for start in range(first * ROWS, stop, ROWS_AT_ONCE):
+                some = min(start + ROWS_AT_ONCE, stop)
                 at += _pack(
                     at, self._checkpoint.rows(name, group * rows + start, group * rows + some)
                 )

@@ -1,4 +1,4 @@
-"""The engine's C++ by itself: the same bits on every instruction set; its threads under sanitizers."""
+"""The engine's C++ by itself: the same bits on every instruction set; threads under sanitizers."""
 
 import os
 import shutil

@@ -221,6 +221,25 @@ def test_bad_engines_are_refused(given, message):
         Engine(checkpoint_of("llama"), **given)
 
 
+def test_loading_takes_little_more_than_the_packed_weights():
+    program = """
+    def peak():
+        lines = open("/proc/self/status").read().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+    from kccl.engine import Engine
+    from kccl.engine.random_weights import random_checkpoint
+
+    Engine(random_checkpoint("tiny-llama"), blocks=1).close()
+    checkpoint, before = random_checkpoint("smollm2"), peak()
+    with Engine(checkpoint, context=256) as engine:
+        print((peak() - before) / engine.nbytes)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert 0.9 < float(done.stdout) < 1.1
+
+
 # ---- Processes ---------------------------------------------------------------------------------
 
 RANK = """
