@@ -211,9 +211,16 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kccl run -n N [options] -- command ..."
     parser.add_argument("-n", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after S seconds")
+    parser.add_argument(
+        "--kill-on-error", action="store_true", help="when a rank fails, end the others"
+    )
     parser.add_argument("--pin", action="store_true", help="pin rank i to the i-th allowed core")
     parser.add_argument("--label", action="store_true", help="put the rank before each line")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every rank runs")
+    parser.epilog = (
+        "The exit code is that of the first rank that failed, and 128 + s after signal s. Without "
+        "--kill-on-error the other ranks go on."
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -226,7 +233,14 @@ def _run(args: argparse.Namespace) -> int:
             "kccl run starts the ranks itself: leave out either mpirun or kccl run"
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return run.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
+    return run.run(
+        command,
+        args.n,
+        timeout=args.timeout,
+        kills_on_error=args.kill_on_error,
+        pins=args.pin,
+        labels=args.label,
+    )
 
 
 # ---- plan, doctor, warm, include-dir, cmake-dir ----------------------------------------------

@@ -205,6 +205,60 @@ def test_timeout_option():
     assert "0.5 s have passed: ending rank(s) 0, 1" in err
 
 
+# Rank 1 fails. Rank 0 goes on when it is told to end, and rank 2 ends with a code of its own.
+FAILS = """
+rank = int(os.environ["KCCL_RANK"])
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if rank == 2:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+if rank != 1:
+    say(rank=rank)
+    time.sleep(LASTS)
+    sys.exit(0)
+time.sleep(0.7)
+sys.exit(3)
+"""
+
+
+def test_a_failed_rank_ends_the_others_if_asked():
+    start = time.monotonic()
+    code, _, err = run(3, FAILS.replace("LASTS", "100"), "--kill-on-error")
+    assert code == 3
+    assert time.monotonic() - start < 10
+    assert err.splitlines() == [
+        "kccl: rank 1 ended with exit code 3",
+        "kccl: rank 1 failed: ending rank(s) 0, 2",
+        "kccl: rank 2 ended with exit code 7",
+        "kccl: rank 0 was ended by SIGKILL",
+    ]
+
+
+def test_a_failed_rank_leaves_the_others_alone_else():
+    code, _, err = run(3, FAILS.replace("LASTS", "1.2"))
+    assert (code, err) == (3, "kccl: rank 1 ended with exit code 3\n")
+
+
+def test_ranks_end_in_their_own_time_after_a_signal():
+    """--kill-on-error does not shorten their clean-up."""
+    program = """
+rank = int(os.environ["KCCL_RANK"])
+try:
+    say(rank=rank)
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(0.5 * rank)
+    say(rank=rank)
+    sys.exit(5 + rank)
+"""
+    with Job(2, program, "--kill-on-error") as job:
+        job.wait_for(2)
+        os.killpg(job.process.pid, signal.SIGINT)
+        code, facts, err = job.end()
+    assert (code, sorted(facts)) == (5, [0, 1])
+    assert "ending rank(s)" not in err
+
+
 def test_labels():
     program = "print('one\\ntwo', end=''); sys.stderr.write('three\\n')"
     with Job(2, program, "--label") as job:
