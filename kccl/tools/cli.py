@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _SIM_RANKS = 2
+_JSON_HELP = "print one JSON document; tables go to stderr"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,9 +125,7 @@ def _topo_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpus", type=int, metavar="N", help="probe at most N CPUs, spread over the machine (all)"
     )
     parser.add_argument("--plot", type=Path, metavar="F", help="draw them; implies --probe")
-    parser.add_argument(
-        "--json", action="store_true", help="end with one JSON document as the last line"
-    )
+    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
 
 
 def _topo(args: argparse.Namespace) -> int:
@@ -137,7 +136,8 @@ def _topo(args: argparse.Namespace) -> int:
     machine = discover()
     if args.probe or args.plot:
         machine = _probed(machine, args.cpus)
-    Console(highlight=False, markup=False, soft_wrap=True).print(table(machine))
+    tables = sys.stderr if args.json else sys.stdout
+    Console(file=tables, highlight=False, markup=False, soft_wrap=True).print(table(machine))
     if args.plot:
         try:
             plot(machine, args.plot)
@@ -283,9 +283,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="end with one JSON document as the last line"
-    )
+    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
 
 
 def _doctor(args: argparse.Namespace) -> int:
