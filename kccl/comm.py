@@ -69,7 +69,7 @@ class Communicator(OneSided):
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this process within the machine; the same in all parts of a job.
-        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Number of channels, for the `channel` arguments.
         context: The part of the communicator that its calls use; for modules of KCCL.

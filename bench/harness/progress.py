@@ -9,7 +9,7 @@ from typing import IO
 
 @contextmanager
 def progress(wanted: bool, sizes: int, file: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Shows a progress line in `file`, if that is a terminal. Yields the function that sets its text.
+    """Shows a progress line if `file` is a terminal. Yields the function that sets its text.
 
     The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .. import cmake_dir, include_dir
 from ..base import errors
-from ..ranks import bootstrap
+from ..ranks import launchers
 
 if TYPE_CHECKING:
     from ..topology import Machine
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     rank = 0
     try:
-        rank = bootstrap.rank_of(os.environ)
+        rank = launchers.rank_of(os.environ)
         with _silence(rank != 0):
             args = _parser(arguments).parse_args(arguments)
             command: Command = args.entry
@@ -191,9 +191,11 @@ def _bench(args: argparse.Namespace) -> int:
     from ..start import init, run_threads
 
     if args.backend == "sim":
-        if bootstrap.mpi_world_size(os.environ) > 1:
+        launcher = launchers.launcher_of_several(os.environ)
+        if launcher:
             raise errors.InvalidArgument(
-                "--backend sim runs all ranks in one process: leave out mpirun, and give --ranks"
+                "--backend sim runs all ranks in one process: leave out "
+                f"{launcher}, and give --ranks"
             )
         world_size = args.ranks or _SIM_RANKS
         codes = run_threads(
@@ -226,11 +228,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from . import run
 
-    if bootstrap.mpi_world_size(os.environ) > 1:
-        if bootstrap.rank_of(os.environ) != 0:
+    launcher = launchers.launcher_of_several(os.environ)
+    if launcher:
+        if launchers.rank_of(os.environ) != 0:
             return _USAGE_ERROR
         raise errors.InvalidArgument(
-            "kccl run starts the ranks itself: leave out either mpirun or kccl run"
+            f"kccl run starts the ranks itself: leave out either {launcher} or kccl run"
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     return run.run(

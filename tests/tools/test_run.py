@@ -338,6 +338,16 @@ def test_torchruns_variables():
         assert '"launcher": "torchrun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
 
 
+def test_sruns_variables():
+    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
+    variables["SLURM_STEP_NUM_TASKS"] = "2"
+    ranks = [start(SUM, SLURM_PROCID=str(rank), **variables) for rank in range(2)]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert '"launcher": "srun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
+
+
 def test_alone():
     out, err = (process := start(SUM)).communicate(timeout=60)
     assert process.returncode == 0, err
