@@ -48,7 +48,15 @@ FOUR = np.ones(4, np.float32)
 TEN = np.ones(10, np.float32)
 FLOATS = memoryview(array.array("f", range(8)))
 
+MASKED = np.ma.array(FOUR, mask=[False, True, False, False])
+
 WRONG = {
+    "masked": (reduce(MASKED), r"x is a MaskedArray, must be .* x\.filled\(value\), or x\.data"),
+    "masked out": (reduce(FOUR, out=MASKED), "out is a MaskedArray, must be an array without a"),
+    "masked broadcast": (broadcast(MASKED), "x is a MaskedArray, must be"),
+    "masked gather": (lambda comm: comm.all_gather(MASKED), "x is a MaskedArray, must be"),
+    "masked scatter": (lambda comm: comm.reduce_scatter(MASKED), "x is a MaskedArray, must be"),
+    "masked prepare": (lambda comm: comm.all_reduce.prepare(MASKED), "x is a MaskedArray, must"),
     "bool": (reduce(np.ones(4, bool)), "x: dtype is bool, must be one of float32, "),
     "complex": (reduce(np.ones(4, np.complex64)), "x: dtype is complex64, must be one of"),
     "uint8": (reduce(np.ones(4, np.uint8)), "x: dtype is uint8, must be one of"),
@@ -180,7 +188,6 @@ def test_wrong_arguments_send_nothing():
         lambda: memoryview(array.array("d", [1, 2, 3])),
         lambda: memoryview(np.array([1, 2, 3], np.float16)),
         lambda: np.array([1, 2, 3], ml_dtypes.bfloat16),
-        lambda: np.ma.array([1, 2, 3], np.float32),
         lambda: np.array([1, 2, 3], np.longlong),
         lambda: DlpackOnly(np.array([1, 2, 3], np.float32)),
         lambda: DlpackOnly(np.array([1, 2, 3], np.int64)),
