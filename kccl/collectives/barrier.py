@@ -38,16 +38,15 @@ class BarrierOnStream(CheckedOnStream, Barrier):
         super().__init__(signature, context, plan, handle, None, None, self._now)
 
     def __call__(self, *, stream: Any = None) -> Any:
-        if stream is None:
-            return super().__call__()
-        self._given = stream
-        try:
-            return super().__call__()
-        finally:
-            self._given = None
+        def fill() -> None:
+            self._context.check_agreement(self._signature)
+            self._given = stream
+
+        return self.after(fill)
 
     def _now(self) -> int:
-        return self._context.backend.stream(self._given, None)
+        given, self._given = self._given, None
+        return self._context.backend.stream(given, None)
 
 
 def barrier(context: Context) -> Barrier:

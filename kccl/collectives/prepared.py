@@ -85,8 +85,7 @@ class Checked(Prepared):
         self._signature = signature
 
     def __call__(self) -> Any:
-        self._context.check_agreement(self._signature)
-        return super().__call__()
+        return self.after(partial(self._context.check_agreement, self._signature))
 
 
 class OnStream(Prepared):
@@ -295,11 +294,14 @@ class Collective(fastcall.Dispatcher):
             known = handle, fastcall.Op(_address(handle), None, context.raise_failure)
             self._ops[key] = known
         handle, op = known
-        handle.call.input = case.x.address
-        handle.call.output = case.out.address
-        context.backend.set_stream(handle, stream)
-        self._check_agreement(case, plan, channel)
-        op()
+
+        def fill() -> None:
+            handle.call.input = case.x.address
+            handle.call.output = case.out.address
+            context.backend.set_stream(handle, stream)
+            self._check_agreement(case, plan, channel)
+
+        op.after(fill)
         if channel == 0 and not algorithm:
             self._learn(case, handle)
         return case.result
