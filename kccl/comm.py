@@ -32,7 +32,6 @@ The kernel is the same source for both, in csrc/include/kccl:
 """
 
 import contextlib
-import json
 import math
 import weakref
 from functools import cached_property
@@ -270,13 +269,16 @@ class Communicator(OneSided):
         self._mesh.close()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order. JSON must represent it. Collective, and slow."""
+        """Every rank's `value`, in rank order. Collective, and slow.
+
+        Raises:
+            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
         self._check_open()
         if self._mesh.is_resetting:
             self.context.raise_failure()
-        text, timeout = json.dumps(value).encode(), self._env.first_timeout
-        replies = self._mesh.allgather(text, "gather_objects", timeout)
-        return [json.loads(reply) for reply in replies]
+        return agreement.gather_objects(self._mesh, value, self._env.first_timeout)
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Splits the ranks into communicators, one for each `color`. Collective.
