@@ -257,7 +257,9 @@ class Communicator(OneSided):
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
         """The plan of a call of `nbytes`, as nccl-tests counts them. `.explain()` says why."""
         nbytes = arguments.not_negative("nbytes", nbytes)
-        return self.context.plan(collective, nbytes, None if dtype is None else dtypes.of(dtype))
+        kind = None if dtype is None else dtypes.of(dtype)
+        arguments.whole_elements("nbytes", nbytes, kind)
+        return self.context.plan(collective, nbytes, kind)
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of a collective's algorithms, for the `algorithm` arguments."""

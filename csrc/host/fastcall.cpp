@@ -190,8 +190,11 @@ PyObject* make_call(Op* op, PyObject* fill) {
 
 PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (PyTuple_Size(args) != 0 || (kwargs != nullptr && PyDict_Size(kwargs) != 0)) {
-        PyErr_SetString(PyExc_TypeError, "a prepared call takes no arguments");
-        return nullptr;
+        // kccl/collectives says what it takes.
+        PyObject* refuse = PyObject_GetAttrString(self, "_refuse");
+        PyObject* returned = refuse == nullptr ? nullptr : PyObject_Call(refuse, args, kwargs);
+        Py_XDECREF(refuse);
+        return returned;
     }
     return make_call(as_op(self), nullptr);
 }

@@ -262,7 +262,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from ..base import abi, dtypes, env
+    from ..base import abi, arguments, dtypes, env
     from ..bench.harness.collective import parse_size
     from ..plan import choice, specs, tuning
 
@@ -273,11 +273,7 @@ def _plan(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise errors.InvalidArgument(f"--bytes: {error}") from error
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
-    if dtype is not None and nbytes % dtype.itemsize:
-        raise errors.InvalidArgument(
-            f"--bytes is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
-            f"{dtype.name}"
-        )
+    arguments.whole_elements("--bytes", nbytes, dtype)
     variables = env.read()
     request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)

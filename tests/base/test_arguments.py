@@ -150,7 +150,15 @@ WRONG = {
     "plan text": (lambda comm: comm.plan("all_reduce", "8"), "nbytes is '8', must be an integer"),
     "plan": (
         lambda comm: comm.plan("all_to_nobody"),
-        "collective is 'all_to_nobody', must be one of",
+        "collective is 'all_to_nobody', must be one of all_gather, all_reduce, barrier, ",
+    ),
+    "plan of parts": (
+        lambda comm: comm.plan("all_reduce", 7, "float32"),
+        "nbytes is 7, must be a multiple of 4, the size of a float32",
+    ),
+    "algorithms": (
+        lambda comm: comm.algorithms("x"),
+        "collective is 'x', must be one of all_gather, all_reduce, barrier, broadcast",
     ),
 }
 
@@ -176,6 +184,58 @@ def test_wrong_arguments_send_nothing():
     kccl.run_threads(main, 2)
     assert not wrong, "\n".join(wrong)
     assert (FOUR == 1).all() and (TEN == 1).all()
+
+
+# Calls of a form that Python refuses: in kccl's words.
+FORMS = {
+    'comm.all_reduce(x, "sum")': (
+        "all_reduce() takes 1 positional argument, x, and got 2: op is a keyword argument, "
+        "write all_reduce(x, op='sum')"
+    ),
+    "comm.all_reduce(x, x)": "out is a keyword argument, write all_reduce(x, out=out)",
+    'comm.all_reduce.prepare(x, "max")': "write all_reduce.prepare(x, op='max')",
+    "comm.all_gather(x, x)": "write all_gather(x, out=out)",
+    'comm.reduce_scatter(x, "max")': "write reduce_scatter(x, op='max')",
+    'comm.all_gather(x, "sum")': (
+        "all_gather() takes 1 positional argument, x, and got 2: out, stream, channel, algorithm "
+        "are keyword arguments"
+    ),
+    "comm.broadcast(x, 0, 7)": (
+        "broadcast() takes 2 positional arguments, x and root, and got 3: stream, channel, "
+        "algorithm are keyword arguments"
+    ),
+    "comm.all_reduce(x, root=0)": (
+        "all_reduce(): got an unexpected keyword argument 'root'; its arguments are x, out, op, "
+    ),
+    "comm.all_reduce()": "all_reduce(): missing a required argument: 'x'; its arguments are x, ",
+    "comm.barrier(channel=1)": (
+        "barrier(channel=1): on backend host barrier() takes no arguments; a barrier on another "
+        "channel is prepared: op = comm.barrier.prepare(channel=1), then op()"
+    ),
+    "comm.barrier(1)": "barrier(1): on backend host",
+    "comm.all_reduce.prepare(x)(x)": "a prepared call takes no arguments: prepare() has taken",
+}
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_calls_of_a_wrong_form_say_the_right_one(monkeypatch, check):
+    monkeypatch.setenv("KCCL_CHECK", check)
+
+    def main(comm):
+        for call, text in FORMS.items():
+            with pytest.raises(TypeError) as caught:
+                eval(call, {"comm": comm, "x": np.ones(4, np.float32)})
+            assert text in str(caught.value), call
+
+    kccl.run_threads(main, 1)
+
+
+def test_a_type_error_within_a_call_stays_what_it_is():
+    def main(comm):
+        with pytest.raises(TypeError, match="unhashable"):
+            comm.all_reduce(np.ones(4), algorithm=[])
+
+    kccl.run_threads(main, 1)
 
 
 @pytest.mark.parametrize(

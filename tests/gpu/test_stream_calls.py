@@ -127,6 +127,12 @@ def test_a_barrier_takes_a_stream_for_one_call(world):
     assert world.driver.streams == [7, 9, 7]
 
 
+def test_a_barrier_says_what_it_takes(world):
+    with pytest.raises(TypeError, match="on backend cuda .* takes the keyword stream only"):
+        world.barrier()(channel=1)
+    assert world.driver.streams == []
+
+
 def test_time_has_the_mean_of_each_block_of_calls(world):
     op = world.prepared(3)
     us = op.time(250, warmup=40)
