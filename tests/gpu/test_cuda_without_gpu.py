@@ -11,6 +11,7 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.backends.cuda import CudaBackend
 from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, graphs, library, memory, release
@@ -319,6 +320,61 @@ def test_a_failed_release_leaves_no_context_current(monkeypatch):
     assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
 
 
+def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypatch):
+    """Threads of one process share one mapping. A peer's kernel may still write to it."""
+    made, is_over = [], threading.Event()
+    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 70 + k) for k in range(3)]
+
+    def call(name, *args, note=""):
+        made.append((name, *args))
+        if name == "cuMemRelease":
+            is_over.set()
+        return 0x1000
+
+    table = gpu.table()
+    monkeypatch.setattr(gpu, "device", devices.__getitem__)
+    monkeypatch.setattr(table, "call", call)
+    monkeypatch.setattr(table, "attempt", lambda name, *args: call(name, *args) and 0)
+    monkeypatch.setattr(table, "memory_kind", lambda ordinal: "kind")
+    monkeypatch.setattr(table, "memory_unit", lambda kind: 4096)
+    monkeypatch.setattr(table, "allow_access", lambda *args: None)
+    part = memory.Shareable(devices[1], 100)
+    part.allow([0, 1, 2])
+    made.clear()
+    del part
+    gc.collect()
+    assert is_over.wait(20)
+    names = [name for name, *_ in made]
+    begin = names.index("cuMemUnmap")
+    pushed = [args[0] for name, *args in made[:begin] if name == "cuCtxPushCurrent"]
+    assert pushed == [70, 72, 71]
+    assert names[:begin].count("cuCtxSynchronize") == 3
+
+
+def test_memory_for_peer_access_is_freed_when_its_peers_devices_are_idle_too(monkeypatch):
+    made, is_over = [], threading.Event()
+    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 70 + k) for k in range(2)]
+
+    def attempt(name, *args):
+        made.append((name, *args))
+        if name == "cuMemFree":
+            is_over.set()
+        return 0
+
+    table = gpu.table()
+    monkeypatch.setattr(gpu, "device", devices.__getitem__)
+    monkeypatch.setattr(table, "call", lambda name, *args, **note: attempt(name, *args))
+    monkeypatch.setattr(table, "attempt", attempt)
+    monkeypatch.setattr(table, "allocate", lambda nbytes, note: 0x1000)
+    part = memory.Plain(devices[0], 100, is_exported=False)
+    part.allow([0, 1])
+    made.clear()
+    del part
+    gc.collect()
+    assert is_over.wait(20)
+    assert made[:3] == [("cuCtxPushCurrent", 71), ("cuCtxSynchronize",), ("cuCtxPopCurrent",)]
+
+
 def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     """With a fake array of JAX, which is immutable and does not name its stream."""
     streams = []
@@ -339,6 +395,11 @@ def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     found = arrays.view(ArrayImpl(), "x", writable=False, device=0)
     assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
     assert streams == [kccl.gpu.LEGACY_STREAM] == [found.stream()]
+    # A stream that the caller gives waits for JAX, too; else it would read what JAX still computes.
+    backend = CudaBackend.__new__(CudaBackend)
+    assert [backend.stream(given, found) for given in (77, 0)] == [77, 0]
+    assert streams[1:] == [77, kccl.gpu.LEGACY_STREAM]
+    assert backend.stream(None, found) == kccl.gpu.LEGACY_STREAM and len(streams) == 3
     with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
         arrays.view(ArrayImpl(), "x", writable=True, device=0)
     with pytest.raises(kccl.InvalidArgument, match="out must be given"):
