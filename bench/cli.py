@@ -150,8 +150,7 @@ def main(
         comm: The communicator.
         job: GPU state that several benches share; None creates it for this one.
         command: See document().
-        tables: Where tables go. None: to stdout, or with --json to stderr, because stdout then has
-            the document only.
+        tables: Where tables go. None: to stdout; to stderr with --json.
 
     Returns:
         0; 1 if any result was wrong; 2 if the arguments are invalid. The same on every rank.

@@ -12,9 +12,9 @@ namespace kccl::host {
 
 struct CallOfPython;
 
-// This thread's use of the communicator of a call. Within it the thread may begin another, as signal
-// handlers do, but no other thread may: both would use the same slots. Begins and ends under the
-// interpreter's lock, so it needs no atomic.
+// This thread's use of the communicator of a call. Within it the thread may begin another, as
+// signal handlers do, but no other thread may: both would use the same slots. Begins and ends under
+// the interpreter's lock, so it needs no atomic.
 class Use {
   public:
     explicit Use(const KcclHostOp* op);

@@ -1,6 +1,11 @@
 """What kccl.init() makes of the launchers' variables."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from ranks import PRELUDE, environment
 
 import kccl
 from kccl.base import env
@@ -80,3 +85,68 @@ def test_slurms_variables_without_a_step_are_refused(variables):
 def test_one_task_of_slurm_is_alone(variables):
     assert detect(variables).launcher == "alone"
     assert launchers.launcher_of_several(variables) == ""
+
+
+SUM = """
+comm = kccl.init()
+x = np.full(5, comm.rank + 1, np.float64)
+comm.all_reduce(x)
+say(rank=comm.rank, world_size=comm.world_size, launcher=comm.launcher, sum=x.tolist())
+"""
+
+
+def start(program, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_torchruns_variables():
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
+    ranks = [start(SUM, RANK=str(rank), **variables) for rank in range(2)]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert '"launcher": "torchrun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
+
+
+def test_sruns_variables():
+    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
+    variables["SLURM_STEP_NUM_TASKS"] = "2"
+    ranks = [start(SUM, SLURM_PROCID=str(rank), **variables) for rank in range(2)]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert '"launcher": "srun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
+
+
+def test_alone():
+    out, err = (process := start(SUM)).communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert '"world_size": 1, "launcher": "alone", "sum": [1.0, 1.0' in out
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_rank_that_never_comes_is_named(absent):
+    program = """
+try:
+    kccl.init()
+except kccl.Timeout as error:
+    say(peer=error.peer, message=str(error))
+"""
+    variables = {
+        "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent}",
+        "KCCL_WORLD_SIZE": "3",
+        "KCCL_FIRST_TIMEOUT": "1",
+    }
+    present = [rank for rank in range(3) if rank != absent]
+    ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=60)
+        assert rank.returncode == 0, err
+        assert f'"peer": {absent}' in out
+        assert f"rank {absent} at start-up" in out

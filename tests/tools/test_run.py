@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from ranks import LAUNCHER, PRELUDE, Job, environment, eventually, run, traces
+from ranks import LAUNCHER, Job, environment, eventually, run, traces
 
 from kccl.tools.run import _Labelled
 
@@ -317,63 +317,6 @@ def test_command_that_does_not_exist():
     )
     assert done.returncode == 2
     assert done.stderr == "kccl: cannot start '/nonexistent/program': No such file or directory\n"
-
-
-def start(program, **variables):
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + program],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_torchruns_variables():
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
-    ranks = [start(SUM, RANK=str(rank), **variables) for rank in range(2)]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
-        assert '"launcher": "torchrun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
-
-
-def test_sruns_variables():
-    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
-    variables["SLURM_STEP_NUM_TASKS"] = "2"
-    ranks = [start(SUM, SLURM_PROCID=str(rank), **variables) for rank in range(2)]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
-        assert '"launcher": "srun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
-
-
-def test_alone():
-    out, err = (process := start(SUM)).communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert '"world_size": 1, "launcher": "alone", "sum": [1.0, 1.0' in out
-
-
-@pytest.mark.parametrize("absent", [0, 1, 2])
-def test_a_rank_that_never_comes_is_named(absent):
-    program = """
-try:
-    kccl.init()
-except kccl.Timeout as error:
-    say(peer=error.peer, message=str(error))
-"""
-    variables = {
-        "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent}",
-        "KCCL_WORLD_SIZE": "3",
-        "KCCL_FIRST_TIMEOUT": "1",
-    }
-    present = [rank for rank in range(3) if rank != absent]
-    ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
-        assert f'"peer": {absent}' in out
-        assert f"rank {absent} at start-up" in out
 
 
 def test_two_communicators_at_once():
