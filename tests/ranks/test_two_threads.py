@@ -1,7 +1,7 @@
 """Two threads that use one communicator at the same time: the second one gets an error at once.
 
-The ranks are processes, or threads under run_threads(). Rank 1 makes its call late, so rank 0 waits
-in its own while its second thread makes another.
+The ranks are processes, or threads under run_threads(). Rank 1 makes its call only when rank 0's
+second thread has tried another, so rank 0 waits in its own call meanwhile.
 """
 
 import threading
@@ -28,25 +28,29 @@ SECOND = {
 
 PROGRAM = """
 comm = kccl.init()
+gate = comm.split(0)
 x, y = np.ones(4, np.float32), np.ones(4, np.float32)
 op, other = comm.all_reduce.prepare(x), comm.broadcast.prepare(y)
 comm.all_reduce(y)
 y.fill(1)
 comm.barrier()
-errors = []
+errors, may_begin = [], threading.Event()
 
 def second():
-    time.sleep(0.2)
+    may_begin.wait()
+    time.sleep(0.5)
     try:
         CALL
     except kccl.Error as error:
         errors.append(str(error))
+    gate.signal(1)
 
 if comm.rank == 0:
     thread = threading.Thread(target=second)
     thread.start()
+    may_begin.set()
 else:
-    time.sleep(0.6)
+    gate.wait()
 FIRST
 if comm.rank == 0:
     thread.join()
@@ -76,32 +80,35 @@ def test_a_call_that_is_not_prepared_is_protected_too(check):
     assert said[0]["sums"] == said[1]["sums"] == [2, 1]
 
 
-@pytest.mark.parametrize("backend", ["host", "sim"])
-def test_ranks_that_are_threads(backend):
+def test_ranks_that_are_threads():
+    may_begin, has_tried = threading.Event(), threading.Event()
+
     def main(comm):
         x, errors = np.ones(3, np.float32), []
-        comm.all_reduce(x.copy())  # the simulator compiles its kernel
         comm.barrier()
 
         def second():
-            time.sleep(0.1)
+            may_begin.wait()
+            time.sleep(0.5)
             try:
                 comm.all_reduce(np.ones(9, np.float32))
             except kccl.Error as error:
                 errors.append(str(error))
+            has_tried.set()
 
         thread = threading.Thread(target=second)
         if comm.rank == 0:
             thread.start()
+            may_begin.set()
         else:
-            time.sleep(0.4)
+            has_tried.wait(20)
         comm.all_reduce(x)
         if comm.rank == 0:
             thread.join()
         comm.barrier()
         return len(errors), x.tolist()
 
-    found = kccl.run_threads(main, 2, backend=backend)
+    found = kccl.run_threads(main, 2)
     assert [sums for _, sums in found] == [[2, 2, 2]] * 2
     assert [count for count, _ in found] == [1, 0]
 
