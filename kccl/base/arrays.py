@@ -46,9 +46,10 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         writable: True if the call writes the array.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, read-only although
-            the call writes it, or of an element type that KCCL does not have.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, read-only
+            although the call writes it, or of an element type that KCCL does not have.
     """
+    _check_unmasked(array, name)
     try:
         dtype = dtypes.of(array.dtype)
         buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
@@ -61,14 +62,26 @@ def pointer(array: Any, name: str) -> tuple[int, Any]:
     """The address of a writable array of any element type, and what keeps its memory alive.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, or read-only.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
     """
+    _check_unmasked(array, name)
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
     except (BufferError, TypeError, ValueError):
         found = _view_of_others(array, name, writable=True)
         return found.address, found.keep
     return _address(buffer), buffer
+
+
+def _check_unmasked(array: Any, name: str) -> None:
+    # Why: a buffer has the masked elements too, and knows nothing of the mask. arguments.cpp has
+    # the same rule.
+    kind = type(array)
+    if hasattr(kind, "mask") and hasattr(kind, "filled"):
+        raise InvalidArgument(
+            f"{name} is a {kind.__name__}, must be an array without a mask: a call would use the "
+            f"masked elements too. Pass {name}.filled(value), or {name}.data to use them on purpose"
+        )
 
 
 def _address(buffer: Any) -> int:

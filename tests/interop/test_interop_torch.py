@@ -185,6 +185,36 @@ say(rank=rank, **errors)
             assert text in fact[what][1]
 
 
+def test_collectives_of_objects_say_that_they_are_not_there(ranks):
+    """All ranks get the error, and a group of another backend has what the message says."""
+    facts = ranks(2, """
+start()
+gloo = dist.new_group(backend="gloo")
+given, objects = {"rank": rank, 3: (1,)}, [None, None]
+calls = {
+    "all_gather_object": lambda: dist.all_gather_object(objects, given),
+    "broadcast_object_list": lambda: dist.broadcast_object_list([given]),
+    "gather_object": lambda: dist.gather_object(given, objects if rank == 0 else None),
+    "scatter_object_list": lambda: dist.scatter_object_list([None], [given] * 2),
+    "send_object_list": lambda: dist.send_object_list([given], 1 - rank),
+    "broadcast": lambda: dist.broadcast(filled(4, dtype=torch.uint8), 0),
+}
+errors = {what: error_of(call) for what, call in calls.items()}
+dist.all_gather_object(objects, given, group=gloo)
+assert [each["rank"] for each in objects] == [0, 1]
+x = filled(4)
+dist.all_reduce(x)
+assert (x == total).all()
+say(rank=rank, **errors)
+""")  # fmt: skip
+    for fact in facts.values():
+        for what in ("all_gather_object", "broadcast_object_list", "broadcast"):
+            assert fact[what][0] == "NotImplementedError", fact[what]
+            assert "no collectives of objects" in fact[what][1] and "gloo" in fact[what][1]
+        for what in ("gather_object", "scatter_object_list", "send_object_list"):
+            assert fact[what][0] == "NotImplementedError", fact[what]
+
+
 def test_the_groups_timeout_holds(ranks):
     facts = ranks(2, """
 start()
