@@ -3,21 +3,22 @@
 Spin finds no error in it and every planted bug, and the code that it quotes is the current source.
 """
 
-import os
 import re
-import shutil
-import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
-from source_tree import ROOT, source_files, without_comments
-
-MODEL = ROOT / "csrc/models"
-# States on the longest path. The searches below need half of it.
-MAX_DEPTH = 1_000_000
-MAX_MEGABYTES = 1500
+from models import (
+    Search,
+    check_complete,
+    check_found,
+    never_reached,
+    plantable,
+    planted,
+    quotes,
+    searches,
+    squeezed,
+)
+from source_tree import source_files, without_comments
 
 # The searches take half a minute on two cores, longer if these are busy. One test may wait for all.
 pytestmark = pytest.mark.timeout(400)
@@ -73,97 +74,29 @@ BUGS = {
 }
 
 
-# ---- Searches ----------------------------------------------------------------------------------
-
-
-def find_spin() -> str:
-    """Spin the model checker; a Python package has a command of that name too."""
-    for folder in os.environ["PATH"].split(os.pathsep):
-        path = shutil.which("spin", path=folder)
-        if path is None:
-            continue
-        version = subprocess.run([path, "-V"], capture_output=True, text=True).stdout
-        if version.startswith("Spin Version 6"):
-            return path
-    pytest.skip("no Spin 6: apt-get install spin")
-
-
-def find_compiler() -> str:
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    return found or pytest.skip("no C compiler, which Spin needs: cc, gcc, clang")
-
-
 @pytest.fixture(scope="module")
-def search(tmp_path_factory) -> Iterator[Callable[[str], str]]:
-    """search(definitions): what pan said. All searches start at once, two at a time."""
-    spin, compiler = find_spin(), find_compiler()
-
-    def run(definitions: str) -> str:
-        folder = tmp_path_factory.mktemp("model")
-        for path in MODEL.glob("*.pml"):
-            shutil.copy(path, folder)
-        defined = [f"-D{definition}" for definition in definitions.split()]
-        # Why so little optimisation: compiling takes longer than most of the searches.
-        level = "-O1" if definitions in RUNS.values() else "-O0"
-        limits = ["-DSAFETY", f"-DMEMLIM={MAX_MEGABYTES}"]
-        for command in (
-            [spin, f"-P{compiler} -E -x c", "-a", *defined, "packets.pml"],
-            [compiler, "-w", level, *limits, "pan.c", "-o", "pan"],
-        ):
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-        pan = [folder / "pan", f"-m{MAX_DEPTH}"]
-        return subprocess.run(pan, cwd=folder, capture_output=True, text=True).stdout
-
-    with ThreadPoolExecutor(2) as pool:
-        said: dict[str, Future[str]] = {
-            definitions: pool.submit(run, definitions) for definitions in [*RUNS.values(), *BUGS]
-        }
-        yield lambda definitions: said[definitions].result()
-        pool.shutdown(cancel_futures=True)
+def search(tmp_path_factory) -> Iterator[Search]:
+    yield from searches(
+        "packets.pml", RUNS.values(), BUGS, lambda: tmp_path_factory.mktemp("model")
+    )
 
 
 @pytest.mark.parametrize("definitions", RUNS.values(), ids=RUNS)
 def test_no_run_goes_wrong(search, definitions):
-    said = search(definitions)
-    assert "errors: 0" in said, said
-    # pan says so when it left states out.
-    for excuse in ("Search not completed", "max search depth too small", "bit statespace"):
-        assert excuse not in said, said
-    for checked in ("assertion violations", "invalid end states"):
-        assert re.search(rf"{checked}\s+\+", said), said
-    depth, states = (
-        int(re.search(pattern, said)[1])
-        for pattern in (r"depth reached (\d+)", r"(\d+) states, stored")
-    )
-    assert depth < MAX_DEPTH - 1
-    assert states > 1000
+    check_complete(search(definitions))
 
 
 def test_every_statement_of_the_model_is_reached_in_some_run(search):
-    never = Counter()
-    for definitions in RUNS.values():
-        listed = re.findall(r'(\w+\.pml:\d+), state \d+, "(.*)"', search(definitions))
-        never.update({place for place, statement in listed if statement != "-end-"})
-    assert [place for place, count in never.items() if count == len(RUNS)] == []
+    assert never_reached(map(search, RUNS.values())) == []
 
 
 @pytest.mark.parametrize("definitions", BUGS)
 def test_planted_bug_is_found(search, definitions):
-    said = search(definitions)
-    assert "errors: 1" in said, said
-    assert re.search(BUGS[definitions], said), said
+    check_found(search(definitions), BUGS[definitions])
 
 
 def test_every_bug_that_can_be_planted_is():
-    listed = re.findall(r"^#define (\w+) \d+", planted_list(), re.MULTILINE)
-    used = re.findall(r"PLANTED=(\w+)", " ".join([*RUNS.values(), *BUGS]))
-    assert set(listed) == {"NOTHING", *used}
-
-
-def planted_list() -> str:
-    text = (MODEL / "packets.pml").read_text()
-    return text[text.index("#define NOTHING") : text.index("#ifndef PLANTED")]
+    assert plantable("packets.pml") == {"NOTHING", *planted([*RUNS.values(), *BUGS])}
 
 
 # ---- Quotes ------------------------------------------------------------------------------------
@@ -197,22 +130,6 @@ ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter|enter_special|leave|rearm|"
 ACCESS += r"push|push_to|await_all|await_one|exchange|send|take)\("
 
 
-def squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def quotes() -> list[tuple[str, str, str]]:
-    """(file, function or nothing, code without white space) of each comment that quotes."""
-    found = []
-    for path in sorted(MODEL.glob("*.pml")):
-        for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
-            text = re.sub(r"\n\s*\*", " ", comment)
-            quote = re.fullmatch(r"\s*(\w+\.(?:cuh|inc))(?: (\w+)\(\))?:(.*)", text, re.DOTALL)
-            if quote:
-                found.append((quote[1], quote[2] or "", squeezed(quote[3])))
-    return found
-
-
 def body(text: str, function: str) -> str:
     """The bodies of all functions of this name, one after the other."""
     bodies = ""
@@ -237,7 +154,7 @@ def test_quoted_code_is_the_code_there_is():
         for function in functions
     }
     gone = []
-    for name, function, code in quotes():
+    for name, function, code in quotes("cuh|inc"):
         if (name, function) not in left:
             text = without_comments(headers[name])
             left[name, function] = squeezed(body(text, function) if function else text)
