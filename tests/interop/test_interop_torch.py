@@ -329,3 +329,42 @@ def test_calls_of_a_communicator_follow_each_other_across_streams(monkeypatch):
         call(comm, graph)
         assert graph.waited_for == [side]
         assert torch_tensors.order(comm, torch.device("cpu")) is None
+
+
+def test_tensors_of_bfloat16_in_the_collectives_of_a_communicator():
+    """NumPy lacks the type, so NumPy cannot read the tensor's memory."""
+
+    def main(comm):
+        for shape in ((), (5,), (3, 4), (0, 2)):
+            for _ in range(2):
+                x = torch.full(shape, comm.rank + 1, dtype=torch.bfloat16)
+                out = torch.zeros_like(x)
+                assert comm.all_reduce(x, out=out) is out
+                assert comm.all_reduce(x) is x
+                assert (x == 3).all() and (out == 3).all()
+        everyone = comm.all_gather(torch.full((4,), comm.rank, dtype=torch.bfloat16))
+        assert everyone.astype(float).tolist() == [[0] * 4, [1] * 4]
+        with pytest.raises(kccl.InvalidArgument, match=r"shape \(4, 3\) and is not C-contiguous"):
+            comm.all_reduce(torch.ones(3, 4, dtype=torch.bfloat16).T)
+
+    kccl.run_threads(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("view", "what"),
+    [
+        (lambda x: x._neg_view(), "negates"),
+        (lambda x: x.to(torch.bfloat16)._neg_view(), "negates"),
+        (lambda x: torch.complex(x, x).conj().imag, "negates"),
+        (lambda x: torch.complex(x, x).conj(), "conjugates"),
+    ],
+)
+def test_views_that_change_what_is_in_memory_are_refused(view, what):
+    """Also on the fast path, which an earlier call with a tensor has opened."""
+
+    def main(comm):
+        comm.all_reduce(torch.ones(3))
+        with pytest.raises(kccl.InvalidArgument, match=f"x is a view that {what} the memory"):
+            comm.all_reduce(view(torch.ones(3)))
+
+    kccl.run_threads(main, 2)
