@@ -18,23 +18,23 @@ STEP = @$(PYTHON) .ci/step.py
 # What the compiled core is made of; other Python files need no new set-up, because the checkout is
 # installed editable.
 CORE_SOURCES := pyproject.toml setup.py kccl/plan/specs.py kccl/jit/names.py kccl/base/dtypes.py \
-	$(shell find csrc/host csrc/sim csrc/include -type f -not -path '*/__pycache__/*')
+	$(shell find csrc/host csrc/sim csrc/include engine/host -type f -not -path '*/__pycache__/*')
 
-# What KCCL, its MPI extra and its benches need, a line each.
+# What KCCL, its MPI extra, its benches and its engine need, a line each.
 REQUIREMENTS := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	extras = project["optional-dependencies"]; \
-	print(*project["dependencies"], *extras["mpi"], *extras["bench"], sep="\n")
+	print(*project["dependencies"], *extras["mpi"], *extras["bench"], *extras["engine"], sep="\n")
 
 # Without a system compiler, setup.py uses the one inside the ziglang wheel.
 HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 
-CPP_FILES = $(shell find csrc bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
+CPP_FILES = $(shell find csrc engine bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
 # Models that tests fetch.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo test test-parity sim-mutations sim-soak gpu lint format clean
+.PHONY: help setup demo test test-parity sim-mutations sim-soak shrink-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
@@ -43,6 +43,7 @@ help:
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
+	@echo "make shrink-soak MINUTES=60   kill ranks at random moments of shrink()"
 	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
 	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
 	@echo "make lint   ruff, mypy, clang-format    make format  apply the formatters"
@@ -107,6 +108,9 @@ sim-mutations: $(VENV)/.dev
 
 sim-soak: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_soak.py --minutes $(MINUTES)
+
+shrink-soak: $(VENV)/.dev
+	$(BIN)/python tests/support/mortal_ranks.py soak $(MINUTES)
 
 # No environment of its own: the GPU host's interpreter has PyTorch and the driver's bindings.
 gpu:

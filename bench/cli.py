@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import kccl
 
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="print every row, not one line a size"
     )
     parser.add_argument(
-        "--json", action="store_true", help="end with one JSON document as the last line"
+        "--json", action="store_true", help="print one JSON document; tables go to stderr"
     )
     parser.add_argument("--csv", type=Path, metavar="F", help="write the rows as CSV")
     parser.add_argument(
@@ -141,6 +141,7 @@ def main(
     *,
     job: GpuJob | None = None,
     command: Sequence[str] | None = None,
+    tables: IO[str] | None = None,
 ) -> int:
     """Run the benchmark; rank 0 prints.
 
@@ -149,12 +150,14 @@ def main(
         comm: The communicator.
         job: GPU state that several benches share; None creates it for this one.
         command: See document().
+        tables: Where tables go. None: to stdout; to stderr with --json.
 
     Returns:
         0; 1 if any result was wrong; 2 if the arguments are invalid. The same on every rank.
     """
     collective = load(args.collective)
-    out = console()
+    tables = tables or (sys.stderr if args.json else sys.stdout)
+    out = console(tables)
     _fill_defaults(args, collective)
     try:
         problems = _problems(args, collective, comm.world_size)
@@ -167,7 +170,7 @@ def main(
     with ExitStack() as ends:
         if job is None and _is_on_gpus(args):
             job = ends.enter_context(closing(_gpu_job(comm)))
-        rows, notes, machine = _measure(args, collective, problems, comm, job)
+        rows, notes, machine = _measure(args, collective, problems, comm, job, tables)
     if comm.rank == 0:
         made = document(rows, comm.world_size, machine, command)
         _print_report(out, args, rows, notes, made)
@@ -287,11 +290,12 @@ def _measure(
     problems: Sequence[Problem],
     comm: kccl.Communicator,
     job: GpuJob | None,
+    tables: IO[str],
 ) -> tuple[list[Row], list[str], dict[str, Any]]:
     """All rows, a note for each peer without rows, and facts about the machine. Collective."""
     with closing(_side(args, collective, problems, comm, job)) as side:
         rows: list[Row] = []
-        with progress(comm.rank == 0, len(problems)) as show:
+        with progress(comm.rank == 0, len(problems), tables) as show:
             for problem in problems:
                 show(f"{collective.name}, {size_text(problem.nbytes)} bytes")
                 rows += measure(

@@ -32,7 +32,6 @@ The kernel is the same source for both, in csrc/include/kccl:
 """
 
 import contextlib
-import json
 import math
 import weakref
 from functools import cached_property
@@ -64,12 +63,13 @@ if TYPE_CHECKING:
 class Communicator(OneSided):
     """The ranks of a job, or of a part of it.
 
-    One thread at a time uses a communicator. Several communicators are independent of each other.
+    One thread at a time uses a communicator; a call that another thread makes meanwhile raises
+    kccl.Error and sends nothing. Several communicators are independent of each other.
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this process within the machine; the same in all parts of a job.
-        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         backend: "host", "sim" or "cuda".
         num_channels: Number of channels, for the `channel` arguments.
         context: The part of the communicator that its calls use; for modules of KCCL.
@@ -257,7 +257,9 @@ class Communicator(OneSided):
     def plan(self, collective: str, nbytes: int = 0, dtype: Any = None) -> Plan:
         """The plan of a call of `nbytes`, as nccl-tests counts them. `.explain()` says why."""
         nbytes = arguments.not_negative("nbytes", nbytes)
-        return self.context.plan(collective, nbytes, None if dtype is None else dtypes.of(dtype))
+        kind = None if dtype is None else dtypes.of(dtype)
+        arguments.whole_elements("nbytes", nbytes, kind)
+        return self.context.plan(collective, nbytes, kind)
 
     def algorithms(self, collective: str) -> list[str]:
         """Names of a collective's algorithms, for the `algorithm` arguments."""
@@ -269,13 +271,16 @@ class Communicator(OneSided):
         self._mesh.close()
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order. JSON must represent it. Collective, and slow."""
+        """Every rank's `value`, in rank order. Collective, and slow.
+
+        Raises:
+            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
         self._check_open()
         if self._mesh.is_resetting:
             self.context.raise_failure()
-        text, timeout = json.dumps(value).encode(), self._env.first_timeout
-        replies = self._mesh.allgather(text, "gather_objects", timeout)
-        return [json.loads(reply) for reply in replies]
+        return agreement.gather_objects(self._mesh, value, self._env.first_timeout)
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Splits the ranks into communicators, one for each `color`. Collective.

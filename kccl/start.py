@@ -34,7 +34,7 @@ def _check_backend(backend: str, known: Sequence[str]) -> None:
 def init(backend: str = "auto") -> Communicator:
     """Makes the communicator of all ranks of this job. Collective.
 
-    Works under mpirun, torchrun and `kccl run`, and without a launcher as one rank.
+    Works under mpirun, torchrun, srun and `kccl run`, and without a launcher as one rank.
 
     Args:
         backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs. On
@@ -43,7 +43,7 @@ def init(backend: str = "auto") -> Communicator:
 
     Raises:
         BackendError: The backend, or the launcher's library, is not available on this machine.
-        InvalidArgument: Environment variables are wrong or differ between ranks.
+        InvalidArgument: Environment variables are wrong, are missing or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
     if backend == "sim":

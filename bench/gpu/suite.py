@@ -69,7 +69,7 @@ def _run(name: str, command: Sequence[str], comm: kccl.Communicator, job: GpuJob
         print(f"# {name} has begun", flush=True)
     printed = StringIO()
     with redirect_stdout(printed):
-        code = cli.main(args, comm, job=job, command=command)
+        code = cli.main(args, comm, job=job, command=command, tables=printed)
     if comm.rank == 0:
         text = out / f"{name}.txt"
         text.write_text(printed.getvalue(), "utf-8")

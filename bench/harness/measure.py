@@ -168,7 +168,7 @@ def measure(
 
     late_wrong = {i: check(i, 1) for i in sound}
     p99 = {i: float(np.percentile(np.concatenate(singles[i]), 99)) for i in sound}
-    ranks = gather([(medians[i], p99[i], late_wrong[i], further[i]) for i in sound])
+    ranks = gather([[medians[i], p99[i], late_wrong[i], further[i]] for i in sound])
 
     rows = []
     for i in everyone:

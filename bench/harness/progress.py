@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 
 @contextmanager
-def progress(wanted: bool, sizes: int) -> Iterator[Callable[[str], None]]:
-    """Shows a progress line, on a terminal only. Yields the function that sets its text.
+def progress(wanted: bool, sizes: int, file: IO[str]) -> Iterator[Callable[[str], None]]:
+    """Shows a progress line if `file` is a terminal. Yields the function that sets its text.
 
     The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
     """
-    if not (wanted and sys.stdout.isatty()):
+    if not (wanted and file.isatty()):
         yield lambda what: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(), auto_refresh=False, transient=True) as bar:
+    with Progress(*columns, console=Console(file=file), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", total=sizes + 1, completed=-1)
 
         def show(what: str) -> None:

@@ -95,7 +95,8 @@ def open_mpi_rows(comm: Comm, request: Request) -> tuple[list[Row], str | None]:
     job = _OpenMpiJob(request, comm.world_size) if comm.rank == 0 else None
     try:
         while True:
-            answer = comm.gather_objects(job.poll() if job is not None else None)[0]
+            polled = job.poll() if job is not None else None
+            answer = comm.gather_objects(None if polled is None else list(polled))[0]
             if answer is not None:
                 break
     finally:

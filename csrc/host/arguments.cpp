@@ -9,6 +9,9 @@ namespace {
 PyObject* exchange_type = nullptr;
 const DlpackExchange* exchange = nullptr;
 
+// The last type with the buffer protocol whose arrays have no mask.
+PyObject* unmasked_type = nullptr;
+
 PyObject* name_of(const char* text) { return PyUnicode_InternFromString(text); }
 
 // Whether arrays of this type give their memory by DLPack's C interface.
@@ -27,6 +30,24 @@ bool offers_exchange(PyObject* type) {
     set_reference(&exchange_type, Py_NewRef(type));
     exchange = found;
     return true;
+}
+
+bool has_attribute(PyObject* object, PyObject* name) {
+    PyObject* found = PyObject_GetAttr(object, name);
+    PyErr_Clear();
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+// Whether arrays of this type mask elements, as NumPy's masked arrays do: their buffers show masked
+// elements too. kccl/base/arrays.py refuses such arrays, by the same rule.
+bool has_mask(PyObject* type) {
+    if (type == unmasked_type) return false;
+    static PyObject* const mask = name_of("mask");
+    static PyObject* const filled = name_of("filled");
+    if (has_attribute(type, mask) && has_attribute(type, filled)) return true;
+    set_reference(&unmasked_type, Py_NewRef(type));
+    return false;
 }
 
 // PyTorch's function gives the memory of tensors that must not be used as they are: of those that
@@ -70,6 +91,7 @@ bool Argument::look(PyObject* array, bool is_written) {
     }
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(array));
     if (type == exchange_type) return look_by_dlpack(array);
+    if (has_mask(type)) return false;
     if (PyObject_GetBuffer(array, &buffer_, is_written ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND) ==
         0) {
         has_buffer_ = true;

@@ -94,8 +94,8 @@ bool may_be_used(const Argument& x, const Argument& out, Py_ssize_t own_offset) 
                                            : out_begin == x_begin + own_offset;
 }
 
-// The taught call for the arrays and the value, pointed at their memory; null when the slow path
-// must look. `out` may be null.
+// The taught call for the arrays and the value; null when the slow path must look. `out` may be
+// null.
 Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argument& x_memory,
             Argument& out_memory) {
     if (!x_memory.look(x, out == nullptr)) return nullptr;
@@ -109,10 +109,20 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argum
     const bool is_good = out == nullptr || (out_memory.dtype() == x_memory.dtype() &&
                                             out_memory.type() == x_memory.type() &&
                                             may_be_used(x_memory, out_memory, known->own_offset));
-    if (!is_good) return nullptr;
-    known->op->call.input = x_memory.address();
-    known->op->call.output = out == nullptr ? x_memory.address() : out_memory.address();
-    return known;
+    return is_good ? known : nullptr;
+}
+
+PyObject* make_call(KcclHostOp* op, uint64_t input, uint64_t output, PyObject* result,
+                    PyObject* on_failure) {
+    uint32_t status;
+    {
+        const Use use(op);
+        if (!use.is_granted()) return nullptr;
+        op->call.input = input;
+        op->call.output = output;
+        status = run(use, op);
+    }
+    return finish(status, result, on_failure);
 }
 
 PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -128,10 +138,13 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, value, x_memory, out_memory);
         if (known != nullptr) {
+            // Another thread may teach another call in its place meanwhile.
+            KcclHostOp* op = known->op;
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
-            const uint32_t status = run(known->op);
-            PyObject* result = finish(status, out == nullptr ? x : out, on_failure);
+            const Argument& result_memory = out == nullptr ? x_memory : out_memory;
+            PyObject* result = make_call(op, x_memory.address(), result_memory.address(),
+                                         out == nullptr ? x : out, on_failure);
             Py_DECREF(owner);
             Py_DECREF(on_failure);
             return result;

@@ -2,7 +2,8 @@
 // A second module in the same shared library as kccl._core (PEP 489, "multiple modules in one
 // library"); kccl/base/abi.py loads both.
 //
-//   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`
+//   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`;
+//                                                  op.after(fill) lets fill() change it first
 //   Dispatcher(slow, option)                       see dispatcher.cpp
 //
 // `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
@@ -16,11 +17,6 @@
 #include "../include/kccl/targets/host_idle.h"
 
 namespace kccl::host {
-namespace {
-
-// How often a waiting call lets the interpreter handle signals.
-constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
-constexpr uint64_t kLongMessageBytes = 32768;
 
 // A call that Python made, and its interpreter state while it has given up the lock.
 struct CallOfPython {
@@ -32,6 +28,12 @@ struct CallOfPython {
         signals_handled_ns = kccl_host_clock_ns();
     }
 };
+
+namespace {
+
+// How often a waiting call lets the interpreter handle signals.
+constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
+constexpr uint64_t kLongMessageBytes = 32768;
 
 // This thread's innermost such call: a signal handler that runs within a call may make another.
 // Null for calls that others make, from C; they leave the interpreter alone.
@@ -48,26 +50,56 @@ uint32_t on_idle() {
     return raised != 0;
 }
 
+KcclHostContext* context_of(const KcclHostOp* op) {
+    const auto* state = reinterpret_cast<const KcclState*>(op->call.comm.state);
+    return reinterpret_cast<KcclHostContext*>(state->idle_context);
+}
+
+void complain_of_another_thread(int rank) {
+    PyObject* errors = PyImport_ImportModule("kccl.base.errors");
+    PyObject* error = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "Error");
+    if (error != nullptr) {
+        PyErr_Format(error,
+                     "rank %d: another thread is making a call of this communicator, and nothing "
+                     "was sent; one thread at a time uses a communicator. Threads that make calls "
+                     "at the same time need one each, as comm.split(0) makes it on all ranks",
+                     rank);
+    }
+    Py_XDECREF(error);
+    Py_XDECREF(errors);
+}
+
 // Runs `call` with the interpreter's lock handled; an interrupt leaves its exception set.
 template <class F>
-uint32_t with_lock_handled(const KcclHostOp* op, bool is_long, F&& call) {
-    const auto* state = reinterpret_cast<const KcclState*>(op->call.comm.state);
-    const auto* context = reinterpret_cast<const KcclHostContext*>(state->idle_context);
+uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
     CallOfPython here;
-    CallOfPython* const around = current;
-    current = &here;
-    if (is_long || !context->holds_gil) here.release();
+    CallOfPython** const innermost = use.innermost();
+    CallOfPython* const around = *innermost;
+    *innermost = &here;
+    if (is_long || !use.context()->holds_gil) here.release();
     const uint32_t status = call();
-    current = around;
+    *innermost = around;
     if (here.released != nullptr) PyEval_RestoreThread(here.released);
     return status;
 }
 
 }  // namespace
 
-uint32_t run(KcclHostOp* op) {
+Use::Use(const KcclHostOp* op)
+    : context_(context_of(op)), innermost_(&current), before_(context_->user) {
+    // The variable is this thread's own, so its address names the thread.
+    const uint64_t self = reinterpret_cast<uint64_t>(innermost_);
+    is_granted_ = before_ == 0 || before_ == self;
+    if (is_granted_) {
+        context_->user = self;
+    } else {
+        complain_of_another_thread(op->call.comm.rank);
+    }
+}
+
+uint32_t run(const Use& use, KcclHostOp* op) {
     const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
-    return with_lock_handled(op, is_long, [op] { return kccl_host_run(op); });
+    return with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
 }
 
 void set_reference(PyObject** slot, PyObject* value) {
@@ -118,12 +150,13 @@ int op_init(PyObject* self, PyObject* args, PyObject* kwargs) {
     return 0;
 }
 
-// Whether the call can be made; else an exception is set. Gives it the stream of the moment.
-bool is_ready(Op* op) {
-    if (op->op == nullptr) {
-        PyErr_SetString(PyExc_TypeError, "Op has not been initialised");
-        return false;
-    }
+bool is_initialised(const Op* op) {
+    if (op->op == nullptr) PyErr_SetString(PyExc_TypeError, "Op has not been initialised");
+    return op->op != nullptr;
+}
+
+// Gives the call the stream of the moment, within a Use. False: an exception is set.
+bool follow_stream(Op* op) {
     if (op->stream == nullptr) return true;
     // What it runs may make this op another.
     PyObject* current = Py_NewRef(op->stream);
@@ -137,25 +170,53 @@ bool is_ready(Op* op) {
     return true;
 }
 
+// Makes the call, after `fill` if that is not null.
+PyObject* make_call(Op* op, PyObject* fill) {
+    if (!is_initialised(op)) return nullptr;
+    uint32_t status;
+    {
+        const Use use(op->op);
+        if (!use.is_granted()) return nullptr;
+        if (fill != nullptr) {
+            PyObject* filled = PyObject_CallNoArgs(fill);
+            if (filled == nullptr) return nullptr;
+            Py_DECREF(filled);
+        }
+        if (!follow_stream(op)) return nullptr;
+        status = run(use, op->op);
+    }
+    return finish(status, op->result, op->on_failure);
+}
+
 PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (PyTuple_Size(args) != 0 || (kwargs != nullptr && PyDict_Size(kwargs) != 0)) {
-        PyErr_SetString(PyExc_TypeError, "a prepared call takes no arguments");
-        return nullptr;
+        // kccl/collectives says what it takes.
+        PyObject* refuse = PyObject_GetAttrString(self, "_refuse");
+        PyObject* returned = refuse == nullptr ? nullptr : PyObject_Call(refuse, args, kwargs);
+        Py_XDECREF(refuse);
+        return returned;
     }
-    Op* op = as_op(self);
-    if (!is_ready(op)) return nullptr;
-    return finish(run(op->op), op->result, op->on_failure);
+    return make_call(as_op(self), nullptr);
 }
+
+// after(fill): fill() fills in the call's arguments, and then the call is made. Meanwhile no other
+// thread uses the communicator.
+PyObject* op_after(PyObject* self, PyObject* fill) { return make_call(as_op(self), fill); }
 
 // clock(iterations, address): runs the call `iterations` times; microseconds to the doubles there.
 PyObject* op_clock(PyObject* self, PyObject* args) {
     unsigned long long iterations, address;
     if (!PyArg_ParseTuple(args, "KK", &iterations, &address)) return nullptr;
     Op* op = as_op(self);
-    if (!is_ready(op)) return nullptr;
-    const uint32_t status = with_lock_handled(op->op, true, [=] {
-        return kccl_host_time(op->op, iterations, reinterpret_cast<double*>(address));
-    });
+    if (!is_initialised(op)) return nullptr;
+    uint32_t status;
+    {
+        const Use use(op->op);
+        if (!use.is_granted() || !follow_stream(op)) return nullptr;
+        status = with_lock_handled(use, true, [=] {
+            return kccl_host_time(op->op, iterations, reinterpret_cast<double*>(address));
+        });
+    }
     return finish(status, Py_None, op->on_failure);
 }
 
@@ -187,6 +248,7 @@ void deallocate(PyObject* self) {
 namespace {
 
 PyMethodDef op_methods[] = {
+    {"after", op_after, METH_O, "after(fill): calls fill(), which may change the call; makes it."},
     {"clock", op_clock, METH_VARARGS,
      "clock(iterations, address): makes the call again and again, clocked in C."},
     {nullptr, nullptr, 0, nullptr}};

@@ -10,8 +10,36 @@
 
 namespace kccl::host {
 
+struct CallOfPython;
+
+// This thread's use of the communicator of a call. Within it the thread may begin another, as
+// signal handlers do, but no other thread may: both would use the same slots. Begins and ends under
+// the interpreter's lock, so it needs no atomic.
+class Use {
+  public:
+    explicit Use(const KcclHostOp* op);
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use() {
+        if (is_granted_) context_->user = before_;
+    }
+
+    // False: another thread uses the communicator. An exception is set.
+    bool is_granted() const { return is_granted_; }
+
+    KcclHostContext* context() const { return context_; }
+    // This thread's innermost call of Python.
+    CallOfPython** innermost() const { return innermost_; }
+
+  private:
+    KcclHostContext* context_;
+    CallOfPython** innermost_;
+    uint64_t before_;
+    bool is_granted_;
+};
+
 // Makes a call, and handles the interpreter's lock. After an interrupt the exception is set.
-uint32_t run(KcclHostOp* op);
+uint32_t run(const Use& use, KcclHostOp* op);
 
 // Returns a new reference to `result`, or lets `on_failure` raise.
 PyObject* finish(uint32_t status, PyObject* result, PyObject* on_failure);

@@ -188,9 +188,12 @@ class CudaBackend(Backend):
 
     def stream(self, given: Any, view: ArrayView | None) -> int:
         """See Backend."""
-        if given is not None:
-            return arrays.stream_of(given)
-        return view.stream() if isinstance(view, DeviceView) else self._stream_before()
+        if given is None:
+            return view.stream() if isinstance(view, DeviceView) else self._stream_before()
+        stream = arrays.stream_of(given)
+        if isinstance(view, DeviceView) and view.wait_on is not None:
+            view.wait_on(stream)
+        return stream
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend."""

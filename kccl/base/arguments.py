@@ -5,8 +5,12 @@ value.
 """
 
 import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
 from typing import Any
 
+from .dtypes import Dtype
 from .errors import InvalidArgument
 
 # About 31 years. In nanoseconds, a clock plus this limit still fits 64 bits.
@@ -37,6 +41,15 @@ def not_negative(name: str, value: Any) -> int:
     return number
 
 
+def whole_elements(name: str, nbytes: int, dtype: Dtype | None) -> None:
+    """Checks that so many bytes are whole elements of a type; None for no type."""
+    if dtype is not None and nbytes % dtype.itemsize:
+        raise InvalidArgument(
+            f"{name} is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
+            f"{dtype.name}"
+        )
+
+
 def shape(value: Any) -> tuple[int, ...]:
     """`value` as the shape of an array: an integer or several, none negative."""
     try:
@@ -62,3 +75,50 @@ def nanoseconds(name: str, seconds: Any) -> int:
             f"{name} is {seconds!r}, must be positive and at most {_MAX_SECONDS:.0e} seconds"
         )
     return max(round(float(seconds) * 1e9), 1)
+
+
+def explained(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The method, with a TypeError that says how to call it when it is called in another form.
+
+    Args:
+        method: A method of a class.
+        name: What its callers call it, as in "all_reduce".
+    """
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return method(self, *args, **keywords)
+        except TypeError:
+            found = _wrong_form(method, name, args, keywords)
+            if found:
+                raise TypeError(found) from None
+            raise
+
+    return call
+
+
+def _wrong_form(
+    method: Callable[..., Any], name: str, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> str:
+    """What is wrong with the form of a call; "" for nothing."""
+    accepted = signature(method)
+    try:
+        accepted.bind(None, *args, **keywords)
+    except TypeError as error:
+        reason = str(error)
+    else:
+        return ""
+    parameters = list(accepted.parameters.values())[1:]
+    places = [each.name for each in parameters if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    named = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    if len(args) <= len(places):
+        return f"{name}(): {reason}; its arguments are {', '.join([*places, *named])}"
+    extra = args[len(places)]
+    count = "1 positional argument" if len(places) == 1 else f"{len(places)} positional arguments"
+    beginning = f"{name}() takes {count}, {' and '.join(places)}, and got {len(args)}"
+    guess, value = ("op", repr(extra)) if isinstance(extra, str) else ("out", "out")
+    if guess not in named or not (isinstance(extra, str) or hasattr(extra, "__len__")):
+        return f"{beginning}: {', '.join(named)} are keyword arguments"
+    call = f"{name}({', '.join([*places, f'{guess}={value}'])})"
+    return f"{beginning}: {guess} is a keyword argument, write {call}"

@@ -1,11 +1,15 @@
 """Looks at a caller's array in host memory: address, size and element type. Copies nothing."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import dtypes
 from .abi import ffi
 from .errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from . import dlpack
 
 _BYTES = ffi.typeof("char[]")
 _EXCHANGE = "__dlpack_c_exchange_api__"
@@ -46,9 +50,10 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
         writable: True if the call writes the array.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, read-only although
-            the call writes it, or of an element type that KCCL does not have.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, read-only
+            although the call writes it, or of an element type that KCCL does not have.
     """
+    _check_unmasked(array, name)
     try:
         dtype = dtypes.of(array.dtype)
         buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
@@ -61,14 +66,26 @@ def pointer(array: Any, name: str) -> tuple[int, Any]:
     """The address of a writable array of any element type, and what keeps its memory alive.
 
     Raises:
-        InvalidArgument: It is not an array in host memory, not C-contiguous, or read-only.
+        InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
     """
+    _check_unmasked(array, name)
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
     except (BufferError, TypeError, ValueError):
         found = _view_of_others(array, name, writable=True)
         return found.address, found.keep
     return _address(buffer), buffer
+
+
+def _check_unmasked(array: Any, name: str) -> None:
+    # Why: a buffer has the masked elements too, and knows nothing of the mask. arguments.cpp has
+    # the same rule.
+    kind = type(array)
+    if hasattr(kind, "mask") and hasattr(kind, "filled"):
+        raise InvalidArgument(
+            f"{name} is a {kind.__name__}, must be an array without a mask: a call would use the "
+            f"masked elements too. Pass {name}.filled(value), or {name}.data to use them on purpose"
+        )
 
 
 def _address(buffer: Any) -> int:
@@ -93,10 +110,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
         is_buffer = False
     dtype = _dtype_of(array, memory, name)
     if not _is_contiguous(array, memory):
-        raise InvalidArgument(
-            f"{name} has shape {_shape_of(array, memory)} and is not C-contiguous, "
-            "must be C-contiguous"
-        )
+        raise _not_contiguous(name, _shape_of(array, memory))
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
     except (BufferError, ValueError, TypeError) as error:
@@ -129,10 +143,43 @@ def _from_dlpack(array: Any, name: str) -> Any:
         )
     import numpy as np
 
+    from . import dlpack
+
+    dlpack.check_plain(array, name)
     try:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error
+        if array.__dlpack_device__()[0] != dlpack.CPU:
+            raise dlpack.refused(name, error) from error
+    # NumPy refuses types that it lacks, as bfloat16.
+    return _to_numpy(dlpack.read_on_host(array, name), name)
+
+
+def _to_numpy(found: "dlpack.Found", name: str) -> Any:
+    """A NumPy array of the memory."""
+    import ctypes
+
+    import numpy as np
+
+    if not found.is_contiguous:
+        raise _not_contiguous(name, found.shape)
+    dtype = dtypes.to_numpy(found.dtype)
+    if 0 in found.shape:
+        array = np.empty(found.shape, dtype)
+    else:
+        nbytes = math.prod(found.shape) * found.dtype.itemsize
+        memory = (ctypes.c_char * nbytes).from_address(found.address)
+        # The array keeps `memory` alive, and this the library's memory.
+        memory.keep = found.keep  # type: ignore[attr-defined]
+        array = np.frombuffer(memoryview(memory), dtype).reshape(found.shape)
+    array.flags.writeable = not found.is_readonly
+    return array
+
+
+def _not_contiguous(name: str, shape: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} has shape {shape} and is not C-contiguous, must be C-contiguous"
+    )
 
 
 def _dtype_of(array: Any, memory: memoryview | None, name: str) -> dtypes.Dtype:

@@ -8,6 +8,9 @@ from . import dtypes
 from .errors import InvalidArgument
 
 _NAME = b"dltensor"
+_VERSIONED_NAME = b"dltensor_versioned"
+_VERSION = (1, 0)  # of DLManagedTensorVersioned
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _CODES = {"int": 0, "float": 2, "bfloat": 4}
 
 
@@ -33,6 +36,18 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 class _Managed(ctypes.Structure):
     # DLManagedTensor
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+class _Versioned(ctypes.Structure):
+    # DLManagedTensorVersioned
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
 
 
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
@@ -79,6 +94,7 @@ class Found:
         device_type, device_id: The device, by DLPack's numbers.
         is_contiguous: True if the array is C-contiguous.
         keep: The capsule, which keeps the memory alive.
+        is_readonly: True if the array's library says so, which read() does not ask.
     """
 
     address: int
@@ -88,6 +104,7 @@ class Found:
     device_id: int
     is_contiguous: bool
     keep: Any
+    is_readonly: bool = False
 
 
 def make(
@@ -128,13 +145,48 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
     Raises:
         InvalidArgument: The array gives no capsule, or has a type that KCCL does not have.
     """
+    check_plain(array, name)
     try:
         device_type, _ = array.__dlpack_device__()
         capsule = array.__dlpack__(stream=stream) if device_type == gpus else array.__dlpack__()
         address = _pointer_in(capsule, _NAME)
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error
-    tensor = _Managed.from_address(address).tensor
+    except _REFUSALS as error:
+        raise refused(name, error) from error
+    return _found(_Managed.from_address(address).tensor, capsule, name)
+
+
+def read_on_host(array: Any, name: str) -> Found:
+    """read() for arrays in host memory, of libraries that say whether an array is read-only."""
+    check_plain(array, name)
+    try:
+        capsule = array.__dlpack__(max_version=_VERSION)
+        address = _pointer_in(capsule, _VERSIONED_NAME)
+    except _REFUSALS as error:
+        raise refused(name, error) from error
+    managed = _Versioned.from_address(address)
+    return _found(managed.tensor, capsule, name, bool(managed.flags & _READ_ONLY))
+
+
+_REFUSALS = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
+
+
+def refused(name: str, error: Exception) -> InvalidArgument:
+    """The error for an array that gives no capsule."""
+    return InvalidArgument(f"{name} does not give its memory by DLPack: {error}")
+
+
+def check_plain(array: Any, name: str) -> None:
+    """Raises InvalidArgument for a view of PyTorch whose memory has other values than it shows."""
+    for method, what in (("is_neg", "negates"), ("is_conj", "conjugates")):
+        is_changed = getattr(array, method, None)
+        if callable(is_changed) and is_changed():
+            raise InvalidArgument(
+                f"{name} is a view that {what} the memory behind it, must be a tensor with its own "
+                f"values: {name}.resolve_{method.removeprefix('is_')}() makes one"
+            )
+
+
+def _found(tensor: _Tensor, capsule: Any, name: str, is_readonly: bool = False) -> Found:
     shape = tuple(tensor.shape[: tensor.ndim])
     return Found(
         (tensor.data or 0) + tensor.byte_offset,
@@ -144,6 +196,7 @@ def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
         tensor.device_id,
         not tensor.strides or is_contiguous(shape, tuple(tensor.strides[: tensor.ndim])),
         capsule,
+        is_readonly,
     )
 
 

@@ -1,6 +1,6 @@
 """barrier: returns on no rank before all ranks have called it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import arguments
 from ..plan.choice import Plan
@@ -15,6 +15,15 @@ class Barrier(Prepared):
     takes `stream`, and this holds for the work on that stream.
     """
 
+    def _refuse(self, *args: Any, **keywords: Any) -> NoReturn:
+        given = ", ".join([*map(repr, args), *(f"{name}={x!r}" for name, x in keywords.items())])
+        backend = self._context.backend
+        takes = "the keyword stream only" if backend.has_streams else "no arguments"
+        raise TypeError(
+            f"barrier({given}): on backend {backend.name} barrier() takes {takes}; a barrier on "
+            "another channel is prepared: op = comm.barrier.prepare(channel=1), then op()"
+        )
+
     if TYPE_CHECKING:
         # On the host C answers the call, and it takes no arguments.
         def __call__(self, *, stream: Any = None) -> None: ...
@@ -26,7 +35,7 @@ class Barrier(Prepared):
         return prepared(self._context, signature, plan, handle, None, (), stream)
 
 
-class CheckedBarrier(Checked, Barrier):  # type: ignore[misc]  # the call takes no stream here
+class CheckedBarrier(Checked, Barrier):
     """The barrier of a communicator on the host under KCCL_CHECK=1."""
 
 
@@ -37,17 +46,19 @@ class BarrierOnStream(CheckedOnStream, Barrier):
         self._given: Any = None
         super().__init__(signature, context, plan, handle, None, None, self._now)
 
-    def __call__(self, *, stream: Any = None) -> Any:
-        if stream is None:
-            return super().__call__()
-        self._given = stream
-        try:
-            return super().__call__()
-        finally:
-            self._given = None
+    def __call__(self, *args: Any, stream: Any = None, **keywords: Any) -> Any:
+        if args or keywords:
+            self._refuse(*args, **keywords)
+
+        def fill() -> None:
+            self._context.check_agreement(self._signature)
+            self._given = stream
+
+        return self.after(fill)
 
     def _now(self) -> int:
-        return self._context.backend.stream(self._given, None)
+        given, self._given = self._given, None
+        return self._context.backend.stream(given, None)
 
 
 def barrier(context: Context) -> Barrier:

@@ -102,10 +102,13 @@ class OneSided:
                 abi.fastcall.Op(address, None, self.context.raise_failure),
             )
         handle, op = self._one_sided[kernel]
-        for name, value in fields.items():
-            setattr(handle.call, name, value)
-        self.context.backend.set_stream(handle, stream)
-        op()
+
+        def fill() -> None:
+            for name, value in fields.items():
+                setattr(handle.call, name, value)
+            self.context.backend.set_stream(handle, stream)
+
+        op.after(fill)
 
     def _peer(self, peer: Any) -> int:
         return arguments.between("peer", peer, 0, self.context.world_size - 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature, getdoc, signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..base import arguments
 from ..base.abi import fastcall, ffi
@@ -54,6 +54,10 @@ class Prepared(fastcall.Op):
         self._handle = handle
         self._keep = keep
 
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """C calls this when `op()` is given arguments."""
+        raise TypeError("a prepared call takes no arguments: prepare() has taken them")
+
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
         """Runs the call back to back, clocked in C. Collective.
 
@@ -84,9 +88,10 @@ class Checked(Prepared):
         super().__init__(*args)
         self._signature = signature
 
-    def __call__(self) -> Any:
-        self._context.check_agreement(self._signature)
-        return super().__call__()
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if args or keywords:
+            self._refuse(*args, **keywords)
+        return self.after(partial(self._context.check_agreement, self._signature))
 
 
 class OnStream(Prepared):
@@ -253,10 +258,12 @@ class Collective(fastcall.Dispatcher):
     _OPTION = ""
     _DEFAULT: Any = None
     _slow: Callable[..., Any]
+    prepare: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._slow = cls.__dict__["__call__"]
+        cls._slow = arguments.explained(cls.__dict__["__call__"], cls._NAME)
+        cls.prepare = arguments.explained(cls.__dict__["prepare"], f"{cls._NAME}.prepare")
         # help() shows the first line as the signature.
         given = list(signature(cls._slow).parameters.values())[1:]
         line = Signature([each.replace(annotation=Parameter.empty) for each in given])
@@ -295,11 +302,14 @@ class Collective(fastcall.Dispatcher):
             known = handle, fastcall.Op(_address(handle), None, context.raise_failure)
             self._ops[key] = known
         handle, op = known
-        handle.call.input = case.x.address
-        handle.call.output = case.out.address
-        context.backend.set_stream(handle, stream)
-        self._check_agreement(case, plan, channel)
-        op()
+
+        def fill() -> None:
+            handle.call.input = case.x.address
+            handle.call.output = case.out.address
+            context.backend.set_stream(handle, stream)
+            self._check_agreement(case, plan, channel)
+
+        op.after(fill)
         if channel == 0 and not algorithm:
             self._learn(case, handle)
         return case.result

@@ -3,13 +3,13 @@
 A caller's array is a PyTorch tensor, or has __cuda_array_interface__ (CuPy, Numba) or DLPack (JAX).
 A call on it goes to the stream that its library uses at that moment, unless the caller gives one.
 JAX does not tell its streams: calls on its arrays go to the legacy default stream, which waits for
-them.
+them. So does the stream that a caller gives.
 """
 
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,12 @@ class DeviceView(ArrayView):
 
     Attributes:
         stream: Says which stream the array's library uses now.
+        wait_on: Makes a stream wait for what the library still does to the array; None if the
+            caller has to see to that, as with PyTorch.
     """
 
     stream: Callable[[], int] = driver.legacy_stream
+    wait_on: Callable[[int], object] | None = None
 
 
 class DeviceArray:
@@ -122,6 +125,8 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
                 f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
             )
         found, on = _view_by_dlpack(array, name, driver.legacy_stream())
+        wait_on = partial(_wait_for, array, name)
+        found = replace(found, wait_on=wait_on)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_by_interface(array, name, writable)
         on = device if device is None or found.count == 0 else _device_of(found.address, name)
@@ -276,6 +281,13 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
     return DeviceView(
         found.address, count, found.dtype, False, (array, found.keep)
     ), found.device_id
+
+
+def _wait_for(array: Any, name: str, stream: int) -> None:
+    """Lets the array's library make a stream wait for its pending work on the array."""
+    gpu = driver.table()
+    # DLPack has no stream 0, which is ambiguous; for the driver it is the legacy stream.
+    dlpack.read(array, name, gpu.dlpack_type, stream=stream or gpu.legacy_stream)
 
 
 def _dtype(dtype: Any, name: str) -> dtypes.Dtype:

@@ -98,6 +98,8 @@ class Shareable:
         """
         gpu, names = driver.table(), driver.table().names
         self.device = where
+        # The other devices that may access it. Their kernels may use it when it is dropped.
+        self._users: list[driver.Device] = []
         kind = gpu.memory_kind(where.ordinal)
         unit = gpu.memory_unit(kind)
         self.nbytes = -(-nbytes // unit) * unit
@@ -123,12 +125,13 @@ class Shareable:
             with contextlib.suppress(BackendError):
                 release.undo(where, tuple(undo), os.getpid())
             raise
-        release.at_end(self, where, tuple(undo))
+        release.at_end(self, where, tuple(undo), users=self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
         everyone = sorted({self.device.ordinal, *ordinals})
         note = f"for devices {ordinals} on device {self.device.ordinal}"
+        self._users += [driver.device(each) for each in everyone if each != self.device.ordinal]
         driver.table().allow_access(self.address, self.nbytes, everyone, note)
 
     def export(self) -> int:
@@ -147,6 +150,7 @@ class Plain:
         """Allocates. What is exported stays until the process ends."""
         gpu = driver.table()
         self.device = where
+        self._users: list[driver.Device] = []  # as in Shareable
         # Why rounded up: the driver puts smaller allocations together, and a handle opens them all.
         self.nbytes = -(-nbytes // _IPC_UNIT) * _IPC_UNIT
         note = f"on device {where.ordinal}, {self.nbytes} bytes"
@@ -154,12 +158,13 @@ class Plain:
             self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
         # To free it while a peer has it open is undefined, and nobody says when all have closed it.
         if not is_exported:
-            release.at_end(self, where, ((gpu.names.free, (self.address,)),))
+            release.at_end(self, where, ((gpu.names.free, (self.address,)),), users=self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
         gpu, name = driver.table(), driver.table().names.enable_access
         for ordinal in sorted({*ordinals} - {self.device.ordinal}):
+            self._users.append(driver.device(ordinal))
             with driver.device(ordinal).current():
                 code = gpu.attempt(name, self.device.context, 0)
             if code not in (0, gpu.is_accessible):

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,13 +19,22 @@ from . import driver
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 """Functions, by the driver's names from table().names, and their arguments."""
 
-# (device, calls, process, whether the device is waited for first).
-_dropped: queue.SimpleQueue[tuple[driver.Device, Calls, int, bool] | threading.Event]
+# The arguments of undo().
+_dropped: queue.SimpleQueue[
+    tuple[driver.Device, Calls, int, bool, Sequence[driver.Device]] | threading.Event
+]
 _dropped = queue.SimpleQueue()
 _DRAIN_S = 10.0
 
 
-def at_end(owner: object, where: driver.Device, calls: Calls, *, waits: bool = True) -> None:
+def at_end(
+    owner: object,
+    where: driver.Device,
+    calls: Calls,
+    *,
+    waits: bool = True,
+    users: Sequence[driver.Device] = (),
+) -> None:
     """Makes the calls when `owner` is collected; at the end of the process there is no need.
 
     Args:
@@ -32,12 +42,20 @@ def at_end(owner: object, where: driver.Device, calls: Calls, *, waits: bool = T
         where: The device.
         calls: In order.
         waits: Wait for the device first, because kernels may still use what is released.
+        users: Other devices of this process whose kernels may use it; waited for, too. The caller
+            may add some later.
     """
     _start_releasing(os.getpid())
-    weakref.finalize(owner, _dropped.put, (where, calls, os.getpid(), waits)).atexit = False
+    weakref.finalize(owner, _dropped.put, (where, calls, os.getpid(), waits, users)).atexit = False
 
 
-def undo(where: driver.Device, calls: Calls, pid: int, waits: bool = True) -> None:
+def undo(
+    where: driver.Device,
+    calls: Calls,
+    pid: int,
+    waits: bool = True,
+    users: Sequence[driver.Device] = (),
+) -> None:
     """Makes the calls now and ignores what they return; nothing in a fork of process `pid`.
 
     Raises:
@@ -47,6 +65,9 @@ def undo(where: driver.Device, calls: Calls, pid: int, waits: bool = True) -> No
     if os.getpid() != pid:
         return
     gpu = driver.table()
+    for other in users:
+        with other.current():
+            gpu.attempt(gpu.names.synchronize_device)
     with where.current():
         if waits:
             gpu.attempt(gpu.names.synchronize_device)

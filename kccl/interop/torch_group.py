@@ -180,7 +180,7 @@ class ProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """dist.broadcast."""
         x, root = _only(tensors), opts.rootRank
-        return self._run(x, tensors, opts, lambda comm: comm.broadcast(array(x, "tensor"), root))
+        return self._run(x, tensors, opts, lambda comm: comm.broadcast(_moved(x, "tensor"), root))
 
     def allgather(
         self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
@@ -191,7 +191,7 @@ class ProcessGroup(dist.ProcessGroup):
         whole = x.new_empty((len(parts), *x.shape))
 
         def call(comm: Communicator) -> None:
-            comm.all_gather(array(x, "tensor"), out=array(whole, "out"))
+            comm.all_gather(_moved(x, "tensor"), out=array(whole, "out"))
             for part, its in zip(parts, whole, strict=True):
                 part.copy_(its)
 
@@ -199,12 +199,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _allgather_base(self, out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
         """dist.all_gather_into_tensor."""
-        return self._run(
-            x,
-            [out],
-            opts,
-            lambda comm: comm.all_gather(array(x, "input_tensor"), out=array(out, "output_tensor")),
-        )
+
+        def call(comm: Communicator) -> None:
+            comm.all_gather(_moved(x, "input_tensor"), out=array(out, "output_tensor"))
+
+        return self._run(x, [out], opts, call)
 
     def reduce_scatter(
         self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
@@ -271,6 +270,18 @@ def _only(tensors: list[Any]) -> Any:
             f"kccl: {len(tensors)} tensors in one call, must be 1: a process uses one device"
         )
     return tensors[0]
+
+
+def _moved(x: torch.Tensor, name: str) -> Any:
+    """array() of a tensor that is copied bit by bit."""
+    # PyTorch pickles objects into tensors of uint8.
+    if x.dtype is torch.uint8:
+        raise NotImplementedError(
+            f"kccl: {name} has dtype torch.uint8, and this version moves no bytes, so it has no "
+            "collectives of objects either (all_gather_object, broadcast_object_list): make them "
+            'on a group of another backend, as new_group(backend="gloo")'
+        )
+    return array(x, name)
 
 
 def _op(given: Any) -> Op:

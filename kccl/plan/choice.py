@@ -6,7 +6,7 @@ from pathlib import Path
 from ..base.dtypes import Dtype
 from ..base.env import Env
 from ..base.errors import InvalidArgument
-from .specs import BY_NAME, SPECS, Request
+from .specs import BY_NAME, Request, of_collective
 from .tuning import Threshold, Tuning, tuning_for
 
 # Number of plans that a communicator keeps. When there are more, all are dropped and made again.
@@ -97,11 +97,7 @@ def choose(request: Request, tuning: Tuning, forced: str = "", preferred: str = 
         InvalidArgument: The collective is unknown. Or the forced algorithm is unknown, is of
             another collective, or cannot run the request.
     """
-    candidates = [spec for spec in SPECS if spec.collective == request.collective]
-    if not candidates:
-        known = sorted({spec.collective for spec in SPECS})
-        raise InvalidArgument(f"collective is {request.collective!r}, must be one of {known}")
-    obstacles = {spec.name: spec.why_not(request) for spec in candidates}
+    obstacles = {spec.name: spec.why_not(request) for spec in of_collective(request.collective)}
     if forced:
         if forced not in obstacles:
             raise InvalidArgument(

@@ -327,5 +327,22 @@ BY_NAME = {spec.name: spec for spec in KERNELS}
 
 
 def algorithms(collective: str) -> list[str]:
-    """Names of the algorithms of a collective."""
-    return [spec.name for spec in SPECS if spec.collective == collective]
+    """Names of the algorithms of a collective.
+
+    Raises:
+        InvalidArgument: There is no such collective.
+    """
+    return [spec.name for spec in of_collective(collective)]
+
+
+def of_collective(collective: str) -> list[KernelSpec]:
+    """The kernels among which a plan of a collective chooses.
+
+    Raises:
+        InvalidArgument: There is no such collective.
+    """
+    found = [spec for spec in SPECS if spec.collective == collective]
+    if not found:
+        known = ", ".join(sorted({spec.collective for spec in SPECS}))
+        raise InvalidArgument(f"collective is {collective!r}, must be one of {known}")
+    return found

@@ -1,4 +1,4 @@
-"""What the ranks agree on out of band: settings at start-up, and split().
+"""What the ranks agree on out of band: settings at start-up, objects, and split().
 
 survivors.py has shrink().
 """
@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable
 from socket import socket
+from typing import Any
 
 from ..base import abi
 from ..base.env import Env
@@ -61,6 +62,45 @@ def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set
                     "must be the same on all ranks"
                 )
     return {cpu for _, its_cpus in everyone for cpu in its_cpus}
+
+
+def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
+    """Every rank's `value`, in rank order. Collective; see Communicator.gather_objects()."""
+    replies = ranks.allgather(json_of(value), "gather_objects", timeout)
+    return [json.loads(reply) for reply in replies]
+
+
+def json_of(value: Any) -> bytes:
+    """JSON of which a peer makes the same value.
+
+    Raises:
+        InvalidArgument: It would make another one: there is a tuple, a key that is no text, or an
+            object that JSON does not have.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"value cannot be sent as JSON: {error}") from error
+    _check_survives(value, "value")
+    return text.encode()
+
+
+def _check_survives(value: Any, where: str) -> None:
+    if isinstance(value, tuple):
+        raise InvalidArgument(
+            f"{where} is {value!r}, a tuple, of which JSON would make a list: pass list(...)"
+        )
+    if isinstance(value, list):
+        for i, each in enumerate(value):
+            _check_survives(each, f"{where}[{i}]")
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise InvalidArgument(
+                    f"{where} has the key {key!r} of type {type(key).__name__}, of which JSON "
+                    "would make text: pass str keys, or a list of [key, value]"
+                )
+            _check_survives(each, f"{where}[{key!r}]")
 
 
 def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | None:

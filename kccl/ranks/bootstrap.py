@@ -1,4 +1,4 @@
-"""Connects the ranks that mpirun, torchrun or `kccl run` started, and makes their Mesh.
+"""Connects the ranks that mpirun, torchrun, srun or `kccl run` started, and makes their Mesh.
 
 Each launcher only has to exchange one short string for each rank. The rest goes through the Mesh.
 """
@@ -18,14 +18,9 @@ from typing import Any
 
 from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
-from . import mesh, sockets
+from . import launchers, mesh, sockets
 from .losses import Watch, ended_before
 
-# If one of these variables is set, an MPI launcher started this process.
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
-_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RETRY_S = 0.002
 # After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
 _LAST_REPLY_S = 1.0
@@ -38,7 +33,7 @@ class JobRank:
     """The rank that this process is, and how it reaches the others.
 
     Attributes:
-        launcher: "mpi", "torchrun", "torch.distributed", "kccl run", "threads" or "alone".
+        launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this rank within the machine.
         exchange: Takes this rank's string, and returns all ranks' strings in rank order.
@@ -55,9 +50,9 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
     """Finds out from the environment which launcher started this process.
 
     Raises:
-        InvalidArgument: The launcher's variables contradict each other.
+        InvalidArgument: The launcher's variables contradict each other, or one is missing.
         BackendError: An MPI launcher started this process, and mpi4py is not installed or was
-            built for another MPI. Or torchrun started ranks on several machines.
+            built for another MPI. Or torchrun or srun started ranks on several machines.
         Timeout: Under MPI, a rank did not come.
     """
     if env.rendezvous:
@@ -66,62 +61,13 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
                 f"KCCL_RANK={env.rank} must be between 0 and KCCL_WORLD_SIZE={env.world_size} - 1"
             )
         return _by_socket("kccl run", env.rendezvous, env.rank, env.world_size, env.rank, env)
-    if any(name in environ for name in _MPI_VARIABLES):
+    if launchers.is_by_mpi(environ):
         return _by_mpi(env.first_timeout)
-    if all(name in environ for name in _TORCHRUN_VARIABLES):
-        rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-        if not 0 <= rank < world_size:
-            raise InvalidArgument(f"RANK={rank} must be between 0 and WORLD_SIZE={world_size} - 1")
-        if "LOCAL_WORLD_SIZE" in environ and _number(environ, "LOCAL_WORLD_SIZE") != world_size:
-            raise BackendError(
-                f"torchrun started {world_size} ranks, {environ['LOCAL_WORLD_SIZE']} of them on "
-                "this machine; this version of KCCL works within one machine"
-            )
-        names = (
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT",
-        )
-        key = "torchrun " + " ".join(environ.get(name, "") for name in names)
-        local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
-        return _by_socket("torchrun", key, rank, world_size, local_rank, env)
+    found = launchers.started(environ)
+    if found is not None:
+        where = found.rank, found.world_size, found.local_rank
+        return _by_socket(found.launcher, found.key, *where, env)
     return JobRank("alone", 0, 1, 0, lambda text: [text])
-
-
-def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's rank according to its launcher's variables; 0 without one. Does not load MPI.
-
-    Raises:
-        InvalidArgument: The variable is not a number.
-    """
-    if environ.get("KCCL_RENDEZVOUS"):
-        return _number(environ, "KCCL_RANK") if "KCCL_RANK" in environ else 0
-    for name in _MPI_RANKS:
-        if name in environ:
-            return _number(environ, name)
-    if all(name in environ for name in _TORCHRUN_VARIABLES):
-        return _number(environ, "RANK")
-    return 0
-
-
-def mpi_world_size(environ: Mapping[str, str]) -> int:
-    """Number of processes of the job according to the MPI launcher's variables; 0 if not set."""
-    return next((_number(environ, name) for name in _MPI_SIZES if name in environ), 0)
-
-
-def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the launchers' variables, for a child that is not a rank."""
-    names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS"}
-    names.update(_MPI_VARIABLES, _MPI_RANKS, _TORCHRUN_VARIABLES)
-    return {name: text for name, text in environ.items() if name not in names}
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise InvalidArgument(f"{name}={environ[name]!r} must be of type int") from None
 
 
 def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
@@ -182,7 +128,7 @@ def _by_mpi(timeout: float) -> JobRank:
             "install it with: pip install 'kccl[mpi]'"
         ) from error
     world = MPI.COMM_WORLD
-    started = mpi_world_size(os.environ)
+    started = launchers.mpi_world_size(os.environ)
     if started and world.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0]
         raise BackendError(

@@ -30,6 +30,8 @@ Why all that return from an attempt have the same members, and none returns from
   of them returns. Nor did one that has ended: all would have m's vote from it.
 - A rank outside of M has ended for all of M before they voted. What it said came before that.
 
+csrc/models/survivors.pml tries all runs of three ranks, and of four of which one had ended before.
+
 It comes to an end: with no further loss all hear the same ranks, and of those in the latest attempt
 each votes, or makes its peers begin the next by a message. A wait for a rank that is alive and does
 not come ends with Timeout.
@@ -172,8 +174,9 @@ class _Survivor(Generic[Part]):
         said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes())
         text = said.text()
         if text != self._told:
-            self._told = text
             self._ranks.tell(text)
+            # Behind tell(): if Ctrl-C stops that, the next shrink() tells all peers again.
+            self._told = text
 
     def _begin(self, attempt: int) -> None:
         """Begins an attempt, unless this rank is in it or in a later one."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .. import cmake_dir, include_dir
 from ..base import errors
-from ..ranks import bootstrap
+from ..ranks import launchers
 
 if TYPE_CHECKING:
     from ..topology import Machine
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _SIM_RANKS = 2
+_JSON_HELP = "print one JSON document; tables go to stderr"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     rank = 0
     try:
-        rank = bootstrap.rank_of(os.environ)
+        rank = launchers.rank_of(os.environ)
         with _silence(rank != 0):
             args = _parser(arguments).parse_args(arguments)
             command: Command = args.entry
@@ -124,9 +125,7 @@ def _topo_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpus", type=int, metavar="N", help="probe at most N CPUs, spread over the machine (all)"
     )
     parser.add_argument("--plot", type=Path, metavar="F", help="draw them; implies --probe")
-    parser.add_argument(
-        "--json", action="store_true", help="end with one JSON document as the last line"
-    )
+    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
 
 
 def _topo(args: argparse.Namespace) -> int:
@@ -137,7 +136,8 @@ def _topo(args: argparse.Namespace) -> int:
     machine = discover()
     if args.probe or args.plot:
         machine = _probed(machine, args.cpus)
-    Console(highlight=False, markup=False, soft_wrap=True).print(table(machine))
+    tables = sys.stderr if args.json else sys.stdout
+    Console(file=tables, highlight=False, markup=False, soft_wrap=True).print(table(machine))
     if args.plot:
         try:
             plot(machine, args.plot)
@@ -191,9 +191,11 @@ def _bench(args: argparse.Namespace) -> int:
     from ..start import init, run_threads
 
     if args.backend == "sim":
-        if bootstrap.mpi_world_size(os.environ) > 1:
+        launcher = launchers.launcher_of_several(os.environ)
+        if launcher:
             raise errors.InvalidArgument(
-                "--backend sim runs all ranks in one process: leave out mpirun, and give --ranks"
+                "--backend sim runs all ranks in one process: leave out "
+                f"{launcher}, and give --ranks"
             )
         world_size = args.ranks or _SIM_RANKS
         codes = run_threads(
@@ -211,22 +213,37 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kccl run -n N [options] -- command ..."
     parser.add_argument("-n", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after S seconds")
+    parser.add_argument(
+        "--kill-on-error", action="store_true", help="when a rank fails, end the others"
+    )
     parser.add_argument("--pin", action="store_true", help="pin rank i to the i-th allowed core")
     parser.add_argument("--label", action="store_true", help="put the rank before each line")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every rank runs")
+    parser.epilog = (
+        "The exit code is that of the first rank that failed, and 128 + s after signal s. Without "
+        "--kill-on-error the other ranks go on."
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
     from . import run
 
-    if bootstrap.mpi_world_size(os.environ) > 1:
-        if bootstrap.rank_of(os.environ) != 0:
+    launcher = launchers.launcher_of_several(os.environ)
+    if launcher:
+        if launchers.rank_of(os.environ) != 0:
             return _USAGE_ERROR
         raise errors.InvalidArgument(
-            "kccl run starts the ranks itself: leave out either mpirun or kccl run"
+            f"kccl run starts the ranks itself: leave out either {launcher} or kccl run"
         )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return run.run(command, args.n, timeout=args.timeout, pins=args.pin, labels=args.label)
+    return run.run(
+        command,
+        args.n,
+        timeout=args.timeout,
+        kills_on_error=args.kill_on_error,
+        pins=args.pin,
+        labels=args.label,
+    )
 
 
 # ---- generate --------------------------------------------------------------------------------
@@ -260,7 +277,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from ..base import abi, dtypes, env
+    from ..base import abi, arguments, dtypes, env
     from ..bench.harness.collective import parse_size
     from ..plan import choice, specs, tuning
 
@@ -271,11 +288,7 @@ def _plan(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise errors.InvalidArgument(f"--bytes: {error}") from error
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
-    if dtype is not None and nbytes % dtype.itemsize:
-        raise errors.InvalidArgument(
-            f"--bytes is {nbytes}, must be a multiple of {dtype.itemsize}, the size of a "
-            f"{dtype.name}"
-        )
+    arguments.whole_elements("--bytes", nbytes, dtype)
     variables = env.read()
     request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)
@@ -284,9 +297,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="end with one JSON document as the last line"
-    )
+    parser.add_argument("--json", action="store_true", help=_JSON_HELP)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TextIO
 
 from ..base.env import Env
 from .checks import CHECKS
@@ -21,14 +21,14 @@ def main(*, as_json: bool) -> int:
     """Runs all checks and prints them.
 
     Args:
-        as_json: Print one JSON document as the last line.
+        as_json: Print one JSON document on stdout, and the tables on stderr.
 
     Returns:
         0, or 1 when something that the host backend needs is missing.
     """
     rows = [(name, is_needed, _run(check)) for name, is_needed, check in CHECKS]
     is_well = all(found.status != "no" for _, is_needed, found in rows if is_needed)
-    _print_table(rows)
+    _print_table(rows, sys.stderr if as_json else sys.stdout)
     if as_json:
         checks = [
             {"name": name, "is_needed": is_needed, **asdict(found)}
@@ -51,15 +51,15 @@ def _run(check: Callable[[], Finding]) -> Finding:
         )
 
 
-def _print_table(rows: list[tuple[str, bool, Finding]]) -> None:
+def _print_table(rows: list[tuple[str, bool, Finding]], file: TextIO) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(file=file, highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=140)
+        console = Console(file=file, highlight=False, width=140)
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     for heading in ("check", "", "found"):
         table.add_column(heading, overflow="fold")

@@ -2,7 +2,8 @@
 
 Every rank leads a process group of its own. So a signal reaches the rank and its own children, and
 no other rank. When a rank ends, the others go on: they raise PeerLost and may call comm.shrink().
-Ranks that wait for it in kccl.init() hear of it by ranks/losses.py.
+Ranks that wait for it in kccl.init() hear of it by ranks/losses.py. With --kill-on-error the first
+rank that fails ends the job.
 
 A guard process runs beside the launcher. When the launcher has ended, it ends the processes that
 remain in the ranks' groups. It notices by the end of a pipe, so this works after kill -9, too.
@@ -34,6 +35,7 @@ def run(
     world_size: int,
     *,
     timeout: float | None = None,
+    kills_on_error: bool = False,
     pins: bool = False,
     labels: bool = False,
 ) -> int:
@@ -46,6 +48,8 @@ def run(
         command: Program and arguments, the same for every rank.
         world_size: Number of ranks.
         timeout: Seconds after which ranks that still run are ended; None for no limit.
+        kills_on_error: When a rank fails, end the others: by SIGTERM, and 2 s later by SIGKILL.
+            Ranks that end because of a signal that was passed on do not count as failed.
         pins: Pin rank i to the i-th allowed core. SMT siblings come after all cores.
         labels: Print the rank before each line of output.
 
@@ -70,7 +74,7 @@ def run(
             "or do not pin them"
         )
     with _Guard() as guard, selectors.DefaultSelector() as selector:
-        job = _Job(guard, selector, labels)
+        job = _Job(guard, selector, labels, kills_on_error)
         with _signals(selector, job):
             try:
                 job.start(command, world_size, cpus)
@@ -145,12 +149,21 @@ def _signal_group(group: int, number: int) -> bool:
 class _Job:
     """The running ranks, and the exit code of the launcher."""
 
-    def __init__(self, guard: _Guard, selector: selectors.BaseSelector, labels: bool) -> None:
+    def __init__(
+        self,
+        guard: _Guard,
+        selector: selectors.BaseSelector,
+        labels: bool,
+        kills_on_error: bool,
+    ) -> None:
         self._guard = guard
         self._token = secrets.token_hex(16)
         self._losses = Announcer(self._token, selector)
         self._selector = selector
         self._labels = labels
+        self._kills_on_error = kills_on_error
+        # When the ranks that do not follow SIGTERM get SIGKILL.
+        self._kills_at: float | None = None
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
         self._streams: dict[int, list[_Labelled]] = {}
@@ -202,25 +215,29 @@ class _Job:
 
     def wait(self, timeout: float | None) -> int:
         ends = None if timeout is None else time.monotonic() + timeout
-        kills = None
         while self._running:
-            next_deadline = kills if ends is None else ends
-            remaining: float | None = None
-            if next_deadline is not None:
-                remaining = max(0, next_deadline - time.monotonic())
+            deadlines = [each for each in (ends, self._kills_at) if each is not None]
+            remaining = max(0, min(deadlines) - time.monotonic()) if deadlines else None
             for key, _ in self._selector.select(remaining):
                 key.data()
             now = time.monotonic()
             if ends is not None and now >= ends and self._running:
-                ranks = ", ".join(str(rank) for rank in self._running)
-                _report(f"{timeout:g} s have passed: ending rank(s) {ranks}")
-                ends, kills = None, now + _GRACE_S
-                self._signal_all(signal.SIGTERM)
+                ends = None
                 self._exit_code = self._exit_code or _TIMED_OUT
-            elif kills is not None and now >= kills:
-                kills = now + _GRACE_S
+                self._end_ranks(f"{timeout:g} s have passed")
+            if self._kills_at is not None and now >= self._kills_at:
+                self._kills_at = now + _GRACE_S
                 self._signal_all(signal.SIGKILL)
         return self._exit_code
+
+    def _end_ranks(self, why: str) -> None:
+        """Ends the ranks that still run, unless that has begun."""
+        if self._kills_at is not None or not self._running:
+            return
+        ranks = ", ".join(str(rank) for rank in self._running)
+        _report(f"{why}: ending rank(s) {ranks}")
+        self._kills_at = time.monotonic() + _GRACE_S
+        self._signal_all(signal.SIGTERM)
 
     def close(self) -> None:
         """Ends what the job has besides its ranks."""
@@ -250,6 +267,9 @@ class _Job:
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         _report(f"rank {rank} {how}")
         self._exit_code = self._exit_code or (128 - code if code < 0 else code)
+        # After Ctrl-C every rank ends in its own time.
+        if self._kills_on_error and self._num_signals == 0:
+            self._end_ranks(f"rank {rank} failed")
 
 
 class _Labelled:

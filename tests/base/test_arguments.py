@@ -48,7 +48,15 @@ FOUR = np.ones(4, np.float32)
 TEN = np.ones(10, np.float32)
 FLOATS = memoryview(array.array("f", range(8)))
 
+MASKED = np.ma.array(FOUR, mask=[False, True, False, False])
+
 WRONG = {
+    "masked": (reduce(MASKED), r"x is a MaskedArray, must be .* x\.filled\(value\), or x\.data"),
+    "masked out": (reduce(FOUR, out=MASKED), "out is a MaskedArray, must be an array without a"),
+    "masked broadcast": (broadcast(MASKED), "x is a MaskedArray, must be"),
+    "masked gather": (lambda comm: comm.all_gather(MASKED), "x is a MaskedArray, must be"),
+    "masked scatter": (lambda comm: comm.reduce_scatter(MASKED), "x is a MaskedArray, must be"),
+    "masked prepare": (lambda comm: comm.all_reduce.prepare(MASKED), "x is a MaskedArray, must"),
     "bool": (reduce(np.ones(4, bool)), "x: dtype is bool, must be one of float32, "),
     "complex": (reduce(np.ones(4, np.complex64)), "x: dtype is complex64, must be one of"),
     "uint8": (reduce(np.ones(4, np.uint8)), "x: dtype is uint8, must be one of"),
@@ -142,7 +150,15 @@ WRONG = {
     "plan text": (lambda comm: comm.plan("all_reduce", "8"), "nbytes is '8', must be an integer"),
     "plan": (
         lambda comm: comm.plan("all_to_nobody"),
-        "collective is 'all_to_nobody', must be one of",
+        "collective is 'all_to_nobody', must be one of all_gather, all_reduce, barrier, ",
+    ),
+    "plan of parts": (
+        lambda comm: comm.plan("all_reduce", 7, "float32"),
+        "nbytes is 7, must be a multiple of 4, the size of a float32",
+    ),
+    "algorithms": (
+        lambda comm: comm.algorithms("x"),
+        "collective is 'x', must be one of all_gather, all_reduce, barrier, broadcast",
     ),
 }
 
@@ -170,6 +186,58 @@ def test_wrong_arguments_send_nothing():
     assert (FOUR == 1).all() and (TEN == 1).all()
 
 
+# Calls of a form that Python refuses: in kccl's words.
+FORMS = {
+    'comm.all_reduce(x, "sum")': (
+        "all_reduce() takes 1 positional argument, x, and got 2: op is a keyword argument, "
+        "write all_reduce(x, op='sum')"
+    ),
+    "comm.all_reduce(x, x)": "out is a keyword argument, write all_reduce(x, out=out)",
+    'comm.all_reduce.prepare(x, "max")': "write all_reduce.prepare(x, op='max')",
+    "comm.all_gather(x, x)": "write all_gather(x, out=out)",
+    'comm.reduce_scatter(x, "max")': "write reduce_scatter(x, op='max')",
+    'comm.all_gather(x, "sum")': (
+        "all_gather() takes 1 positional argument, x, and got 2: out, stream, channel, algorithm "
+        "are keyword arguments"
+    ),
+    "comm.broadcast(x, 0, 7)": (
+        "broadcast() takes 2 positional arguments, x and root, and got 3: stream, channel, "
+        "algorithm are keyword arguments"
+    ),
+    "comm.all_reduce(x, root=0)": (
+        "all_reduce(): got an unexpected keyword argument 'root'; its arguments are x, out, op, "
+    ),
+    "comm.all_reduce()": "all_reduce(): missing a required argument: 'x'; its arguments are x, ",
+    "comm.barrier(channel=1)": (
+        "barrier(channel=1): on backend host barrier() takes no arguments; a barrier on another "
+        "channel is prepared: op = comm.barrier.prepare(channel=1), then op()"
+    ),
+    "comm.barrier(1)": "barrier(1): on backend host",
+    "comm.all_reduce.prepare(x)(x)": "a prepared call takes no arguments: prepare() has taken",
+}
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_calls_of_a_wrong_form_say_the_right_one(monkeypatch, check):
+    monkeypatch.setenv("KCCL_CHECK", check)
+
+    def main(comm):
+        for call, text in FORMS.items():
+            with pytest.raises(TypeError) as caught:
+                eval(call, {"comm": comm, "x": np.ones(4, np.float32)})
+            assert text in str(caught.value), call
+
+    kccl.run_threads(main, 1)
+
+
+def test_a_type_error_within_a_call_stays_what_it_is():
+    def main(comm):
+        with pytest.raises(TypeError, match="unhashable"):
+            comm.all_reduce(np.ones(4), algorithm=[])
+
+    kccl.run_threads(main, 1)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -180,7 +248,6 @@ def test_wrong_arguments_send_nothing():
         lambda: memoryview(array.array("d", [1, 2, 3])),
         lambda: memoryview(np.array([1, 2, 3], np.float16)),
         lambda: np.array([1, 2, 3], ml_dtypes.bfloat16),
-        lambda: np.ma.array([1, 2, 3], np.float32),
         lambda: np.array([1, 2, 3], np.longlong),
         lambda: DlpackOnly(np.array([1, 2, 3], np.float32)),
         lambda: DlpackOnly(np.array([1, 2, 3], np.int64)),

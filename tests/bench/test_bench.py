@@ -156,14 +156,14 @@ def test_a_wrong_result_has_no_time_and_the_exit_code_says_so(
 ) -> None:
     args = parse("all_reduce", "-b", "64", "-e", "64", "--json")
     assert FakeWorld(2, broken).run(partial(cli.main, args)) == [1, 1]
-    printed = capsys.readouterr().out
-    rows = json.loads(printed.splitlines()[-1])["rows"]
+    printed = capsys.readouterr()
+    rows = json.loads(printed.out)["rows"]
     assert len(rows) == 3
     for each in rows:
         assert each["wrong"] > 0
         timed = ("time_us", "p99_us", "skew_us", "algbw_gbps", "busbw_gbps")
         assert all(each[key] is None for key in timed)
-    assert "FAILED" in printed
+    assert "FAILED" in printed.err
 
 
 @pytest.mark.usefixtures("probes")

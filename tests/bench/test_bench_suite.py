@@ -25,13 +25,13 @@ class FakeJob:
     def close(self):
         self.closed = True
 
-    def measure(self, args, comm, *, job, command):
+    def measure(self, args, comm, *, job, command, tables):
         assert comm is self and job is self and args.backend == "cuda"
         self.commands.append(list(command))
         if args.collective == self.crashes_in:
             raise RuntimeError("the device is gone")
         if comm.rank == 0:
-            print("# a table")
+            print("# a table", file=tables)
             print(json.dumps(gpu_document(row(collective=args.collective))))
         return int(args.collective == "broadcast")
 
@@ -53,7 +53,7 @@ def test_a_suite_writes_a_document_a_bench(tmp_path, monkeypatch, capsys):
     ]
     (written,) = load(tmp_path / "barrier_4.json")
     assert written["rows"][0]["collective"] == "barrier"
-    assert (tmp_path / "all_reduce_4.txt").read_text().startswith("# a table")
+    assert (tmp_path / "all_reduce_4.txt").read_text().startswith("# a table\n{")
     printed = capsys.readouterr().out
     # If the job is killed, the last line names the bench that was running.
     assert re.findall(r"# (\w+) (?:has begun|took)", printed) == [

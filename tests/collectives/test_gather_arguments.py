@@ -41,6 +41,8 @@ WRONG = {
     "gather type": (GATHER, X4, np.ones(8, "f8"), "out has dtype float64, x has float32"),
     "gather next to": (GATHER, X8[:4], X8, "overlap; x must be this rank's chunk of out, or"),
     "gather read-only": (GATHER, X4, memoryview(bytes(32)).cast("f"), "out is read-only"),
+    "gather masked": (GATHER, np.ma.array(X4, mask=[1, 0, 0, 0]), X8, "x is a MaskedArray"),
+    "scatter masked": (SCATTER, X8, np.ma.array(X4, mask=True), "out is a MaskedArray"),
     "gather strided": (GATHER, X4, np.ones(16, "f4")[::2], "not C-contiguous"),
     "gather list": (GATHER, [1.0], None, "x is a list, must be an array"),
     "gather bool": (GATHER, np.ones(2, bool), None, "x: dtype is bool, must be one of"),

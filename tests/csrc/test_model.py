@@ -4,14 +4,21 @@ Spin finds no error in it and every planted bug, and the code that it quotes is 
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
-import spin
+from models import (
+    Search,
+    check_complete,
+    check_found,
+    never_reached,
+    plantable,
+    planted,
+    quotes,
+    searches,
+    squeezed,
+)
 from source_tree import source_files, without_comments
-from spin import MAX_DEPTH, WAITS_FOR_EVER, find_compiler, find_spin
 
 # The searches take half a minute on two cores, longer if these are busy. One test may wait for all.
 pytestmark = pytest.mark.timeout(400)
@@ -36,6 +43,7 @@ NOT_OF_THIS_CALL = r"assertion violated\s+\(unread\["
 UNORDERED = r"assertion violated\s+\(order\["
 WIPED = r"assertion violated\s+\(flag_(memory|in_flight)\["
 ENDED_EARLY = r"assertion violated\s+\(+entered\["
+WAITS_FOR_EVER = r"invalid end state"
 
 LL16 = "KINDS=LL16+BROADCAST"
 SENTINEL = "KINDS=SENTINEL"
@@ -66,70 +74,29 @@ BUGS = {
 }
 
 
-# ---- Searches ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def search(tmp_path_factory) -> Iterator[Callable[[str], str]]:
-    """search(definitions): what pan said. All searches start at once, two at a time."""
-    # Here, because a search in another thread cannot skip the test.
-    find_spin(), find_compiler()
-
-    def run(definitions: str) -> str:
-        # Why so little optimisation: compiling takes longer than most of the searches.
-        level = "-O1" if definitions in RUNS.values() else "-O0"
-        folder = tmp_path_factory.mktemp("model")
-        return spin.search("packets.pml", definitions, folder, level)
-
-    with ThreadPoolExecutor(2) as pool:
-        said: dict[str, Future[str]] = {
-            definitions: pool.submit(run, definitions) for definitions in [*RUNS.values(), *BUGS]
-        }
-        yield lambda definitions: said[definitions].result()
-        pool.shutdown(cancel_futures=True)
+def search(tmp_path_factory) -> Iterator[Search]:
+    yield from searches(
+        "packets.pml", RUNS.values(), BUGS, lambda: tmp_path_factory.mktemp("model")
+    )
 
 
 @pytest.mark.parametrize("definitions", RUNS.values(), ids=RUNS)
 def test_no_run_goes_wrong(search, definitions):
-    said = search(definitions)
-    assert "errors: 0" in said, said
-    # pan says so when it left states out.
-    for excuse in ("Search not completed", "max search depth too small", "bit statespace"):
-        assert excuse not in said, said
-    for checked in ("assertion violations", "invalid end states"):
-        assert re.search(rf"{checked}\s+\+", said), said
-    depth, states = (
-        int(re.search(pattern, said)[1])
-        for pattern in (r"depth reached (\d+)", r"(\d+) states, stored")
-    )
-    assert depth < MAX_DEPTH - 1
-    assert states > 1000
+    check_complete(search(definitions))
 
 
 def test_every_statement_of_the_model_is_reached_in_some_run(search):
-    never = Counter()
-    for definitions in RUNS.values():
-        listed = re.findall(r'(\w+\.pml:\d+), state \d+, "(.*)"', search(definitions))
-        never.update({place for place, statement in listed if statement != "-end-"})
-    assert [place for place, count in never.items() if count == len(RUNS)] == []
+    assert never_reached(map(search, RUNS.values())) == []
 
 
 @pytest.mark.parametrize("definitions", BUGS)
 def test_planted_bug_is_found(search, definitions):
-    said = search(definitions)
-    assert "errors: 1" in said, said
-    assert re.search(BUGS[definitions], said), said
+    check_found(search(definitions), BUGS[definitions])
 
 
 def test_every_bug_that_can_be_planted_is():
-    listed = re.findall(r"^#define (\w+) \d+", planted_list(), re.MULTILINE)
-    used = re.findall(r"PLANTED=(\w+)", " ".join([*RUNS.values(), *BUGS]))
-    assert set(listed) == {"NOTHING", *used}
-
-
-def planted_list() -> str:
-    text = (spin.MODELS / "packets.pml").read_text()
-    return text[text.index("#define NOTHING") : text.index("#ifndef PLANTED")]
+    assert plantable("packets.pml") == {"NOTHING", *planted([*RUNS.values(), *BUGS])}
 
 
 # ---- Quotes ------------------------------------------------------------------------------------
@@ -163,22 +130,6 @@ ACCESS += r"(?<!is_)(?:scrub|next|next_plain|enter|enter_special|leave|rearm|"
 ACCESS += r"push|push_to|await_all|await_one|exchange|send|take)\("
 
 
-def squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def quotes() -> list[tuple[str, str, str]]:
-    """(file, function or nothing, code without white space) of each comment that quotes."""
-    found = []
-    for path in sorted(spin.MODELS.glob("*.pml")):
-        for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
-            text = re.sub(r"\n\s*\*", " ", comment)
-            quote = re.fullmatch(r"\s*(\w+\.(?:cuh|inc))(?: (\w+)\(\))?:(.*)", text, re.DOTALL)
-            if quote:
-                found.append((quote[1], quote[2] or "", squeezed(quote[3])))
-    return found
-
-
 def body(text: str, function: str) -> str:
     """The bodies of all functions of this name, one after the other."""
     bodies = ""
@@ -203,7 +154,7 @@ def test_quoted_code_is_the_code_there_is():
         for function in functions
     }
     gone = []
-    for name, function, code in quotes():
+    for name, function, code in quotes("cuh|inc"):
         if (name, function) not in left:
             text = without_comments(headers[name])
             left[name, function] = squeezed(body(text, function) if function else text)

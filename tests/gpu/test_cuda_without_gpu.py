@@ -1,22 +1,18 @@
 """The parts of the cuda backend that need no GPU: NVRTC, its cache, plans, DLPack, messages."""
 
-import contextlib
-import ctypes
 import gc
-import os
-import threading
 
 import numpy as np
 import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.backends.cuda import CudaBackend
 from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
-from kccl.gpu import arrays, graphs, library, memory, release
+from kccl.gpu import arrays, library
 from kccl.gpu import driver as gpu
 from kccl.gpu.cuda import CUDA
-from kccl.gpu.table import DriverError
 from kccl.jit import names as kernels
 from kccl.jit import nvrtc
 from kccl.jit.cache import CSRC
@@ -28,7 +24,6 @@ from kccl.plan.tuning import tuning_for
 needs_nvrtc = pytest.mark.skipif(
     find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed"
 )
-WHERE = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
 KERNEL = "template <class T> __global__ void twice(T* x) { x[threadIdx.x] *= 2; }\n"
 
 
@@ -240,85 +235,6 @@ def test_host_arrays_are_refused():
         arrays.view([1.0], "x", writable=True, device=0)
 
 
-def test_dropping_memory_does_not_wait_for_the_device(monkeypatch):
-    """A running kernel may wait for the very rank whose garbage collector frees the memory."""
-    made = []
-    may_go_on, is_over = threading.Event(), threading.Event()
-
-    def attempt(name, *args):
-        made.append((name, *args))
-        if name == "cuCtxSynchronize":
-            may_go_on.wait(20)
-        if name == "cuCtxPopCurrent":
-            is_over.set()
-        return 0
-
-    monkeypatch.setattr(gpu.table(), "call", attempt)
-    monkeypatch.setattr(gpu.table(), "attempt", attempt)
-    owner = memory.Memory.__new__(memory.Memory)
-    release.at_end(owner, WHERE, (("cuMemFree", (0x1000,)),))
-    del owner
-    gc.collect()
-    assert ("cuMemFree", 0x1000) not in made
-    may_go_on.set()
-    assert is_over.wait(20)
-    pushed, synchronised, *rest = made
-    assert (pushed, synchronised) == (("cuCtxPushCurrent", 7), ("cuCtxSynchronize",))
-    assert rest == [("cuMemFree", 0x1000), ("cuCtxPopCurrent",)]
-
-
-def test_a_kernels_graph_is_destroyed_without_waiting_and_during_captures(monkeypatch):
-    driver = pytest.importorskip("cuda.bindings.driver")
-    made = []
-    is_over = threading.Event()
-
-    def attempt(name, *args):
-        made.append(name)
-        return 0
-
-    def call(name, *args, **note):
-        made.append(name)
-        if name == "cuCtxPopCurrent":
-            is_over.set()
-        if name == "cuGraphAddKernelNode":
-            (node,) = (each for each in args if hasattr(each, "kernelParams"))
-            assert (int(node.func), node.gridDimX, node.blockDimX) == (0x77, 8, 128)
-            address = ctypes.c_uint64.from_address(node.kernelParams).value
-            assert ctypes.string_at(address, 5) == b"hello"
-        return 9 if name in ("cuGraphCreate", "cuGraphInstantiate") else None
-
-    monkeypatch.setattr(gpu.table(), "attempt", attempt)
-    monkeypatch.setattr(gpu.table(), "call", call)
-    monkeypatch.setitem(vars(gpu.table()), "binding", driver)
-    graph = graphs.KernelGraph(WHERE, 0x77, b"hello", grid=8, block=128)
-    assert graph.handle == 9 and made[-2:] == [
-        "cuThreadExchangeStreamCaptureMode",
-        "cuCtxPopCurrent",
-    ]
-    made.clear()
-    is_over.clear()
-    del graph
-    gc.collect()
-    assert is_over.wait(20)
-    relax = "cuThreadExchangeStreamCaptureMode"
-    assert made == ["cuCtxPushCurrent", relax, "cuGraphExecDestroy", relax, "cuCtxPopCurrent"]
-
-
-def test_a_failed_release_leaves_no_context_current(monkeypatch):
-    made = []
-    monkeypatch.setattr(gpu.table(), "call", lambda name, *args: made.append(name))
-
-    @contextlib.contextmanager
-    def uncaptured():
-        raise DriverError("cuThreadExchangeStreamCaptureMode failed", 719)
-        yield
-
-    monkeypatch.setattr(gpu, "uncaptured", uncaptured)
-    with pytest.raises(DriverError):
-        release.undo(WHERE, (("cuGraphExecDestroy", (9,)),), os.getpid(), False)
-    assert made == ["cuCtxPushCurrent", "cuCtxPopCurrent"]
-
-
 def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     """With a fake array of JAX, which is immutable and does not name its stream."""
     streams = []
@@ -339,6 +255,11 @@ def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     found = arrays.view(ArrayImpl(), "x", writable=False, device=0)
     assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
     assert streams == [kccl.gpu.LEGACY_STREAM] == [found.stream()]
+    # A stream that the caller gives waits for JAX, too; else it would read what JAX still computes.
+    backend = CudaBackend.__new__(CudaBackend)
+    assert [backend.stream(given, found) for given in (77, 0)] == [77, 0]
+    assert streams[1:] == [77, kccl.gpu.LEGACY_STREAM]
+    assert backend.stream(None, found) == kccl.gpu.LEGACY_STREAM and len(streams) == 3
     with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
         arrays.view(ArrayImpl(), "x", writable=True, device=0)
     with pytest.raises(kccl.InvalidArgument, match="out must be given"):

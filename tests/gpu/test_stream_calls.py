@@ -1,5 +1,6 @@
 """Prepared calls on a stream. C functions replace the driver's, so no GPU is needed."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,6 +69,30 @@ def test_a_launch_takes_the_stream_that_was_queried(world):
     assert world.driver.graphs == [(77, 5), (77, 9)] and world.driver.streams == []
 
 
+def test_two_threads_cannot_give_one_call_two_streams(world):
+    """The second one comes while the first is between its query and its launch."""
+    streams, errors = {"MainThread": 7, "other": 9}, []
+    op = world.prepared(lambda: streams[threading.current_thread().name])
+
+    def second():
+        try:
+            op()
+        except kccl.Error as error:
+            errors.append(str(error))
+
+    def meanwhile():
+        thread = threading.Thread(target=second, name="other")
+        thread.start()
+        thread.join()
+
+    world.driver.meanwhile = meanwhile
+    assert op() == "the result"
+    assert world.driver.streams == [7]
+    assert len(errors) == 1 and "another thread is making a call" in errors[0]
+    meanwhile()
+    assert world.driver.streams == [7, 9]
+
+
 def test_the_graph_has_the_arguments_of_the_kernel(world, monkeypatch):
     made = []
 
@@ -125,6 +150,12 @@ def test_a_barrier_takes_a_stream_for_one_call(world):
     barrier(stream=9)
     barrier()
     assert world.driver.streams == [7, 9, 7]
+
+
+def test_a_barrier_says_what_it_takes(world):
+    with pytest.raises(TypeError, match=r"on backend cuda .* takes the keyword stream only"):
+        world.barrier()(channel=1)
+    assert world.driver.streams == []
 
 
 def test_time_has_the_mean_of_each_block_of_calls(world):

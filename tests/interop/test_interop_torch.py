@@ -185,6 +185,36 @@ say(rank=rank, **errors)
             assert text in fact[what][1]
 
 
+def test_collectives_of_objects_say_that_they_are_not_there(ranks):
+    """All ranks get the error, and a group of another backend has what the message says."""
+    facts = ranks(2, """
+start()
+gloo = dist.new_group(backend="gloo")
+given, objects = {"rank": rank, 3: (1,)}, [None, None]
+calls = {
+    "all_gather_object": lambda: dist.all_gather_object(objects, given),
+    "broadcast_object_list": lambda: dist.broadcast_object_list([given]),
+    "gather_object": lambda: dist.gather_object(given, objects if rank == 0 else None),
+    "scatter_object_list": lambda: dist.scatter_object_list([None], [given] * 2),
+    "send_object_list": lambda: dist.send_object_list([given], 1 - rank),
+    "broadcast": lambda: dist.broadcast(filled(4, dtype=torch.uint8), 0),
+}
+errors = {what: error_of(call) for what, call in calls.items()}
+dist.all_gather_object(objects, given, group=gloo)
+assert [each["rank"] for each in objects] == [0, 1]
+x = filled(4)
+dist.all_reduce(x)
+assert (x == total).all()
+say(rank=rank, **errors)
+""")  # fmt: skip
+    for fact in facts.values():
+        for what in ("all_gather_object", "broadcast_object_list", "broadcast"):
+            assert fact[what][0] == "NotImplementedError", fact[what]
+            assert "no collectives of objects" in fact[what][1] and "gloo" in fact[what][1]
+        for what in ("gather_object", "scatter_object_list", "send_object_list"):
+            assert fact[what][0] == "NotImplementedError", fact[what]
+
+
 def test_the_groups_timeout_holds(ranks):
     facts = ranks(2, """
 start()
@@ -299,3 +329,42 @@ def test_calls_of_a_communicator_follow_each_other_across_streams(monkeypatch):
         call(comm, graph)
         assert graph.waited_for == [side]
         assert torch_tensors.order(comm, torch.device("cpu")) is None
+
+
+def test_tensors_of_bfloat16_in_the_collectives_of_a_communicator():
+    """NumPy lacks the type, so NumPy cannot read the tensor's memory."""
+
+    def main(comm):
+        for shape in ((), (5,), (3, 4), (0, 2)):
+            for _ in range(2):
+                x = torch.full(shape, comm.rank + 1, dtype=torch.bfloat16)
+                out = torch.zeros_like(x)
+                assert comm.all_reduce(x, out=out) is out
+                assert comm.all_reduce(x) is x
+                assert (x == 3).all() and (out == 3).all()
+        everyone = comm.all_gather(torch.full((4,), comm.rank, dtype=torch.bfloat16))
+        assert everyone.astype(float).tolist() == [[0] * 4, [1] * 4]
+        with pytest.raises(kccl.InvalidArgument, match=r"shape \(4, 3\) and is not C-contiguous"):
+            comm.all_reduce(torch.ones(3, 4, dtype=torch.bfloat16).T)
+
+    kccl.run_threads(main, 2)
+
+
+@pytest.mark.parametrize(
+    ("view", "what"),
+    [
+        (lambda x: x._neg_view(), "negates"),
+        (lambda x: x.to(torch.bfloat16)._neg_view(), "negates"),
+        (lambda x: torch.complex(x, x).conj().imag, "negates"),
+        (lambda x: torch.complex(x, x).conj(), "conjugates"),
+    ],
+)
+def test_views_that_change_what_is_in_memory_are_refused(view, what):
+    """Also on the fast path, which an earlier call with a tensor has opened."""
+
+    def main(comm):
+        comm.all_reduce(torch.ones(3))
+        with pytest.raises(kccl.InvalidArgument, match=f"x is a view that {what} the memory"):
+            comm.all_reduce(view(torch.ones(3)))
+
+    kccl.run_threads(main, 2)

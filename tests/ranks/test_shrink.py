@@ -27,8 +27,9 @@ class Ended(BaseException):
 class Life:
     """Counts a rank's steps and ends it behind its last one. With a seed some steps are slow."""
 
-    def __init__(self, last=None, seed=None):
+    def __init__(self, last=None, seed=None, error=Ended):
         self.last = last
+        self.error = error
         self.steps = 0
         self.random = None if seed is None else random.Random(seed)
 
@@ -37,7 +38,7 @@ class Life:
         if self.random is not None and self.random.random() < 0.2:
             time.sleep(self.random.choice([0, 0.0005, 0.003]))
         if self.steps == self.last:
-            raise Ended
+            raise self.error
 
 
 class Stream(socket.socket):
@@ -279,3 +280,34 @@ def test_no_rank_goes_on_alone_after_abort():
         return comm.shrink().world_size
 
     assert kccl.run_threads(main, 3) == [None, 2, 2]
+
+
+@pytest.mark.parametrize("stopped", range(3))
+def test_ctrl_c_behind_any_step(stopped):
+    """The next shrink() says to all peers what this one may have said to some."""
+    for last in range(1, 20):
+        lives = [
+            Life(last if rank == stopped else None, None, KeyboardInterrupt) for rank in range(3)
+        ]
+        meshes = [Ranks(rank, 3, each) for rank, each in enumerate(streams(3, lives))]
+        parts = {}
+
+        def main(rank, meshes=meshes, lives=lives, parts=parts):
+            def shrink():
+                return survivors.shrink(meshes[rank], lambda it: Part(it, lives[rank]), LIMIT)
+
+            try:
+                parts[rank] = shrink()
+            except KeyboardInterrupt:
+                parts[rank] = shrink()
+            meshes[rank].close()
+
+        threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * LIMIT)
+        assert sorted(parts) == [0, 1, 2], last
+        assert len({part.mesh.name for part in parts.values()}) == 1
+        for part in parts.values():
+            part.close()

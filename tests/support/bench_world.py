@@ -17,6 +17,7 @@ import pytest
 import kccl
 from kccl.bench import cli
 from kccl.bench.harness import collective, measure
+from kccl.ranks.agreement import json_of
 
 Broken = Callable[[np.ndarray, int], None]
 
@@ -76,7 +77,7 @@ class FakeComm:
 
     def gather_objects(self, item: Any) -> list[Any]:
         # The real one sends JSON.
-        return [json.loads(text) for text in self.world.exchange(self.rank, json.dumps(item))]
+        return [json.loads(text) for text in self.world.exchange(self.rank, json_of(item))]
 
     def algorithms(self, name: str) -> list[str]:
         return [f"{name}_one_shot_ll16", f"{name}_slow"]

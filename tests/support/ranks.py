@@ -28,7 +28,7 @@ def environment(**variables):
     kept = {
         name: value
         for name, value in os.environ.items()
-        if (not name.startswith(("KCCL_", "PMI", "OMPI", "MPI")) or name == "KCCL_CACHE")
+        if (not name.startswith(("KCCL_", "PMI", "OMPI", "MPI", "SLURM_")) or name == "KCCL_CACHE")
         and name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
     return kept | {"KCCL_TIMEOUT": "20", "KCCL_FIRST_TIMEOUT": "20"} | variables

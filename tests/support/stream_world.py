@@ -228,6 +228,8 @@ class World:
         self.state.idle_context = int(ffi.cast("uintptr_t", self._context))
         self.now = 7
         self.backend = SimpleNamespace(
+            name="cuda",
+            has_streams=True,
             set_stream=lambda handle, stream: CudaBackend.set_stream(None, handle, stream),
             as_graph=self.as_graph,
             stream=lambda given, view: self.now if given is None else given,

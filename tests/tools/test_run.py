@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from ranks import LAUNCHER, PRELUDE, Job, environment, eventually, run, traces
+from ranks import LAUNCHER, Job, environment, eventually, run, traces
 
 from kccl.tools.run import _Labelled
 
@@ -205,6 +205,60 @@ def test_timeout_option():
     assert "0.5 s have passed: ending rank(s) 0, 1" in err
 
 
+# Rank 1 fails. Rank 0 goes on when it is told to end, and rank 2 ends with a code of its own.
+FAILS = """
+rank = int(os.environ["KCCL_RANK"])
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if rank == 2:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+if rank != 1:
+    say(rank=rank)
+    time.sleep(LASTS)
+    sys.exit(0)
+time.sleep(0.7)
+sys.exit(3)
+"""
+
+
+def test_a_failed_rank_ends_the_others_if_asked():
+    start = time.monotonic()
+    code, _, err = run(3, FAILS.replace("LASTS", "100"), "--kill-on-error")
+    assert code == 3
+    assert time.monotonic() - start < 10
+    assert err.splitlines() == [
+        "kccl: rank 1 ended with exit code 3",
+        "kccl: rank 1 failed: ending rank(s) 0, 2",
+        "kccl: rank 2 ended with exit code 7",
+        "kccl: rank 0 was ended by SIGKILL",
+    ]
+
+
+def test_a_failed_rank_leaves_the_others_alone_else():
+    code, _, err = run(3, FAILS.replace("LASTS", "1.2"))
+    assert (code, err) == (3, "kccl: rank 1 ended with exit code 3\n")
+
+
+def test_ranks_end_in_their_own_time_after_a_signal():
+    """--kill-on-error does not shorten their clean-up."""
+    program = """
+rank = int(os.environ["KCCL_RANK"])
+try:
+    say(rank=rank)
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(0.5 * rank)
+    say(rank=rank)
+    sys.exit(5 + rank)
+"""
+    with Job(2, program, "--kill-on-error") as job:
+        job.wait_for(2)
+        os.killpg(job.process.pid, signal.SIGINT)
+        code, facts, err = job.end()
+    assert (code, sorted(facts)) == (5, [0, 1])
+    assert "ending rank(s)" not in err
+
+
 def test_labels():
     program = "print('one\\ntwo', end=''); sys.stderr.write('three\\n')"
     with Job(2, program, "--label") as job:
@@ -263,53 +317,6 @@ def test_command_that_does_not_exist():
     )
     assert done.returncode == 2
     assert done.stderr == "kccl: cannot start '/nonexistent/program': No such file or directory\n"
-
-
-def start(program, **variables):
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + program],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_torchruns_variables():
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
-    ranks = [start(SUM, RANK=str(rank), **variables) for rank in range(2)]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
-        assert '"launcher": "torchrun", "sum": [3.0, 3.0, 3.0, 3.0, 3.0]' in out
-
-
-def test_alone():
-    out, err = (process := start(SUM)).communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert '"world_size": 1, "launcher": "alone", "sum": [1.0, 1.0' in out
-
-
-@pytest.mark.parametrize("absent", [0, 1, 2])
-def test_a_rank_that_never_comes_is_named(absent):
-    program = """
-try:
-    kccl.init()
-except kccl.Timeout as error:
-    say(peer=error.peer, message=str(error))
-"""
-    variables = {
-        "KCCL_RENDEZVOUS": f"test {os.getpid()} {absent}",
-        "KCCL_WORLD_SIZE": "3",
-        "KCCL_FIRST_TIMEOUT": "1",
-    }
-    present = [rank for rank in range(3) if rank != absent]
-    ranks = [start(program, KCCL_RANK=str(rank), **variables) for rank in present]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert rank.returncode == 0, err
-        assert f'"peer": {absent}' in out
-        assert f"rank {absent} at start-up" in out
 
 
 def test_two_communicators_at_once():

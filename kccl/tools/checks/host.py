@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...base.env import read
-from ...ranks import bootstrap, sockets
+from ...ranks import launchers, sockets
 from .finding import LIMIT_S, Finding
 
 
@@ -135,7 +135,7 @@ def exchange(world_size: int) -> Callable[[], Finding]:
     def check() -> Finding:
         done = subprocess.run(
             command,
-            env=bootstrap.without_launcher(os.environ) | limits,
+            env=launchers.without_launcher(os.environ) | limits,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...ranks import bootstrap
+from ...ranks import launchers
 from .finding import LIMIT_S, Finding
 
 _MPI_PROGRAM = """
@@ -30,7 +30,7 @@ def mpi() -> Finding:
         )
     done = subprocess.run(
         [sys.executable, "-c", _MPI_PROGRAM],
-        env=bootstrap.without_launcher(os.environ),
+        env=launchers.without_launcher(os.environ),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -1,0 +1,160 @@
+"""What the launchers tell a process by environment variables: its rank, and how many there are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..base.errors import BackendError, InvalidArgument
+
+# If one of these variables is set, an MPI launcher started this process.
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# A batch script and its children have the job's SLURM_NTASKS and SLURM_PROCID=0, too. What belongs
+# to a step is set by srun alone.
+_SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_CURE = "start the ranks with mpirun, torchrun, srun or `kccl run`"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A rank of a job whose launcher has no library: ranks meet at a socket.
+
+    Attributes:
+        launcher: "torchrun" or "srun".
+        rank, world_size: This rank, and the number of ranks.
+        local_rank: Index of this rank within the machine.
+        key: The same text on all ranks of the job, and on no other job of this machine.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    key: str
+
+
+def is_by_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher started this process."""
+    return any(name in environ for name in _MPI_VARIABLES)
+
+
+def started(environ: Mapping[str, str]) -> Started | None:
+    """What torchrun or srun say; None if neither started this process.
+
+    Raises:
+        InvalidArgument: Variables are missing or contradict each other.
+        BackendError: The ranks are on several machines.
+    """
+    if _has_all(environ, _TORCHRUN_VARIABLES):
+        return _by_torchrun(environ)
+    if _has_all(environ, _SRUN_VARIABLES):
+        return _by_srun(environ)
+    for first in ("RANK", "WORLD_SIZE"):
+        if first in environ:
+            missing = _missing(environ, _TORCHRUN_VARIABLES)
+            raise InvalidArgument(
+                f"{first} is set and {missing} is not: set RANK, WORLD_SIZE, MASTER_ADDR and "
+                f"MASTER_PORT as torchrun does, or {_CURE}; for one rank alone, unset {first}"
+            )
+    if "SLURM_PROCID" in environ and _number_or(environ, "SLURM_NTASKS", 1) > 1:
+        missing = _missing(environ, _SRUN_VARIABLES)
+        raise InvalidArgument(
+            f"SLURM_PROCID and SLURM_NTASKS={environ['SLURM_NTASKS']} are set and {missing} is "
+            f"not, as in a batch script: {_CURE}, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT; for one rank alone, unset SLURM_PROCID"
+        )
+    return None
+
+
+def _by_torchrun(environ: Mapping[str, str]) -> Started:
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    _check_rank("RANK", rank, "WORLD_SIZE", world_size)
+    if _number_or(environ, "LOCAL_WORLD_SIZE", world_size) != world_size:
+        raise BackendError(
+            f"torchrun started {world_size} ranks, {environ['LOCAL_WORLD_SIZE']} of them on "
+            "this machine; this version of KCCL works within one machine"
+        )
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    key = "torchrun " + " ".join(environ.get(name, "") for name in names)
+    return Started("torchrun", rank, world_size, _number_or(environ, "LOCAL_RANK", rank), key)
+
+
+def _by_srun(environ: Mapping[str, str]) -> Started | None:
+    rank = _number(environ, "SLURM_PROCID")
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS")
+    _check_rank("SLURM_PROCID", rank, "SLURM_STEP_NUM_TASKS", world_size)
+    # The shell of salloc may be a step of one task.
+    if world_size == 1:
+        return None
+    nodes = _number_or(environ, "SLURM_STEP_NUM_NODES", 1)
+    if nodes != 1:
+        raise BackendError(
+            f"srun started {world_size} ranks on {nodes} machines; this version of KCCL works "
+            "within one machine"
+        )
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    key = "srun " + " ".join(environ.get(name, "") for name in names)
+    return Started("srun", rank, world_size, _number_or(environ, "SLURM_LOCALID", rank), key)
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """This process's rank according to its launcher's variables; 0 without one. Does not load MPI.
+
+    Raises:
+        InvalidArgument: The variable is not a number.
+    """
+    if environ.get("KCCL_RENDEZVOUS"):
+        return _number_or(environ, "KCCL_RANK", 0)
+    for name in _MPI_RANKS:
+        if name in environ:
+            return _number(environ, name)
+    if _has_all(environ, _TORCHRUN_VARIABLES):
+        return _number(environ, "RANK")
+    if _has_all(environ, _SRUN_VARIABLES):
+        return _number(environ, "SLURM_PROCID")
+    return 0
+
+
+def mpi_world_size(environ: Mapping[str, str]) -> int:
+    """Number of processes of the job according to the MPI launcher's variables; 0 if not set."""
+    return next((_number(environ, name) for name in _MPI_SIZES if name in environ), 0)
+
+
+def launcher_of_several(environ: Mapping[str, str]) -> str:
+    """ "mpirun" or "srun" if it started this process as one of several, else ""."""
+    if mpi_world_size(environ) > 1:
+        return "mpirun"
+    is_by_srun = _has_all(environ, _SRUN_VARIABLES) and not environ.get("KCCL_RENDEZVOUS")
+    return "srun" if is_by_srun and _number(environ, "SLURM_STEP_NUM_TASKS") > 1 else ""
+
+
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the launchers' variables, for a child that is not a rank."""
+    names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS", "SLURM_PROCID"}
+    names.update(_MPI_VARIABLES, _MPI_RANKS, _TORCHRUN_VARIABLES)
+    return {name: text for name, text in environ.items() if name not in names}
+
+
+def _has_all(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:
+    return all(name in environ for name in names)
+
+
+def _missing(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next(name for name in names if name not in environ)
+
+
+def _check_rank(name: str, rank: int, size_name: str, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise InvalidArgument(f"{name}={rank} must be between 0 and {size_name}={world_size} - 1")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise InvalidArgument(f"{name}={environ[name]!r} must be of type int") from None
+
+
+def _number_or(environ: Mapping[str, str], name: str, default: int) -> int:
+    return _number(environ, name) if name in environ else default
