@@ -94,6 +94,8 @@ class _Runs:
     tokens: list[list[int]] = field(default_factory=list)
     # Microseconds of each token of each run.
     steps_us: list[Any] = field(default_factory=list)
+    # Bytes a second, measured before each run; of KCCL only.
+    reads: list[float] = field(default_factory=list)
 
     def add(self, tokens: list[int], times: list[float]) -> None:
         self.tokens.append(tokens)
@@ -111,6 +113,13 @@ class _Runs:
             "p99_us": float(np.percentile(np.concatenate(self.steps_us), 99)),
             "slowest_us": max(means),
         }
+
+    def share(self, nbytes: int) -> float:
+        """Time to read so many bytes over that of a token: median of the runs, each with the
+        bandwidth just before it, because others on a machine change it from second to second.
+        """
+        pairs = zip(self.steps_us, self.reads, strict=True)
+        return median(nbytes / read * 1e6 / float(run.mean()) for run, read in pairs)
 
 
 def measure(engine: Engine, request: Request, show: Show) -> Result:
@@ -157,11 +166,11 @@ class _Measurement:
             firsts = [peer.extend(prompt[done:]) for peer in self._peers]
             done = position
             num = self._num_tokens(step_s, position)
-            runs, read = self._repeat(prompt, num, firsts)
+            runs = self._repeat(prompt, num, firsts)
             for peer in self._peers:
                 peer.rewind()
             if self._is_first:
-                self._add_rows(position, read, runs, verdict)
+                self._add_rows(position, runs, verdict)
         return self._result
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -232,12 +241,8 @@ class _Measurement:
         room = self._engine.context - position - 1
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
-    def _repeat(
-        self, prompt: list[int], num: int, firsts: Sequence[int]
-    ) -> tuple[dict[str, _Runs], float]:
-        """The runs by library, in turn, and in reversed order every second time; and the median of
-        the bandwidth before each turn.
-        """
+    def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, _Runs]:
+        """The runs by library, in turn, and in reversed order every second time."""
         runs = {"kccl": _Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
@@ -245,9 +250,9 @@ class _Measurement:
             # A slow peer makes fewer tokens.
             fewer[peer.library] = min(num, _tokens_by_time(times[2] - times[1]))
             runs[peer.library] = _Runs()
-        reads = []
 
         def ours() -> None:
+            runs["kccl"].reads.append(self._engine.bandwidth())
             # The first of these tokens ends the prompt's pass, the others are timed.
             tokens, times = self._engine.timed(prompt, num + 1)
             runs["kccl"].add(tokens, times[1:])
@@ -258,18 +263,15 @@ class _Measurement:
             runs[peer.library].add([first, *tokens], times)
 
         for repeat in range(self._request.repeats):
-            reads.append(self._engine.bandwidth())
             peers = zip(self._peers, firsts, strict=True)
             turns = [ours, *(_bound(theirs, *each) for each in peers)]
             for turn in turns[:: -1 if repeat % 2 else 1]:
                 turn()
-        return runs, median(reads)
+        return runs
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def _add_rows(
-        self, position: int, read: float, runs: dict[str, _Runs], verdict: Verdict
-    ) -> None:
+    def _add_rows(self, position: int, runs: dict[str, _Runs], verdict: Verdict) -> None:
         engine = self._engine
         forms = {peer.library: peer.form for peer in self._peers}
         for library, found in runs.items():
@@ -287,7 +289,7 @@ class _Measurement:
                 "prompt_tokens": len(self._prompt),
                 "new_tokens": num,
                 "position": position,
-                "bandwidth_gbps": read * 1e-9,
+                "bandwidth_gbps": median(runs["kccl"].reads) * 1e-9,
                 "tokens_match": is_right,
             }
             if is_right:
@@ -296,8 +298,8 @@ class _Measurement:
                 row |= {"ttft_ms": first_us * 1e-3, "ttft_steps": first_us / row["us_per_token"]}
                 if is_ours:
                     # Of the token in the middle.
-                    bound_s = bytes_per_token(self._config, position + num // 2) / read
-                    row["bandwidth_share"] = bound_s * 1e6 / row["us_per_token"]
+                    nbytes = bytes_per_token(self._config, position + num // 2)
+                    row["bandwidth_share"] = found.share(nbytes)
             elif is_ours:
                 self._result.is_right = False
             if not found.are_equal():

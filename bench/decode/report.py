@@ -89,7 +89,7 @@ def print_rows(out: Console, rows: Sequence[Row]) -> None:
     reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
     out.print(
         "# bound: weights, keys and values of a token at the speed at which the same threads read\n"
-        f"#        the weights, in this run: {', '.join(reads)} GB/s, median before each turn"
+        f"#        the weights, in this run: {', '.join(reads)} GB/s, median before the runs"
     )
     length = rows[0]["prompt_tokens"]
     out.print(f"# 1st token: of a prompt of {length} tokens, also as a multiple of a decode step")
