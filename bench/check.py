@@ -3,7 +3,8 @@
 `new.json` holds the output of a run with `--json`; lines that are not JSON are skipped. A row is
 compared with the newest record of the same machine, library, collective, mode, call, completeness,
 order, size, element type, operator, placement and world size, and in kernels of the same algorithm
-and number of blocks. The exit code is 1 for a regression or a wrong result, and 2 when nothing
+and number of blocks; decoding with the newest record of the same model, position and world size.
+The exit code is 1 for a regression or a wrong result, and 2 when nothing
 could be compared.
 """
 
@@ -28,6 +29,7 @@ _ROW = (
 )
 # The planner chooses them, except in kernels, where the bench measures several side by side.
 _CHOSEN_IN_KERNELS = ("algorithm", "blocks")
+_DECODE = ("library", "model", "backend", "world_size", "dtype", "position")
 Key = tuple[object, ...]
 
 
@@ -41,6 +43,13 @@ class Finding:
 
     def __str__(self) -> str:
         row = self.row
+        if "collective" not in row:
+            what = f"decode {row['model']}, position {row['position']}, {row['world_size']} ranks"
+            if self.recorded_us is None:
+                return f"{what}: wrong tokens"
+            ratio = row["us_per_token"] / self.recorded_us
+            record = f"{self.recorded_us:.0f} us of {self.recorded_commit}"
+            return f"{what}: {row['us_per_token']:.0f} us, {ratio:.2f} times {record}"
         names = ("collective", "algorithm", "mode", "call", "complete", "order")
         call = " ".join(row[key] for key in names)
         what = f"{call}, {row['bytes']} B, {row['dtype']}"
@@ -64,18 +73,20 @@ def compare(new: Document, records: Iterable[Document]) -> tuple[list[Finding], 
     known: dict[Key, tuple[float, str]] = {}
     for record in records:
         for row in _ours(record):
-            if row["time_us"] is not None:
-                known[_key(record, row)] = (row["time_us"], record["commit"])
+            time_us = _time_us(row)
+            if time_us is not None:
+                known[_key(record, row)] = (time_us, record["commit"])
     findings, compared = [], 0
     for row in _ours(new):
-        if row["wrong"]:
+        time_us = _time_us(row)
+        if time_us is None:
             findings.append(Finding(row, None, ""))
             continue
         if _key(new, row) not in known:
             continue
         compared += 1
         recorded_us, commit = known[_key(new, row)]
-        if row["time_us"] > recorded_us * (1 + LATENCY_TOLERANCE):
+        if time_us > recorded_us * (1 + LATENCY_TOLERANCE):
             findings.append(Finding(row, recorded_us, commit))
     return findings, compared
 
@@ -113,10 +124,19 @@ def _ours(document: Document) -> list[Row]:
     return [row for row in document["rows"] if row["library"] == "kccl"]
 
 
+def _time_us(row: Row) -> float | None:
+    """The time that is compared; None for a wrong result."""
+    if "collective" not in row:
+        return row["us_per_token"] if row["tokens_match"] else None
+    return None if row["wrong"] else row["time_us"]
+
+
 def _key(document: Document, row: Row) -> Key:
     machine = document["machine"]
     # `gpus` is a list of names. Documents of machines without GPUs do not have it.
     facts = (str(machine.get(name)) for name in _MACHINE)
+    if "collective" not in row:
+        return (*facts, *(row[name] for name in _DECODE))
     chosen = _CHOSEN_IN_KERNELS if row["mode"] == "in_kernel" else ()
     return (*facts, *(row[name] for name in (*_ROW, *chosen)))
 

@@ -63,7 +63,7 @@ class Side(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `kccl bench` to a parser. Flags of nccl-tests keep their names."""
-    parser.add_argument("collective", choices=NAMES, help="what to measure")
+    parser.add_argument("collective", choices=NAMES, help="what to measure; or decode")
     parser.add_argument(
         "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
     )

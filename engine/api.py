@@ -305,6 +305,16 @@ class Engine:
                 best = min(best, *[each.wait() for each in self._ranks.mine][:1])
         return self.config.streamed_bytes() / best
 
+    def timed(self, prompt: str | Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
+        """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
+
+        Returns:
+            The ids; and the time of the call and of each token, in seconds of time.monotonic().
+        """
+        ids, times = self._ids(prompt), [time.monotonic()]
+        pieces = list(self._pieces(ids, SamplingParams(max_tokens=max_tokens), times))
+        return [piece.id for piece in pieces if piece.id is not None], times
+
     # ---- ends ------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _FAMILIES = ("llama", "qwen3")
 # The factors of Llama 3.1's RoPE scaling.
 _ROPE_FACTORS = "rope_freqs.weight"
-_WHOLE = {
+WHOLE_NAMES = {
     "embedding": "token_embd.weight",
     "norm": "output_norm.weight",
     "head": "output.weight",
 }
-_LAYER = {
+LAYER_NAMES = {
     "wq": "blk.{}.attn_q.weight",
     "wk": "blk.{}.attn_k.weight",
     "wv": "blk.{}.attn_v.weight",
@@ -54,7 +54,7 @@ class GgufSource(Source):
         try:
             self.shapes = {name: tensor.shape for name, tensor in self._file.tensors.items()}
             self.config = self._read_config()
-            self.names = layer_names(self.config, _WHOLE, _LAYER)
+            self.names = layer_names(self.config, WHOLE_NAMES, LAYER_NAMES)
         except BaseException:
             self.close()
             raise
@@ -68,8 +68,8 @@ class GgufSource(Source):
         for name in ("expert_count", "attention.sliding_window"):
             if fields.integer(f"{family}.{name}", default=0):
                 raise fields.wrong(f"{family}.{name}", "absent or 0")
-        if _WHOLE["embedding"] not in self.shapes:
-            raise kccl.Error(f"{self.path}: tensor {_WHOLE['embedding']} is missing")
+        if WHOLE_NAMES["embedding"] not in self.shapes:
+            raise kccl.Error(f"{self.path}: tensor {WHOLE_NAMES['embedding']} is missing")
         hidden = fields.integer(f"{family}.embedding_length")
         num_heads = self._of_all_layers(fields, f"{family}.attention.head_count")
         kv_name = f"{family}.attention.head_count_kv"
@@ -93,7 +93,7 @@ class GgufSource(Source):
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 vocab_size=fields.integer(
-                    f"{family}.vocab_size", default=self.shapes[_WHOLE["embedding"]][0]
+                    f"{family}.vocab_size", default=self.shapes[WHOLE_NAMES["embedding"]][0]
                 ),
                 context=fields.integer(f"{family}.context_length"),
                 norm_eps=fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
@@ -104,7 +104,7 @@ class GgufSource(Source):
                     scaling=self._scaling(fields, family),
                 ),
                 attention_scale=fields.number(f"{family}.attention.scale", default=0.0),
-                is_tied=_WHOLE["head"] not in self.shapes,
+                is_tied=WHOLE_NAMES["head"] not in self.shapes,
                 has_qk_norm=family == "qwen3",
             )
         except kccl.InvalidArgument as error:

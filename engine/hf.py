@@ -29,12 +29,12 @@ _LANEFORMER_LAYER = {
     **{part: f"model.layers.{{}}.feed_forward.{part}.weight" for part in ("w1", "w2", "w3")},
     **{part: f"model.layers.{{}}.{part}.weight" for part in ("attention_norm", "ffn_norm")},
 }
-_WHOLE = {
+WHOLE_NAMES = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
-_LAYER = {
+LAYER_NAMES = {
     "wq": "model.layers.{}.self_attn.q_proj.weight",
     "wk": "model.layers.{}.self_attn.k_proj.weight",
     "wv": "model.layers.{}.self_attn.v_proj.weight",
@@ -61,7 +61,11 @@ class FolderSource(Source):
         self.path = path
         self.config = read_config(path / "config.json")
         self.is_stacked = self.config.family == "laneformer"
-        tables = (_LANEFORMER_WHOLE, _LANEFORMER_LAYER) if self.is_stacked else (_WHOLE, _LAYER)
+        tables = (
+            (_LANEFORMER_WHOLE, _LANEFORMER_LAYER)
+            if self.is_stacked
+            else (WHOLE_NAMES, LAYER_NAMES)
+        )
         self.names = layer_names(self.config, *tables)
         self._files = _files(path)
         shapes: dict[str, tuple[int, ...]] = {}

@@ -99,6 +99,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     named = next((word for word in arguments if not word.startswith("-")), "")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, command in _COMMANDS.items():
+        if name == "bench" and "decode" in arguments:
+            command = _BENCH_DECODE
         one = commands.add_parser(name, help=command.help, description=command.help)
         one.set_defaults(entry=command)
         # The arguments of a command may need imports that the others do without.
@@ -204,6 +206,24 @@ def _bench(args: argparse.Namespace) -> int:
         return int(max(codes))
     with init(args.backend) as comm:
         return cli.main(args, comm)
+
+
+def _bench_decode_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..bench.decode import cli
+
+    parser.usage = "kccl bench decode [options]"
+    cli.add_arguments(parser)
+
+
+def _bench_decode(args: argparse.Namespace) -> int:
+    from ..bench.decode import cli
+
+    if args.ranks is not None and bootstrap.without_launcher(os.environ) != os.environ:
+        raise errors.InvalidArgument(
+            "--ranks are threads of one process, and a launcher has started several: leave out "
+            "one of them"
+        )
+    return cli.main(args)
 
 
 # ---- run -------------------------------------------------------------------------------------
@@ -355,9 +375,17 @@ def _cmake_dir(args: argparse.Namespace) -> int:
     return 0
 
 
+_BENCH_DECODE = Command(
+    "measure how fast the engine decodes",
+    _bench_decode_arguments,
+    _bench_decode,
+    is_collective=True,
+)
 _COMMANDS = {
     "topo": Command("what this machine is made of", _topo_arguments, _topo),
-    "bench": Command("measure a collective", _bench_arguments, _bench, is_collective=True),
+    "bench": Command(
+        "measure a collective, or decoding", _bench_arguments, _bench, is_collective=True
+    ),
     "generate": Command(
         "a model's answer, streamed", _generate_arguments, _generate, is_collective=True
     ),

@@ -316,7 +316,7 @@ INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_t
 # Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
-    "torch": {*INTEROP, "bench/peers/torch.py"},
+    "torch": {*INTEROP, "bench/decode/peers.py", "bench/peers/torch.py"},
     "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/harness/report.py"},
     # Of the engine, which loads them through extras.py.

@@ -1,0 +1,1 @@
+"""How fast the engine decodes, beside the memory's bound and other people's engines."""

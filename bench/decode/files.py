@@ -1,0 +1,227 @@
+"""A checkpoint's weights in BF16 as files that other engines read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+from kccl.engine import gguf as gguf_names
+from kccl.engine import hf as hf_names
+from kccl.engine.checkpoint import Checkpoint, layer_names
+from kccl.engine.config import ModelConfig
+from kccl.engine.extras import library
+from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
+
+Array = NDArray[Any]
+# Axis along which a matrix's lanes lie side by side.
+_JOINT_AXIS = {"wo": 1, "w2": 1}
+
+
+def check_ordinary(config: ModelConfig) -> None:
+    """Raises kccl.Error for a model that only KCCL's engine knows."""
+    if config.family not in ("llama", "qwen3"):
+        raise kccl.Error(f"it does not know models of the family {config.family}")
+    if config.window:
+        raise kccl.Error("a sliding window is not written to files")
+    if config.attention_scale != config.head_dim**-0.5:
+        raise kccl.Error("an attention_scale of its own is not written to files")
+
+
+def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes Hugging Face's layout, a safetensors file for each layer.
+
+    Raises:
+        kccl.Error: See check_ordinary(); or the layout cannot express the RoPE scaling.
+    """
+    config = checkpoint.config
+    check_ordinary(config)
+    (folder / "config.json").write_text(json.dumps(_hf_config(config)))
+    names = layer_names(config, hf_names.WHOLE_NAMES, hf_names.LAYER_NAMES)
+    weight_map: dict[str, str] = {}
+    safetensors = library("safetensors.numpy")
+    for group, members in _groups(checkpoint):
+        file = f"model-{group}.safetensors"
+        tensors = {}
+        for name in members:
+            tensor = _whole(checkpoint, name)
+            part = name.rpartition(".")[2]
+            if part in ("wq", "wk") and config.rope.is_interleaved:
+                tensor = _apart(tensor, config.head_dim)
+            tensors[names[name]] = _bf16(tensor)
+            weight_map[names[name]] = file
+        safetensors.save_file(tensors, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
+    """Writes a GGUF file, with one dummy piece of text for each token.
+
+    Raises:
+        kccl.Error: See check_ordinary().
+    """
+    config = checkpoint.config
+    check_ordinary(config)
+    gguf = library("gguf")
+    names = layer_names(config, gguf_names.WHOLE_NAMES, gguf_names.LAYER_NAMES)
+    # What the file has: norms in FP32, matrices in BF16.
+    writer = gguf.GGUFWriter(path, config.family)
+    _add_fields(writer, gguf, config)
+    factors = _rope_factors(config)
+    if factors is not None:
+        _add_tensor(writer, gguf, "rope_freqs.weight", factors.shape, is_norm=True)
+    shapes = {name: _joint_shape(config, name) for name in names}
+    for name, in_file in names.items():
+        _add_tensor(writer, gguf, in_file, shapes[name], is_norm=name.endswith("norm"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for name in names:
+        tensor = _whole(checkpoint, name)
+        part = name.rpartition(".")[2]
+        # llama.cpp turns pairs (2i, 2i+1) in models of the architecture llama.
+        if part in ("wq", "wk") and config.family == "llama" and not config.rope.is_interleaved:
+            tensor = _together(tensor, config.head_dim)
+        is_norm = name.endswith("norm")
+        writer.write_tensor_data(tensor.astype(np.float32) if is_norm else _bf16(tensor))
+    writer.close()
+
+
+def _groups(checkpoint: Checkpoint) -> Iterator[tuple[str, list[str]]]:
+    """Names of tensors that are written together."""
+    groups: dict[str, list[str]] = {}
+    for name in checkpoint.names():
+        parts = name.split(".")
+        groups.setdefault(parts[1] if len(parts) > 1 else name, []).append(name)
+    yield from groups.items()
+
+
+def _whole(checkpoint: Checkpoint, name: str) -> Array:
+    """A tensor with its lanes side by side, as in a file."""
+    tensor = checkpoint.tensor(name)
+    if tensor.ndim < 3:
+        return tensor
+    if _JOINT_AXIS.get(name.rpartition(".")[2]):
+        tensor = tensor.transpose(1, 0, 2)
+    return tensor.reshape(_joint_shape(checkpoint.config, name))
+
+
+def _joint_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
+    shape = config.shapes()[name]
+    if len(shape) < 3:
+        return shape
+    lanes, rows, columns = shape
+    if _JOINT_AXIS.get(name.rpartition(".")[2]):
+        return rows, lanes * columns
+    return lanes * rows, columns
+
+
+def _bf16(tensor: Array) -> Array:
+    return np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16, copy=False))
+
+
+def _apart(rows: Array, head_dim: int) -> Array:
+    """Each head's rows with pairs (2i, 2i+1) moved to (i, i + head_dim/2)."""
+    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _together(rows: Array, head_dim: int) -> Array:
+    """The inverse of _apart()."""
+    heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _hf_config(config: ModelConfig) -> dict[str, Any]:
+    kind = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.family]
+    return {
+        "architectures": [kind],
+        "model_type": config.family,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.is_tied,
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "rope_parameters": {"rope_theta": config.rope.theta, **_hf_scaling(config.rope)},
+    }
+
+
+def _hf_scaling(rope: Rope) -> dict[str, Any]:
+    match rope.scaling:
+        case None:
+            return {"rope_type": "default"}
+        case LinearScaling(factor=factor):
+            return {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling() as scaling:
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+        case _:
+            raise kccl.Error("its layout has no table of RoPE factors")
+
+
+def _rope_factors(config: ModelConfig) -> Array | None:
+    """What each pair's frequency is divided by; None without scaling."""
+    rope = config.rope
+    if rope.scaling is None:
+        return None
+    plain = Rope(theta=rope.theta).frequencies(config.head_dim)
+    return (plain / rope.frequencies(config.head_dim)).astype(np.float32)
+
+
+def _add_fields(writer: Any, gguf: Any, config: ModelConfig) -> None:
+    add: dict[Callable[[Any], None], Any] = {
+        writer.add_block_count: config.num_layers,
+        writer.add_context_length: config.context,
+        writer.add_embedding_length: config.hidden,
+        writer.add_feed_forward_length: config.ffn,
+        writer.add_head_count: config.num_heads,
+        writer.add_head_count_kv: config.num_kv_heads,
+        writer.add_key_length: config.head_dim,
+        writer.add_value_length: config.head_dim,
+        writer.add_rope_dimension_count: config.head_dim,
+        writer.add_rope_freq_base: config.rope.theta,
+        writer.add_layer_norm_rms_eps: config.norm_eps,
+        writer.add_vocab_size: config.vocab_size,
+        writer.add_file_type: gguf.LlamaFileType.MOSTLY_BF16,
+        writer.add_tokenizer_model: "llama",
+        writer.add_token_list: [f"<{token}>" for token in range(config.vocab_size)],
+        writer.add_token_scores: [0.0] * config.vocab_size,
+        writer.add_token_types: [int(gguf.TokenType.NORMAL)] * config.vocab_size,
+        writer.add_bos_token_id: 0,
+        writer.add_eos_token_id: 0,
+    }
+    for method, value in add.items():
+        method(value)
+
+
+def _add_tensor(
+    writer: Any, gguf: Any, name: str, shape: tuple[int, ...], *, is_norm: bool
+) -> None:
+    kinds = gguf.GGMLQuantizationType
+    dtype, kind = (np.float32, kinds.F32) if is_norm else (np.uint16, kinds.BF16)
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    writer.add_tensor_info(name, shape, np.dtype(dtype), nbytes, raw_dtype=kind)

@@ -1,0 +1,337 @@
+"""Checks and times the engine and its peers, in turn, at each position."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import kccl
+from kccl.engine import Engine
+from kccl.engine.bounds import bytes_per_token
+from kccl.engine.checkpoint import Checkpoint
+
+from ..harness.measure import Row
+from .peers import PEERS, Peer, cause_of
+from .report import COLUMNS
+from .tokens import LENGTH, Expected, Verdict, expected
+
+MOST_TOKENS = 64
+"""Most new tokens of a run whose number is chosen by time."""
+FIRST_TOKEN_PROMPT = 512
+"""Tokens of the prompt whose first token is timed, if the context has room for them."""
+
+_LEAST_TOKENS = 4
+# What a run should take.
+_RUN_S = 0.8
+_TRIAL_TOKENS = 4
+# The first token is timed so often, or until the time is over.
+_FIRST_TOKEN_RUNS, _FIRST_TOKEN_S = 3, 5.0
+_SEED = 1
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        checkpoint: The model.
+        name: As rows name it.
+        positions: Ascending.
+        new_tokens: Of a run; None: as many as take most of a second.
+        repeats: Runs at each position.
+        ranks: As Engine's.
+        has_baselines: Whether peers are measured, too.
+    """
+
+    checkpoint: Checkpoint
+    name: str
+    positions: Sequence[int]
+    new_tokens: int | None
+    repeats: int
+    ranks: int | None
+    has_baselines: bool
+
+    @property
+    def context(self) -> int:
+        """Tokens to make room for."""
+        # Behind the last new token there is one that ends the last interval.
+        longest = max(self.positions) + (self.new_tokens or MOST_TOKENS) + 1
+        longest = max(longest, FIRST_TOKEN_PROMPT + 2, 2 * LENGTH)
+        return min(longest, self.checkpoint.config.context)
+
+
+@dataclass
+class Result:
+    """What was measured.
+
+    Attributes:
+        rows: Empty on all ranks but 0.
+        notes: A sentence for each check, and for each peer without rows.
+        versions: Of the peers.
+        is_right: Whether all of KCCL's tokens were right.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    is_right: bool = True
+
+
+@dataclass
+class _Runs:
+    """The runs of one engine at one position."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    # Microseconds of each token of each run.
+    steps_us: list[Any] = field(default_factory=list)
+    # Bytes a second, measured before each run; of KCCL only.
+    reads: list[float] = field(default_factory=list)
+
+    def add(self, tokens: list[int], times: list[float]) -> None:
+        self.tokens.append(tokens)
+        self.steps_us.append(np.diff(times) * 1e6)
+
+    def are_equal(self) -> bool:
+        return all(tokens == self.tokens[0] for tokens in self.tokens)
+
+    def figures(self) -> Row:
+        means = [float(run.mean()) for run in self.steps_us]
+        us = median(means)
+        return {
+            "tok_s": 1e6 / us,
+            "us_per_token": us,
+            "p99_us": float(np.percentile(np.concatenate(self.steps_us), 99)),
+            "slowest_us": max(means),
+        }
+
+    def share(self, nbytes: int) -> float:
+        """Time to read so many bytes over that of a token: median of the runs, each with the
+        bandwidth just before it, because others on a machine change it from second to second.
+        """
+        pairs = zip(self.steps_us, self.reads, strict=True)
+        return median(nbytes / read * 1e6 / float(run.mean()) for run, read in pairs)
+
+
+def measure(engine: Engine, request: Request, show: Show) -> Result:
+    """Measures an engine that has opened the request's model, and its peers. Collective."""
+    with ExitStack() as ends:
+        return _Measurement(engine, request, show, ends).run()
+
+
+class _Measurement:
+    def __init__(self, engine: Engine, request: Request, show: Show, ends: ExitStack) -> None:
+        self._engine, self._request, self._show = engine, request, show
+        self._config = request.checkpoint.config
+        self._is_first = engine.rank == 0
+        self._result = Result()
+        longest = max(engine.context, *request.positions)
+        ids = np.random.default_rng(_SEED).integers(self._config.vocab_size, size=longest)
+        self._ids: list[int] = ids.tolist()
+        # What the first token is timed of. It shares no beginning with the other prompts.
+        length = min(FIRST_TOKEN_PROMPT, engine.context - 2)
+        self._prompt = self._ids[::-1][:length]
+        if self._prompt[0] == self._ids[0]:
+            self._prompt[0] = (self._ids[0] + 1) % self._config.vocab_size
+        self._ends = ends
+        self._peers: list[Peer] = []
+        self._first_token_s: dict[str, float] = {}
+
+    def run(self) -> Result:
+        request = self._request
+        self._show("the check against the reference")
+        known, verdict = self._check()
+        if self._is_first and request.has_baselines:
+            self._open_peers(known)
+        self._show("the first token")
+        self._first_token_s["kccl"] = self._time_first_token()
+        for peer in self._peers:
+            self._first_token_s[peer.library] = _first_token_s(peer, self._prompt)
+        for peer in self._peers:
+            peer.reset()
+        done = 0
+        for position in request.positions:
+            self._show(f"position {position}")
+            prompt = self._ids[:position]
+            step_s = self._prefill(prompt)
+            firsts = [peer.extend(prompt[done:]) for peer in self._peers]
+            done = position
+            num = self._num_tokens(step_s, position)
+            runs = self._repeat(prompt, num, firsts)
+            for peer in self._peers:
+                peer.rewind()
+            if self._is_first:
+                self._add_rows(position, runs, verdict)
+        return self._result
+
+    # ---- tokens ----------------------------------------------------------------------------------
+
+    def _check(self) -> tuple[Expected | None, Verdict]:
+        """What the reference expects (None on all ranks but 0), and how KCCL's tokens compare."""
+        prompt = self._ids[:LENGTH]
+        answer, _ = self._engine.timed(prompt, LENGTH)
+        if not self._is_first:
+            self._engine.of_rank_0(None)
+            return None, Verdict(0, 0, 0)
+        began = time.monotonic()
+        known = expected(self._request.checkpoint, prompt, answer)
+        took = time.monotonic() - began
+        self._engine.of_rank_0(None)
+        verdict = known.ours()
+        self._result.is_right = verdict.is_right
+        self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
+        return known, verdict
+
+    def _open_peers(self, known: Expected | None) -> None:
+        threads = len(os.sched_getaffinity(0))
+        for name, kind in PEERS.items():
+            self._show(name)
+            try:
+                if threads < self._engine.num_ranks:
+                    raise kccl.Error(f"it could use {threads} of the cores that KCCL uses")
+                peer = kind(self._request.checkpoint, self._engine.context, threads)
+                self._ends.callback(peer.close)
+                verdict = _tokens_of(peer, known)
+            # Why all errors: whatever a foreign library raises is why it is not measured.
+            except Exception as error:
+                self._result.notes.append(f"no {name} rows: {cause_of(error)}")
+                continue
+            finally:
+                gc.collect()
+            self._result.versions[name] = peer.version
+            if not verdict.is_right:
+                self._result.notes.append(f"no {name} rows: {verdict}")
+                continue
+            self._result.notes.append(f"{name}: {verdict}")
+            self._peers.append(peer)
+
+    # ---- times -----------------------------------------------------------------------------------
+
+    def _time_first_token(self) -> float:
+        """Seconds from a prompt, of which nothing is cached, to its first token; median."""
+        found: list[float] = []
+        began = time.monotonic()
+        while len(found) < _FIRST_TOKEN_RUNS:
+            # Forgets the prompt.
+            self._engine.timed(self._ids[:1], 1)
+            _, times = self._engine.timed(self._prompt, 1)
+            found.append(times[1] - times[0])
+            if self._engine.of_rank_0(time.monotonic() - began > _FIRST_TOKEN_S):
+                break
+        return median(found)
+
+    def _prefill(self, prompt: list[int]) -> float:
+        """Runs a prompt, which stays in the cache; returns the seconds of a token behind it."""
+        num = min(_TRIAL_TOKENS, self._engine.context - len(prompt) - 1)
+        _, times = self._engine.timed(prompt, num + 1)
+        return float(np.median(np.diff(times[1:])))
+
+    def _num_tokens(self, step_s: float, position: int) -> int:
+        if self._request.new_tokens is not None:
+            return self._request.new_tokens
+        room = self._engine.context - position - 1
+        return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
+
+    def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, _Runs]:
+        """The runs by library, in turn, and in reversed order every second time."""
+        runs = {"kccl": _Runs()}
+        fewer: dict[str, int] = {}
+        for peer, first in zip(self._peers, firsts, strict=True):
+            _, times = peer.timed(first, 2)
+            # A slow peer makes fewer tokens.
+            fewer[peer.library] = min(num, _tokens_by_time(times[2] - times[1]))
+            runs[peer.library] = _Runs()
+
+        def ours() -> None:
+            runs["kccl"].reads.append(self._engine.bandwidth())
+            # The first of these tokens ends the prompt's pass, the others are timed.
+            tokens, times = self._engine.timed(prompt, num + 1)
+            runs["kccl"].add(tokens, times[1:])
+
+        def theirs(peer: Peer, first: int) -> None:
+            peer.rewind()
+            tokens, times = peer.timed(first, fewer[peer.library])
+            runs[peer.library].add([first, *tokens], times)
+
+        for repeat in range(self._request.repeats):
+            peers = zip(self._peers, firsts, strict=True)
+            turns = [ours, *(_bound(theirs, *each) for each in peers)]
+            for turn in turns[:: -1 if repeat % 2 else 1]:
+                turn()
+        return runs
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def _add_rows(self, position: int, runs: dict[str, _Runs], verdict: Verdict) -> None:
+        engine = self._engine
+        forms = {peer.library: peer.form for peer in self._peers}
+        for library, found in runs.items():
+            is_ours = library == "kccl"
+            # Peers with wrong tokens are not here.
+            is_right = found.are_equal() and (verdict.is_right or not is_ours)
+            num = len(found.steps_us[0])
+            row: Row = {name: None for name in COLUMNS} | {
+                "library": library,
+                "model": self._request.name,
+                "backend": "host" if is_ours else "cpu",
+                "form": forms.get(library) or None,
+                "world_size": engine.num_ranks if is_ours else 1,
+                "dtype": "bfloat16",
+                "prompt_tokens": len(self._prompt),
+                "new_tokens": num,
+                "position": position,
+                "bandwidth_gbps": median(runs["kccl"].reads) * 1e-9,
+                "tokens_match": is_right,
+            }
+            if is_right:
+                row |= found.figures()
+                first_us = self._first_token_s[library] * 1e6
+                row |= {"ttft_ms": first_us * 1e-3, "ttft_steps": first_us / row["us_per_token"]}
+                if is_ours:
+                    # Of the token in the middle.
+                    nbytes = bytes_per_token(self._config, position + num // 2)
+                    row["bandwidth_share"] = found.share(nbytes)
+            elif is_ours:
+                self._result.is_right = False
+            if not found.are_equal():
+                self._result.notes.append(
+                    f"{library}: its tokens at position {position} differ from run to run"
+                )
+            self._result.rows.append(row)
+
+
+def _tokens_by_time(step_s: float) -> int:
+    """Tokens of a run, if one takes so many seconds."""
+    return min(max(round(_RUN_S / step_s), _LEAST_TOKENS), MOST_TOKENS)
+
+
+def _bound(act: Callable[[Peer, int], None], peer: Peer, first: int) -> Callable[[], None]:
+    return lambda: act(peer, first)
+
+
+def _tokens_of(peer: Peer, known: Expected | None) -> Verdict:
+    """How a peer's choices compare, each given all tokens of KCCL before it."""
+    assert known is not None, "rank 0 has checked its own tokens"
+    peer.reset()
+    found = [peer.extend(known.prompt)]
+    found += [peer.step(token) for token in known.answer[:-1]]
+    return known.theirs(found)
+
+
+def _first_token_s(peer: Peer, prompt: Sequence[int]) -> float:
+    found: list[float] = []
+    while len(found) < _FIRST_TOKEN_RUNS and sum(found) < _FIRST_TOKEN_S:
+        peer.reset()
+        began = time.monotonic()
+        peer.extend(prompt)
+        found.append(time.monotonic() - began)
+    return median(found)

@@ -1,0 +1,144 @@
+"""Rows of decoding as a table on a terminal, as CSV, and as a table in a README."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..harness.document import Document
+from ..harness.measure import Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = (
+    *("library", "model", "backend", "form", "world_size", "dtype"),
+    *("prompt_tokens", "new_tokens", "position", "tok_s", "us_per_token", "p99_us", "slowest_us"),
+    *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share", "tokens_match"),
+)
+"""Fields of a row. bench/README.md explains them."""
+
+_MODELS = {"smollm2": "SmolLM2-135M", "llama-1b": "Llama-3.2-1B", "qwen3-0.6b": "Qwen3-0.6B"}
+_HEAD = (
+    "| model | ranks | position | tok/s | us a token | p99 | share of the bound | best peer, tok/s "
+    "| KCCL / peer | first token, steps |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+)
+
+
+def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
+    """KCCL's rows, each with the fastest peer's row of the same run at the same position."""
+    found = []
+    for row in rows:
+        if row["library"] != "kccl":
+            continue
+        peers = [
+            each
+            for each in rows
+            if each["library"] != "kccl"
+            and each["position"] == row["position"]
+            and each["tok_s"] is not None
+        ]
+        found.append((row, max(peers, key=lambda each: float(each["tok_s"]), default=None)))
+    return found
+
+
+def print_rows(out: Console, rows: Sequence[Row]) -> None:
+    """Prints one line for each library and position."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("position", "library"):
+        table.add_column(name)
+    for name in (
+        "tok/s",
+        "us a token",
+        "p99 (us)",
+        "of the bound",
+        "KCCL / this",
+        "1st token (ms)",
+    ):
+        table.add_column(name, justify="right")
+    ours = {row["position"]: row for row in rows if row["library"] == "kccl"}
+    for row in rows:
+        mine = ours[row["position"]]
+        is_peer = row is not mine
+        ratio = ""
+        if is_peer and row["tok_s"] and mine["tok_s"]:
+            ratio = f"{mine['tok_s'] / row['tok_s']:.2f}x"
+        name = " ".join(filter(None, (row["library"], row["form"])))
+        first = (
+            ""
+            if row["ttft_ms"] is None
+            else f"{row['ttft_ms']:.0f} = {row['ttft_steps']:.0f} steps"
+        )
+        table.add_row(
+            "" if is_peer else str(row["position"]),
+            name if row["tokens_match"] else f"{name}: wrong tokens",
+            *(_number(row[key]) for key in ("tok_s", "us_per_token", "p99_us")),
+            _percent(row["bandwidth_share"]),
+            ratio,
+            first,
+            style=None if row["tokens_match"] else "bold red",
+        )
+    out.print(table)
+    out.print("# median of the runs; p99: of single tokens")
+    reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
+    out.print(
+        "# bound: weights, keys and values of a token at the speed at which the same threads read\n"
+        f"#        the weights, in this run: {', '.join(reads)} GB/s, median before the runs"
+    )
+    length = rows[0]["prompt_tokens"]
+    out.print(f"# 1st token: of a prompt of {length} tokens, also as a multiple of a decode step")
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """All fields of all rows."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def markdown(documents: Sequence[Document]) -> str:
+    """KCCL's rows of each model and number of ranks, from the newest document that has them."""
+    newest: dict[tuple[str, int, int], tuple[Document, Row, Row | None]] = {}
+    for document in documents:
+        for row, peer in ours_and_best(document["rows"]):
+            newest[row["model"], row["world_size"], row["position"]] = (document, row, peer)
+    if not newest:
+        raise ValueError("there are no rows of decode")
+    lines = []
+    for key in sorted(newest):
+        _, row, peer = newest[key]
+        ratio = f"{row['tok_s'] / peer['tok_s']:.2f}" if peer and row["tok_s"] else ""
+        cells = [
+            str(_MODELS.get(row["model"], row["model"])),
+            str(row["world_size"]),
+            f"{row['position']:,}",
+            *(_number(row[field]) for field in ("tok_s", "us_per_token", "p99_us")),
+            _percent(row["bandwidth_share"]),
+            f"{_number(peer['tok_s'])} {peer['library']}" if peer else "",
+            ratio,
+            _number(row["ttft_steps"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    made = [document for document, _, _ in newest.values()]
+    machine = made[0]["machine"]
+    cores = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"
+    commits = ", ".join({str(document["commit"]): None for document in made})
+    return _HEAD + "".join(lines) + f"\nMedians, {cores}; commit {commits}.\n"
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, all digits before the point; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"

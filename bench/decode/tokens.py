@@ -1,0 +1,96 @@
+"""Which tokens are right: those that the NumPy reference finds likeliest, where it is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.reference import Reference
+
+LENGTH = 16
+"""Tokens of the check's prompt, and as many of its answer."""
+
+# The reference is sure of a token if its logit is above the next one's by this. A BF16 message
+# that is rounded the other way moves a logit by about a hundredth.
+_SURE = {"bfloat16": 1e-2, "float32": 1e-3}
+# The same for an engine that computes in BF16 throughout, as a share of the largest logit: eight
+# roundings of BF16.
+_SURE_IN_BF16 = 2.0**-5
+# With fewer comparisons a check says nothing.
+_LEAST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How tokens compare with the reference's.
+
+    Attributes:
+        compared: Tokens of which the reference is sure.
+        wrong: How many of them differ.
+        of: All tokens.
+    """
+
+    compared: int
+    wrong: int
+    of: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.wrong == 0 and self.compared >= self.of * _LEAST_SHARE
+
+    def __str__(self) -> str:
+        return f"{self.wrong} of {self.compared} tokens differ from the reference's"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reference finds behind each token of an answer, given all tokens before it.
+
+    Attributes:
+        prompt: Ids.
+        answer: Ids that KCCL chose.
+        best: The likeliest id in place of each id of the answer.
+        margins: By how much its logit exceeds the next one's.
+        largest: Size of the largest logit.
+        message_dtype: What the model's messages are rounded to.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    best: NDArray[Any]
+    margins: NDArray[Any]
+    largest: float
+    message_dtype: str
+
+    def ours(self) -> Verdict:
+        """How KCCL's answer compares."""
+        return self._compare(self.answer, _SURE[self.message_dtype])
+
+    def theirs(self, tokens: Sequence[int]) -> Verdict:
+        """How another engine's choices compare; it was given the prompt and KCCL's answer."""
+        return self._compare(tokens, _SURE_IN_BF16 * self.largest)
+
+    def _compare(self, tokens: Sequence[int], margin: float) -> Verdict:
+        is_sure = self.margins > margin
+        wrong = is_sure & (np.array(tokens) != self.best)
+        return Verdict(int(is_sure.sum()), int(wrong.sum()), len(tokens))
+
+
+def expected(checkpoint: Checkpoint, prompt: list[int], answer: list[int]) -> Expected:
+    """Runs the reference over the prompt and the answer. It reads each weight once, keeps none."""
+    reference = Reference(checkpoint, keep_weights=False)
+    logits = reference.logits([*prompt, *answer[:-1]])[-len(answer) :]
+    second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
+    return Expected(
+        prompt=prompt,
+        answer=answer,
+        best=logits.argmax(-1),
+        margins=first - second,
+        largest=float(np.abs(logits).max()),
+        message_dtype=checkpoint.config.message_dtype,
+    )

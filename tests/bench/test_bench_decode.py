@@ -1,0 +1,318 @@
+"""`kccl bench decode` on tiny models: rows, wrong tokens, and peers that are missing or wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kccl.bench import check
+from kccl.bench.decode import files, measure, report, tokens
+from kccl.bench.decode.peers import PEERS, Peer
+from kccl.engine import Engine
+from kccl.engine.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Cache, Reference
+from kccl.engine.rope import Llama3Scaling, Rope
+from kccl.tools import cli as command
+
+FAST = ("--new-tokens", "5", "--repeats", "3")
+
+
+def bench(*arguments: str) -> int:
+    return command.main(["bench", "decode", *FAST, *arguments])
+
+
+def document_of(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where neither PyTorch nor llama.cpp is installed."""
+    for name in ("torch", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+class ReferenceAsPeer(Peer):
+    """The NumPy reference as another engine."""
+
+    library = "reference"
+    version = "1"
+
+    def __init__(self, checkpoint: Checkpoint, context: int, threads: int) -> None:
+        self._reference = Reference(checkpoint)
+        self.reset()
+
+    def reset(self) -> None:
+        self._cache, self._length = Cache(), 0
+
+    def extend(self, ids: Any) -> int:
+        self._length += len(ids)
+        return int(self._reference.logits(ids, self._cache)[-1].argmax())
+
+    def step(self, token: int) -> int:
+        return int(self._reference.logits([token], self._cache)[-1].argmax())
+
+    def rewind(self) -> None:
+        self._cache.length = self._length
+
+    def close(self) -> None:
+        pass
+
+
+class WrongPeer(ReferenceAsPeer):
+    library = "wrong"
+
+    def step(self, token: int) -> int:
+        return (super().step(token) + 1) % 256
+
+
+# ---- rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_peers")
+def test_rows_are_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Engine, "bandwidth", lambda self: 2e9)
+    path = tmp_path / "rows.csv"
+    arguments = ("--random-weights", "tiny-laneformer", "-n", "2", "--positions", "40", "16")
+    assert bench(*arguments, "--baselines", "--json", "--csv", str(path)) == 0
+    made = document_of(capsys.readouterr().out)
+    assert made["machine"]["ranks"] == 2
+    assert [row["position"] for row in made["rows"]] == [16, 40]
+    for row in made["rows"]:
+        assert tuple(row) == report.COLUMNS
+        assert row["library"] == "kccl"
+        assert (row["world_size"], row["prompt_tokens"], row["new_tokens"]) == (2, 126, 5)
+        assert row["tokens_match"]
+        assert row["tok_s"] * row["us_per_token"] == pytest.approx(1e6)
+        assert row["slowest_us"] >= row["us_per_token"]
+        assert row["p99_us"] >= row["us_per_token"]
+        assert row["ttft_steps"] == pytest.approx(row["ttft_ms"] * 1e3 / row["us_per_token"])
+        assert row["bandwidth_gbps"] == 2
+        config = random_checkpoint("tiny-laneformer").config
+        bound_us = measure.bytes_per_token(config, row["position"] + 2) / 2e9 * 1e6
+        assert row["bandwidth_share"] * row["us_per_token"] == pytest.approx(bound_us)
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [tuple(row) for row in rows] == [report.COLUMNS] * 2
+
+
+def test_rows_of_a_job() -> None:
+    job = [sys.executable, "-m", "kccl", "run", "-n", "2", "--", sys.executable, "-m", "kccl"]
+    job += ["bench", "decode", *FAST, "--random-weights", "tiny-llama", "--json"]
+    done = subprocess.run(job, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (row,) = document_of(done.stdout)["rows"]
+    assert (row["world_size"], row["tokens_match"]) == (2, True)
+
+
+# ---- wrong tokens ----------------------------------------------------------------------------
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, is_spoilt: Any) -> None:
+    """Changes the fourth token of those calls of Engine.timed() that is_spoilt() chooses."""
+    timed = Engine.timed
+
+    def spoilt(self: Engine, prompt: Any, max_tokens: int) -> Any:
+        ids, times = timed(self, prompt, max_tokens)
+        if is_spoilt(prompt, max_tokens):
+            ids[3] = (ids[3] + 1) % 256
+        return ids, times
+
+    monkeypatch.setattr(Engine, "timed", spoilt)
+
+
+def test_a_wrong_token_hides_the_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(monkeypatch, lambda prompt, max_tokens: max_tokens == tokens.LENGTH)
+    arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
+    assert bench(*arguments) == 1
+    out = capsys.readouterr().out
+    assert "1 of 16 tokens differ" in out
+    assert "kccl: wrong tokens" in out
+    for row in document_of(out)["rows"]:
+        assert not row["tokens_match"]
+        for name in ("tok_s", "us_per_token", "p99_us", "slowest_us", "ttft_ms"):
+            assert row[name] is None
+        assert row["bandwidth_share"] is None
+
+
+def test_a_token_that_differs_from_run_to_run_hides_the_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+
+    def is_spoilt(prompt: Any, max_tokens: int) -> bool:
+        is_run = len(prompt) == 30 and max_tokens == 6
+        runs.extend([1] if is_run else [])
+        return is_run and len(runs) == 2
+
+    spoil(monkeypatch, is_spoilt)
+    arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
+    assert bench(*arguments) == 1
+    out = capsys.readouterr().out
+    assert "kccl: its tokens at position 30 differ from run to run" in out
+    first, second = document_of(out)["rows"]
+    assert first["tok_s"] > 0
+    assert second["tok_s"] is None
+
+
+def test_a_token_counts_where_the_reference_is_sure() -> None:
+    margins = np.array([1.0, 5e-3, 5e-4, 1.0])
+    known = tokens.Expected([1], [7, 0, 0, 7], np.full(4, 7), margins, 8.0, "float32")
+    assert known.ours() == tokens.Verdict(compared=3, wrong=1, of=4)
+    assert not known.ours().is_right
+    rounded = tokens.Expected([1], [7, 0, 0, 7], np.full(4, 7), margins, 8.0, "bfloat16")
+    assert rounded.ours() == tokens.Verdict(compared=2, wrong=0, of=4)
+    assert rounded.ours().is_right
+    # Another engine in BF16: only where the margin exceeds 8 / 32.
+    assert known.theirs([7, 0, 0, 0]) == tokens.Verdict(compared=2, wrong=1, of=4)
+    assert not tokens.Verdict(compared=0, wrong=0, of=4).is_right
+
+
+# ---- peers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_peers")
+@pytest.mark.parametrize(
+    ("model", "cause"),
+    [("tiny-llama", "ModuleNotFoundError"), ("tiny-laneformer", "of the family laneformer")],
+)
+def test_missing_peers_are_told(
+    model: str, cause: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if model == "tiny-laneformer":
+        # What the peers' constructors do first with a model.
+        for name in PEERS:
+            monkeypatch.setitem(
+                PEERS, name, lambda checkpoint, *_: files.check_ordinary(checkpoint.config)
+            )
+    assert bench("--random-weights", model, "--baselines") == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("transformers", "llama.cpp"):
+        (line,) = [each for each in lines if each.startswith(f"# no {name} rows: ")]
+        assert cause in line
+
+
+def test_a_peer_is_measured_if_its_tokens_are_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in list(PEERS):
+        monkeypatch.delitem(PEERS, name)
+    monkeypatch.setitem(PEERS, "reference", ReferenceAsPeer)
+    monkeypatch.setitem(PEERS, "wrong", WrongPeer)
+    arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--baselines")
+    assert bench(*arguments, "--json") == 0
+    out = capsys.readouterr().out
+    made = document_of(out)
+    assert made["machine"]["peers"] == {"reference": "1", "wrong": "1"}
+    assert [row["library"] for row in made["rows"]] == ["kccl", "reference"] * 2
+    for theirs in made["rows"][1::2]:
+        assert theirs["tokens_match"]
+        assert theirs["tok_s"] > 0
+        assert theirs["world_size"] == 1
+        assert theirs["bandwidth_share"] is None
+    assert "# no wrong rows: " in out
+
+
+LLAMA_31 = Llama3Scaling(8.0, 1.0, 4.0, 64)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("tiny-llama", {}),
+        ("tiny-llama", {"rope": Rope(is_interleaved=True), "is_tied": False}),
+        ("tiny-llama", {"rope": Rope(theta=1e4, scaling=LLAMA_31)}),
+        ("tiny-qwen3", {}),
+    ],
+    ids=["llama", "interleaved", "llama-3.1", "qwen3"],
+)
+def test_written_files_are_the_same_model(
+    kind: str, model: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    ids = list(range(3, 43))
+    checkpoint = random_checkpoint(model, **changes)
+    wanted = Reference(checkpoint).logits(ids)
+    if kind == "gguf":
+        path = tmp_path / "model.gguf"
+        files.write_gguf(checkpoint, path)
+    else:
+        path = tmp_path
+        files.write_folder(checkpoint, path)
+    with open_checkpoint(path) as written:
+        assert np.abs(Reference(written).logits(ids) - wanted).max() < 1e-4
+
+
+# ---- arguments, records ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--random-weights", "tiny"), "'tiny' is none of the shapes"),
+        (("--random-weights", "tiny-llama", "--positions", "123"), "must be from 1 to 122"),
+        (("--random-weights", "tiny-llama", "--repeats", "0"), "--repeats is 0"),
+        (("--random-weights", "tiny-llama", "--new-tokens", "0"), "--new-tokens is 0"),
+        (("--random-weights", "tiny-llama", "--csv", "/nowhere/x"), "not a writable folder"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_threads_as_ranks_are_refused_in_a_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert bench("--random-weights", "tiny-llama", "-n", "2") == 2
+    assert "--ranks" in capsys.readouterr().err
+
+
+def test_check_compares_decoding() -> None:
+    machine = {"cpu_model": "some CPU", "architecture": "x86_64", "cpus": 2, "allowed_cpus": 2}
+
+    def made(**fields: Any) -> dict[str, Any]:
+        row = dict.fromkeys(report.COLUMNS) | {"library": "kccl", "position": 128, "model": "m"}
+        row |= {"us_per_token": 100.0, "tokens_match": True, "world_size": 1} | fields
+        return {"machine": machine, "commit": "abc", "rows": [row]}
+
+    assert check.compare(made(us_per_token=110.0), [made()]) == ([], 1)
+    (finding,) = check.compare(made(us_per_token=130.0), [made()])[0]
+    assert str(finding) == "decode m, position 128, 1 ranks: 130 us, 1.30 times 100 us of abc"
+    (finding,) = check.compare(made(us_per_token=None, tokens_match=False), [made()])[0]
+    assert str(finding).endswith("wrong tokens")
+    assert check.compare(made(position=1024), [made()]) == ([], 0)
+
+
+def test_a_readmes_table_has_the_newest_rows() -> None:
+    machine = {"cpu_model": "some CPU", "allowed_cpus": 2}
+
+    def made(commit: str, us: float) -> dict[str, Any]:
+        ours = dict.fromkeys(report.COLUMNS) | {"library": "kccl", "position": 128, "model": "m"}
+        ours |= {"us_per_token": us, "tok_s": 1e6 / us, "world_size": 2, "bandwidth_share": 0.87}
+        peer = ours | {"library": "llama.cpp", "us_per_token": 400.0, "tok_s": 2500.0}
+        slow = peer | {"library": "transformers", "tok_s": 100.0}
+        return {"machine": machine, "commit": commit, "rows": [ours, slow, peer]}
+
+    lines = report.markdown([made("old", 250.0), made("new", 200.0)]).splitlines()
+    assert lines[2] == "| m | 2 | 128 | 5,000 | 200 |  | 87% | 2,500 llama.cpp | 2.00 |  |"
+    assert len(lines) == 5
+    assert lines[-1] == "Medians, 2 cores of some CPU; commit new."
