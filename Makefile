@@ -101,7 +101,7 @@ $(VENV)/.parity: $(VENV)/.dev
 test-parity: $(VENV)/.parity
 	$(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
 		$(BIN)/python -c 'from kccl.engine.models import find_model; find_model("smollm2")'
-	KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/parity tests/engine/test_smollm2.py
+	KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/parity tests/examples tests/engine/test_smollm2.py
 
 sim-mutations: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_mutations.py

@@ -7,8 +7,9 @@ with Engine("smollm2", ranks=2) as engine:
         print(piece.text, end="", flush=True)
 """
 
-from .api import Answer, Engine, Piece
+from .api import Answer, Engine
 from .checkpoint import Checkpoint, open_checkpoint
 from .sample import SamplingParams
+from .text import Piece
 
 __all__ = ["Answer", "Checkpoint", "Engine", "Piece", "SamplingParams", "open_checkpoint"]

@@ -16,33 +16,16 @@ import kccl
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .config import ModelConfig
-from .executors.host import HostExecutor, Token
+from .executors.host import HostExecutor
 from .models import find_model
 from .program import Program
 from .ranks import Ranks, ranks_of_job, ranks_of_threads
 from .sample import SamplingParams
+from .text import Piece, StopText
 from .tokenizer import Tokenizer
 
 # Turns of reading all weights in bandwidth(): enough to last longer than a scheduler's time slice.
 _TURNS = 4
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a new token adds.
-
-    Attributes:
-        text: The text that is complete now. It may be empty, and may be that of several tokens.
-        id: The token; None for a last piece that has text only.
-        logprob: The token's log-probability; NaN unless asked for.
-        end: "" while the answer goes on. At the last piece "stop" (a stop id or a stop string),
-            "max_tokens" or "context".
-    """
-
-    text: str
-    id: int | None
-    logprob: float
-    end: str
 
 
 @dataclass(frozen=True)
@@ -179,7 +162,7 @@ class Engine:
         return self._ranks.rank
 
     @property
-    def num_ranks(self) -> int:
+    def world_size(self) -> int:
         """Over how many ranks the lanes are spread."""
         return self._ranks.world_size
 
@@ -283,7 +266,7 @@ class Engine:
         program: Program = self._ranks.mine[0].program
         if not 0 <= op_index < len(program.ops):
             raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(program.ops)}")
-        if len(self._ranks.mine) != self.num_ranks:
+        if len(self._ranks.mine) != self.world_size:
             raise kccl.InvalidArgument("run_until needs ranks that are threads of one process")
         op, ids = program.ops[op_index], self._ids(ids)
         with self._request(ids):
@@ -394,36 +377,6 @@ class _Request:
 
     def __exit__(self, *_: object) -> None:
         self._engine._lock.release()
-
-
-class StopText:
-    """Text of an answer, which ends before the first stop string."""
-
-    def __init__(self, stream: Any, stops: Sequence[str]) -> None:
-        self._stream = stream
-        self._stops = stops
-        # What may be the beginning of a stop string.
-        self._held = ""
-
-    def piece(self, token: Token) -> Piece:
-        """The piece for the next token."""
-        if self._stream is None:
-            return Piece("", token.id, token.logprob, token.end)
-        text = self._held + self._stream.push(token.id)
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            return Piece(text[: min(found)], token.id, token.logprob, "stop")
-        if token.end:
-            return Piece(text + self._stream.flush(), token.id, token.logprob, token.end)
-        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - kept :]
-        return Piece(text[: len(text) - kept], token.id, token.logprob, "")
-
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text the stop string begins with."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

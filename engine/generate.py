@@ -6,16 +6,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from typing import TYPE_CHECKING, Any
 
 import kccl
 
 from .api import Engine
 from .bounds import bytes_per_token
 from .sample import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Options that are fields of SamplingParams: (field, type, help).
 _SAMPLING = (
@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr."""
+    from rich.console import Console
+
     screen = Console(stderr=True, highlight=False, quiet=args.quiet)
     given = {name: getattr(args, name) for name, _, _ in _SAMPLING}
     params = {name: value for name, value in given.items() if value is not None}
@@ -112,7 +114,7 @@ def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
 
 
 def _summary(engine: Engine, ids: list[int], times: list[float], began: float, end: str) -> str:
-    ranks = f"{engine.num_ranks} rank{'s' if engine.num_ranks > 1 else ''}"
+    ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{len(ids)} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
     if times:
         parts.append(f"first token after {times[0] - began:.3g} s")
@@ -125,8 +127,10 @@ def _summary(engine: Engine, ids: list[int], times: list[float], began: float, e
 
 
 @contextmanager
-def _progress(screen: Console) -> Iterator[Any]:
+def _progress(screen: "Console") -> Iterator[Any]:
     """A bar on a terminal while the weights are packed; nothing elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
     columns = (TextColumn("reading the model"), BarColumn(), DownloadColumn())
     is_shown = screen.is_terminal and not screen.quiet
     with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:

@@ -92,12 +92,12 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
         with Engine(checkpoint, ranks=args.ranks, context=request.context) as engine:
             out = console()
             out.quiet = engine.rank != 0
-            ranks = f"{engine.num_ranks} rank{'s' if engine.num_ranks > 1 else ''}"
+            ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
             out.print(f"# kccl bench decode: {request.name}, bfloat16, {ranks}")
             with progress(engine.rank == 0, 2 + len(request.positions)) as show:
                 result = measure(engine, request, show)
             is_right = bool(engine.of_rank_0(result.is_right))
-            world_size = engine.num_ranks
+            world_size = engine.world_size
             is_first = engine.rank == 0
     if is_first:
         made = document(result.rows, world_size, {"peers": result.versions}, command)

@@ -196,7 +196,7 @@ class _Measurement:
         for name, kind in PEERS.items():
             self._show(name)
             try:
-                if threads < self._engine.num_ranks:
+                if threads < self._engine.world_size:
                     raise kccl.Error(f"it could use {threads} of the cores that KCCL uses")
                 peer = kind(self._request.checkpoint, self._engine.context, threads)
                 self._ends.callback(peer.close)
@@ -284,7 +284,7 @@ class _Measurement:
                 "model": self._request.name,
                 "backend": "host" if is_ours else "cpu",
                 "form": forms.get(library) or None,
-                "world_size": engine.num_ranks if is_ours else 1,
+                "world_size": engine.world_size if is_ours else 1,
                 "dtype": "bfloat16",
                 "prompt_tokens": len(self._prompt),
                 "new_tokens": num,

@@ -55,6 +55,7 @@ ENGINE_SOURCES = [
     "compute_x86_64_v3.cpp",
     "compute_x86_64_v4.cpp",
     "engine.cpp",
+    "logits.cpp",
     "pass.cpp",
     "sampler.cpp",
 ]

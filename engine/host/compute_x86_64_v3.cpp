@@ -1,7 +1,5 @@
 #if defined(__x86_64__)
 #include "elementwise.h"
-#include "multiply.h"
-#include "vector_avx2.h"
 
 namespace kccl::engine {
 extern constinit const Compute kComputeV3 = named("x86-64-v3");

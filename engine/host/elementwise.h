@@ -2,6 +2,7 @@
 #pragma once
 
 #include "compute.h"
+#include "multiply.h"
 #include "vector16.h"
 
 namespace kccl::engine {

@@ -8,6 +8,8 @@ namespace kccl::engine {
 constexpr uint64_t kLine = kKcclLineBytes;
 constexpr uint32_t kColumns = kKcclEngineMaxColumns;
 
+inline uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / kRows; }
+
 inline uint64_t aligned(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 // What the leading block tells all others about the next token.

@@ -1,9 +1,9 @@
-// multiply() for one instruction set. The file that includes this defines, before it, a struct
-// Vector: kWidth rows; kTile, how many sums of an even and an odd register each fill the registers;
+// multiply() for the instruction set that the compiler's flags name. Its struct Vector has kWidth rows; kTile, how many sums of an even and an odd register each fill the registers;
 // zero(); load(), the even and the odd column of a pair; fma(); add(); store().
 #pragma once
 
 #include "products.h"
+#include "vector.h"
 
 namespace kccl::engine {
 namespace {

@@ -5,8 +5,6 @@
 namespace kccl::engine {
 namespace {
 
-uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / kRows; }
-
 // How much of the next product a block asks for ahead of time.
 constexpr uint64_t kFirstBytes = 8192;
 
@@ -348,109 +346,6 @@ bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride)
         }
     }
     return true;
-}
-
-// ---- Logits --------------------------------------------------------------------------------------
-
-bool Pass::make_logits(uint32_t first, uint32_t num) {
-    const KcclEngineOp& norm = ops_[model_.num_ops - 2];
-    const KcclEngineOp& head = ops_[model_.num_ops - 1];
-    const uint32_t hidden = model_.hidden;
-    const bool is_mean = !has_one_residual() && has_one_head();
-    const auto* weight = reinterpret_cast<const float*>(norm.norm);
-    const auto final_of = [&](uint32_t i, uint32_t c) {
-        return finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + c) * memory_.hidden_stride;
-    };
-    for (uint32_t i = 0; i < num_residuals(); ++i) {
-        for (uint32_t c = 0; c < num; ++c) {
-            compute_.rms_norm(residual(i, first + c), weight, hidden, model_.norm_eps,
-                              final_of(i, c));
-            if (!is_mean || block_.index() != 0) continue;
-            std::copy_n(final_of(i, c), hidden, own_in_window(at_.finals, 0, i, c));
-        }
-    }
-    if (is_mean) {
-        if (!meet()) return false;
-        const float* arrays[kKcclEngineMaxLanes];
-        for (uint32_t c = 0; c < num; ++c) {
-            for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                arrays[lane] = in_window(at_.finals, 0, lane, c);
-            }
-            compute_.mean(final_of(0, c), arrays, static_cast<int>(model_.num_lanes), hidden);
-        }
-    }
-    const Matrix matrix = matrix_of(head);
-    const uint32_t rows = model_.vocab_size / model_.num_head_groups;
-    for (uint32_t i = 0; i < (has_one_head() ? 1 : num_lanes_); ++i) {
-        const float* columns[kKcclEngineLogitColumns];
-        for (uint32_t c = 0; c < num; ++c) columns[c] = final_of(i, c);
-        compute_.pack(columns, static_cast<int>(num), hidden, packed_.get() + i * packed_stride_);
-    }
-    auto* logits = reinterpret_cast<float*>(team_.window[team_.comm.rank] + at_.logits);
-    multiply(head, matrix, share(head), num,
-             [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns, const float* products) {
-                 const uint32_t row = unit * kRows, left = std::min(rows - row, uint32_t{kRows});
-                 for (uint32_t c = 0; c < columns; ++c) {
-                     std::copy_n(
-                         products + c * kPanels * kRows, left,
-                         logits + uint64_t{c} * padded(model_.vocab_size) + group * rows + row);
-                 }
-             });
-    return meet();
-}
-
-void Pass::read_logits(uint32_t column, float* out) const {
-    const uint32_t rows = model_.vocab_size / model_.num_head_groups;
-    const uint32_t per_group = panels_for(rows);
-    const auto row_of = [&](uint32_t panel) {
-        return panel / per_group * rows + std::min(panel % per_group * kRows, rows);
-    };
-    for (int rank = 0; rank < team_.comm.world_size; ++rank) {
-        const uint32_t first = row_of(model_.first_panel[rank]);
-        const uint32_t end = row_of(model_.first_panel[rank + 1]);
-        const auto* logits = reinterpret_cast<const float*>(team_.window[rank] + at_.logits) +
-                             uint64_t{column} * padded(model_.vocab_size);
-        std::copy(logits + first, logits + end, out + first);
-    }
-}
-
-// ---- For tests and measurements ------------------------------------------------------------------
-
-void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const {
-    const uint64_t row = uint64_t{i} * kColumns + column;
-    switch (op.kind) {
-        case kKcclEngineQkv:
-            std::copy_n(memory_.qkv.get() + row * memory_.qkv_stride,
-                        (model_.heads + 2 * model_.kv_heads) * model_.head_dim, out);
-            break;
-        case kKcclEngineAttend:
-            std::copy_n(memory_.attended.get() + row * memory_.attended_stride,
-                        model_.heads * model_.head_dim, out);
-            break;
-        case kKcclEngineGateUp:
-            std::copy_n(memory_.activated.get() + row * memory_.ffn_stride, model_.ffn, out);
-            break;
-        case kKcclEngineFinal:
-            std::copy_n(finals_.get() + (uint64_t{i} * kKcclEngineLogitColumns + column) *
-                                            memory_.hidden_stride,
-                        model_.hidden, out);
-            break;
-        default: std::copy_n(residual(i, column), model_.hidden, out);
-    }
-}
-
-uint32_t Pass::stream() const {
-    uint32_t seen = 0;
-    for (uint32_t i = 0; i < model_.num_ops; ++i) {
-        const KcclEngineOp& op = ops_[i];
-        if (op.weights == 0) continue;
-        const Matrix matrix = matrix_of(op);
-        const uint64_t bytes = panel_elements(matrix.num_columns) * matrix.panels_at_once * 2;
-        const Share units = share(op);
-        seen ^= compute_.touch(reinterpret_cast<const uint8_t*>(op.weights) + units.first * bytes,
-                               (units.end - units.first) * bytes);
-    }
-    return seen;
 }
 
 }  // namespace kccl::engine

@@ -20,7 +20,7 @@ FLAGS = {
 }
 COMPUTE = ("compute_baseline", *FLAGS)
 # Of the threads' program, besides these.
-CORE = ("engine", "pass", "sampler", "compute")
+CORE = ("engine", "pass", "logits", "sampler", "compute")
 SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
