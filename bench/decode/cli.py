@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,11 +91,12 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             has_baselines=args.baselines,
         )
         with Engine(checkpoint, ranks=args.ranks, context=request.context) as engine:
-            out = console()
+            tables = sys.stderr if args.json else sys.stdout
+            out = console(tables)
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
             out.print(f"# kccl bench decode: {request.name}, bfloat16, {ranks}")
-            with progress(engine.rank == 0, 2 + len(request.positions)) as show:
+            with progress(engine.rank == 0, 2 + len(request.positions), tables) as show:
                 result = measure(engine, request, show)
             is_right = bool(engine.of_rank_0(result.is_right))
             world_size = engine.world_size

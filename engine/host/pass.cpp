@@ -81,41 +81,6 @@ Share Pass::share(const KcclEngineOp& op) const {
     return share_of(total, block_.index(), team_.num_blocks);
 }
 
-// Multiplies this block's units with `num` packed columns of their lane.
-// use(lane, unit of the lane, first column, number of columns, float [column][kPanels * kRows]):
-// takes the products of one unit.
-template <class Use>
-void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num,
-                    Use use) {
-    const uint32_t num_pairs = (matrix.num_columns + 1) / 2;
-    const uint64_t elements = panel_elements(matrix.num_columns);
-    const uint32_t per_lane = matrix.panels_per_lane / matrix.panels_at_once;
-    const auto* weights = reinterpret_cast<const uint16_t*>(op.weights);
-    // A head's lanes are groups of rows, and the rank's first panel may lie within one.
-    const uint32_t first = op.kind == kKcclEngineHead ? model_.first_panel[team_.comm.rank] : 0;
-    alignas(64) float products[kGroup * kPanels * kRows];
-    for (uint32_t unit = units.first; unit < units.end;) {
-        const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
-        const uint32_t some =
-            std::min({units.end - unit, per_lane - in_lane, kPanels / matrix.panels_at_once});
-        const uint32_t input = input_of(op, lane);
-        const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
-        for (uint32_t column = 0; column < num; column += kGroup) {
-            const int columns = static_cast<int>(std::min(num - column, uint32_t{kGroup}));
-            const float* x =
-                packed_.get() + input * packed_stride_ + uint64_t{column} * num_pairs * 2;
-            compute_.multiply(panels, static_cast<int>(some * matrix.panels_at_once), num_pairs, x,
-                              columns, products);
-            for (uint32_t i = 0; i < some; ++i) {
-                use(lane, in_lane + i, column, static_cast<uint32_t>(columns),
-                    products + i * matrix.panels_at_once * kRows);
-            }
-        }
-        unit += some;
-    }
-    if (num == 1) prefetch(op);
-}
-
 // Which of the packed inputs a lane's products take; of the head's groups those of their lane.
 uint32_t Pass::input_of(const KcclEngineOp& op, uint32_t lane) const {
     if (op.kind == kKcclEngineHead) return has_one_head() ? 0 : lane - first_lane_;

@@ -7,6 +7,7 @@ from typing import Any
 from . import dtypes
 from .errors import InvalidArgument
 
+CPU = 1  # kDLCPU; those of GPUs are in the vendors' tables
 _NAME = b"dltensor"
 _VERSIONED_NAME = b"dltensor_versioned"
 _VERSION = (1, 0)  # of DLManagedTensorVersioned
