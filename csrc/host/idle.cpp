@@ -5,6 +5,8 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#include <atomic>
+
 #include "../include/kccl/targets/host_idle.h"
 #include "host.h"
 
@@ -68,10 +70,9 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
     if (context->shares_cores || waited_ns > kYieldAfterNs) sched_yield();
     const uint64_t now = kccl_host_clock_ns();
     // Several threads of a rank may wait at once, as the engine's blocks do.
-    if (now - __atomic_load_n(&context->last_look_ns, __ATOMIC_RELAXED) < kLookEveryNs) {
-        return kKcclOk;
-    }
-    __atomic_store_n(&context->last_look_ns, now, __ATOMIC_RELAXED);
+    const std::atomic_ref<uint64_t> last_look_ns(context->last_look_ns);
+    if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
+    last_look_ns.store(now, std::memory_order_relaxed);
     for (int rank = 0; rank < kKcclMaxWorldSize; ++rank) {
         if ((missing >> rank & 1u) != 0 && is_gone(context->pidfd[rank])) *gone |= 1u << rank;
     }

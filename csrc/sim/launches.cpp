@@ -61,7 +61,7 @@ void Machine::start_next(Rank& rank, Stream& stream) {
 void Machine::start(const std::shared_ptr<Grid>& grid) {
     const KcclSimLaunch& launch = grid->launch;
     const Rank& rank = ranks_[static_cast<size_t>(grid->rank)];
-    // Dependents have each their own, because one that does not wait is in no order with the others.
+    // Each dependent has its own, because one that does not wait is in no order with the others.
     grid->lane = grid->before ? grid->before->lane + 1 : launch.stream << 16;
     grid->at_begin = grid->before ? grid->before->at_begin : rank.streams[launch.stream].known;
     grid->has_begun = true;

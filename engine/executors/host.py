@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kccl
-from kccl._core import ffi, lib
 
 from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from ..sample import SamplingParams
+from .core import ffi, lib
 from .packing import ROWS_AT_ONCE, PackedWeights, Parts, Progress, pair_order
 
 # How long one look for the next token lasts: then the interpreter may handle Ctrl-C.

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kccl._core import ffi, lib
-
 from ..checkpoint import Checkpoint
 from ..program import Op, Program
+from .core import ffi, lib
 
 ROWS: int = lib.kKcclEnginePanelRows
 # Of rows of "embedding" and "head", which are too large to be read at once.

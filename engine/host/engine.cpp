@@ -86,7 +86,7 @@ bool is_stop_id(const KcclEngineRequest& request, int32_t id) {
 
 }  // namespace
 
-// ---- Threads -------------------------------------------------------------------------------------
+// ---- Threads ------------------------------------------------------------------------------------
 
 void KcclEngine::work(uint32_t block) {
     Pass pass(model, team, at, memory, block);
@@ -114,7 +114,7 @@ void KcclEngine::work(uint32_t block) {
     }
 }
 
-// ---- Tasks: every block runs them, and makes the same steps --------------------------------------
+// ---- Tasks: every block runs them, and makes the same steps -------------------------------------
 
 // Runs the ids that the cache does not have through the ops up to last_op.
 bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
@@ -247,7 +247,7 @@ void KcclEngine::stream(Pass& pass) {
     sink ^= seen;
 }
 
-// ---- The C interface -----------------------------------------------------------------------------
+// ---- The C interface ----------------------------------------------------------------------------
 
 extern "C" {
 

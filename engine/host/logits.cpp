@@ -67,7 +67,7 @@ void Pass::read_logits(uint32_t column, float* out) const {
     }
 }
 
-// ---- For tests and measurements ------------------------------------------------------------------
+// ---- For tests and measurements -----------------------------------------------------------------
 
 void Pass::read(const KcclEngineOp& op, uint32_t i, uint32_t column, float* out) const {
     const uint64_t row = uint64_t{i} * kColumns + column;

@@ -1,5 +1,5 @@
-// multiply() for the instruction set that the compiler's flags name. Its struct Vector has kWidth rows; kTile, how many sums of an even and an odd register each fill the registers;
-// zero(); load(), the even and the odd column of a pair; fma(); add(); store().
+// multiply() for the instruction set that the compiler's flags name. Its struct Vector has kWidth
+// rows; kTile says how many sums, of an even and an odd register each, fill the registers.
 #pragma once
 
 #include "products.h"

@@ -47,7 +47,7 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
     }
 }
 
-// ---- Steps ---------------------------------------------------------------------------------------
+// ---- Steps --------------------------------------------------------------------------------------
 
 uint32_t Pass::publish() {
     block_.publish(++step_);
@@ -56,7 +56,7 @@ uint32_t Pass::publish() {
 
 bool Pass::meet() { return block_.await_all(publish()); }
 
-// ---- Products ------------------------------------------------------------------------------------
+// ---- Products -----------------------------------------------------------------------------------
 
 Pass::Matrix Pass::matrix_of(const KcclEngineOp& op) const {
     const uint32_t head_rows = model_.vocab_size / model_.num_head_groups;
@@ -116,7 +116,7 @@ void Pass::pack_normed(const float* norm) {
     }
 }
 
-// ---- Windows -------------------------------------------------------------------------------------
+// ---- Windows ------------------------------------------------------------------------------------
 
 const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
     int rank = 0;
@@ -131,7 +131,7 @@ float* Pass::own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32
     return const_cast<float*>(in_window(region, slot, first_lane_ + lane, column));
 }
 
-// ---- Ops -----------------------------------------------------------------------------------------
+// ---- Ops ----------------------------------------------------------------------------------------
 
 bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op) {
     num_ = num;

@@ -10,7 +10,7 @@ namespace kccl::engine {
 class Sampler {
   public:
     // history: all ids so far, ascending in time.
-    // Returns the id; -1 if a logit is NaN or none is finite. *logprob is set if the request wants it.
+    // Returns the id; -1 if a logit is NaN or none is finite. *logprob is set if it is wanted.
     int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
                    uint32_t position, const std::vector<int32_t>& history, double* logprob);
 

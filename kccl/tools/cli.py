@@ -386,9 +386,7 @@ _COMMANDS = {
     "bench": Command(
         "measure a collective, or decoding", _bench_arguments, _bench, is_collective=True
     ),
-    "generate": Command(
-        "a model's answer, streamed", _generate_arguments, _generate, is_collective=True
-    ),
+    "generate": Command("a model's answer", _generate_arguments, _generate, is_collective=True),
     "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),

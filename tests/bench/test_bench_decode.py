@@ -138,7 +138,8 @@ def test_a_wrong_token_hides_the_speed(
     spoil(monkeypatch, lambda prompt, max_tokens: max_tokens == tokens.LENGTH)
     arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
     assert bench(*arguments) == 1
-    out = capsys.readouterr().out
+    captured = capsys.readouterr()
+    out = captured.err + captured.out
     assert "1 of 16 tokens differ" in out
     assert "kccl: wrong tokens" in out
     for row in document_of(out)["rows"]:
@@ -161,7 +162,8 @@ def test_a_token_that_differs_from_run_to_run_hides_the_speed(
     spoil(monkeypatch, is_spoilt)
     arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
     assert bench(*arguments) == 1
-    out = capsys.readouterr().out
+    captured = capsys.readouterr()
+    out = captured.err + captured.out
     assert "kccl: its tokens at position 30 differ from run to run" in out
     first, second = document_of(out)["rows"]
     assert first["tok_s"] > 0
@@ -214,7 +216,8 @@ def test_a_peer_is_measured_if_its_tokens_are_right(
     monkeypatch.setitem(PEERS, "wrong", WrongPeer)
     arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--baselines")
     assert bench(*arguments, "--json") == 0
-    out = capsys.readouterr().out
+    captured = capsys.readouterr()
+    out = captured.err + captured.out
     made = document_of(out)
     assert made["machine"]["peers"] == {"reference": "1", "wrong": "1"}
     assert [row["library"] for row in made["rows"]] == ["kccl", "reference"] * 2

@@ -126,7 +126,10 @@ def test_command_line(capsys):
     ("arguments", "message"),
     [
         (["tiny-llama", "--op", "layers.9.out"], "op is 'layers.9.out'"),
-        (["tiny-llama", "--executor", "nothing"], "executor is 'nothing', must be incremental"),
+        (
+            ["tiny-llama", "--executor", "nothing"],
+            "executor is 'nothing', must be host, incremental",
+        ),
         (["no/such/folder"], "model 'no/such/folder' is neither"),
         (["tiny-llama", "--tokens", "0"], "at least one"),
     ],

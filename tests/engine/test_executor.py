@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kccl
-from kccl._core import ffi, lib
 from kccl.engine import Engine, SamplingParams
 from kccl.engine.diff import TOLERANCES, Diff
+from kccl.engine.executors.core import ffi, lib
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
 from kccl.engine.sample import sample

@@ -84,17 +84,17 @@ void add_ops(Rank& rank, int number) {
 }
 
 struct World {
-    World(int num_ranks, uint32_t num_blocks) : ranks(static_cast<size_t>(num_ranks)) {
+    World(int world_size, uint32_t num_blocks) : ranks(static_cast<size_t>(world_size)) {
         const KcclSizes sizes = {1, 1, 32, 0, 64, 1024, 256};
-        const KcclLayout layout = kccl::layout(static_cast<uint64_t>(num_ranks), sizes, kPage);
+        const KcclLayout layout = kccl::layout(static_cast<uint64_t>(world_size), sizes, kPage);
         std::vector<uint64_t> windows, own;
-        for (int r = 0; r < num_ranks; ++r) {
+        for (int r = 0; r < world_size; ++r) {
             Rank& rank = ranks[r];
             KcclEngineModel& model = rank.model;
-            for (int i = 0; i <= num_ranks; ++i) {
-                model.first_lane[i] = kLanes * i / num_ranks;
-                model.first_panel[i] = panels_for(kVocab) * i / num_ranks;
-                model.first_row[i] = kVocab * i / num_ranks;
+            for (int i = 0; i <= world_size; ++i) {
+                model.first_lane[i] = kLanes * i / world_size;
+                model.first_panel[i] = panels_for(kVocab) * i / world_size;
+                model.first_row[i] = kVocab * i / world_size;
             }
             add_ops(rank, r);
             model.num_ops = static_cast<uint32_t>(rank.ops.size());
@@ -114,7 +114,7 @@ struct World {
             model.attention_scale = 0.4f;
             model.ops = address_of(rank.ops.data());
             model.cosines = model.sines = address_of(angles.data());
-            const uint64_t bytes = kccl_engine_window_bytes(&model, num_ranks);
+            const uint64_t bytes = kccl_engine_window_bytes(&model, world_size);
             rank.window = static_cast<uint8_t*>(calloc(1, bytes));
             memcpy(rank.window, weights.data() + model.first_row[r] * kHidden,
                    (model.first_row[r + 1] - model.first_row[r]) * kHidden * 2);
@@ -123,7 +123,7 @@ struct World {
             windows.push_back(address_of(rank.comm_window));
             own.push_back(address_of(rank.window));
         }
-        for (int r = 0; r < num_ranks; ++r) {
+        for (int r = 0; r < world_size; ++r) {
             Rank& rank = ranks[r];
             for (int32_t& pidfd : rank.context.pidfd) pidfd = -1;
             rank.context.shares_cores = 1;
@@ -131,8 +131,8 @@ struct World {
             rank.state.idle_context = address_of(&rank.context);
             const kccl::Addresses addresses = {windows.data(), windows.data(),
                                                address_of(&rank.state), address_of(rank.channels)};
-            rank.team.comm = kccl::make_comm(r, num_ranks, sizes, addresses, kPage, 3);
-            for (int i = 0; i < num_ranks; ++i) rank.team.window[i] = own[i];
+            rank.team.comm = kccl::make_comm(r, world_size, sizes, addresses, kPage, 3);
+            for (int i = 0; i < world_size; ++i) rank.team.window[i] = own[i];
             rank.team.num_blocks = num_blocks;
             for (int32_t& cpu : rank.team.cpus) cpu = -1;
             engines.push_back(kccl_engine_open(&rank.model, &rank.team));
@@ -189,8 +189,8 @@ int main() {
     std::vector<int32_t> tokens;
     std::vector<float> logits;
     const int shapes[][2] = {{1, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}};
-    for (const auto& [num_ranks, num_blocks] : shapes) {
-        World world(num_ranks, static_cast<uint32_t>(num_blocks));
+    for (const auto& [world_size, num_blocks] : shapes) {
+        World world(world_size, static_cast<uint32_t>(num_blocks));
         KcclEngineRequest request = {};
         request.task = kKcclEngineGenerate;
         request.num_ids = static_cast<uint32_t>(ids.size());
@@ -221,7 +221,7 @@ int main() {
         }
         if (found.size() != 25 || cut.size() != 7 || found != tokens || scores != logits ||
             !std::equal(cut.begin(), cut.end(), found.begin())) {
-            printf("%d ranks of %d blocks give other results\n", num_ranks, num_blocks);
+            printf("%d ranks of %d blocks give other results\n", world_size, num_blocks);
             return 1;
         }
     }
