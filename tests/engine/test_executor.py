@@ -255,7 +255,7 @@ with Engine(checkpoint, blocks=1) as engine:
 """
 
 
-def run_ranks(ranks, body, tokens=40, **options):
+def run_processes(ranks, body, tokens=40, **options):
     program = textwrap.dedent(RANK).format(tokens=tokens, body=body)
     return subprocess.run(
         [
@@ -283,14 +283,14 @@ def test_processes_share_the_lanes():
     with Engine(random_checkpoint("tiny-laneformer", context=4096), blocks=1) as engine:
         expected = engine.generate([1, 2, 3], max_tokens=40).ids
     # 4 lanes on 3 ranks.
-    done = run_ranks(3, body)
+    done = run_processes(3, body)
     assert done.returncode == 0, done.stderr
     assert [int(line) for line in done.stdout.split()] == expected
 
 
 def test_a_killed_rank_is_named():
     body = f"import os; number == 9 and engine.rank and os.kill(os.getpid(), {signal.SIGKILL:d})"
-    done = run_ranks(2, body, tokens=4000)
+    done = run_processes(2, body, tokens=4000)
     assert done.returncode != 0
     assert "rank 1" in done.stderr
     assert "PeerLost" in done.stderr
