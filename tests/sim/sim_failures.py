@@ -34,7 +34,7 @@ class Failures:
                     count = too_long if is_refused else 0 if is_empty else _COUNT
                     lists[-1].append(self._going_on(rank, actor, index, kind, count))
             wrong = np.zeros(num_actors, np.uint32)
-            at = self._place(rank, wrong, is_written=False, what="words of coops that went wrong")
+            at = self.place(rank, wrong, is_written=False, what="words of coops that went wrong")
             self._watched.append((rank, at, at + wrong.nbytes))
             words = self._memory[rank][at : at + wrong.nbytes].view(np.uint32)
             arguments = self.world.device_comm(rank), self._pack(rank, lists), np.uint32(len(calls))
@@ -46,9 +46,9 @@ class Failures:
         size = self.world_size
         root = index % size
         unit = index + 3 * actor + 1
-        at = self._place(rank, np.full(count, unit * (rank + 1), np.float32), is_written=False)
-        out = self._place(rank, np.zeros(count, np.float32), is_written=True)
+        at = self.place(rank, np.full(count, unit * (rank + 1), np.float32), is_written=False)
+        out = self.place(rank, np.zeros(count, np.float32), is_written=True)
         want = {BROADCAST: unit * (root + 1) * (rank != root), BARRIER: 0, "grid_sync": 0}
         share = want.get(kind, unit * size * (size + 1) // 2)
-        where = {"input": self._address(rank, at), "output": self._address(rank, out)}
+        where = {"input": self.address(rank, at), "output": self.address(rank, out)}
         return {"kernel": kind, "count": count, "share": share, "peer": root, **where}

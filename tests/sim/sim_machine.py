@@ -30,6 +30,7 @@ BARRIER = "barrier_direct"
 # A copy by other threads than those of the library's calls: see kernels/copies.cuh.
 COPY = "copy"
 NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS)}
+UNTOUCHED = 0xB5  # what memory holds that a call has not written
 # A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024
 # The kernels of GPUs, which are those that kernels/sequence.cuh can call.
