@@ -6,7 +6,7 @@
 namespace kccl {
 
 // Called by all threads of the coop. The channel, or none: then each call opens its own.
-template <uint32_t KERNELS, class Coop, class... Open>
+template <uint64_t KERNELS, class Coop, class... Open>
 KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, Coop coop,
                                      Open&... open) {
     auto* const out = output_of<float>(call);
@@ -46,7 +46,7 @@ namespace kernels {
 // many on one open channel; 0: each call opens its own. A coop's word of `wrong` becomes 1 if a
 // call behind a failed one returns another status, or if a call is ok but an element of its result
 // is not call.share.
-template <uint32_t AT_A_TIME, uint32_t KERNELS, class Coop>
+template <uint32_t AT_A_TIME, uint64_t KERNELS, class Coop>
 KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                        uint32_t* wrong) {
     const Coop coop;

@@ -21,7 +21,7 @@ class Failures:
         self._flush()
         num_actors = blocks * (1 if coop == "Block" else threads // self.machine.warp_size)
         bits = sum(1 << NUMBERS[kind] for kind in {LL16, BROADCAST, BARRIER, *calls})
-        name = f"kccl::kernels::go_on<{at_a_time}, {bits}u, kccl::{coop}>"
+        name = f"kccl::kernels::go_on<{at_a_time}, {bits}ull, kccl::{coop}>"
         kernel = compiled("failures.cuh", name, self.machine.warp_size, self.machine.csrc)
         too_long = self.machine.packet_bytes // 4 + 1
         for rank in self.ranks:

@@ -13,6 +13,10 @@ from kccl.sim.library import load
 from kccl.sim.machine import Simulation
 
 KERNELS = Path(__file__).parents[1] / "kernels"
+# How the kernels below make the calls of each collective.
+_MAKES = "".join(
+    f'#include "collectives/{path.name}"\n' for path in sorted(KERNELS.glob("collectives/*.cuh"))
+)
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 TWO_SHOT_SENTINEL = "all_reduce_two_shot_sentinel"
@@ -97,9 +101,9 @@ class Outcome:
 
 
 @lru_cache(maxsize=256)
-def compiled(file, kernel, warp_size, csrc):
-    """A kernel of a file in tests/kernels, compiled with this device source."""
-    source = (KERNELS / file).read_text()
+def compiled(file, kernel, warp_size, csrc, before=""):
+    """A kernel of a file in tests/kernels, compiled with this device source, behind some text."""
+    source = before + (KERNELS / file).read_text()
     path = cache.compile_sim(
         source, [kernel], warp_size=warp_size, name=file, include_dirs=[KERNELS], csrc=csrc
     )
@@ -125,7 +129,7 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
     element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2])
     if coop in ("Grid", "OpenGrid"):
         keeps = str(coop == "OpenGrid").lower()
-        name = f"kccl::kernels::grid_sequence<{keeps}, {bits}u, {element_and_op}>"
-        return compiled("grids.cuh", name, machine.warp_size, machine.csrc)
-    name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {forms}u, {element_and_op}>"
-    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc)
+        name = f"kccl::kernels::grid_sequence<{keeps}, {bits}ull, {element_and_op}>"
+        return compiled("grids.cuh", name, machine.warp_size, machine.csrc, _MAKES)
+    name = f"kccl::kernels::sequence<kccl::{coop}, {bits}ull, {forms}u, {element_and_op}>"
+    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc, _MAKES)
