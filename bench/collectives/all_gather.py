@@ -82,4 +82,5 @@ COLLECTIVE = Collective(
     nccl=_nccl,
     forms=(of_data("all_gather_direct_ll16", "AllGather", "slice"),),
     chain=Chain(_start, _end),
+    is_apart_in_kernels=True,
 )

@@ -37,5 +37,6 @@ COLLECTIVE = Collective(
     forms=tuple(
         _form(order, is_within=is_within) for is_within in (True, False) for order in ORDERS
     ),
+    is_apart_in_kernels=True,
     on_gpus=OnGpus(order=3, sizes_inside=("-b", "2K", "-f", "4")),
 )

@@ -60,8 +60,8 @@ class Comm(Protocol):
 class Problem:
     """One measurement, the same for every library: collective, size, element type and so on.
 
-    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
-    for reduce_scatter and all_gather, 0 for barrier. `count` is the same in elements.
+    `nbytes` is nccl-tests' size: the whole message, with the chunks of all ranks where it has
+    chunks; 0 for barrier. `count` is the same in elements.
     """
 
     collective: str
@@ -171,6 +171,7 @@ class Collective:
         end: default of the last size in bytes; None for the default of `kccl bench`.
         forms: its forms inside kernels, in the order of the rows.
         chain: its data in the forms by chain() of chains.cuh, or None.
+        is_apart_in_kernels: inside kernels it writes to another array than it reads.
         on_gpus: what `make gpu` measures.
     """
 
@@ -196,6 +197,7 @@ class Collective:
     end: int | None = None
     forms: tuple[Form, ...] = ()
     chain: Chain | None = None
+    is_apart_in_kernels: bool = False
     on_gpus: OnGpus = OnGpus()
 
     @property

@@ -16,8 +16,10 @@ from kccl.bench.in_kernel import contenders, data
 from kccl.bench.in_kernel import side as in_kernel_side
 from kccl.gpu import driver
 
-DATA = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-ALL = (*DATA, "barrier", "grid_sync")
+TABLES = [collective.load(name) for name in collective.NAMES]
+DATA = [table.name for table in TABLES if table.chain]
+# exchange has tests of its own.
+ALL = [table.name for table in TABLES if table.forms and table.name != "exchange"]
 
 
 def problem(name, n, dtype="float32", nbytes=256):
@@ -28,14 +30,10 @@ def problem(name, n, dtype="float32", nbytes=256):
         np_dtype=kccl.dtypes.to_numpy(dtype),
         op="sum",
         root=0,
-        in_place=name != "all_gather",
+        in_place=not table.is_apart_in_kernels,
         world_size=n,
     )
     return found
-
-
-def chain_of(name):
-    return collective.load(name).chain
 
 
 # What a chain of calls ends with
@@ -49,7 +47,7 @@ def test_periods(n):
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
     short = data.short_period(n)
     assert 2 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
-    chain, given = chain_of("all_reduce"), problem("all_reduce", n)
+    chain, given = collective.load("all_reduce").chain, problem("all_reduce", n)
     for length in (period, short):
         factors = [chain.factor(given, rank, length) for rank in range(n)]
         assert sum(factors) * n ** (length - 1) == pytest.approx(1)
@@ -60,7 +58,7 @@ def test_periods(n):
 @pytest.mark.parametrize("n", [2, 3, 8])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
-    chain, long = chain_of(name), problem(name, n, dtype)
+    chain, long = collective.load(name).chain, problem(name, n, dtype)
     for length in (data.period(n), data.short_period(n)):
         for calls in (6001, 6000 // length * length):
             end, further = (
@@ -73,7 +71,7 @@ def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_chunks_move_around(n):
-    chain, few = chain_of("all_gather"), problem("all_gather", n)
+    chain, few = collective.load("all_gather").chain, problem("all_gather", n)
     start = chain.start(few, 0)
     moved = [
         next(by for by in range(n) if (np.roll(start, -few.count // n * by) == end).all())
@@ -87,7 +85,7 @@ def test_chunks_move_around(n):
 def test_messages_of_one_pattern_are_computed_once():
     all_reduce._sum_of_sums.cache_clear()
     ends = [
-        chain_of("all_reduce").end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
+        collective.load("all_reduce").chain.end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
         for nbytes in (8192, 65536)
     ]
     assert all_reduce._sum_of_sums.cache_info().misses == 1
@@ -163,23 +161,23 @@ WANTED = {
     "all_reduce": [("slice", "relaxed", 2), ("message", "relaxed", 2), ("message", "relaxed", 2)],
     "barrier": [("message", "relaxed", 1), ("message", "acq_rel", 1)],
     "grid_sync": [("message", "relaxed", 4), ("message", "acq_rel", 4)],
-} | {name: [("slice", "relaxed", 1)] for name in DATA[1:]}
+}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows(name):
     nbytes = 2048 if name == "all_reduce" else 256
     rows, notes = on_simulator(name, nbytes=nbytes)
-    assert [(found["complete"], found["order"], found["blocks"]) for found in rows] == WANTED[name]
+    shapes = [(found["complete"], found["order"], found["blocks"]) for found in rows]
+    assert shapes == WANTED.get(name, [("slice", "relaxed", 1)])
     for found in rows:
         assert tuple(found) == measure.COLUMNS
         assert (found["library"], found["mode"], found["wrong"]) == ("kccl", "in_kernel", 0)
         assert found["time_us"] > 0 and found["p99_us"] > 0
         # The simulator measures no machine.
         assert found["floor_us"] is found["busbw_gbps"] is found["skewed_us"] is None
-        assert found["in_place"] is {"all_gather": False, "barrier": None, "grid_sync": None}.get(
-            name, True
-        )
+        table = collective.load(name)
+        assert found["in_place"] is (not table.is_apart_in_kernels if table.has_data else None)
     why = ["no row of cooperative groups: the simulator has none"]
     assert notes == (why if name == "grid_sync" else [])
 
@@ -233,7 +231,7 @@ def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
-@pytest.mark.parametrize("name", DATA[1:3])
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
 def test_a_call_that_is_left_out_shows(name, spoiled):
     spoiled(name, *BROKEN["a call is left out"])
     rows = [on_simulator(name, iterations=iterations)[0][0] for iterations in (15, 17)]

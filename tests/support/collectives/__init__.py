@@ -2,6 +2,7 @@
 
 A file has
     HAS_CHUNKS    whether x has a chunk for each rank.
+    AWAITED       a rank for which all others wait, if the root is 0.
     want          (inputs, rank, *, op, root) -> a rank's right result, with one dimension.
     call          (comm, x, *, op, root, **keywords) -> the result of the call on this rank.
     fake          (comm, ...) -> None: the call of bench_world.FakeComm, as the benches make it.

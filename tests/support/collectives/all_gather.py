@@ -4,6 +4,7 @@ import numpy as np
 import sim_rows
 
 HAS_CHUNKS = False
+AWAITED = 1
 
 
 def want(inputs, rank=0, *, op="sum", root=0):

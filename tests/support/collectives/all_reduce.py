@@ -9,6 +9,7 @@ import sim_rows
 from kccl.plan.specs import BY_NAME, needs_floats
 
 HAS_CHUNKS = False
+AWAITED = 1
 
 
 def want(inputs, rank, *, op="sum", root=0):

@@ -3,6 +3,7 @@
 import sim_rows
 
 HAS_CHUNKS = False
+AWAITED = 1
 
 
 def fake(comm):

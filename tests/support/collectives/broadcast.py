@@ -3,6 +3,7 @@
 import sim_rows
 
 HAS_CHUNKS = False
+AWAITED = 0
 
 
 def want(inputs, rank, *, op="sum", root=0):

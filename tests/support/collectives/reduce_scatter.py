@@ -4,6 +4,7 @@ import oracle
 import sim_rows
 
 HAS_CHUNKS = True
+AWAITED = 1
 
 
 def want(inputs, rank, *, op="sum", root=0):
