@@ -50,6 +50,8 @@ ONLY_IN_CHECKOUT = {
     ("kccl.bench.gpu", "__main__"),
     ("kccl.bench.gpu", "make_gpu"),
     ("kccl.bench.gpu", "steps"),
+    ("kccl.bench.gpu", "suite"),
+    ("kccl.bench.gpu", "warm"),
 }
 
 

@@ -85,15 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
     parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
     parser.add_argument("--root", type=int, default=0, help="root of a broadcast (0)")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
         "--in-place",
         dest="in_place",
         action="store_true",
         default=True,
         help="the result replaces the input (this is the default)",
     )
-    place.add_argument(
+    form.add_argument(
         "--out-of-place", dest="in_place", action="store_false", help="the result has its own array"
     )
     parser.add_argument(
@@ -350,12 +350,12 @@ def _print_head(
     out: Console, args: argparse.Namespace, collective: Collective, comm: kccl.Communicator
 ) -> None:
     ranks = "1 rank" if comm.world_size == 1 else f"{comm.world_size} ranks"
-    place = ", in place" if args.in_place else ", out of place"
-    place = place if collective.has_out else ""
-    place = ", inside kernels" if args.in_kernel else place
+    form = ", in place" if args.in_place else ", out of place"
+    form = form if collective.has_out else ""
+    form = ", inside kernels" if args.in_kernel else form
     kind = f", {args.dtype}" if collective.has_data else ""
     kind += f" {args.op}" if collective.has_op else ""
-    out.print(f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{place}")
+    out.print(f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{form}")
     if args.backend == "sim":
         out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:

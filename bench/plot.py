@@ -148,8 +148,8 @@ def _kind(row: Row) -> str:
     if row["mode"] != "in_kernel":
         return str(row["mode"])
     if row["collective"] == "exchange":
-        place = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
-        return f"in a kernel, {row['order']}, {place}"
+        where = "one GPU" if row["world_size"] == 1 else f"{row['world_size']} GPUs"
+        return f"in a kernel, {row['order']}, {where}"
     kind = f"in a kernel, {row['complete'] if row['dtype'] else row['order']}"
     # An all_reduce by publish and collect_reduced.
     return f"{kind}, by exchange" if row["algorithm"] == "grid_exchange" else kind

@@ -1,25 +1,34 @@
 """The communicator: the ranks of a job, and the calls that they make together.
 
-The path of `comm.all_reduce(x)` on the host, file by file. C runs a call that it knows. The first
-call of a kind goes through Python, which checks and plans it, runs it, and teaches it to C.
+The path of `comm.all_reduce(x)`, file by file. C repeats a call on the host without Python. On a
+GPU each call goes through Python, because C finds arrays in host memory only. `op()`, a prepared
+call, begins at csrc/host/fastcall.cpp.
 
-    csrc/host/dispatcher.cpp       does C know a call of this dtype, size, op?  yes -.
-      | no                                                                           |
-    collectives/all_reduce.py      checks x, out and op                              |
-    collectives/prepared.py        plans the call, runs it, teaches it to C          |
-      plan/choice.py                 chooses a kernel of plan/specs.py by size       |
-      backends/host.py               makes the handle of the call, a KcclHostOp      |
-      |                                                                              |
-    csrc/host/fastcall.cpp         runs a handle without a Python frame   <----------'
-    csrc/host/core.cpp             calls the kernel that the handle names
-      |
-    csrc/include/kccl/kernels/all_reduce_one_shot_ll16.cuh           the algorithm
-      channel.cuh                    which slots the call uses, and why it may reuse them
-      exchange.cuh                   pushes packets (ll16.cuh) to all ranks, waits for theirs
-      mem.cuh                        load and store; the instructions are in targets/mem_*.cuh
+on the host                                        on a GPU
+each call                                          each call
+  csrc/host/dispatcher.cpp   is it known? yes --.    csrc/host/dispatcher.cpp   is it known? no
+  csrc/host/arguments.cpp    where is x?        |    csrc/host/arguments.cpp    not in host memory
+the first call of a kind                        |    collectives/all_reduce.py  checks x, out, op
+  collectives/all_reduce.py  checks x, out, op  |    gpu/arrays.py              where is x?
+  base/arrays.py             where is x?        |    collectives/prepared.py    finds its handle
+  collectives/prepared.py    teaches it to C    |  the first call of a kind
+  collectives/context.py     rank, plan, errors |    collectives/context.py     rank, plan, errors
+  plan/choice.py             chooses a kernel   |    plan/choice.py             chooses a kernel
+  backends/host.py           makes a KcclHostOp |    backends/cuda.py           makes a KcclGpuOp
+each call                                       |    backends/shapes.py         blocks and threads
+  csrc/host/fastcall.cpp     runs a handle  <---'    gpu/library.py             compiles the kernel
+  csrc/host/core.cpp         calls the kernel      each call
+                                                     csrc/host/fastcall.cpp     runs a handle
+                                                     csrc/host/gpu.cpp          launches the kernel
 
-On GPUs every `comm.all_reduce(x)` goes through Python. backends/cuda.py makes a KcclGpuOp, with a
-kernel of gpu/library.py; csrc/host/gpu.cpp launches it. `op()` begins at fastcall.cpp.
+The kernel is the same source for both, in csrc/include/kccl:
+  kernels/all_reduce_one_shot_ll16.cuh   the algorithm; reduce.cuh reduces in rank order
+  channel.cuh                            which slots the call uses, and why it may reuse them
+  exchange.cuh, ll16.cuh                 push packets to all ranks and take theirs: payload.cuh has
+                                         their contents, window.cuh's packet_slot() where they go
+  wait.cuh                               waits for a packet, and gives up in time
+  mem.cuh                                loads and stores it: by targets/mem_host.cuh's atomics, or
+                                         targets/mem_cuda.cuh's ld.relaxed.sys and st.relaxed.sys
 """
 
 import contextlib
@@ -29,11 +38,10 @@ import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import lifetime
 from .backends.base import Opener
-from .backends.scratch import DeviceComm
+from .backends.device_comm import DeviceComm
 from .backends.settings import Settings
-from .base import abi, arguments, dtypes
+from .base import abi, arguments, dtypes, lifetime
 from .base.abi import lib
 from .base.env import Env
 from .base.errors import Error, InvalidArgument, PeerLost
@@ -233,7 +241,7 @@ class Communicator(OneSided):
         arguments.between("max_bytes", max_bytes, 1, 2**31)
         arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
         timeout = self._env.first_timeout
-        return self._backend.device_comm(channels, max_bytes, exchange_bytes, timeout)
+        return self._backend.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.

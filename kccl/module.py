@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .backends.scratch import DeviceComm
+from .backends.device_comm import DeviceComm
 from .base import arguments, arrays
 from .base.errors import InvalidArgument
 from .jit import cache

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..harness.collective import Buffers, Call, Collective, Gather, OnGpus, Problem, TorchCalls
-from ..in_kernel.forms import ORDERS, meeting
+from ..in_kernel.forms import ORDERS, of_barriers
 
 _LONGEST_DELAY_S = 0.002
 
@@ -69,7 +69,7 @@ COLLECTIVE = Collective(
     symm_mem=_symm_mem,
     nvshmem=_nvshmem,
     forms=tuple(
-        meeting("barrier_direct", f"RankBarrier<{ORDERS[order]}, {{world_size}}>", order)
+        of_barriers("barrier_direct", f"RankBarrier<{ORDERS[order]}, {{world_size}}>", order)
         for order in ORDERS
     ),
     on_gpus=OnGpus(order=1, outside="all", inside="all", sizes=()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..harness.collective import Collective, OnGpus, call_in_kernels, checks_itself
-from ..in_kernel.forms import ORDERS, meeting
+from ..in_kernel.forms import ORDERS, of_barriers
 
 COLLECTIVE = Collective(
     name="grid_sync",
@@ -19,7 +19,7 @@ COLLECTIVE = Collective(
     direct=call_in_kernels,
     mpi=call_in_kernels,
     forms=tuple(
-        meeting("grid_sync", f"GridSync<{ORDERS[order]}>", order, is_within=True)
+        of_barriers("grid_sync", f"GridSync<{ORDERS[order]}>", order, is_within=True)
         for order in ORDERS
     ),
     on_gpus=OnGpus(order=2),

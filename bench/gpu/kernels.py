@@ -44,8 +44,8 @@ KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_n
 
 // The rounds use this many cache lines in turn. Why: the latency of a word depends on the position
 // of its line in the cache, by a tenth and more, and messages have lines at all positions.
-constexpr uint32_t kPlaces = 64;
-constexpr uint32_t kLine = kKcclLineBytes / sizeof(uint32_t);
+constexpr uint32_t kLines = 64;
+constexpr uint32_t kLineWords = kKcclLineBytes / sizeof(uint32_t);
 
 // In round k the leader stores first + k in its peer's memory and polls its own memory for the same
 // value; the other side answers. Relaxed order suffices, because the word is all the data.
@@ -59,13 +59,13 @@ KCCL_DEVICE void bounce(const uint32_t* mine, uint32_t* peers, uint32_t first, u
     uint64_t begin = 0;
     for (uint32_t k = 0; k < warmup + rounds; ++k) {
         if (k == warmup) begin = kccl::mem::clock_ns();
-        const uint32_t place = k % kPlaces * kLine;
-        if (leads) kccl::mem::store<Order::kRelaxed, scope>(peers + place, first + k);
-        if (!becomes<scope>(mine + place, first + k, limit_ns)) {
+        const uint32_t line = k % kLines * kLineWords;
+        if (leads) kccl::mem::store<Order::kRelaxed, scope>(peers + line, first + k);
+        if (!becomes<scope>(mine + line, first + k, limit_ns)) {
             kccl::mem::store_plain(elapsed_ns, uint64_t(0));
             return;
         }
-        if (!leads) kccl::mem::store<Order::kRelaxed, scope>(peers + place, first + k);
+        if (!leads) kccl::mem::store<Order::kRelaxed, scope>(peers + line, first + k);
     }
     kccl::mem::store_plain(elapsed_ns, kccl::mem::clock_ns() - begin);
 }
@@ -80,7 +80,7 @@ KCCL_KERNEL void ping_pong(const uint32_t* mine, uint32_t* peers, uint32_t first
 KCCL_KERNEL void ping_pong_blocks(uint32_t* words, uint32_t first, uint32_t rounds,
                                   uint64_t limit_ns, uint64_t* elapsed_ns) {
     const uint32_t index = kccl::platform::block_in_grid();
-    constexpr uint32_t kAll = kPlaces * kLine;
+    constexpr uint32_t kAll = kLines * kLineWords;
     bounce<Scope::kDevice>(words + index * kAll, words + (1 - index) * kAll, first, rounds,
                            index == 0, limit_ns, elapsed_ns + index);
 }
@@ -90,8 +90,8 @@ NAMES = ("pause_step", "ping_pong", "ping_pong_blocks")
 ROUNDS = 2000
 _LIMIT_NS = 5_000_000_000
 LINE_BYTES = 128
-PLACES_BYTES = 64 * LINE_BYTES
-"""Bytes of the lines that one side uses in turn (kPlaces lines)."""
+LINES_BYTES = 64 * LINE_BYTES
+"""Bytes of the lines that one side uses in turn (kLines lines)."""
 
 
 class PingPong:
@@ -109,7 +109,7 @@ class PingPong:
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong")
-        self._window = comm.window(PLACES_BYTES)
+        self._window = comm.window(LINES_BYTES)
         self._first = 1
 
     def enqueue(self, elapsed_ns: Any, *, rounds: int = ROUNDS, stream: Any = None) -> None:
@@ -158,7 +158,7 @@ class BlockPingPong:
         Args:
             comm: The communicator that uses the GPU.
             module: SOURCE, compiled for the communicator's backend.
-            words: A zeroed device array of twice PLACES_BYTES.
+            words: A zeroed device array of twice LINES_BYTES.
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong_blocks")

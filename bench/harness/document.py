@@ -58,12 +58,12 @@ def machine(ranks: int) -> dict[str, Any]:
 
 def subtitle(document: Document) -> str:
     """The machine and the commit of a document, in one line for pictures."""
-    machine = document["machine"]
-    gpus = machine.get("gpus")
-    place = f"{machine['cpu_model']}, {machine['cpus']} CPUs"
+    facts = document["machine"]
+    gpus = facts.get("gpus")
+    machine = f"{facts['cpu_model']}, {facts['cpus']} CPUs"
     if gpus:
-        place = f"{len(gpus)} x {gpus[0]}, no multicast"
-    return f"{place}, commit {document['commit']}"
+        machine = f"{len(gpus)} x {gpus[0]}, no multicast"
+    return f"{machine}, commit {document['commit']}"
 
 
 def commit() -> str:

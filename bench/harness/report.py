@@ -76,7 +76,7 @@ def print_summary(out: Console, rows: Sequence[Row]) -> None:
         table.add_column("ranks" if kind == "world_size" else kind)
     table.add_column("KCCL (us)", justify="right")
     if any(peers):
-        table.add_column("best MPI (us)" if _place(rows) == "host" else "best peer (us)")
+        table.add_column("best MPI (us)" if _side(rows) == "host" else "best peer (us)")
         table.add_column("ratio", justify="right")
     if has_floors:
         table.add_column("floor (us)", justify="right")
@@ -90,12 +90,12 @@ def print_summary(out: Console, rows: Sequence[Row]) -> None:
             cells.append(_number(row["floor_us"]))
         table.add_row(*cells)
     out.print(table)
-    calls, ratio = _SUMMARY[_place(rows)]
+    calls, ratio = _SUMMARY[_side(rows)]
     out.print(f"# KCCL: {calls}")
     if any(peers):
         out.print(f"# ratio: {ratio}")
     if has_floors:
-        out.print(f"# floor: {_FLOOR[_place(rows)]}, measured in this run")
+        out.print(f"# floor: {_FLOOR[_side(rows)]}, measured in this run")
     out.print("# --verbose prints every library, algorithm and mode")
 
 
@@ -106,11 +106,11 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
     table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
     # On GPUs the names of libraries and algorithms need the width of this column.
-    counts = ("count",) if _place(rows) == "host" else ()
+    counts = ("count",) if _side(rows) == "host" else ()
     for name in ("size\n(B)", *counts, "type", "redop"):
         table.add_column(name, justify="right", no_wrap=True)
     modes: tuple[str, ...] = ("mode",)
-    if _place(rows) == "kernels":
+    if _side(rows) == "kernels":
         modes = ("complete", "order", "blocks")
     modes += ("ranks",) if _have_reaches(rows) else ()
     for name in ("library", "algorithm", *modes):
@@ -131,10 +131,10 @@ def print_table(out: Console, rows: Sequence[Row]) -> None:
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
     """Print what the columns of print_table() mean."""
-    times, further = _LEGEND[_place(rows)]
+    times, further = _LEGEND[_side(rows)]
     out.print(times)
     if any(row["floor_us"] is not None for row in rows):
-        out.print(f"# floor: {_FLOOR[_place(rows)]}, measured in this run")
+        out.print(f"# floor: {_FLOOR[_side(rows)]}, measured in this run")
     out.print(further)
 
 
@@ -145,7 +145,7 @@ def verdict(out: Console, rows: Sequence[Row]) -> None:
     out.print(f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
 
 
-# By _place(): what a summary says about KCCL's calls and about the ratio.
+# By _side(): what a summary says about KCCL's calls and about the ratio.
 _SUMMARY = {
     "host": (
         "op(), prepared once, called from Python; median of the repeats of the slowest rank",
@@ -165,7 +165,7 @@ _FLOOR = {
     "gpus": "one-way latency of a word between the memories of two GPUs (no copy)",
     "kernels": "one-way latency of a word between GPUs (within a GPU: between blocks)",
 }
-# By _place(): the lines of a full table's legend before that of the floor, and after it.
+# By _side(): the lines of a full table's legend before that of the floor, and after it.
 _LEGEND = {
     "host": (
         "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank",
@@ -195,7 +195,7 @@ _LEGEND = {
 }
 
 
-def _place(rows: Sequence[Row]) -> str:
+def _side(rows: Sequence[Row]) -> str:
     """Where the calls were made: "kernels", "gpus" or "host"."""
     if any(row["mode"] == "in_kernel" for row in rows):
         return "kernels"
@@ -205,7 +205,7 @@ def _place(rows: Sequence[Row]) -> str:
 
 def _kinds(rows: Sequence[Row]) -> tuple[str, ...]:
     """Columns in which a summary's lines of one size differ."""
-    kinds = ("algorithm", "complete", "order") if _place(rows) == "kernels" else ()
+    kinds = ("algorithm", "complete", "order") if _side(rows) == "kernels" else ()
     return kinds + (("world_size",) if _have_reaches(rows) else ())
 
 
@@ -228,15 +228,15 @@ def _have_reaches(rows: Sequence[Row]) -> bool:
 
 def _figures(rows: Sequence[Row]) -> dict[str, str]:
     """Column of a row -> heading, for this table."""
-    further = {"skewed_us": "skewed\n(us)"} if _place(rows) != "host" else {}
-    if _place(rows) == "gpus":
+    further = {"skewed_us": "skewed\n(us)"} if _side(rows) != "host" else {}
+    if _side(rows) == "gpus":
         further["host_us"] = "host\n(us)"
     return {
         "time_us": "time\n(us)",
         "p99_us": "p99\n(us)",
         **further,
         "floor_us": "floor\n(us)",
-        **({"algbw_gbps": "algbw\n(GB/s)"} if _place(rows) == "host" else {}),
+        **({"algbw_gbps": "algbw\n(GB/s)"} if _side(rows) == "host" else {}),
         # An exchange has no busbw, and its column "ranks" needs the width.
         **({"busbw_gbps": "busbw\n(GB/s)"} if not _have_reaches(rows) else {}),
     }

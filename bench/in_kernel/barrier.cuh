@@ -1,4 +1,4 @@
-// The meetings of barrier.
+// The calls of barrier.
 #pragma once
 
 #include "chains.cuh"

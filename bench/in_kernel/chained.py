@@ -36,13 +36,13 @@ class Chained(InKernel):
             device_comm: A DeviceComm with one channel for each block.
         """
         super().__init__(notebook, kernels, shape)
-        self.buffers = notebook.place.buffers(problem)
+        self.buffers = notebook.runner.buffers(problem)
         self._problem = problem
         self._device_comm = device_comm
         chain = load(problem.collective).chain
         assert chain is not None, f"{problem.collective} has no chain"
         self._chain = chain
-        self._rank = notebook.place.comm.rank
+        self._rank = notebook.runner.comm.rank
         # (calls, period) -> the expected result.
         self._ends: dict[tuple[int, int], Array] = {}
 
@@ -72,8 +72,8 @@ class Chained(InKernel):
         return count_wrong(result, self._ends[key])
 
     def _enqueue(self, kernel: Any, warmup: int, calls: int, length: int, *, shifts: int) -> None:
-        problem, shape, place = self._problem, self.shape, self.notebook.place
-        place.launch(
+        problem, shape, runner = self._problem, self.shape, self.notebook.runner
+        runner.launch(
             kernel,
             self._device_comm,
             self.buffers.x,
@@ -87,4 +87,4 @@ class Chained(InKernel):
             grid=shape.blocks,
             block=shape.threads,
         )
-        place.wait()
+        runner.wait()

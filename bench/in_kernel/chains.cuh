@@ -1,14 +1,13 @@
-// The kernels of `kccl bench <collective> --in-kernel`: calls inside persistent kernels. The classes
-// of a collective are in its own file.
+// The kernels of `kccl bench <collective> --in-kernel`: calls inside persistent kernels. The
+// classes of a collective are in its own file.
 //
 // Each block opens its channel once. It makes `warmup` untimed calls, then `calls` timed calls. The
 // input of a call is the output of the call before, so that a missing or overtaken call makes the
 // result wrong; data.py computes the expected result. Sums would grow out of range. So every
 // `period` calls a block multiplies data by `factor`; in all_reduce each rank has another factor.
-// This is one pass in 30 to 100 calls. The data that a broadcast sends change only then, and those
-// that reduce_scatter sends to the peers do not even change then. So there are also untimed
-// launches with short periods in which both change: a stale word shows there (of a broadcast, on
-// the next root).
+// This is one pass in 30 to 100 calls. A broadcast's data change only then; what reduce_scatter
+// sends does not change at all. Untimed launches with short periods change both, so a stale word
+// shows (of a broadcast, on the next root).
 //
 // The clock is the GPU's own, read inside the kernel: no time includes a launch or the host. A
 // launch records times of one kind only, so that one kind does not disturb another:
@@ -34,7 +33,7 @@ constexpr uint32_t kShortestTimed = 8;
 
 enum class Notes { kMean, kEach, kSkewed };
 
-struct Rounds {
+struct CallCounts {
     uint32_t warmup;
     uint32_t calls;
     uint32_t period;
@@ -53,24 +52,24 @@ KCCL_DEVICE void pause(uint32_t delay_ns) {
 
 // Makes all calls. call() returns a Status; between(k) runs before call k when a period is over.
 template <Notes NOTES, class Call, class Between>
-KCCL_DEVICE Status make_calls(const Rounds& rounds, Call call, Between between) {
-    const uint32_t end = kccl::mem::keep(rounds.warmup + rounds.calls);
+KCCL_DEVICE Status make_calls(const CallCounts& counts, Call call, Between between) {
+    const uint32_t end = kccl::mem::keep(counts.warmup + counts.calls);
     uint64_t begin = 0;
-    uint32_t left = rounds.period;
+    uint32_t left = counts.period;
     for (uint32_t k = 0; k < end; ++k) {
         if (left == 0) {
             between(k);
-            left = rounds.period;
+            left = counts.period;
         }
         --left;
-        if (k == rounds.warmup) begin = kccl::mem::clock_ns();
+        if (k == counts.warmup) begin = kccl::mem::clock_ns();
         if constexpr (NOTES != Notes::kMean) {
-            if (k >= rounds.warmup) {
-                const uint32_t i = k - rounds.warmup;
+            if (k >= counts.warmup) {
+                const uint32_t i = k - counts.warmup;
                 if constexpr (NOTES == Notes::kSkewed) {
-                    pause(kccl::mem::load_plain(rounds.delays + i));
+                    pause(kccl::mem::load_plain(counts.delays + i));
                 } else if (leads(block())) {
-                    kccl::mem::store_plain(rounds.times + i, kccl::mem::clock_ns());
+                    kccl::mem::store_plain(counts.times + i, kccl::mem::clock_ns());
                 }
             }
         }
@@ -81,17 +80,18 @@ KCCL_DEVICE Status make_calls(const Rounds& rounds, Call call, Between between) 
     const uint64_t now = kccl::mem::clock_ns();
     if (leads(block())) {
         if constexpr (NOTES == Notes::kEach) {
-            kccl::mem::store_plain(rounds.times + rounds.calls, now);
+            kccl::mem::store_plain(counts.times + counts.calls, now);
         } else {
-            kccl::mem::store_plain(rounds.times, now - begin);
+            kccl::mem::store_plain(counts.times, now - begin);
         }
     }
     return kKcclOk;
 }
 
 template <Notes NOTES>
-KCCL_DEVICE Rounds rounds_of_block(uint32_t warmup, uint32_t calls, uint32_t period,
-                                   const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
+KCCL_DEVICE CallCounts counts_of_block(uint32_t warmup, uint32_t calls, uint32_t period,
+                                       const uint32_t* delays, uint64_t delay_stride,
+                                       uint64_t* times) {
     const uint64_t index = kccl::platform::block_in_grid();
     const uint64_t stride = NOTES == Notes::kEach ? uint64_t{calls} + 1 : 1;
     return {warmup, calls, period, delays + index * delay_stride, times + index * stride};
@@ -141,80 +141,81 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
                        typename Form::Type* out, uint64_t count, uint64_t each, double factor,
                        uint64_t shifts, uint32_t warmup, uint32_t calls, uint32_t period,
                        const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
-    const Rounds rounds =
-        rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
+    const CallCounts counts =
+        counts_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
     Form form(comm, Data<typename Form::Type>{x, out, count, each, factor, shifts, period});
-    make_calls<NOTES>(rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
+    make_calls<NOTES>(counts, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
 }
 
-// ---- Meetings -----------------------------------------------------------------------------------
+// ---- Barriers -----------------------------------------------------------------------------------
 //
-// A barrier has no result. So each launch ends with `checked` meetings that are checked, not timed.
-// Before a meeting every participant writes the meeting's number to its word on every board; one
-// participant is late. After the meeting no participant may find an older number on its own board.
-// If the meeting orders no memory, fences do.
+// A barrier has no result. So each launch ends with `checked` barriers that are checked, not timed.
+// Before a barrier every participant writes the barrier's number to its word on every board; one
+// participant is late. After the barrier no participant may find an older number on its own board.
+// If the barrier orders no memory, fences do.
 
 constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
 
-// The number of participants whose word this thread found too old after meeting `number`.
-template <class Meeting>
-KCCL_DEVICE uint32_t meet_checked(Meeting& meeting, uint32_t* const* boards, uint32_t num_boards,
-                                  uint32_t own_board, uint32_t number) {
+// The number of participants whose word this thread found too old after barrier `number`.
+template <class BarrierForm>
+KCCL_DEVICE uint32_t checked_barrier(BarrierForm& barrier, uint32_t* const* boards,
+                                     uint32_t num_boards, uint32_t own_board, uint32_t number) {
     using kccl::mem::fence;
     const Block coop = block();
     for (uint32_t i = coop.index(); i < num_boards; i += coop.size()) {
-        kccl::mem::store<Order::kRelaxed, Meeting::kScope>(
-            kccl::mem::load_plain(boards + i) + meeting.own() * kWordsOfLine, number);
+        kccl::mem::store<Order::kRelaxed, BarrierForm::kScope>(
+            kccl::mem::load_plain(boards + i) + barrier.own() * kWordsOfLine, number);
     }
-    if constexpr (!Meeting::kOrders) {
+    if constexpr (!BarrierForm::kOrders) {
         coop.sync();
-        fence<Order::kAcqRel, Meeting::kScope>();
+        fence<Order::kAcqRel, BarrierForm::kScope>();
     }
-    if (meeting.call() != kKcclOk) return 1;
-    if constexpr (!Meeting::kOrders) {
-        fence<Order::kAcqRel, Meeting::kScope>();
+    if (barrier.call() != kKcclOk) return 1;
+    if constexpr (!BarrierForm::kOrders) {
+        fence<Order::kAcqRel, BarrierForm::kScope>();
         coop.sync();
     }
     const uint32_t* board = kccl::mem::load_plain(boards + own_board);
     uint32_t late = 0;
-    for (uint32_t i = coop.index(); i < meeting.participants(); i += coop.size()) {
+    for (uint32_t i = coop.index(); i < barrier.participants(); i += coop.size()) {
         const uint32_t seen =
-            kccl::mem::load<Order::kRelaxed, Meeting::kScope>(board + i * kWordsOfLine);
-        // A fast participant may have written the number of the next meeting.
+            kccl::mem::load<Order::kRelaxed, BarrierForm::kScope>(board + i * kWordsOfLine);
+        // A fast participant may have written the number of the next barrier.
         if (seen - number > 1) ++late;
     }
     return late;
 }
 
-// late: for each thread of the kernel, how many old words it found in the `checked` meetings. The
+// late: for each thread of the kernel, how many old words it found in the `checked` barriers. The
 // first of them has the number `number` + 1.
-template <class Meeting, Notes NOTES>
-KCCL_DEVICE void hold_meetings(Meeting& meeting, uint32_t warmup, uint32_t calls, uint32_t checked,
-                               uint32_t* const* boards, uint32_t num_boards, uint32_t own_board,
-                               uint32_t number, const uint32_t* delays, uint64_t delay_stride,
-                               uint64_t* times, uint32_t* late) {
-    const Rounds rounds = rounds_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
+template <class BarrierForm, Notes NOTES>
+KCCL_DEVICE void make_barriers(BarrierForm& barrier, uint32_t warmup, uint32_t calls,
+                               uint32_t checked, uint32_t* const* boards, uint32_t num_boards,
+                               uint32_t own_board, uint32_t number, const uint32_t* delays,
+                               uint64_t delay_stride, uint64_t* times, uint32_t* late) {
+    const CallCounts counts =
+        counts_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
     const Status status =
-        make_calls<NOTES>(rounds, [&] { return meeting.call(); }, [](uint32_t) {});
+        make_calls<NOTES>(counts, [&] { return barrier.call(); }, [](uint32_t) {});
     if (status != kKcclOk) return;
     uint32_t found = 0;
     for (uint32_t i = 0; i < checked; ++i) {
-        pause(kccl::mem::load_plain(rounds.delays + i));
-        found += meet_checked(meeting, boards, num_boards, own_board, number + 1 + i);
+        pause(kccl::mem::load_plain(counts.delays + i));
+        found += checked_barrier(barrier, boards, num_boards, own_board, number + 1 + i);
     }
     const uint64_t thread =
         uint64_t{kccl::platform::block_in_grid()} * block().size() + block().index();
     kccl::mem::store_plain(late + thread, found);
 }
 
-template <class Meeting, Notes NOTES>
-KCCL_KERNEL void meet(KCCL_KERNEL_PARAM(DeviceComm) comm, uint32_t warmup, uint32_t calls,
-                      uint32_t checked, uint32_t* const* boards, uint32_t num_boards,
-                      uint32_t own_board, uint32_t number, const uint32_t* delays,
-                      uint64_t delay_stride, uint64_t* times, uint32_t* late) {
-    Meeting meeting(comm);
-    hold_meetings<Meeting, NOTES>(meeting, warmup, calls, checked, boards, num_boards, own_board,
-                                  number, delays, delay_stride, times, late);
+template <class BarrierForm, Notes NOTES>
+KCCL_KERNEL void barriers(KCCL_KERNEL_PARAM(DeviceComm) comm, uint32_t warmup, uint32_t calls,
+                          uint32_t checked, uint32_t* const* boards, uint32_t num_boards,
+                          uint32_t own_board, uint32_t number, const uint32_t* delays,
+                          uint64_t delay_stride, uint64_t* times, uint32_t* late) {
+    BarrierForm barrier(comm);
+    make_barriers<BarrierForm, NOTES>(barrier, warmup, calls, checked, boards, num_boards,
+                                      own_board, number, delays, delay_stride, times, late);
 }
 
 }  // namespace in_kernel

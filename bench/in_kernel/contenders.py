@@ -20,7 +20,7 @@ from ..harness.measure import Contender
 from .forms import DELAYS_ALONE, NOTES, Form
 
 CHECKED = 8
-"""Checked meetings at the end of a barrier's launch."""
+"""Checked calls at the end of a barrier's launch."""
 
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
@@ -35,7 +35,7 @@ def forms(collective: Collective, world_size: int) -> list[Form]:
     return within if world_size == 1 and within else list(collective.forms)
 
 
-class Place(Protocol):
+class Runner(Protocol):
     """Where kernels run: a GPU or the simulator.
 
     Attributes:
@@ -108,32 +108,32 @@ def shape(problem: Problem, most_blocks: int) -> Shape:
 class Notebook:
     """The arrays that all forms of a run share: delays, and times that kernels record."""
 
-    def __init__(self, place: Place, module: Any, participants: int, own: int | None) -> None:
+    def __init__(self, runner: Runner, module: Any, participants: int, own: int | None) -> None:
         """Collective.
 
         Args:
-            place: Where the kernels run.
+            runner: Where the kernels run.
             module: A module with the kernel DELAYS_ALONE.
             participants: Number of ranks or blocks, of which one at a time is late.
             own: This rank's index among them; None if they are the blocks of its GPU.
         """
         schedule = delays_ns(MOST_NOTED, participants, 0)
         mine = schedule.ravel() if own is None else schedule[own]
-        self.place = place
-        self.delays = place.numbers(mine)
+        self.runner = runner
+        self.delays = runner.numbers(mine)
         self.delay_stride = np.uint64(MOST_NOTED if own is None else 0)
-        self.times = place.numbers(np.zeros(place.most_blocks * (MOST_NOTED + 1), np.int64))
-        self._everyones = place.numbers(schedule.sum(axis=0, dtype=np.int32))
+        self.times = runner.numbers(np.zeros(runner.most_blocks * (MOST_NOTED + 1), np.int64))
+        self._everyones = runner.numbers(schedule.sum(axis=0, dtype=np.int32))
         self._alone = module.kernel(DELAYS_ALONE)
 
     def alone_ns(self, count: int) -> float:
         """Nanoseconds of the first `count` delays of all participants, one after another."""
-        place = self.place
-        place.launch(
+        runner = self.runner
+        runner.launch(
             self._alone, self._everyones, np.uint32(count), self.times, grid=1, block=_WARP
         )
-        place.wait()
-        return float(place.read(self.times, 1, np.int64)[0])
+        runner.wait()
+        return float(runner.read(self.times, 1, np.int64)[0])
 
 
 class InKernel:
@@ -185,15 +185,15 @@ class InKernel:
         self._wrong += self.launch(self._kernels[notes], warmup, calls)
 
     def _times(self, count: int) -> Array:
-        return self.notebook.place.read(self.notebook.times, count, np.int64)
+        return self.notebook.runner.read(self.notebook.times, count, np.int64)
 
     def _noted(self) -> tuple[Any, ...]:
         """The kernel arguments for the delays and the times."""
         return self.notebook.delays, self.notebook.delay_stride, self.notebook.times
 
 
-class Meeting(InKernel):
-    """A barrier or grid_sync. Each launch ends with checked meetings: after a meeting, each
+class BarrierForm(InKernel):
+    """A barrier or grid_sync. Each launch ends with checked calls: after such a call each
     participant reads the words that the others wrote before it.
     """
 
@@ -207,18 +207,18 @@ class Meeting(InKernel):
             device_comm: None for kernels that have no such argument and are launched cooperatively.
         """
         super().__init__(notebook, kernels, shape)
-        place = notebook.place
+        runner = notebook.runner
         self._device_comm = device_comm
         self._number = 0
-        self._late = place.numbers(np.zeros(shape.blocks * shape.threads, np.int32))
+        self._late = runner.numbers(np.zeros(shape.blocks * shape.threads, np.int32))
         if shape.blocks > 1:
             # One board, for the blocks of this GPU.
-            words = place.numbers(np.zeros(shape.blocks * LINE_BYTES // 4, np.int32))
-            self._keep, addresses, self._own = words, [place.address(words)], 0
+            words = runner.numbers(np.zeros(shape.blocks * LINE_BYTES // 4, np.int32))
+            self._keep, addresses, self._own = words, [runner.address(words)], 0
         else:
-            window = place.comm.window(place.comm.world_size * LINE_BYTES)
-            self._keep, addresses, self._own = window, window.addresses, place.comm.rank
-        self._boards = place.numbers(np.array(addresses, np.int64))
+            window = runner.comm.window(runner.comm.world_size * LINE_BYTES)
+            self._keep, addresses, self._own = window, window.addresses, runner.comm.rank
+        self._boards = runner.numbers(np.array(addresses, np.int64))
         self._num_boards = len(addresses)
 
     def run(self) -> None:
@@ -227,7 +227,7 @@ class Meeting(InKernel):
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:
         """See InKernel."""
-        place, shape = self.notebook.place, self.shape
+        runner, shape = self.notebook.runner, self.shape
         boards = self._boards, np.uint32(self._num_boards), np.uint32(self._own)
         args = (
             *map(np.uint32, (warmup, calls, CHECKED)),
@@ -235,11 +235,11 @@ class Meeting(InKernel):
         )
         self._number += CHECKED
         if self._device_comm is None:
-            place.launch_cooperative(kernel, *args, grid=shape.blocks, block=shape.threads)
+            runner.launch_cooperative(kernel, *args, grid=shape.blocks, block=shape.threads)
         else:
-            place.launch(kernel, self._device_comm, *args, grid=shape.blocks, block=shape.threads)
-        place.wait()
-        return int(place.read(self._late, shape.blocks * shape.threads, np.int32).sum())
+            runner.launch(kernel, self._device_comm, *args, grid=shape.blocks, block=shape.threads)
+        runner.wait()
+        return int(runner.read(self._late, shape.blocks * shape.threads, np.int32).sum())
 
 
 def contender(
@@ -252,10 +252,10 @@ def contender(
         problem: The problem.
         form: The form.
         made: The form's launches.
-        buffers: The arrays that they use; a meeting uses none.
+        buffers: The arrays that they use; a barrier uses none.
     """
     is_alone = problem.world_size == 1 and made.shape.blocks == 1
-    has_skewed_run = collective.waits_for_all and not is_alone and made.notebook.place.has_clock
+    has_skewed_run = collective.waits_for_all and not is_alone and made.notebook.runner.has_clock
     return Contender(
         *(form.library, form.algorithm, "in_kernel", "open", buffers, made.run, made.time),
         further={"skewed_us": made.skewed_us} if has_skewed_run else {},

@@ -26,12 +26,12 @@ class Cooperative {
 };
 
 template <Notes NOTES>
-KCCL_KERNEL void meet_cooperative(uint32_t warmup, uint32_t calls, uint32_t checked,
-                                  uint32_t* const* boards, uint32_t num_boards, uint32_t own_board,
-                                  uint32_t number, const uint32_t* delays, uint64_t delay_stride,
-                                  uint64_t* times, uint32_t* late) {
-    Cooperative meeting;
-    hold_meetings<Cooperative, NOTES>(meeting, warmup, calls, checked, boards, num_boards,
+KCCL_KERNEL void barriers_cooperative(uint32_t warmup, uint32_t calls, uint32_t checked,
+                                      uint32_t* const* boards, uint32_t num_boards,
+                                      uint32_t own_board, uint32_t number, const uint32_t* delays,
+                                      uint64_t delay_stride, uint64_t* times, uint32_t* late) {
+    Cooperative barrier;
+    make_barriers<Cooperative, NOTES>(barrier, warmup, calls, checked, boards, num_boards,
                                       own_board, number, delays, delay_stride, times, late);
 }
 

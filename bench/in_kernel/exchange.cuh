@@ -76,11 +76,12 @@ KCCL_KERNEL_OF(kMostThreads)
 void exchange(KCCL_KERNEL_PARAM(DeviceComm) comm, const uint64_t* slices, uint64_t* out,
               uint32_t count, uint64_t first, uint32_t warmup, uint32_t calls,
               const uint32_t* delays, uint64_t delay_stride, uint64_t* times) {
-    const Rounds rounds = rounds_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
+    const CallCounts counts =
+        counts_of_block<NOTES>(warmup, calls, ~0u, delays, delay_stride, times);
     const uint64_t index = kccl::platform::block_in_grid();
     auto* const memory = reinterpret_cast<uint64_t*>(kccl::platform::dynamic_shared());
     Form form(comm, memory, slices + index * count, count, first);
-    const Status status = make_calls<NOTES>(rounds, [&] { return form.call(); }, [](uint32_t) {});
+    const Status status = make_calls<NOTES>(counts, [&] { return form.call(); }, [](uint32_t) {});
     if (status == kKcclOk) form.keep_last(out + index * form.num_words());
 }
 
@@ -148,13 +149,13 @@ void exchanged_sums(KCCL_KERNEL_PARAM(DeviceComm) comm, const typename Form::Typ
                     typename Form::Type* out, uint32_t count, double factor, uint32_t warmup,
                     uint32_t calls, uint32_t period, const uint32_t* delays, uint64_t delay_stride,
                     uint64_t* times) {
-    const Rounds rounds =
-        rounds_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
+    const CallCounts counts =
+        counts_of_block<NOTES>(warmup, calls, period, delays, delay_stride, times);
     const uint64_t index = kccl::platform::block_in_grid();
     auto* const memory = reinterpret_cast<typename Form::Type*>(kccl::platform::dynamic_shared());
     Form form(comm, memory, message + index * count, count, factor);
     const Status status = make_calls<NOTES>(
-        rounds, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
+        counts, [&] { return form.call(); }, [&](uint32_t k) { form.between(k); });
     if (status == kKcclOk) form.keep_last(out + index * form.count());
 }
 

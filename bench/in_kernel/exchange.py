@@ -87,17 +87,17 @@ class Exchanging(InKernel):
             device_comm: A DeviceComm with the exchange_bytes that the shape needs.
         """
         super().__init__(notebook, kernels, shape)
-        place = notebook.place
-        rank, world_size = place.comm.rank, place.comm.world_size
+        runner = notebook.runner
+        rank, world_size = runner.comm.rank, runner.comm.world_size
         # Within a GPU each rank has its own data.
         seed, ranks = ((1 + rank), 1) if form.is_within else (0, world_size)
         self._slices = np.random.default_rng(seed).integers(
             2**64, size=(ranks * shape.blocks, shape.each), dtype=np.uint64
         )
-        place_of_rank = 0 if form.is_within else rank * shape.blocks
-        mine = self._slices[place_of_rank : place_of_rank + shape.blocks]
-        self._in = place.numbers(mine.ravel().view(np.int64))
-        self._out = place.numbers(np.zeros(shape.blocks * self._slices.size, np.int64))
+        first = 0 if form.is_within else rank * shape.blocks
+        mine = self._slices[first : first + shape.blocks]
+        self._in = runner.numbers(mine.ravel().view(np.int64))
+        self._out = runner.numbers(np.zeros(shape.blocks * self._slices.size, np.int64))
         self._device_comm = device_comm
         self._launches = 0
 
@@ -107,10 +107,10 @@ class Exchanging(InKernel):
 
     def launch(self, kernel: Any, warmup: int, calls: int) -> int:
         """See InKernel."""
-        place, shape = self.notebook.place, self.shape
+        runner, shape = self.notebook.runner, self.shape
         self._launches += 1
         first = self._launches * _APART % 2**64
-        place.launch(
+        runner.launch(
             kernel,
             *(self._device_comm, self._in, self._out, np.uint32(shape.each), np.uint64(first)),
             *map(np.uint32, (warmup, calls)),
@@ -119,8 +119,8 @@ class Exchanging(InKernel):
             block=shape.threads,
             shared_bytes=WORD_BYTES * (2 * self._slices.size + shape.each),
         )
-        place.wait()
-        found = place.read(self._out, shape.blocks * self._slices.size, np.int64)
+        runner.wait()
+        found = runner.read(self._out, shape.blocks * self._slices.size, np.int64)
         wanted = end(self._slices, first, warmup + calls).ravel().view(np.int64)
         return count_wrong(found, np.tile(wanted, shape.blocks))
 
@@ -144,7 +144,7 @@ class ExchangedSums(Chained):
             device_comm: A DeviceComm with the exchange_bytes that the shape needs.
         """
         super().__init__(notebook, kernels, shape, problem, device_comm)
-        self._out = notebook.place.numbers(np.zeros(shape.blocks * shape.each, np.int64))
+        self._out = notebook.runner.numbers(np.zeros(shape.blocks * shape.each, np.int64))
 
     def run(self) -> None:
         """See InKernel."""
@@ -165,8 +165,8 @@ class ExchangedSums(Chained):
 
     def _slices(self, kernel: Any, warmup: int, calls: int, length: int) -> Array:
         """Launches a kernel. Returns the slice of each block at the end, [block][word]."""
-        problem, shape, place = self._problem, self.shape, self.notebook.place
-        place.launch(
+        problem, shape, runner = self._problem, self.shape, self.notebook.runner
+        runner.launch(
             kernel,
             *(self._device_comm, self.buffers.x, self._out),
             np.uint32(problem.count // shape.blocks),
@@ -177,6 +177,6 @@ class ExchangedSums(Chained):
             block=shape.threads,
             shared_bytes=WORD_BYTES * 2 * shape.each,
         )
-        place.wait()
-        found = place.read(self._out, shape.blocks * shape.each, np.int64)
+        runner.wait()
+        found = runner.read(self._out, shape.blocks * shape.each, np.int64)
         return found.reshape(shape.blocks, shape.each)

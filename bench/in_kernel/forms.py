@@ -44,7 +44,7 @@ def of_data(algorithm: str, name: str, complete: str) -> Form:
     return Form(algorithm, kernel, complete)
 
 
-def meeting(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
-    """The form of a class that meet() of chains.cuh takes."""
-    kernel = f"in_kernel::meet<in_kernel::{name}, {{notes}}>"
+def of_barriers(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
+    """The form of a class that barriers() of chains.cuh takes."""
+    kernel = f"in_kernel::barriers<in_kernel::{name}, {{notes}}>"
     return Form(algorithm, kernel, "message", order, is_within=is_within)

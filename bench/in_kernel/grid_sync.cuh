@@ -1,4 +1,4 @@
-// The meetings of grid_sync. Its peer is in cooperative.cuh.
+// The calls of grid_sync. Its peer is in cooperative.cuh.
 #pragma once
 
 #include "chains.cuh"

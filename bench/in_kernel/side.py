@@ -15,7 +15,7 @@ import numpy as np
 import kccl
 
 from ..gpu.device import Gpu
-from ..gpu.kernels import NAMES, PLACES_BYTES, SOURCE, BlockPingPong, PingPong
+from ..gpu.kernels import LINES_BYTES, NAMES, SOURCE, BlockPingPong, PingPong
 from ..gpu.side import describe
 from ..harness.collective import Array, Buffers, Collective, Comm, Problem, buffers
 from ..harness.measure import Contender, Row
@@ -23,10 +23,10 @@ from ..host.side import Floors
 from ..peers.baselines import Request
 from .chained import Chained
 from .contenders import (
+    BarrierForm,
     InKernel,
-    Meeting,
     Notebook,
-    Place,
+    Runner,
     Shape,
     contender,
     forms,
@@ -39,7 +39,7 @@ FOLDER = Path(__file__).parent
 _PEERS_KERNELS = FOLDER / "cooperative.cuh"
 _PEER = Form(
     "grid_sync",
-    "in_kernel::meet_cooperative<{notes}>",
+    "in_kernel::barriers_cooperative<{notes}>",
     "message",
     "acq_rel",
     library="cooperative_groups",
@@ -55,16 +55,16 @@ class _Reach:
 
     Attributes:
         notebook: The arrays of their launches.
-        probe: See Place.probe().
+        probe: See Runner.probe().
         floors: Their floors, as probed.
     """
 
-    def __init__(self, place: Place, module: Any, *, within: bool) -> None:
+    def __init__(self, runner: Runner, module: Any, *, within: bool) -> None:
         """Collective."""
-        comm = place.comm
-        parties = (place.most_blocks, None) if within else (comm.world_size, comm.rank)
-        self.notebook = Notebook(place, module, *parties)
-        self.probe = place.probe(within=within)
+        comm = runner.comm
+        parties = (runner.most_blocks, None) if within else (comm.world_size, comm.rank)
+        self.notebook = Notebook(runner, module, *parties)
+        self.probe = runner.probe(within=within)
         self.floors = Floors()
 
 
@@ -83,23 +83,23 @@ class InKernelSide:
         self._ends = ExitStack()
         self._remarks: list[str] = []
         self.machine: dict[str, Any] = {}
-        self._place: Place
+        self._runner: Runner
         if comm.backend == "cuda":
             gpu = Gpu(comm)
             self._ends.enter_context(gpu.device.current())
-            self._place = GpuPlace(gpu)
+            self._runner = GpuRunner(gpu)
             self.machine = describe(gpu, {})
         else:
-            self._place = SimPlace(comm)
+            self._runner = SimRunner(comm)
         self._make(problems)
 
     def _make(self, problems: Sequence[Problem]) -> None:
-        place, first = self._place, problems[0]
+        runner, first = self._runner, problems[0]
         self._is_exchange = self._collective.name == "exchange"
         self._forms = forms(self._collective, first.world_size)
         source, names = kernels_of(self._collective, first.dtype, first.world_size)
         exchanges = any(form.algorithm == OF_SUMS for form in self._forms)
-        self._module = place.compile(source, names)
+        self._module = runner.compile(source, names)
         self._of_peers = self._compile_peers()
         shapes = [self._shape(problem) for problem in problems]
         itemsize = 1 if first.np_dtype is None else first.np_dtype.itemsize
@@ -107,7 +107,7 @@ class InKernelSide:
             most = max(exchange_bytes(each, first.world_size) for each in shapes)
             sizes = {"channels": 1, "max_bytes": _LEAST_BYTES, "exchange_bytes": most}
         else:
-            sums = [sums_shape(problem, place.most_blocks) for problem in problems]
+            sums = [sums_shape(problem, runner.most_blocks) for problem in problems]
             sizes = {
                 "channels": max(each.blocks for each in shapes),
                 "max_bytes": max(_LEAST_BYTES, *(each.each * itemsize for each in shapes)),
@@ -116,9 +116,9 @@ class InKernelSide:
                     for each in sums
                 ),
             }
-        self._device_comm = place.comm.device_comm(**sizes)
+        self._device_comm = runner.comm.device_comm(**sizes)
         self._reaches = {
-            within: _Reach(place, self._module, within=within)
+            within: _Reach(runner, self._module, within=within)
             for within in dict.fromkeys(form.is_within for form in self._forms)
         }
 
@@ -160,14 +160,14 @@ class InKernelSide:
     def _has(self, problem: Problem, form: Form) -> bool:
         """Whether a problem has a row of this form. If not, a remark says why."""
         is_of_sums = form.algorithm == OF_SUMS and not self._is_exchange
-        if not is_of_sums or sums_shape(problem, self._place.most_blocks) is not None:
+        if not is_of_sums or sums_shape(problem, self._runner.most_blocks) is not None:
             return True
         self._remarks.append(f"{problem.nbytes} B have no row of {OF_SUMS}: not whole words of 8")
         return False
 
     def _shape(self, problem: Problem) -> Shape:
         make = exchange_shape if self._is_exchange else shape
-        return make(problem, self._place.most_blocks)
+        return make(problem, self._runner.most_blocks)
 
     def _contender(self, problem: Problem, form: Form, module: Any) -> Contender:
         kernels = [module.kernel(name) for name in form.names(problem.dtype, problem.world_size)]
@@ -178,10 +178,10 @@ class InKernelSide:
             return contender(self._collective, problem, form, made, buffers(problem))
         if problem.np_dtype is None:
             device_comm = None if form is _PEER else self._device_comm
-            made = Meeting(notebook, kernels, how, device_comm)
+            made = BarrierForm(notebook, kernels, how, device_comm)
             return contender(self._collective, problem, form, made, buffers(problem))
         if form.algorithm == OF_SUMS:
-            sums = sums_shape(problem, self._place.most_blocks)
+            sums = sums_shape(problem, self._runner.most_blocks)
             assert sums is not None
             of_sums = ExchangedSums(notebook, kernels, sums, problem, self._device_comm)
             return contender(self._collective, problem, form, of_sums, of_sums.buffers)
@@ -192,13 +192,13 @@ class InKernelSide:
         """The module of grid_sync's peer. None if a rank has none; then a remark says why."""
         if self._collective.name != "grid_sync":
             return None
-        comm, module, why = self._place.comm, None, "the simulator has none"
+        comm, module, why = self._runner.comm, None, "the simulator has none"
         if comm.backend == "cuda":
             source, names, folders = kernels_of_peers(comm.world_size)
             why = "" if folders else "cooperative_groups.h and nv/target are in no known folder"
             if folders:
                 try:
-                    module = self._place.compile(source, names, folders)
+                    module = self._runner.compile(source, names, folders)
                 except kccl.CompileError as error:
                     log = str(error)
                     why = (log.partition("error:")[2] or log).strip().partition("\n")[0]
@@ -246,8 +246,8 @@ def _include_folders() -> Iterator[Path]:
         yield from sorted(Path(folder).glob("*/include"))
 
 
-class GpuPlace:
-    """See Place."""
+class GpuRunner:
+    """See Runner."""
 
     has_clock = True
 
@@ -257,33 +257,33 @@ class GpuPlace:
         self._gpu = gpu
 
     def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
-        """See Place."""
+        """See Runner."""
         arch = self._gpu.device.arch
         return kccl.compile(source, names, target="cuda", arch=arch, include_dirs=folders)
 
     def buffers(self, problem: Problem) -> Buffers:
-        """See Place."""
+        """See Runner."""
         return self._gpu.buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Place."""
+        """See Runner."""
         return self._gpu.numbers(values)
 
     def address(self, array: Any) -> int:
-        """See Place."""
+        """See Runner."""
         return int(array.address)
 
     def read(self, array: Any, count: int, dtype: Any) -> Array:
-        """See Place."""
+        """See Runner."""
         return self._gpu.read(array.address, count, dtype)
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
-        """See Place."""
+        """See Runner."""
         shape = {"grid": grid, "block": block, "shared_bytes": shared_bytes}
         kernel(self.comm, *args, **shape, stream=self._gpu.stream)
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
-        """See Place."""
+        """See Runner."""
         data, keep = kernel.pack(args)
         kccl.gpu.launch(
             kernel.entry.function(),
@@ -297,18 +297,18 @@ class GpuPlace:
         del keep
 
     def wait(self) -> None:
-        """See Place."""
+        """See Runner."""
         self._gpu.wait()
 
     def probe(self, *, within: bool) -> Callable[[], float | None]:
-        """See Place."""
+        """See Runner."""
         gpu, comm = self._gpu, self.comm
         if not within and comm.world_size == 1:
             return lambda: 0.0
         module = self.compile(SOURCE, NAMES)
         elapsed_ns = gpu.numbers(np.zeros(2, np.int64))
         if within:
-            words = gpu.numbers(np.zeros(2 * PLACES_BYTES // 4, np.int32))
+            words = gpu.numbers(np.zeros(2 * LINES_BYTES // 4, np.int32))
             blocks = BlockPingPong(comm, module, words)
 
             def one_way_within_us() -> float:
@@ -329,8 +329,8 @@ class GpuPlace:
         return one_way_us
 
 
-class SimPlace:
-    """See Place."""
+class SimRunner:
+    """See Runner."""
 
     most_blocks = _SIM_BLOCKS
     has_clock = False
@@ -339,37 +339,37 @@ class SimPlace:
         self.comm = comm
 
     def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
-        """See Place."""
+        """See Runner."""
         return kccl.compile(source, names, include_dirs=folders)
 
     def buffers(self, problem: Problem) -> Buffers:
-        """See Place."""
+        """See Runner."""
         return buffers(problem)
 
     def numbers(self, values: Array) -> Any:
-        """See Place."""
+        """See Runner."""
         return values.copy()
 
     def address(self, array: Any) -> int:
-        """See Place."""
+        """See Runner."""
         return int(array.ctypes.data)
 
     def read(self, array: Any, count: int, dtype: Any) -> Array:
-        """See Place."""
+        """See Runner."""
         found: Array = array[:count].copy()
         return found
 
     def launch(self, kernel: Any, *args: Any, grid: int, block: int, shared_bytes: int = 0) -> None:
-        """See Place. Returns when the kernel has ended."""
+        """See Runner. Returns when the kernel has ended."""
         kernel(self.comm, *args, grid=grid, block=block, shared_bytes=shared_bytes)
 
     def launch_cooperative(self, kernel: Any, *args: Any, grid: int, block: int) -> None:
-        """See Place."""
+        """See Runner."""
         raise NotImplementedError("the simulator has no cooperative launch")
 
     def wait(self) -> None:
         """Does nothing: launch() returns after the kernel has ended."""
 
     def probe(self, *, within: bool) -> Callable[[], float | None]:
-        """See Place: the simulator has no latencies of a machine."""
+        """See Runner: the simulator has no latencies of a machine."""
         return lambda: None

@@ -33,6 +33,7 @@ SOURCES = [
     "sim/fiber.cpp",
     "sim/findings.cpp",
     "sim/hosts.cpp",
+    "sim/launches.cpp",
     "sim/machine.cpp",
     "sim/meetings.cpp",
     "sim/memory.cpp",

@@ -1,18 +1,19 @@
-// Calls that were made before, found again without Python: Dispatcher(slow, option, is_positional).
+// Makes calls that were made before, without Python: Dispatcher(slow, option, is_positional).
 //
 //   dispatcher(x), dispatcher(x, out=out), either with option=value;
 //   dispatcher(x, value) too if the option is positional
 //
-// finds the call for x's dtype and size, out's size and the value, points it at the arrays and makes
-// it. What was not taught by learn() goes to `slow`, and so does what is wrong: it says what.
+// This finds the call for x's dtype and size, out's size and the value, points it at the arrays and
+// makes it. Unknown calls and wrong arguments go to `slow`, which raises the error. learn() teaches
+// a call.
 #include "arguments.h"
 
 namespace kccl::host {
 namespace {
 
 // A call taught by `learn`: for arrays of this dtype object and size, which give their memory as
-// those did, and this object as the option's value (null: not given). Values are compared by identity: literals in a program are one
-// object.
+// those did, and this object as the option's value (null: not given). Values are compared by
+// identity: literals in a program are one object.
 struct Known {
     PyObject* dtype;
     PyObject* type;  // as Argument::type()
@@ -147,8 +148,8 @@ void forget(Known& known) {
     Py_CLEAR(known.on_failure);
 }
 
-// learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure). A type of
-// None means "by the buffer protocol", a value of ... "not given".
+// learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure). A type
+// of None means "by the buffer protocol", a value of ... "not given".
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     PyObject *dtype, *type, *value, *owner, *on_failure;
     Py_ssize_t num_bytes, out_bytes, own_offset;
@@ -204,8 +205,7 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
      "learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): "
-     "such "
-     "calls run this one."},
+     "such calls run this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot dispatcher_slots[] = {{Py_tp_init, reinterpret_cast<void*>(dispatcher_init)},

@@ -33,8 +33,8 @@ struct CallOfPython {
     }
 };
 
-// This thread's innermost such call: a signal handler that runs within a call may make another. Null
-// for calls that others make, from C; they leave the interpreter alone.
+// This thread's innermost such call: a signal handler that runs within a call may make another.
+// Null for calls that others make, from C; they leave the interpreter alone.
 thread_local CallOfPython* current = nullptr;
 
 uint32_t on_idle() {

@@ -18,9 +18,8 @@ struct CallNode {
     driver::KernelNode kernel = {};
 };
 
-// The node that the next launch on a capturing stream will follow, if it is one node only, and a
-// call of this library on this device. Behind other kernels a programmatic dependent began later
-// than an ordinary launch (bench/LOG.md).
+// The last node of the capture, if it is the only one and a call of this library on this device.
+// Behind other kernels a programmatic dependent began later than an ordinary launch (bench/LOG.md).
 CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     int status = driver::kNotCaptured;
     uint64_t id, graph;
@@ -36,8 +35,8 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     if (node_type(nodes[0], &type) != 0 || type != driver::kKernelNode) return {};
     CallNode before = {nodes[0]};
     const auto get_params = reinterpret_cast<driver::GetParams>(queue.get_params);
-    // What `context` holds is not documented. On H200 it is the node's context; with another value
-    // there is no gain.
+    // The driver's manual does not say what `context` holds. On H200 it is the node's context. With
+    // another value the call is launched as an ordinary kernel.
     if (get_params(before.node, &before.kernel) != 0 || before.kernel.context != queue.context) {
         return {};
     }
@@ -49,7 +48,7 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// If two calls both fit this often on the device, there is room for two more like them.
+// With four or more of each, two chains of such calls have room.
 constexpr uint32_t kLeastFit = 4;
 
 // The argument of a call in a graph; null if it is not known.

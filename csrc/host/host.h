@@ -17,7 +17,7 @@ struct KernelTable {
 };
 
 #if defined(__x86_64__)
-extern const KernelTable kKernelsV3;  // AVX2, FMA, F16C
+extern const KernelTable kKernelsV3;  // AVX2, BMI2, FMA, PRFCHW
 extern const KernelTable kKernelsV4;  // AVX-512 F, BW, DQ, VL
 #endif
 extern const KernelTable kKernelsBaseline;

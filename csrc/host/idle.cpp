@@ -18,8 +18,8 @@ namespace {
 // enough that a person hears of a killed rank at once.
 constexpr uint64_t kLookEveryNs = 2'000'000;
 
-// A rank that waits longer gives its core away at each round of polls: its peer may be the one that
-// needs it. Where nobody does, that takes half a microsecond of a wait that is longer anyway.
+// After 1 us a waiting rank yields its core in every round of polls: a peer may need it. On an idle
+// core that costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
 
 // A pidfd becomes readable when its process ends, even while that is a zombie.

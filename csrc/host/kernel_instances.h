@@ -1,5 +1,5 @@
-// How a kernel becomes an entry of the host's table. kernel_table.inc, which kernel_table.py writes,
-// says which kernels there are; kernels_*.cpp compile that for one instruction set each, with internal
+// How a kernel becomes an entry of the host's table. kernel_table.py writes kernel_table.inc, which
+// lists the kernels. Each kernels_*.cpp compiles that list for one instruction set, with internal
 // linkage throughout, so that no set's code ends up in another's.
 #pragma once
 
@@ -15,8 +15,7 @@ void by_address(const KcclCall* call) {
     kernel(*call);
 }
 
-// Of kernels whose loops over ranks are unrolled for two: there a CPU's time goes into instructions
-// and not into waiting.
+// Kernels with a second instance for two ranks: there a CPU is bound by instructions.
 template <void (*two_ranks)(const KcclCall&), void (*ranks)(const KcclCall&)>
 void by_world_size(const KcclCall* call) {
     call->comm.world_size == 2 ? two_ranks(*call) : ranks(*call);

@@ -50,8 +50,7 @@ struct Player {
 void* play(void* argument) {
     constexpr uint64_t kLimitNs = 2'000'000'000;
     auto* player = static_cast<Player*>(argument);
-    // A player that may not run on its core does not answer; then the other one's limit ends the
-    // game.
+    // If a thread may not run on its core it never answers, and the other one times out.
     if (pin(player->cpu)) {
         player->one_way_ns = kccl_host_ping_pong(&player->mine->word, &player->theirs->word,
                                                  player->iterations, player->leads, kLimitNs);

@@ -14,16 +14,6 @@ struct KcclSimMachine {
     Machine machine;
 };
 
-namespace {
-
-bool is_possible(const Machine& machine, const KcclSimLaunch& launch) {
-    return launch.rank >= 0 && launch.rank < static_cast<int32_t>(machine.settings.world_size) &&
-           launch.num_blocks > 0 && launch.threads_per_block > 0 &&
-           launch.threads_per_block % machine.settings.warp_size == 0;
-}
-
-}  // namespace
-
 extern "C" {
 
 KcclSimMachine* kccl_sim_create(const KcclSimSettings* settings) {
@@ -45,7 +35,7 @@ void kccl_sim_remove_window(KcclSimMachine* machine, uint64_t address) {
 void kccl_sim_restart(KcclSimMachine* machine, uint64_t seed) { machine->machine.restart(seed); }
 
 int kccl_sim_enqueue(KcclSimMachine* machine, const KcclSimLaunch* launch) {
-    if (!is_possible(machine->machine, *launch)) return -1;
+    if (!machine->machine.can_launch(*launch)) return -1;
     machine->machine.enqueue(*launch);
     return 0;
 }
@@ -69,7 +59,9 @@ uint64_t kccl_sim_choices(KcclSimMachine* machine, uint8_t* choices, uint8_t* bo
 }
 
 int kccl_sim_launch(KcclSimMachine* machine, const KcclSimLaunch* launch) {
-    if (!is_possible(machine->machine, *launch)) return -1;
+    if (!machine->machine.can_launch(*launch) || launch->stream != 0 || launch->is_dependent != 0) {
+        return -1;
+    }
     return machine->machine.launch_and_wait(*launch);
 }
 
@@ -90,7 +82,7 @@ void kccl_sim_run_op(const KcclCall* call) {
     const auto* op = reinterpret_cast<const KcclSimOp*>(reinterpret_cast<const uint8_t*>(call) -
                                                         offsetof(KcclSimOp, op.call));
     auto* state = reinterpret_cast<KcclState*>(call->comm.state);
-    // This is so, too, when the communicator is closed and its machine may be gone.
+    // The status is an error also when the communicator is closed; then its machine may be gone.
     if (state->status != kKcclOk) return;
     KcclSimLaunch launch = op->launch;
     launch.arguments = call;

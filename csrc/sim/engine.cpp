@@ -225,6 +225,17 @@ uint64_t shuffle(uint64_t value, uint32_t source_lane) {
     return machine.me().exchanged;
 }
 
+void await_kernels_before() {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.await_kernels_before();
+    machine.leave_if_found();
+}
+
+void launch_dependents() {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.launch_dependents();
+}
+
 void* shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
     return running->shared(declaration, num_bytes, alignment);
 }
@@ -323,6 +334,8 @@ constexpr KcclSimEngine kTable = {
     .block_any = block_any,
     .warp_ballot = warp_ballot,
     .shuffle = shuffle,
+    .await_kernels_before = await_kernels_before,
+    .launch_dependents = launch_dependents,
     .shared = shared,
     .dynamic_shared = dynamic_shared,
     .clock_ns = clock_ns,

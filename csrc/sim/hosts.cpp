@@ -49,10 +49,11 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     }();
     is_moved_ = false;
     for (Rank& rank : ranks_) {
-        if (rank.host != Rank::kInLaunch || !rank.stream.empty()) continue;
+        const Stream& stream = rank.streams.front();
+        if (rank.host != Rank::kInLaunch || !stream.launches.empty()) continue;
         // The rank's program goes on, and the machine waits for what it does next. What the program
         // itself writes to windows (when it leaves) comes after all that its launches did.
-        join(memory.hosts, rank.ordered);
+        join(memory.hosts, stream.known.ordered);
         rank.host = Rank::kRunning;
         rank.running_since_ns = now_ns();
     }
@@ -63,8 +64,10 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         if (!has_pollers() && !can_be_freed) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
+            const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
-            pass_time(kLookNs);
+            // Unless another thread has moved the machine meanwhile: then it was not stuck so long.
+            if (changes_ == changes) pass_time(kLookNs);
         } else if (!pass_time(0)) {
             report_overdue();
         }
@@ -97,9 +100,10 @@ void Machine::set_host(int index, Rank::HostState state) {
     const std::lock_guard<std::mutex> lock(mutex);
     Rank& rank = ranks_[static_cast<size_t>(index)];
     // Ranks that meet outside of the machine know what each other's launches did.
-    if (state == Rank::kOutside) join(met_outside_, rank.ordered);
+    Known& known = rank.streams.front().known;
+    if (state == Rank::kOutside) join(met_outside_, known.ordered);
     if (rank.host == Rank::kOutside) {
-        for (ClockRef* clock : {&rank.ordered, &rank.caused}) {
+        for (ClockRef* clock : {&known.ordered, &known.caused}) {
             join(*clock, met_outside_);
         }
     }

@@ -25,7 +25,7 @@ struct Grid;
 struct Warp;
 
 struct Fiber {
-    enum State : uint8_t { kIdle, kReady, kAtBlock, kAtWarp, kPolling, kEnded };
+    enum State : uint8_t { kIdle, kReady, kAtBlock, kAtWarp, kAtKernels, kPolling, kEnded };
 
     KcclSimThread self = {};
     Context context;
@@ -70,30 +70,50 @@ struct Block {
     uint32_t alive = 0;
     uint32_t arrived = 0;
     bool is_fenced = true;
+    bool lets_in = false;  // it has let dependents in, or ended
     Meeting meeting = Meeting::kNone;
     std::vector<std::pair<const void*, std::unique_ptr<uint8_t[]>>> shared;
     Copies copies;
 };
 
+// What is known of the launches that have ended; as in Knowledge.
+struct Known {
+    ClockRef ordered;
+    ClockRef caused;
+};
+
 struct Grid {
     int32_t rank = 0;
-    uint64_t number = 0;
+    uint64_t number = 0;  // a dependent has that of the launch before it
+    uint32_t lane = 0;
+    // Of a dependent: the launch before it.
+    std::shared_ptr<Grid> before;
+    Known at_begin;
+    Known at_end;
     void (*entry)(const void*) = nullptr;
     std::vector<uint64_t> arguments;  // as 8-byte words, for alignment
     KcclSimLaunch launch = {};
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<std::unique_ptr<Warp>> warps;
-    uint32_t alive = 0;  // threads
+    uint32_t alive = 0;       // threads
+    uint32_t num_closed = 0;  // blocks that let no dependent in yet
+    bool has_begun = false;
     bool has_ended = false;
+
+    bool lets_in() const { return has_begun && num_closed == 0; }
+};
+
+struct Stream {
+    std::deque<std::shared_ptr<Grid>> launches;  // that have not ended
+    Known known;                                 // what all ended ones knew
 };
 
 struct Rank {
     enum HostState : uint8_t { kRunning, kInLaunch, kOutside, kLeft };
 
-    std::deque<std::shared_ptr<Grid>> stream;
-    // What all earlier launches on this stream knew; as in Knowledge.
-    ClockRef ordered;
-    ClockRef caused;
+    // A rank with a host thread uses only the first.
+    std::deque<Stream> streams = std::deque<Stream>(1);
+    uint32_t num_blocks = 0;  // of launches that run
     HostState host = kRunning;
     uint64_t running_since_ns = 0;
 };
@@ -103,6 +123,7 @@ class Machine final : public Reporter {
     explicit Machine(const KcclSimSettings& settings);
 
     void restart(uint64_t seed);
+    bool can_launch(const KcclSimLaunch& launch) const;
     std::shared_ptr<Grid> enqueue(const KcclSimLaunch& launch);
     // Runs all launches to their end, or up to the first finding.
     void run();
@@ -110,6 +131,10 @@ class Machine final : public Reporter {
     // ---- One host thread for each rank (hosts.cpp) ----
     int launch_and_wait(const KcclSimLaunch& launch);
     void set_host(int rank, Rank::HostState state);
+
+    // ---- Launches (launches.cpp) ----
+    void await_kernels_before();
+    void launch_dependents();
 
     // ---- What kernels call (engine.cpp) ----
     Fiber& me() { return *current_; }
@@ -178,8 +203,12 @@ class Machine final : public Reporter {
     void choose_style();
     Halt move();
     void start_pending();
+    void start_next(Rank& rank, Stream& stream);
     void start(const std::shared_ptr<Grid>& grid);
+    void start_thread(Block& block, Warp& warp, uint32_t index);
+    void let_dependents_in(Block& block);
     void end_grid(Grid& grid);
+    void end_block(Block& block, Known* known);
     uint32_t level_of(const Fiber& fiber) const;
     Fiber* pick();
     uint32_t movable(const Warp* except, Warp** warps) const;
@@ -228,10 +257,10 @@ class Machine final : public Reporter {
     uint32_t first_warp_ = 0;              // index of warps_[0]
     std::vector<uint32_t> slot_counters_;  // counter of each slot's last event
     ClockRef met_outside_;                 // what ranks know that met outside of the machine
-    bool has_ended_grid_ = false;
-    size_t next_event_ = 0;          // position in the ring of events
-    std::vector<uint32_t> to_wake_;  // warps that wait for a word that was stored
-    std::vector<Block*> copying_;    // blocks with asynchronous copies under way
+    bool has_turned_grid_ = false;         // a launch has ended, or lets the next one in
+    size_t next_event_ = 0;                // position in the ring of events
+    std::vector<uint32_t> to_wake_;        // warps that wait for a word that was stored
+    std::vector<Block*> copying_;          // blocks with asynchronous copies under way
     Fiber* current_ = nullptr;
     Warp* next_warp_ = nullptr;  // by tape: the warp whose turn it is
     Context host_;

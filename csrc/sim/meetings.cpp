@@ -88,6 +88,7 @@ void Machine::end_in_block(Fiber& fiber) {
                     [](const Fiber* lane) { return lane->state == Fiber::kAtBlock; });
     if (waits) report_here(kKcclSimDivergence);
     if (--block.alive != 0 && block.arrived == block.alive) release_block(block);
+    if (block.alive == 0) let_dependents_in(block);
     if (block.alive == 0 && !block.copies.pieces.empty()) {
         const Piece& piece = block.copies.pieces.front();
         report(kKcclSimUndrained,

@@ -131,7 +131,7 @@ void Machine::offer_turn() {
 
 void Machine::switch_away() {
     Fiber* const mine = current_;
-    Fiber* const next = findings.empty() && !has_ended_grid_ ? pick() : nullptr;
+    Fiber* const next = findings.empty() && !has_turned_grid_ ? pick() : nullptr;
     if (next == mine) return;
     current_ = next;
     Context& from = mine != nullptr ? mine->context : host_;

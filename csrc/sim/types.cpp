@@ -4,11 +4,9 @@
 
 namespace kccl::sim {
 
-uint32_t Slots::of(int32_t rank, int32_t block) {
-    const size_t row = static_cast<size_t>(rank);
+uint32_t Slots::of(int32_t rank, int32_t block, uint32_t lane) {
     const size_t column = static_cast<size_t>(block + 1);
-    if (row >= by_rank_.size()) by_rank_.resize(row + 1);
-    std::vector<uint32_t>& slots = by_rank_[row];
+    std::vector<uint32_t>& slots = by_lane_[{rank, lane}];
     while (column >= slots.size()) {
         const auto next_block = static_cast<int32_t>(slots.size()) - 1;
         slots.push_back(static_cast<uint32_t>(owners_.size()));

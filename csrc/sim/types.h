@@ -42,13 +42,14 @@ class Slots {
         int32_t block;  // -1: the rank's host
     };
 
-    uint32_t of(int32_t rank, int32_t block);
+    // `lane`: tells launches of the rank apart that may run at the same time.
+    uint32_t of(int32_t rank, int32_t block, uint32_t lane);
     // Whether the slot is that of a block's asynchronous copies.
     static bool is_copier(uint32_t slot) { return slot % 2 != 0; }
     const Owner& operator[](uint32_t slot) const { return owners_[slot]; }
     void clear() {
         owners_.clear();
-        by_rank_.clear();
+        by_lane_.clear();
     }
     // The smallest scope that includes both.
     Scope between(uint32_t a, uint32_t b) const {
@@ -58,7 +59,7 @@ class Slots {
 
   private:
     std::vector<Owner> owners_;
-    std::vector<std::vector<uint32_t>> by_rank_;
+    std::map<std::pair<int32_t, uint32_t>, std::vector<uint32_t>> by_lane_;
 };
 
 // A call of a collective, so that an access can name the call it belongs to.
@@ -92,7 +93,8 @@ class Calls {
     static constexpr uint32_t kKept = 1 << 16;
 
     // The last calls of a channel. A thread may enter a call that others of its rank have left; in
-    // exchanges even the call before, while a quick block is two further on (GridExchange::meet).
+    // exchanges even the call before (GridExchange::await_previous), while a quick block is two
+    // further on.
     struct Last {
         struct Entered {
             uint32_t index = 0;

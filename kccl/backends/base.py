@@ -12,7 +12,7 @@ from ..base.arrays import ArrayView
 from ..base.errors import Error
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
-from .scratch import DeviceComm
+from .device_comm import DeviceComm
 from .settings import Settings
 
 
@@ -40,7 +40,7 @@ class Backend(ABC):
         """A window for the caller. Collective."""
 
     @abstractmethod
-    def device_comm(
+    def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
         """What a user's kernel takes to talk to its peers. Collective.
@@ -96,8 +96,8 @@ class Backend(ABC):
         """Sets the stream of the next run of what call() returned."""
 
     @abstractmethod
-    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
-        """The stream of a prepared call: a number, or a function that says it before each run.
+    def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+        """The stream of a prepared call: a number, or a function that returns it before each run.
 
         Only where has_streams; so are the next two.
         """
@@ -171,7 +171,7 @@ class Backend(ABC):
 
     @abstractmethod
     def failure(self) -> Error | None:
-        """What is wrong with the machine itself, whatever the state says; None for nothing."""
+        """An error of the backend itself, as a refused launch; None if there is none."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -183,9 +183,9 @@ class Backend(ABC):
 
     @abstractmethod
     def wait_for_calls(self) -> None:
-        """Returns when no call of this rank is running. They end, because its status is an error.
+        """Returns when no call of this rank is running.
 
-        A kernel that is past its last look at the status may push until it ends.
+        Running calls end soon, because the status is an error. Until then a kernel may still push.
         """
 
     @abstractmethod

@@ -27,8 +27,9 @@ from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .base import Backend
 from .calls import fill_op
+from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
-from .scratch import DeviceComm, Scratches
+from .scratch import Scratches
 from .settings import Settings
 from .shapes import BLOCKS_PER_CHANNEL, check_shape, launch_shape
 from .watch import Watcher
@@ -112,8 +113,6 @@ class CudaBackend(Backend):
     can_attach = False
     has_streams = True
 
-    check_shape = staticmethod(check_shape)
-
     def __init__(
         self,
         device: driver.Device,
@@ -129,9 +128,10 @@ class CudaBackend(Backend):
         self.device = device
         self._pid = os.getpid()
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
-        self._has_company = are_threads and mesh.world_size > driver.num_devices()
-        # Says the stream of the library whose array was used last, for calls without arrays.
-        self._stream_before: Callable[[], int] = lambda: driver.LEGACY_STREAM
+        self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
+        # Returns the current stream of the library whose array was used last. For calls without
+        # arrays.
+        self._stream_before: Callable[[], int] = driver.legacy_stream
         shared = sharing.agree(
             mesh, device, are_threads=are_threads, forced=variables.windows, timeout=timeout
         )
@@ -163,11 +163,11 @@ class CudaBackend(Backend):
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
-    def device_comm(
+    def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
         """See Backend."""
-        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
+        return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def view(self, array: Any, name: str, *, writable: bool) -> ArrayView:
         """See Backend."""
@@ -196,7 +196,7 @@ class CudaBackend(Backend):
         """See Backend."""
         ffi.cast("KcclGpuOp *", handle).stream = stream
 
-    def follow(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
+    def stream_of_prepared(self, given: Any, view: ArrayView | None) -> int | Callable[[], int]:
         """See Backend."""
         if given is not None:
             return arrays.stream_of(given)
@@ -245,14 +245,20 @@ class CudaBackend(Backend):
         with self.device.current():
             gpu_op.function = entry.function()
             most = driver.table().max_threads(gpu_op.function)
-        gpu_op.stream = driver.LEGACY_STREAM
+        gpu_op.stream = driver.legacy_stream()
         spec, count = BY_NAME[kernel], fields.get("count", 0)
-        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(spec, count, dtype, most, *shape)
+        gpu_op.num_blocks, gpu_op.threads_per_block = launch_shape(
+            spec, count, dtype, most, *shape, warp_size=driver.table().warp_size
+        )
         gpu_op.op.call.share = spec.share(count, dtype, gpu_op.num_blocks)
         room = _resident_blocks(self.device, gpu_op.function, gpu_op.threads_per_block)
-        gpu_op.op.call.fit = 0 if self._has_company else room // gpu_op.num_blocks
+        gpu_op.op.call.fit = 0 if self._shares_gpu else room // gpu_op.num_blocks
         # A KcclHostOp that keeps the KcclGpuOp around it.
         return ffi.gc(ffi.addressof(gpu_op, "op"), lambda _, owner=gpu_op: None)
+
+    def check_shape(self, blocks: Any, threads: Any) -> None:
+        """See Backend."""
+        check_shape(blocks, threads, driver.table().warp_size)
 
     def shape_of(self, handle: Any) -> tuple[int, int]:
         """See Backend."""

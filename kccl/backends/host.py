@@ -11,8 +11,9 @@ from ..ranks.windows import Window
 from . import host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
+from .device_comm import DeviceComm
 from .host_memory import HostMemory
-from .scratch import DeviceComm, Scratches
+from .scratch import Scratches
 from .settings import Settings
 
 # Polls between two looks at the clock: some 2 us when every rank has a core. A rank that shares its
@@ -33,7 +34,7 @@ class HostBackend(Backend):
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = as_graph = intervals_us = shape_of = no_streams.not_here
+    stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
     # There is no compile(target="host").
     launch = no_streams.not_here
 
@@ -94,11 +95,11 @@ class HostBackend(Backend):
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
-    def device_comm(
+    def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
         """See Backend."""
-        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
+        return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""

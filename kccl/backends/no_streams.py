@@ -20,8 +20,8 @@ def stream(given: Any, view: ArrayView | None) -> int:
 def no_shape(name: str, blocks: Any, threads: Any) -> InvalidArgument:
     """The error of Backend.check_shape() where calls have no shape."""
     return InvalidArgument(
-        f"blocks is {blocks!r} and threads {threads!r}, must be 0: they are for the cuda "
-        f"backend, this one is {name}"
+        f"blocks is {blocks!r} and threads {threads!r}, must be 0: they are for backends "
+        f"with streams, as cuda; this one is {name}"
     )
 
 
@@ -31,4 +31,4 @@ def not_here(*_: Any, **__: Any) -> NoReturn:
     Raises:
         InvalidArgument: Always.
     """
-    raise InvalidArgument('this needs a communicator with backend "cuda"')
+    raise InvalidArgument('this needs a backend with streams, as "cuda"')

@@ -6,31 +6,14 @@ kernels with different ones may run at the same time.
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
+from .device_comm import DeviceComm
 from .settings import Settings
-
-
-@dataclass(frozen=True)
-class DeviceComm:
-    """A `kccl::DeviceComm` for kernels' arguments, from `comm.device_comm()`.
-
-    Attributes:
-        rank, world_size: The communicator's.
-        channels: How many coops may make calls at the same time.
-        max_bytes: Of one coop's call.
-        data: The struct's bytes.
-    """
-
-    rank: int
-    world_size: int
-    channels: int
-    max_bytes: int
-    data: bytes = field(repr=False)
 
 
 def make_comm(
@@ -151,10 +134,10 @@ class Scratches:
         self._window = own.window
         self.comm = self._comm_of(settings, own)
 
-    def device_comm(
+    def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
-        """A DeviceComm with a scratch of its own. Collective; see Backend.device_comm()."""
+        """A DeviceComm with a scratch of its own. Collective; see Backend.comm_for_kernels()."""
         settings = replace(
             sizes_for_kernels(channels, max_bytes, exchange_bytes),
             epoch_bits=self._settings.epoch_bits,

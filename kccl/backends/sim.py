@@ -16,8 +16,9 @@ from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
 from . import host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
+from .device_comm import DeviceComm
 from .host_memory import HostChannels
-from .scratch import DeviceComm, Scratches
+from .scratch import Scratches
 from .settings import Settings
 
 # Threads of a call's one block, by bytes of the message: more threads need fewer rounds, but make
@@ -82,7 +83,7 @@ class SimBackend(Backend):
     like = staticmethod(host_memory.like)
     stream = staticmethod(no_streams.stream)
     # For backends with streams.
-    follow = as_graph = intervals_us = shape_of = no_streams.not_here
+    stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
 
     def __init__(
         self,
@@ -114,11 +115,11 @@ class SimBackend(Backend):
         """See Backend."""
         return self._memory.window(nbytes, "window", timeout)
 
-    def device_comm(
+    def comm_for_kernels(
         self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
     ) -> DeviceComm:
         """See Backend."""
-        return self._scratches.device_comm(channels, max_bytes, exchange_bytes, timeout)
+        return self._scratches.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def set_stream(self, handle: Any, stream: int) -> None:
         """See Backend: a call here has no stream."""

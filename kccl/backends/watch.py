@@ -1,4 +1,4 @@
-"""Watches the peers' processes, so that a kernel that waits for a peer hears of its end."""
+"""Watches the peers' processes, so that waiting kernels hear that one has ended."""
 
 import os
 import select

@@ -7,7 +7,6 @@ from typing import Any
 from . import dtypes
 from .errors import InvalidArgument
 
-CUDA = 2  # kDLCUDA
 _NAME = b"dltensor"
 _CODES = {"int": 0, "float": 2, "bfloat": 4}
 
@@ -92,13 +91,23 @@ class Found:
 
 
 def make(
-    address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device_id: int, owner: Any
+    address: int,
+    shape: tuple[int, ...],
+    dtype: dtypes.Dtype,
+    device: tuple[int, int],
+    owner: Any,
 ) -> Any:
-    """A capsule for memory of a CUDA device. It keeps `owner` alive until its consumer is done."""
+    """A capsule for memory of a GPU. It keeps `owner` alive until its consumer is done.
+
+    Args:
+        address, shape, dtype: See Found.
+        device: DLPack's type and number of the GPU.
+        owner: The object that has the memory.
+    """
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
     tensor = _Tensor(
-        address, CUDA, device_id, len(shape), _CODES[kind], 8 * dtype.itemsize, 1, sizes, None, 0
+        address, *device, len(shape), _CODES[kind], 8 * dtype.itemsize, 1, sizes, None, 0
     )
     managed = _Managed(tensor, None, _delete_in_c)
     at = ctypes.addressof(managed)
@@ -106,20 +115,22 @@ def make(
     return _new(at, _NAME, _destroy_in_c)
 
 
-def read(array: Any, name: str, *, stream: int = -1) -> Found:
+def read(array: Any, name: str, gpus: int, *, stream: int = -1) -> Found:
     """What an array's __dlpack__ describes.
 
     Args:
         array: The array.
         name: Name of the argument, for error messages.
-        stream: The array's library makes this stream wait for its own pending work. -1: no wait.
+        gpus: DLPack's device type of this process's GPUs.
+        stream: For arrays on them: the array's library makes this stream wait for its own pending
+            work. -1: no wait.
 
     Raises:
         InvalidArgument: The array gives no capsule, or has a type that KCCL does not have.
     """
     try:
         device_type, _ = array.__dlpack_device__()
-        capsule = array.__dlpack__(stream=stream) if device_type == CUDA else array.__dlpack__()
+        capsule = array.__dlpack__(stream=stream) if device_type == gpus else array.__dlpack__()
         address = _pointer_in(capsule, _NAME)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{name} does not give its memory by DLPack: {error}") from error

@@ -34,7 +34,8 @@ class WaitFailed(Error):
         rank: The rank that gave up.
         peer: The rank it waited for; None if it waited for any rank.
         collective: Name of the kernel that waited.
-        channel: The kernel's channel; for `wait`, the signal_id.
+        channel: The kernel's channel; for `wait`, the signal_id; for grid_sync and grid_exchange,
+            the block that it waited for.
         epoch_seen: The epoch last seen from the peer; for `wait`, the number of signals seen.
         epoch_wanted: The epoch, or the number of signals, that it waited for.
         waited_s: How long it waited, in seconds.

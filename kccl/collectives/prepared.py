@@ -114,7 +114,7 @@ class OnStream(Prepared):
         return self._context.backend.shape_of(self._handle)
 
     def time(self, iterations: int, *, warmup: int = 0) -> "np.ndarray[Any, Any]":
-        """Enqueues the call back to back, clocked by CUDA events on its stream. Collective.
+        """Enqueues the call back to back, clocked by events of its stream. Collective.
 
         Two events enclose each batch of up to 100 calls. C enqueues a batch while it runs. So the
         time of a batch is the device's time or the host's time to enqueue it, whichever is longer.
@@ -176,7 +176,7 @@ def prepared(
     """
     backend = context.backend
     if backend.has_streams:
-        stream = backend.follow(given, keep[0] if keep else None)
+        stream = backend.stream_of_prepared(given, keep[0] if keep else None)
         facts = context, plan, handle, result, (*keep, given), stream
         return CheckedOnStream(signature, *facts) if context.checks else OnStream(*facts)
     if context.checks:

@@ -3,8 +3,8 @@
 The names below are public, for programs that need the driver without PyTorch or CuPy.
 """
 
+from . import driver
 from .driver import (
-    LEGACY_STREAM,
     Device,
     attempt,
     attribute,
@@ -52,3 +52,12 @@ __all__ = [
     "uncaptured",
     "write",
 ]
+
+LEGACY_STREAM: int
+
+
+def __getattr__(name: str) -> int:
+    # The number is the vendor's, who is chosen at the first use of a GPU.
+    if name == "LEGACY_STREAM":
+        return driver.legacy_stream()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

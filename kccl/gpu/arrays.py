@@ -27,10 +27,6 @@ def _library(array: Any) -> str:
     return type(array).__module__.partition(".")[0]
 
 
-def _legacy() -> int:
-    return driver.LEGACY_STREAM
-
-
 @dataclass(frozen=True)
 class DeviceView(ArrayView):
     """A caller's memory on a GPU.
@@ -39,7 +35,7 @@ class DeviceView(ArrayView):
         stream: Says which stream the array's library uses now.
     """
 
-    stream: Callable[[], int] = _legacy
+    stream: Callable[[], int] = driver.legacy_stream
 
 
 class DeviceArray:
@@ -96,10 +92,10 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CUDA, self.device
+        return driver.table().dlpack_type, self.device
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        return dlpack.make(self.address, self.shape, self.dtype, self.device, self)
+        return dlpack.make(self.address, self.shape, self.dtype, self.__dlpack_device__(), self)
 
 
 def view(array: Any, name: str, *, writable: bool, device: int | None) -> DeviceView:
@@ -125,7 +121,7 @@ def view(array: Any, name: str, *, writable: bool, device: int | None) -> Device
             raise InvalidArgument(
                 f"{name} is read-only, as arrays of JAX are, must be writable: give `out`"
             )
-        found, on = _view_by_dlpack(array, name, driver.LEGACY_STREAM)
+        found, on = _view_by_dlpack(array, name, driver.legacy_stream())
     elif hasattr(array, "__cuda_array_interface__"):
         found = _view_by_interface(array, name, writable)
         on = device if device is None or found.count == 0 else _device_of(found.address, name)
@@ -263,12 +259,13 @@ def _stream_of_library(array: Any, now: int | None) -> Callable[[], int]:
     if _library(array) == "cupy":
         current_stream = sys.modules["cupy"].cuda.get_current_stream
         return lambda: int(current_stream().ptr)
-    return lambda: now or driver.LEGACY_STREAM
+    return lambda: now or driver.legacy_stream()
 
 
 def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int]:
-    found = dlpack.read(array, name, stream=stream)
-    if found.device_type != dlpack.CUDA:
+    gpus = driver.table().dlpack_type
+    found = dlpack.read(array, name, gpus, stream=stream)
+    if found.device_type != gpus:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in other memory, must be in GPU memory: this "
             "communicator's backend is cuda"

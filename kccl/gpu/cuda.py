@@ -62,10 +62,13 @@ class Cuda(Table):
     out_of_memory = 2  # CUDA_ERROR_OUT_OF_MEMORY
     is_accessible = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
     stream_flags = 1  # CU_STREAM_NON_BLOCKING
+    legacy_stream = 1  # CU_STREAM_LEGACY
     host_flags = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
     multiprocessors = "MULTIPROCESSOR_COUNT"
     maps_memory = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
     exports_memory = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
+    warp_size = 32
+    dlpack_type = 2  # kDLCUDA
     queue: ClassVar[Mapping[str, str]] = {
         "launch": "cuLaunchKernel",
         "launch_graph": "cuGraphLaunch",

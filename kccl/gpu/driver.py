@@ -16,10 +16,6 @@ from ..base.errors import BackendError
 from .cuda import CUDA
 from .table import Table
 
-LEGACY_STREAM = 1
-"""The default stream of each device. It and the blocking streams wait for each other."""
-
-
 # ---- The vendor --------------------------------------------------------------------------------
 
 _chosen: Table | None = None
@@ -96,7 +92,7 @@ def attribute(ordinal: int, name: str) -> int:
 
 
 class _Current:
-    """Within it, this thread's calls go to a device."""
+    """Context manager: makes a device current in this thread."""
 
     def __init__(self, context: int) -> None:
         self._context = context
@@ -180,6 +176,11 @@ def can_access(ordinal: int, other: int) -> bool:
 
 
 # ---- Streams and copies ------------------------------------------------------------------------
+
+
+def legacy_stream() -> int:
+    """The default stream of each device. It and the blocking streams wait for each other."""
+    return table().legacy_stream
 
 
 def make_stream() -> int:

@@ -1,4 +1,4 @@
-"""A kernel alone in a graph: to launch that costs the host less than to launch the kernel."""
+"""A graph of one kernel. Launching it costs the host less than launching the kernel."""
 
 import ctypes
 

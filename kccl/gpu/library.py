@@ -1,4 +1,7 @@
-"""Compiled kernels, loaded once a process for all devices of their architecture."""
+"""Compiled kernels, loaded once a process for all devices of their architecture.
+
+The compiler is NVIDIA's, by name: the vendor's table has no compiler yet.
+"""
 
 import threading
 from dataclasses import dataclass, field

@@ -6,7 +6,8 @@ There are three ways to share a window, of which sharing.py chooses one:
           each process maps each part. Threads of one process share one mapping, which every device
           may access. A peer that dies takes nothing with it: the memory lives as long as somebody
           maps it.
-    ipc   Between processes the memory travels as a legacy IPC handle. It goes with its owner.
+    ipc   Between processes the memory travels as a legacy IPC handle. It is freed when its owner
+          ends.
     peer  Threads of one process reach plain memory by peer access between their devices.
 """
 

@@ -1,7 +1,7 @@
 """Gives back to the driver what nobody owns any more, in a thread of its own.
 
-Any thread may collect an owner, also one whose rank a kernel of another rank is waiting for. So
-none of them waits for a device.
+Any thread may run a destructor. If it waited for its device, and a kernel there for that thread's
+next call, both would wait for ever. So a thread of this module waits and frees.
 """
 
 import contextlib

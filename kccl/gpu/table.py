@@ -1,6 +1,6 @@
 """What kccl asks of a vendor's driver: the shape of the table that cuda.py fills for NVIDIA.
 
-All other modules of kccl say neutral names: a function is an attribute of Names, and what vendors
+All other modules of kccl use neutral names: a function is an attribute of Names, and what vendors
 do in different ways is a method of Table. Beside its table, another vendor needs its compiler
 (library.py takes NVRTC) and the structs that csrc/host/gpu.cpp launches with.
 """
@@ -95,10 +95,14 @@ class Table(ABC):
         out_of_memory: The error code of an allocation.
         is_accessible: The error code of enable_access for memory that is accessible already.
         stream_flags: Of a stream that does not wait for the default stream.
+        legacy_stream: The default stream of each device. It and the blocking streams wait for each
+            other.
         host_flags: Of host memory that all devices map at the host's address.
         multiprocessors, maps_memory, exports_memory: Attributes of a device, for attribute(): their
             number; whether it has memory with a mapping of its own; whether that can be exported as
             a file descriptor.
+        warp_size: Threads of a warp.
+        dlpack_type: DLPack's number for this vendor's GPUs.
         queue: Field of KcclGpuQueue -> the function whose address it holds.
         dependents_queue: The same of the fields for programmatic dependents.
         dependents_version: The version of the driver whose functions these are.
@@ -112,10 +116,13 @@ class Table(ABC):
     out_of_memory: int
     is_accessible: int
     stream_flags: int
+    legacy_stream: int
     host_flags: int
     multiprocessors: str
     maps_memory: str
     exports_memory: str
+    warp_size: int
+    dlpack_type: int
     queue: ClassVar[Mapping[str, str]]
     dependents_queue: ClassVar[Mapping[str, str]]
     dependents_version: int

@@ -51,7 +51,7 @@ class Announcer:
             return
         connection.setblocking(False)
         self._connections.add(connection)
-        # A rank sends nothing, so it can be read at its end.
+        # Ranks send nothing, so the socket becomes readable only when the rank closes it.
         end = partial(self._drop, connection)
         self._selector.register(connection, selectors.EVENT_READ, end)
         self._tell(connection, self._ended)

@@ -37,6 +37,8 @@ class Simulation:
         ends_when_stuck: True: when no thread can go on, that is a deadlock. False: virtual time
             passes until waits time out.
         trace_events: Number of last steps to keep, for reports and traces.
+        most_blocks: A rank's launches run at the same time with at most so many blocks together; 0
+            for any number. A launch that finds no room waits for others to end.
         max_steps: A longer run is reported as endless. So is a run in which for tens of millions of
             steps (more with more threads) no word changes and not all threads pause.
     """
@@ -49,6 +51,7 @@ class Simulation:
     checks: bool = True
     ends_when_stuck: bool = False
     trace_events: int = 4096
+    most_blocks: int = 0
     max_steps: int = 2**33
 
     def __post_init__(self) -> None:
@@ -86,7 +89,7 @@ class Machine:
         settings.schedule = SCHEDULES[simulation.schedule]
         for name in (
             *("seed", "warp_size", "is_weak", "checks", "ends_when_stuck"),
-            *("trace_events", "max_steps"),
+            *("trace_events", "most_blocks", "max_steps"),
         ):
             setattr(settings, name, getattr(simulation, name))
         self._handle = lib.kccl_sim_create(settings)

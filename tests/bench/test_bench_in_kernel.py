@@ -322,7 +322,7 @@ def test_blocks_of_a_gpu_play_ping_pong():
     module = kccl.compile(kernels.SOURCE, kernels.NAMES)
 
     def main(comm):
-        words = np.zeros(2 * kernels.PLACES_BYTES // 4, np.int32)
+        words = np.zeros(2 * kernels.LINES_BYTES // 4, np.int32)
         elapsed_ns = np.zeros(2, np.int64)
         ping_pong = kernels.BlockPingPong(comm, module, words)
         for _ in range(2):

@@ -96,7 +96,7 @@ def test_rows(world_size, nbytes):
 
 def test_each_reach_has_its_own_floor(monkeypatch):
     ways = {True: lambda: 0.25, False: lambda: 0.75}
-    monkeypatch.setattr(in_kernel_side.SimPlace, "probe", lambda self, *, within: ways[within])
+    monkeypatch.setattr(in_kernel_side.SimRunner, "probe", lambda self, *, within: ways[within])
     rows, _ = on_simulator(2)
     assert [(row["world_size"], row["floor_us"]) for row in rows] == [
         *[(1, 0.25)] * 2,

@@ -191,7 +191,7 @@ def test_a_tables_origin_is_kept(tmp_path):
 def test_shapes_are_for_gpus():
     def main(comm):
         x = np.zeros(4, np.float32)
-        with pytest.raises(kccl.InvalidArgument, match="must be 0: they are for the cuda backend"):
+        with pytest.raises(kccl.InvalidArgument, match="must be 0: they are for backends with"):
             comm.all_reduce.prepare(x, blocks=8, threads=64)
 
     kccl.run_threads(main, 1)

@@ -3,21 +3,15 @@
 Spin finds no error in it and every planted bug, and the code that it quotes is the current source.
 """
 
-import os
 import re
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from source_tree import ROOT, source_files, without_comments
-
-MODEL = ROOT / "csrc/models"
-# States on the longest path. The searches below need half of it.
-MAX_DEPTH = 1_000_000
-MAX_MEGABYTES = 1500
+import spin
+from source_tree import source_files, without_comments
+from spin import MAX_DEPTH, WAITS_FOR_EVER, find_compiler, find_spin
 
 # The searches take half a minute on two cores, longer if these are busy. One test may wait for all.
 pytestmark = pytest.mark.timeout(400)
@@ -42,7 +36,6 @@ NOT_OF_THIS_CALL = r"assertion violated\s+\(unread\["
 UNORDERED = r"assertion violated\s+\(order\["
 WIPED = r"assertion violated\s+\(flag_(memory|in_flight)\["
 ENDED_EARLY = r"assertion violated\s+\(+entered\["
-WAITS_FOR_EVER = r"invalid end state"
 
 LL16 = "KINDS=LL16+BROADCAST"
 SENTINEL = "KINDS=SENTINEL"
@@ -76,44 +69,17 @@ BUGS = {
 # ---- Searches ----------------------------------------------------------------------------------
 
 
-def find_spin() -> str:
-    """Spin the model checker; a Python package has a command of that name too."""
-    for folder in os.environ["PATH"].split(os.pathsep):
-        path = shutil.which("spin", path=folder)
-        if path is None:
-            continue
-        version = subprocess.run([path, "-V"], capture_output=True, text=True).stdout
-        if version.startswith("Spin Version 6"):
-            return path
-    pytest.skip("no Spin 6: apt-get install spin")
-
-
-def find_compiler() -> str:
-    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    return found or pytest.skip("no C compiler, which Spin needs: cc, gcc, clang")
-
-
 @pytest.fixture(scope="module")
 def search(tmp_path_factory) -> Iterator[Callable[[str], str]]:
     """search(definitions): what pan said. All searches start at once, two at a time."""
-    spin, compiler = find_spin(), find_compiler()
+    # Here, because a search in another thread cannot skip the test.
+    find_spin(), find_compiler()
 
     def run(definitions: str) -> str:
-        folder = tmp_path_factory.mktemp("model")
-        for path in MODEL.glob("*.pml"):
-            shutil.copy(path, folder)
-        defined = [f"-D{definition}" for definition in definitions.split()]
         # Why so little optimisation: compiling takes longer than most of the searches.
         level = "-O1" if definitions in RUNS.values() else "-O0"
-        limits = ["-DSAFETY", f"-DMEMLIM={MAX_MEGABYTES}"]
-        for command in (
-            [spin, f"-P{compiler} -E -x c", "-a", *defined, "packets.pml"],
-            [compiler, "-w", level, *limits, "pan.c", "-o", "pan"],
-        ):
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-        pan = [folder / "pan", f"-m{MAX_DEPTH}"]
-        return subprocess.run(pan, cwd=folder, capture_output=True, text=True).stdout
+        folder = tmp_path_factory.mktemp("model")
+        return spin.search("packets.pml", definitions, folder, level)
 
     with ThreadPoolExecutor(2) as pool:
         said: dict[str, Future[str]] = {
@@ -162,7 +128,7 @@ def test_every_bug_that_can_be_planted_is():
 
 
 def planted_list() -> str:
-    text = (MODEL / "packets.pml").read_text()
+    text = (spin.MODELS / "packets.pml").read_text()
     return text[text.index("#define NOTHING") : text.index("#ifndef PLANTED")]
 
 
@@ -204,7 +170,7 @@ def squeezed(text: str) -> str:
 def quotes() -> list[tuple[str, str, str]]:
     """(file, function or nothing, code without white space) of each comment that quotes."""
     found = []
-    for path in sorted(MODEL.glob("*.pml")):
+    for path in sorted(spin.MODELS.glob("*.pml")):
         for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
             text = re.sub(r"\n\s*\*", " ", comment)
             quote = re.fullmatch(r"\s*(\w+\.(?:cuh|inc))(?: (\w+)\(\))?:(.*)", text, re.DOTALL)

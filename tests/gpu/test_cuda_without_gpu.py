@@ -15,6 +15,7 @@ from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, graphs, library, memory, release
 from kccl.gpu import driver as gpu
+from kccl.gpu.cuda import CUDA
 from kccl.gpu.table import DriverError
 from kccl.jit import names as kernels
 from kccl.jit import nvrtc
@@ -139,7 +140,7 @@ def test_plans_for_gpus_push():
 
 
 def shape(kernel, *args):
-    return launch_shape(specs.BY_NAME[kernel], *args)
+    return launch_shape(specs.BY_NAME[kernel], *args, warp_size=32)
 
 
 def test_each_packet_has_a_thread_while_there_is_room():
@@ -186,33 +187,33 @@ def test_results_are_allocated_by_the_arrays_library():
 
 def test_dlpack_says_what_an_array_is():
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    found = dlpack.read(x, "x")
+    found = dlpack.read(x, "x", CUDA.dlpack_type)
     assert (found.address, found.shape) == (x.ctypes.data, (2, 3, 4))
     assert (found.dtype, found.device_type, found.is_contiguous) == (kccl.float32, 1, True)
-    assert not dlpack.read(x[:, :, ::2], "x").is_contiguous
-    assert dlpack.read(x[1:], "x").address == x[1:].ctypes.data
+    assert not dlpack.read(x[:, :, ::2], "x", CUDA.dlpack_type).is_contiguous
+    assert dlpack.read(x[1:], "x", CUDA.dlpack_type).address == x[1:].ctypes.data
     with pytest.raises(kccl.InvalidArgument, match="type code 1 of 8 bits"):
-        dlpack.read(x.view(np.uint8), "x")
+        dlpack.read(x.view(np.uint8), "x", CUDA.dlpack_type)
 
 
 def test_dlpack_capsules_keep_their_owner_and_let_it_go():
     before = len(dlpack._alive)
     array = arrays.DeviceArray(0x1000, (5, 2), kccl.bfloat16, 3, keep=object())
     capsules = [array.__dlpack__()]
-    assert array.__dlpack_device__() == (dlpack.CUDA, 3)
+    assert array.__dlpack_device__() == (CUDA.dlpack_type, 3)
     assert len(dlpack._alive) == before + 1
 
     class Taken:
         """The array as another library receives it."""
 
         def __dlpack_device__(self):
-            return dlpack.CUDA, 3
+            return CUDA.dlpack_type, 3
 
         def __dlpack__(self, stream=None):
             assert stream == -1
             return capsules.pop()
 
-    found = dlpack.read(Taken(), "x")
+    found = dlpack.read(Taken(), "x", CUDA.dlpack_type)
     assert (found.address, found.shape, found.dtype) == (0x1000, (5, 2), kccl.bfloat16)
     assert (found.device_id, found.is_contiguous) == (3, True)
     del found
@@ -328,16 +329,16 @@ def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
             raise AssertionError("it does not wait for what JAX still computes")
 
         def __dlpack_device__(self):
-            return dlpack.CUDA, 0
+            return CUDA.dlpack_type, 0
 
         def __dlpack__(self, *, stream=None):
             streams.append(stream)
-            return dlpack.make(0x2000, (3, 4), kccl.bfloat16, 0, None)
+            return dlpack.make(0x2000, (3, 4), kccl.bfloat16, (CUDA.dlpack_type, 0), None)
 
     ArrayImpl.__module__ = "jaxlib._jax"
     found = arrays.view(ArrayImpl(), "x", writable=False, device=0)
     assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
-    assert streams == [gpu.LEGACY_STREAM] == [found.stream()]
+    assert streams == [kccl.gpu.LEGACY_STREAM] == [found.stream()]
     with pytest.raises(kccl.InvalidArgument, match="x is read-only, as arrays of JAX are"):
         arrays.view(ArrayImpl(), "x", writable=True, device=0)
     with pytest.raises(kccl.InvalidArgument, match="out must be given"):

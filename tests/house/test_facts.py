@@ -15,6 +15,7 @@ from kccl.plan import specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
 LINES = 400
+CPP_WIDTH = 100  # as in .clang-format
 
 
 def test_a_kernel_has_one_name_everywhere():
@@ -115,6 +116,17 @@ def test_files_are_short_enough_to_be_read():
         if length >= LINES:
             long[where] = length
     assert long == {}
+
+
+def test_lines_of_cpp_are_as_wide_as_clang_format_makes_them():
+    """It leaves comments as they are."""
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > CPP_WIDTH
+    ]
+    assert wide == []
 
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(path for path in source_files(".", "md") if path.parent != ROOT)]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from source_tree import (
     ROOT,
-    identifiers,
     include_graph,
     python_files,
     python_imports,
@@ -115,14 +114,27 @@ def test_the_public_headers_are_self_contained():
 
 
 def test_the_guide_to_csrc_names_the_same_layers():
-    rows = re.findall(r"^\| `include/kccl/(\w+)\.cuh` \|.*\| ([\w, ]+) \|$", GUIDE, re.MULTILINE)
-    listed = {name: set(above.split(", ")) for name, above in rows}
-    wanted = {
-        file.removesuffix(".cuh"): {Path(above).stem for above in included}
-        for file, included in INCLUDES.items()
-        if re.fullmatch(r"\w+\.cuh", file) and not file.startswith(("mem", "platform"))
+    """It lists the headers in an order in which each includes only those above it."""
+    row = r"^\| `include/kccl/([\w*/]+)\.(?:cuh|h|hpp|inc)` \|.*\| ([\w, ]+) \|$"
+    listed = {
+        name.removesuffix("/*"): set() if cell == "nothing" else set(cell.split(", "))
+        for name, cell in re.findall(row, GUIDE, re.MULTILINE)
     }
-    assert {name: listed[name] for name in wanted} == wanted
+    one = "kernels/barrier_direct.cuh"  # of the kernels, which have one row
+    headers = {*INCLUDES, "collectives.cuh", "kccl.cuh", one} - {"abi.h"}
+    wanted = {
+        _row(name): {_row(each) for each in may_include(name) if "targets/" not in each}
+        for name in headers
+        if "targets/" not in name
+    }
+    assert listed == wanted
+    order = list(listed)
+    for name, included in listed.items():
+        assert all(order.index(each) < order.index(name) for each in included), name
+
+
+def _row(name: str) -> str:
+    return "kernels" if name.startswith("kernels/") else Path(name).stem
 
 
 def test_csrc_includes_only_what_lies_below():
@@ -189,6 +201,7 @@ def test_the_simulators_stacks_are_switched_in_one_file():
 # The folders of kccl, lowest first: a module imports from its own folder and from those below it.
 # The files at the top of kccl count as one folder.
 TOP = "the top of kccl"
+TOP_FILES = {"__init__", "__main__", "comm", "start", "module"}
 ROOMS = ("base", "jit", "plan", "ranks", "gpu", "sim", "backends", "collectives", TOP)
 ROOMS += ("interop", "tools")
 # Beside these: symbolic links to top-level folders. bench sees public names only, and only
@@ -199,7 +212,7 @@ MAY_REACH_UP = {"__main__", "__init__"}
 # The two modules of the compiled core, which belong to no folder.
 CORE = ("kccl._core", "kccl._fastcall")
 # The communicator's parts whose names begin with an underscore.
-PRIVATE = re.compile(r"\b(?:comm|communicator)\.(_\w+)")
+PRIVATE = re.compile(r"\w*comm\w*\.(_[a-z]\w*)")
 
 
 def room_of(module: str) -> str:
@@ -227,6 +240,18 @@ def test_kccl_imports_only_downwards():
                 assert ROOMS.index(below) <= ROOMS.index(room), f"{module} imports {name} ({when})"
 
 
+def test_the_top_of_kccl_has_only_what_a_reader_meets_first():
+    assert {path.stem for path in (ROOT / "kccl").glob("*.py")} == TOP_FILES
+
+
+def test_the_path_of_a_call_names_files_that_exist():
+    head = (ROOT / "kccl/comm.py").read_text().split('"""')[1]
+    named = set(re.findall(r"[\w/]+\.(?:py|cpp|cuh)\b", head))
+    assert len(named) > 20
+    for name in named:
+        assert any((folder / name).is_file() for folder in (ROOT, ROOT / "kccl", HEADERS)), name
+
+
 @pytest.mark.parametrize("folder", ["kccl", "bench", "examples"])
 def test_only_the_communicator_uses_its_private_names(folder):
     for path in python_files(folder):
@@ -244,19 +269,26 @@ def test_backends_are_siblings_behind_a_pure_interface():
         incomplete(None, None, shares_cores=False, are_threads=True, timeout=1)
 
 
-# NVIDIA's driver by its own names: functions, types, constants, and the package that has them.
-OF_THE_DRIVER = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
-# Modules that may contain these names, and which; None: all. nvrtc.py imports the compiler.
-SAY_THEM = {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}}
+# The drivers' own names: functions, types, constants, libraries and packages.
+OF_NVIDIA = r"\bcu[A-Z]\w+|\bCU[a-z]\w+|\bCU_[A-Z]\w+|\bCUDA_(?!VISIBLE)\w+|\bcuda\.bindings"
+OF_NVIDIA += r"|\bkDLCUDA"
+OF_AMD = r"\bhip[A-Z]\w+|\bHIP_(?!VISIBLE)\w+|\blibamdhip\w+|\bkDLROCM"
+# A driver's names -> the modules that may contain them, and which; None: all. nvrtc.py imports the
+# compiler.
+SAY_THEM = {
+    OF_NVIDIA: {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}},
+    OF_AMD: {"gpu/hip.py": None},
+}
 
 
-def test_the_drivers_names_stand_in_its_table_only():
-    table = (ROOT / "kccl/gpu/cuda.py").read_text()
-    assert len(set(re.findall(OF_THE_DRIVER, table))) > 60
+@pytest.mark.parametrize(("names", "least"), [(OF_NVIDIA, 60), (OF_AMD, 3)])
+def test_a_drivers_names_stand_in_one_module(names, least):
+    (own,) = (where for where, allowed in SAY_THEM[names].items() if allowed is None)
+    assert len(set(re.findall(names, (ROOT / "kccl" / own).read_text()))) >= least
     for path in python_files("kccl"):
         where = path.relative_to(ROOT / "kccl").as_posix()
-        found = set(re.findall(OF_THE_DRIVER, path.read_text()))
-        allowed = SAY_THEM.get(where, set())
+        found = set(re.findall(names, path.read_text()))
+        allowed = SAY_THEM[names].get(where, set())
         assert allowed is None or found <= allowed, f"kccl/{where}: {found}"
 
 
@@ -303,64 +335,3 @@ def test_big_libraries_are_imported_lazily(library):
                 is_lazy = when == "function" or where in INTEROP
                 assert is_lazy, f"{where} imports {name} when it is imported"
                 assert allowed is None or where in allowed, f"{where} imports {name}"
-
-
-# ---- Names -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", ["kccl", "kccl.topology"])
-def test_all_names_only_what_exists(package):
-    module = __import__(package, fromlist=["__all__"])
-    missing = [name for name in module.__all__ if not hasattr(module, name)]
-    assert missing == []
-
-
-# One concept, one word: the refused word, and the word to use.
-REFUSED = {
-    "nranks": "world_size",
-    "num_ranks": "world_size",
-    "n_ranks": "world_size",
-    "n_devices": "world_size",
-    "my_rank": "rank",
-    "cur_rank": "rank",
-    "my_pe": "rank",
-    "npes": "world_size",
-    "remote_rank": "peer",
-    "dst_rank": "peer",
-    "source_rank": "root",
-    "sym_mem": "window",
-    "ipc_buffer": "window",
-    "semaphore": "signal",
-    "workspace": "scratch",
-    "buf_id": "parity",
-    "allpair": "one_shot",
-    "fullmesh": "one_shot",
-    "1stage": "one_shot",
-    "rsag": "two_shot",
-    "2stage": "two_shot",
-    "nvls": "multimem",
-    "low_latency": "ll8, ll16",
-    "num_sms": "num_blocks",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-}
-# MPI's, NCCL's, PyTorch's and FlashInfer's own names; the out-of-band exchange is named as mpi4py
-# names its own.
-FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
-FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def test_refused_words_are_in_no_identifier():
-    refused = re.compile("|".join(map(re.escape, REFUSED)))
-    found = []
-    for path in source_files(".", "cuh", "cu", "h", "hpp", "inc", "cpp", "py"):
-        for name in identifiers(path):
-            match = refused.search(_snake_case(name))
-            if match and name not in FOREIGN:
-                found.append(f"{path.relative_to(ROOT)}: {name}, say {REFUSED[match[0]]}")
-    assert found == []

@@ -2,6 +2,7 @@
 without the checkout.
 """
 
+import ast
 import json
 import os
 import re
@@ -20,14 +21,6 @@ pytestmark = pytest.mark.timeout(400)
 
 NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
 
-# These tools need the checkout's records and tests.
-ONLY_IN_CHECKOUT = {
-    "kccl/bench/check.py",
-    "kccl/bench/readme.py",
-    "kccl/bench/gpu/__main__.py",
-    "kccl/bench/gpu/make_gpu.py",
-    "kccl/bench/gpu/steps.py",
-}
 USE = """
 import json
 from importlib.metadata import entry_points
@@ -63,6 +56,17 @@ print(json.dumps({
     },
 }))
 """
+
+
+def only_in_checkout() -> set[str]:
+    """The files of the package that setup.py leaves out."""
+    listed = re.search(
+        r"^ONLY_IN_CHECKOUT = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.M | re.S
+    )
+    return {
+        f"{package.replace('.', '/')}/{module}.py"
+        for package, module in ast.literal_eval(listed[1])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,7 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
         *(ROOT / "kccl" / "topology").rglob("*.py"),
     ]
     missing = {path.relative_to(ROOT).as_posix() for path in sources} - set(names)
-    assert missing == ONLY_IN_CHECKOUT
+    assert missing == only_in_checkout()
     # Of csrc what is read at run time. The core's own source is in the sdist.
     csrc = ROOT / "kccl" / "csrc"
     read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), csrc / "sim/module.inc"]

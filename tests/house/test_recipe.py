@@ -101,10 +101,12 @@ def fake(comm):
 assert FakeWorld(2).run(fake) == [0, 0]
 print("right")
 """
-# A call on the simulator, which compiles this kernel alone, and its row of the matrix.
+# Calls on the simulator, which compiles this kernel alone, also behind a failure. The row of the
+# matrix, and the program of recovery.
 SIMULATES_SPREAD = """
 import numpy as np
 import sim_matrix
+import sim_recovery
 from sim_machine import Machine
 from sim_programs import Script
 
@@ -115,7 +117,12 @@ for root in (0, 1, 1, 0):
     script.spread(0, 100, root, kernel=KERNEL)
 outcome = script.run(seed=1)
 assert not outcome.kind, outcome
-print("spread" in sim_matrix.COLLECTIVES, "spread" in sim_matrix.FILLING)
+script = Script(2, Machine(packet_bytes=64, ends_when_stuck=False))
+script.go_on((KERNEL, KERNEL, KERNEL), refused=[(1, 0, 1)], threads=32)
+outcome = script.run(seed=1)
+assert outcome.kind == "failed_call", outcome
+in_matrix = "spread" in sim_matrix.COLLECTIVES and "spread" in sim_matrix.FILLING
+print(in_matrix, KERNEL in sim_recovery.KINDS)
 """
 # What else derives from the files and the KernelSpecs.
 TESTS_FIND_SPREAD = """

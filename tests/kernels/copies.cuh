@@ -9,8 +9,9 @@ namespace kccl {
 constexpr uint32_t kCopy = kKcclNumKernels;
 
 // Copies call.count bytes. Unless call.share is 1, the threads take them in the opposite order to
-// the library's calls, so that each reads what another thread has written. Block b's part begins call.peer * b bytes behind
-// the input and call.channel * b bytes behind the output. Orders nothing.
+// the library's calls, so that each reads what another thread has written. Block b's part begins
+// call.peer * b bytes behind the input and call.channel * b bytes behind the output. It orders
+// nothing.
 template <class Coop>
 KCCL_DEVICE void copy_by_others(Coop coop, const Call& call) {
     const uint64_t block = platform::block_in_grid();

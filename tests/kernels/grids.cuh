@@ -25,10 +25,11 @@ template <uint64_t KERNELS, class T, class Op>
 KCCL_DEVICE void make_grid_calls(const DeviceComm& comm, const Call* calls, uint32_t count,
                                  GridBarrier* kept) {
     Status status = kKcclOk;
+    const auto by_grid = [&](auto collective) { return collective(grid(), comm); };
     for (uint32_t i = 0; i < count && status == kKcclOk; ++i) {
         const Call call = mem::load_plain(calls + i);
-        status = make_by<MadeByGrid, KERNELS, T, Op>(
-            comm, call, [&] { return make_other_grid_call(comm, call, kept); });
+        status = make_by<MadeByUsers, KERNELS, T, Op>(
+            by_grid, call, [&] { return make_other_grid_call(comm, call, kept); });
     }
 }
 

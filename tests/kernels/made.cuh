@@ -23,9 +23,10 @@ struct IsNotMade {
 template <uint32_t KERNEL>
 struct Made : IsNotMade {};
 
-// make<T, Op>(comm, call) of a kernel: called by all threads of all blocks.
+// make<T, Op>(by, call) of a kernel that collectives.cuh calls, made as users' kernels make it.
+// by() calls what it is given with a channel, or with a coop or grid() and a DeviceComm.
 template <uint32_t KERNEL>
-struct MadeByGrid : IsNotMade {};
+struct MadeByUsers : IsNotMade {};
 
 // Makes a call if WAY says how, else otherwise(). Tries the kernels from KERNEL on.
 template <template <uint32_t> class WAY, uint64_t KERNELS, class T, class Op, uint32_t KERNEL = 0,

@@ -14,7 +14,7 @@ from kccl.sim.machine import Simulation
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 # How the kernels below make the calls of each collective.
-_MAKES = "".join(
+MAKES = "".join(
     f'#include "collectives/{path.name}"\n' for path in sorted(KERNELS.glob("collectives/*.cuh"))
 )
 LL16 = "all_reduce_one_shot_ll16"
@@ -64,11 +64,12 @@ class Machine:
     checks: bool = True
     ends_when_stuck: bool = True
     trace_events: int = 0
+    most_blocks: int = 0
     csrc: Path = cache.CSRC
 
     def simulation(self):
         own = ("warp_size", "model", "schedule", "is_weak", "checks", "ends_when_stuck")
-        fields = {name: getattr(self, name) for name in (*own, "trace_events")}
+        fields = {name: getattr(self, name) for name in (*own, "trace_events", "most_blocks")}
         # The longest program takes a hundredth of these steps.
         return Simulation(max_steps=10**9, **fields)
 
@@ -130,6 +131,6 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
     if coop in ("Grid", "OpenGrid"):
         keeps = str(coop == "OpenGrid").lower()
         name = f"kccl::kernels::grid_sequence<{keeps}, {bits}ull, {element_and_op}>"
-        return compiled("grids.cuh", name, machine.warp_size, machine.csrc, _MAKES)
+        return compiled("grids.cuh", name, machine.warp_size, machine.csrc, MAKES)
     name = f"kccl::kernels::sequence<kccl::{coop}, {bits}ull, {forms}u, {element_and_op}>"
-    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc, _MAKES)
+    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc, MAKES)

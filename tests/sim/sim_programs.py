@@ -25,6 +25,7 @@ import oracle
 from sim_copies import Copies
 from sim_exchanges import Exchanges
 from sim_failures import Failures
+from sim_launches import Launches
 from sim_machine import (
     ALL_KINDS,
     NUMBERS,
@@ -49,7 +50,7 @@ class Array:
     values: tuple
 
 
-class Script(Copies, Exchanges, Failures):
+class Script(Copies, Exchanges, Failures, Launches):
     """A program, made call by call. A method adds a call of all ranks: each gets its part of it.
 
     Each collective has a method of its name, from its file in tests/support/collectives.
@@ -163,23 +164,28 @@ class Script(Copies, Exchanges, Failures):
 
     # ---- Launches ----------------------------------------------------------------------------
 
-    def begin(self, *, threads=64, blocks=1, coop="Block", style="kernel", at_a_time=3):
+    def begin(
+        self, *, threads=64, blocks=1, coop="Block", at_a_time=3, style="kernel", streams=1, **more
+    ):
         """The next calls are made by a new launch.
 
         Args:
             threads: Of a block.
             blocks: Each an actor, or each of their warps, or all together.
             coop: "Block", "Warp", "Grid" or "OpenGrid", which keeps a GridBarrier open.
+            at_a_time: How many calls are made before the channel is closed and opened again.
             style: "kernel": all in one launch; "calls": each by a launch of the library's kernel,
                 whose blocks share the message.
-            at_a_time: How many calls are made before the channel is closed and opened again.
+            streams: With "calls" each stream is an actor.
+            more: With "calls", as Launches._launch_calls() takes them.
         """
         self._flush()
         warps = threads // self.machine.warp_size
         num_actors = {"Block": blocks, "Warp": blocks * warps}.get(coop, 1)
-        num_actors = 1 if style == "calls" else num_actors
+        num_actors = streams if style == "calls" else num_actors
         self._group = (threads, blocks, coop, style)
         self._at_a_time = np.uint32(at_a_time)
+        self._chain = more
         self._calls = [[[] for _ in range(num_actors)] for _ in self.ranks]
         self._forms = set()  # of exchanges
 
@@ -189,15 +195,7 @@ class Script(Copies, Exchanges, Failures):
         threads, blocks, coop, style = self._group
         self._group = None
         if style == "calls":
-            for rank in self.ranks:
-                self._launches[rank] += [
-                    self.world.call(
-                        *(rank, call.pop("kernel")),
-                        **{"block": threads, "grid": blocks, "dtype": self.dtype, "op": self.op},
-                        **call,
-                    )
-                    for call in self._calls[rank][0]
-                ]
+            self._launch_calls(threads, blocks, **self._chain)
             return
         kernel = sequence(self.machine, coop, self.kinds, self._forms, self.dtype, self.op)
         for rank in self.ranks:

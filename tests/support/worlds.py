@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from kccl import module
 from kccl.backends.calls import fill_call
-from kccl.backends.scratch import DeviceComm, make_comm
+from kccl.backends.device_comm import DeviceComm
+from kccl.backends.scratch import make_comm
 from kccl.backends.settings import Settings
 from kccl.backends.sim import num_threads
 from kccl.base import arrays
@@ -175,6 +176,9 @@ class World:
         block: int = 0,
         grid: int = 1,
         unrolls: bool = False,
+        stream: int = 0,
+        is_dependent: bool = False,
+        dependent: int = lib.kKcclNoDependent,
     ) -> Launch:
         """A launch of one of the library's kernels.
 
@@ -188,6 +192,8 @@ class World:
             block: Threads; 0: as run_threads() takes.
             grid: Blocks.
             unrolls: Take the instance for this number of ranks, as on GPUs; else that for any.
+            stream, is_dependent: As KcclSimLaunch's.
+            dependent: As KcclCall's.
         """
         addresses = [_address(array) for array in (input, output)]
         if count is None:
@@ -205,10 +211,12 @@ class World:
             peer=peer,
             channel=channel,
             share=BY_NAME[kernel].share(count, dtype, grid),
+            dependent=dependent,
         )
         entry = self._machine.kernel(kernel, dtype, op, self.world_size if unrolls else 0)
         block = block or num_threads(kernel, count, dtype)
         what, keep = launch_of(rank, entry, bytes(ffi.buffer(call)), grid=grid, block=block)
+        what.stream, what.is_dependent = stream, is_dependent
         return Launch(rank, what, (keep, input, output))
 
     def device_comm(self, rank: int) -> DeviceComm:
@@ -230,8 +238,10 @@ class World:
         grid: int = 1,
         block: int = 64,
         shared_bytes: int = 0,
+        stream: int = 0,
+        is_dependent: bool = False,
     ) -> Launch:
-        """A launch of a user's kernel; arguments as in module.Kernel."""
+        """A launch of a user's kernel; arguments as in module.Kernel and KcclSimLaunch."""
         if kernel.module.warp_size != self.simulation.warp_size:
             raise InvalidArgument(f"{kernel} is for warps of {kernel.module.warp_size}")
         grid, block = module.check_grid(grid, block, self.simulation.warp_size)
@@ -239,6 +249,7 @@ class World:
         what, keep = launch_of(
             rank, kernel.entry, data, grid=grid, block=block, shared_bytes=shared_bytes
         )
+        what.stream, what.is_dependent = stream, is_dependent
         return Launch(rank, what, (keep, keep_args))
 
     # ---- Runs --------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ constexpr mem::Order kCreditAwait = platform::kCpu ? mem::Order::kAcquire : mem:
 // What a channel is opened for.
 enum class Opening {
     kManyCalls,  // opening may take longer so that calls are shorter
-    kOneCall,    // the caller goes on while what opening reads is on its way: see check()
-    kLaunch      // the same, by a kernel that the host launched for one call; its only opening
+    kOneCall,    // the constructor does not wait for its loads; check() does
+    kLaunch      // the same, in a kernel that the host launches for one call
 };
 
 // A coop's stream of calls on one channel. All threads of the coop open it, make the same calls and
@@ -176,9 +176,8 @@ class Channel {
         return kKcclOk;
     }
 
-    // Enters the next call, a pairwise one. Called by all threads of the coop. False, in all
-    // threads of a warp: it sends nothing and waits for nothing, and calls leave(true), where the
-    // coop agrees.
+    // Enters the next call, a pairwise one. Called by all threads of the coop. False if a thread of
+    // this warp found a failure. The warp then sends and awaits nothing and calls leave(true).
     KCCL_DEVICE bool enter(KcclKernel kernel) {
         if (!is_next_plain()) return next(kernel, Exchange::kPairwise) == kKcclOk;
         const bool usable = is_usable();
@@ -196,8 +195,8 @@ class Channel {
     }
 
     // Ends a call. failed: a wait of this thread has. Called by all threads of the coop; all get
-    // the same status; also a sync of the coop, so any thread may use what any other stored. After
-    // expect_end() it is neither, because the kernel ends.
+    // the same status. It is also a sync of the coop, so any thread may use what any other stored.
+    // After expect_end() there is no sync and no common status, because the kernel ends.
     KCCL_DEVICE Status leave(bool failed = false) {
         latch_.skip_vote();
         if (launch_.is_ending()) {
@@ -246,7 +245,7 @@ class Channel {
         slot_packets_ = mem::keep(slot_packets_);
     }
 
-    // Uses what the opening has read: here a thread waits for these loads.
+    // The first use of what the constructor loaded: the thread waits for it here.
     KCCL_DEVICE void look() {
         if (has_looked_) return;
         has_looked_ = true;
@@ -259,9 +258,9 @@ class Channel {
         special_ = state_.epoch + step_;
     }
 
-    // Finds the next call that has more to do than others: the second ever, the one after a
-    // credited call, and twice a period the one that scrubs. So the others make only one
-    // comparison.
+    // Computes the next epoch at which a call must take the slow path: that of the second call
+    // ever, of the call after a credited one, and twice a period of the call that scrubs. All other
+    // calls make one comparison only.
     KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (state_.epoch & kHalfAPeriod) + kHalfAPeriod;
@@ -272,7 +271,7 @@ class Channel {
 
     KCCL_DEVICE Status enter_special() {
         const uint32_t last_epoch = state_.epoch - step_;
-        // So is the call after this one: after a failure no call is plain.
+        // After a failure the next call takes this path too.
         if (status() != kKcclOk) {
             special_ = state_.epoch + step_;
             return status();
@@ -308,7 +307,7 @@ class Channel {
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
-    uint32_t special_;  // epoch of the next call that has more to do than others
+    uint32_t special_;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;

@@ -29,7 +29,8 @@ class DependentLaunch {
     // Whether the host has said that the next kernel is a dependent that may come early.
     KCCL_DEVICE void set_dependent(bool is_early) { has_dependent_ = is_early; }
 
-    // `last`: the call before this one; kKcclNumKernels: none, so that the kernels' ends order it.
+    // `last`: the kernel's previous call; kKcclNumKernels if this is its first, which follows the
+    // end of earlier kernels.
     KCCL_DEVICE void begin_call(KcclKernel last) { is_ordered_ &= last == kKcclNumKernels; }
     // Whether all that earlier calls did comes before all that this one does, as if by a fence.
     KCCL_DEVICE bool is_ordered() const { return is_ordered_; }
@@ -43,9 +44,9 @@ class DependentLaunch {
     // thread reads that again. If the call fails after this, what is stored makes no difference:
     // only reset() may follow, and it clears everything.
     //
-    // Of a chain of calls only one call's blocks wait on the device, because each call is past its
-    // own wait before it lets the next one in. To let it in earlier, at a kernel's beginning, gains
-    // nothing (bench/LOG.md).
+    // At most one call of a chain has waiting blocks on the device: a call admits the next only
+    // after its own wait. Admitting it earlier, at the kernel's beginning, gains nothing
+    // (bench/LOG.md).
     template <class Coop, class Store>
     KCCL_DEVICE void sent(Coop coop, Store store) {
         if (has_dependent_) mem::launch_dependents();

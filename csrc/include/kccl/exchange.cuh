@@ -101,8 +101,8 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
 // failed. A thread without a packet of its own polls the last one with its warp.
 // are_words: every payload is known to be a whole word in memory.
 //
-// Why there are two paths: a call of few packets that has nothing else to do takes the second one.
-// There nothing delays the way from the last packet of one call to the first packet of the next.
+// The second path is for calls with at most one whole packet a thread. It has no loop. So nothing
+// delays the way from the last packet of one call to the first packet of the next.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {

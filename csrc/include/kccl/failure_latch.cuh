@@ -31,12 +31,11 @@ class FailureLatch {
         if (coop.any(found_ != kKcclOk)) fail();
     }
 
-    // Before the vote: whether this thread's warp may send, because none of its threads found a
-    // failure. If it may not, this thread tells the coop so, in Channel::leave().
+    // Whether the warp may send before the vote. If not, it reports that in Channel::leave().
     KCCL_DEVICE bool is_usable() const {
         return has_agreed_ || !platform::warp_any(found_ != kKcclOk);
     }
-    // The sync that ends a call has voted already, so agree() need not.
+    // Channel::leave() votes too, so agree() need not.
     KCCL_DEVICE void skip_vote() { has_agreed_ = true; }
 
     // The communicator has failed, and stays so.

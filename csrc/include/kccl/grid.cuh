@@ -6,8 +6,8 @@
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
-// so graphs can be replayed. Within a kernel a block that has waited for a while stores there that
-// it has come. So a timeout names the missing block, and a sync that goes well pays for no store.
+// so graphs can be replayed. A block that has waited long stores its count too. A timeout can then
+// name the missing block. A sync without a long wait stores nothing.
 //
 // The next kernel may have fewer blocks, or more. So at the end the blocks also store their own
 // count for the absent blocks, up to kKcclMaxBlocks. Nobody reads those before the kernel ends.

@@ -4,14 +4,14 @@
 // The data is its own signal: ll16 packets (ll16.cuh).
 //
 // Why a slot of the board may be used again: exchange e uses slot e % 4, which e-4 used.
-//   - Blocks may read this slot until they have left e-3, because meet() looks there in e-3.
+//   - Blocks may read this slot until they have left e-3: await_previous() polls it in e-3.
 //   - A block leaves e-3 before it publishes in e-2.
 //   - No block publishes in e before it has seen a packet that every block published in e-2 or
 //     later. Every block publishes at least one, whatever the length. A block that collects all
-//     slices sees them in the exchange itself. A block that collects a part looks in e-1 for
-//     packets of e-2 (meet()); these came long ago, so this costs little while its own are on their
-//     way. In the first exchange after an opening it looks for packets of that exchange, because it
-//     does not know where earlier ones lie.
+//     slices sees them in the exchange itself. A block that collects a part waits in e-1 for
+//     packets of e-2, by await_previous(). These came long ago, so this costs little while its own
+//     are on their way. In the first exchange after an opening it waits for packets of that
+//     exchange, because it does not know where earlier ones lie.
 //   - Within a block, the sync that ends an exchange orders its threads.
 // So the positions of slices, and the number of blocks, may change from one exchange to the next.
 //
@@ -187,9 +187,10 @@ class GridExchange {
         return await_in(slot(), positions, num, payloads);
     }
 
-    // For a block that does not collect all slices: waits for a packet of every block in the
-    // exchange before. False: the wait failed. Called by all threads of a warp, after publishing.
-    KCCL_DEVICE bool meet() {
+    // For a block that collects only some slices: waits for one packet of every block of the
+    // previous exchange; in the first one after an opening, of this exchange. False: the wait
+    // failed. Called by all threads of a warp, after publishing.
+    KCCL_DEVICE bool await_previous() {
         // The scrub was a barrier of all blocks.
         if ((epoch_ << 1) == 0) return true;
         const Slot seen = last_.epoch == first_epoch_ ? slot() : last_;
@@ -289,8 +290,9 @@ class GridExchange {
         step_on_ = {num_threads_ / num_packets_, num_threads_ % num_packets_};
     }
 
-    // Finds the next exchange that has more to do than others: the second ever between ranks, and
-    // twice a period the one that scrubs. So the others make only one comparison.
+    // Computes the next epoch at which an exchange must take the slow path: that of the second one
+    // ever between ranks, and twice a period of the one that scrubs. All others make one comparison
+    // only.
     KCCL_DEVICE void find_special() {
         constexpr uint32_t kHalfAPeriod = 0x80000000u;
         special_ = (epoch_ & kHalfAPeriod) + kHalfAPeriod;
@@ -338,7 +340,7 @@ class GridExchange {
     uint32_t stride_ = 0;        // between slices, in packets
     uint32_t own_slice_ = 0;
     uint32_t first_position_ = 0;
-    Slot last_ = {};  // the exchange before
+    Slot last_ = {};  // of the previous exchange
     SlicePacket first_ = {};
     SlicePacket step_on_ = {};
     uint32_t thread_ = 0;
@@ -346,7 +348,7 @@ class GridExchange {
     uint32_t step_ = 0;
     uint32_t epoch_ = 0;
     uint32_t first_epoch_ = 0;
-    uint32_t special_ = 0;  // epoch of an exchange that has more to do than others
+    uint32_t special_ = 0;  // the next epoch at which an exchange takes the slow path
     Status status_ = kKcclOk;
 };
 

@@ -1,5 +1,5 @@
 // The one header for users' kernels: the collectives by warp, block or grid; put, get, signal and
-// wait; publish and collect; grid_sync; the ring of asynchronous copies; and what these are made of.
+// wait; publish and collect; grid_sync; the ring of asynchronous copies.
 #pragma once
 
 #include "collectives.cuh"

@@ -122,8 +122,8 @@ KCCL_DEVICE Slice block_slice(uint64_t count) {
     return slice_of(count, (num_units + blocks - 1) / blocks * kUnit);
 }
 
-// The same in a call of the host's, which has divided already: a division here would delay the
-// first push.
+// The same when the host launched the call. The host divided, because a division here would delay
+// the first push.
 template <class T>
 KCCL_DEVICE Slice call_slice(const Call& call) {
     constexpr uint64_t kUnit = 16 / sizeof(T);
@@ -148,13 +148,13 @@ KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
 }
 
 // Makes a call on a slice in rounds of at most max_bytes. Each round is a call of its own on the
-// channel: round(out, in, count) -> Status. It is a kernel's last act. EXPECTS_END: the last round
-// says so, by Channel::expect_end().
+// channel: round(out, in, count) -> Status. It must be the kernel's last act. With EXPECTS_END it
+// calls expect_end() before the last round, where that costs no registers.
 template <class T, bool EXPECTS_END = true, class Channel, class Round>
 KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& slice,
                              uint64_t max_bytes, Round round) {
     const uint64_t most = max_bytes / sizeof(T);
-    // Most calls are one round. Alone, it waits for nothing before its push but what it sends.
+    // Most calls have one round. This path waits only for its input before it pushes.
     if (platform::kPeels && slice.count <= most) {
         if (slice.count == 0) return kKcclOk;
         if (EXPECTS_END) channel.expect_end();

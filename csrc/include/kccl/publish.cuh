@@ -117,7 +117,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     const uint32_t thread = exchange.thread();
     const uint32_t total = slices.num * exchange.num_packets();
     const bool words = count != 0 && are_words(out, count);
-    bool failed = IS_PART && !exchange.meet();
+    bool failed = IS_PART && !exchange.await_previous();
     if (failed) {
         // leave() gets the status.
     } else if (words && total <= size) {

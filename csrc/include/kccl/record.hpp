@@ -1,5 +1,6 @@
-// Why a call in a kernel failed, in words. kccl/base/failure.py says the same for Python's programs;
-// tests/csrc/test_record_words.py compares the two. What the numbers count: KcclRecord in abi.inc.
+// Why a call in a kernel failed, in words. kccl/base/failure.py has the same words for programs in
+// Python; tests/csrc/test_record_words.py compares the two. KcclRecord in abi.inc says what the
+// numbers count.
 #pragma once
 
 #include <cctype>

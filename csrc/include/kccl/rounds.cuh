@@ -12,11 +12,11 @@
 // step after it may write there again.
 //
 // The staging holds plain data, which only these flags order. When a kernel begins, peers may still
-// be reading what an earlier kernel wrote into their result half: the calls between may have been
-// packets, which order nothing, and an odd number of them brings back the same parity. After the
-// first "written" of all ranks nobody reads there. So step 0 does not write into the result half.
-// It may write into the input half: a rank that has read it says "written" once more before its
-// kernel ends, so all peers know that it has been read.
+// read what an earlier kernel wrote into their result half. Packet calls in between do not order
+// those reads. After an odd number of them the parity is the same again. So step 0 must not write
+// the result half. After the first "written" of all ranks nobody reads there. Step 0 may write the
+// input half: a rank that has read it says "written" once more before its kernel ends, so all peers
+// know that it has been read.
 #pragma once
 
 #include "channel.cuh"

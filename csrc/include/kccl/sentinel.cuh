@@ -22,8 +22,9 @@
 // A call that the host launches needs no fence before its first round: the kernel before has ended
 // (Channel::is_ordered).
 //
-// Three slots would suffice, as each thread polls a word of every rank and fences itself. There are
-// four because slots take turns by a counter that wraps at 2^32.
+// Three slots would be enough, because each thread polls a word of every rank and fences itself.
+// There are four because the slot is a counter modulo the number of slots, and the counter wraps at
+// 2^32, which 3 does not divide.
 #pragma once
 
 #include "channel.cuh"

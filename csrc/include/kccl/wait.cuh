@@ -2,10 +2,11 @@
 //
 //     const bool arrived = wait_until(comm, awaited, is_there, missing);
 //
-// is_there() polls once; missing() says now and then what a thread still waits for. A wait fails
-// when its limit has passed, when a rank that it waits for is gone, when any peer gave up first, or
-// when the user interrupted. Then the rank gives up: it writes one record, sets its abort word at
-// all peers, and leaves a status in KcclState that stays until reset.
+// is_there() polls once. missing() returns what this thread still waits for; it is called rarely.
+//
+// A wait fails when its limit has passed, when a rank that it waits for is gone, when any peer gave
+// up first, or when the user interrupted. Then the rank gives up: it writes one record, sets its
+// abort word at all peers, and leaves a status in KcclState that stays until reset.
 #pragma once
 
 #include "coop.cuh"
@@ -81,25 +82,24 @@ struct Missing {
     int32_t block = -1;  // in waits between blocks: the block whose word that is
 };
 
-// What a wait remembers between two looks at the clock. Each lane has its own, from its first turn
-// on.
+// The state of one wait. Each thread keeps its own.
 struct Patience {
     uint32_t looks = 0;         // how often the warp has looked; one lane looks at a time
     uint32_t looked_again = 0;  // lost peers, a bit each, for whose last words it polled once more
-    uint64_t started_ns = 0;
+    uint64_t started_ns = 0;    // when this thread first checked the clock; 0: not yet
 };
 
-// For this long a wait looks only at the clock and at this rank's status. A look at the host's
-// memory takes microseconds, with many warps a millisecond. Ranks that wait for this one meanwhile
-// would look there too, and so on.
+// On a GPU a wait checks only the clock and this rank's status in its first millisecond. Reading
+// the host's mailbox takes microseconds, with many warps a millisecond, and would delay the peers
+// that wait for this rank.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
 
-// Whether it is this lane's turn to look, among the lanes of its warp that still wait for
-// something.
+// Whether this thread checks the clock this time. The waiting threads of a warp take turns. lanes:
+// those that wait, a bit each.
 KCCL_DEVICE bool has_turn(uint64_t lanes, uint32_t looks) {
     const uint64_t behind = lanes & (~uint64_t{0} << (looks % platform::kWarpSize));
-    const uint64_t left = behind != 0 ? behind : lanes;
-    return left != 0 && (left & (~left + 1)) == uint64_t{1} << warp().index();
+    const uint64_t remaining = behind != 0 ? behind : lanes;
+    return remaining != 0 && (remaining & (~remaining + 1)) == uint64_t{1} << warp().index();
 }
 
 // The lowest rank of a set, which is not empty.
@@ -109,9 +109,9 @@ KCCL_DEVICE int first_of(uint32_t ranks) {
     return rank;
 }
 
-// Looks at the abort words. False: a peer gave up, so this rank has too. *left gets a bit for each
-// peer that has closed its communicator.
-KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
+// Looks at the abort words. False: a peer gave up, so this rank has too. *closed gets a bit for
+// each peer that has closed its communicator.
+KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* closed) {
     for (int source = 0; source < comm.world_size; ++source) {
         const uint32_t departure = mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
             abort_word(comm, comm.rank, source));
@@ -119,7 +119,7 @@ KCCL_DEVICE bool nobody_gave_up(const DeviceComm& comm, uint32_t* left) {
             follow(comm, source);
             return false;
         }
-        if (departure == kKcclLeft) *left |= 1u << source;
+        if (departure == kKcclLeft) *closed |= 1u << source;
     }
     return true;
 }
@@ -134,11 +134,11 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     if (patience.started_ns == 0) patience.started_ns = now;
     const uint64_t waited_ns = now - patience.started_ns;
     if (waited_ns < kQuietNs) return true;
-    uint32_t left = 0;
-    if (!nobody_gave_up(comm, &left)) return false;
+    uint32_t closed = 0;
+    if (!nobody_gave_up(comm, &closed)) return false;
     uint32_t gone = 0;
     uint32_t status = mem::idle(state->idle_context, waited_ns, missing.ranks, &gone);
-    const uint32_t lost = (left | gone) & missing.ranks;
+    const uint32_t lost = (closed | gone) & missing.ranks;
     const bool is_hopeless = awaited.need == Need::kEach ? lost != 0 : lost == missing.ranks;
     // A peer may have sent its word and then left. So after a peer is found gone, poll once more.
     const uint32_t last_words = is_hopeless ? lost & ~patience.looked_again : 0;
@@ -172,9 +172,9 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
 // is_there() -> bool: polls once; true when this thread has seen all that it waits for.
 // missing() -> Missing: what it has not seen, after a poll; ranks is 0 if it has seen all.
 //
-// Why the slow path comes first in the text: compilers lay out code as it is written, and the code
-// after a successful poll is to follow the poll directly. Why the slow path works on copies: a
-// variable whose address is taken lies in memory, and the hot loop is to have registers only.
+// The slow path stands first because compilers keep source order. So the code after a successful
+// poll follows the poll directly. The slow path works on copies because a variable whose address is
+// taken lies in memory, and the hot loop must have registers only.
 template <class IsThere, class WhatIsMissing>
 KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_there,
                             WhatIsMissing missing) {

@@ -1,7 +1,5 @@
 """What the backends for GPUs need."""
 
-import ctypes
-
 from ...base.errors import BackendError
 from .finding import Finding
 
@@ -45,26 +43,18 @@ def cuda() -> Finding:
 
 
 def hip() -> Finding:
-    """AMD's GPUs."""
-    return _gpus("libamdhip64.so", "hipInit", "hipGetDeviceCount", "hip", "ROCm")
+    """AMD's GPUs. Never ok, because KCCL cannot use them yet."""
+    from ...gpu import hip
+    from ...gpu.table import DriverError
 
-
-def _gpus(library: str, init: str, count: str, backend: str, driver: str) -> Finding:
-    """Looks for GPUs that this version of KCCL cannot use. Never ok."""
-    reason = f"This version of KCCL has no {backend} backend yet."
+    reason = "This version of KCCL has no hip backend yet."
     try:
-        functions = ctypes.CDLL(library)
-    except OSError as error:
-        cure = f"Install {driver} if this machine has such a GPU; the host backend needs none."
-        return Finding("no", str(error), reason, cure)
-    number = ctypes.c_int(0)
-    for name, code in (
-        (init, getattr(functions, init)(0)),
-        (count, getattr(functions, count)(ctypes.byref(number))),
-    ):
-        if code != 0:
-            cure = f"Check {driver} and its device files; the host backend needs neither."
-            return Finding("no", f"{library}: {name} failed with code {code}", reason, cure)
-    return Finding(
-        "no", f"{library}: {number.value} GPUs", reason, 'Use backend="host", which is the default.'
-    )
+        found = f"{hip.LIBRARY}: {hip.num_devices()} GPUs"
+        cure = 'Use backend="host", which is the default.'
+    except DriverError as error:
+        found = str(error)
+        cure = "Check ROCm and its device files; the host backend needs neither."
+    except BackendError as error:
+        found = str(error)
+        cure = "Install ROCm if this machine has such a GPU; the host backend needs none."
+    return Finding("no", found, reason, cure)

@@ -41,11 +41,12 @@ struct Made<kKcclAllGatherPushSimple> : IsMade {
 };
 
 template <>
-struct MadeByGrid<kKcclAllGatherDirectLl16> : IsMade {
-    template <class T, class Op>
-    KCCL_DEVICE static Status make(const DeviceComm& comm, const Call& call) {
-        return all_gather(grid(), comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
-                          call.count);
+struct MadeByUsers<kKcclAllGatherDirectLl16> : IsMade {
+    template <class T, class Op, class By>
+    KCCL_DEVICE static Status make(By& by, const Call& call) {
+        return by([&](auto&&... of) {
+            return all_gather(of..., output_of<uint8_t>(call), input_of<uint8_t>(call), call.count);
+        });
     }
 };
 

@@ -67,10 +67,12 @@ struct Made<kKcclAllReduceOneShotPullSimple> : IsMade {
 };
 
 template <>
-struct MadeByGrid<kKcclAllReduceOneShotLl16> : IsMade {
-    template <class T, class Op>
-    KCCL_DEVICE static Status make(const DeviceComm& comm, const Call& call) {
-        return all_reduce<T, Op>(grid(), comm, output_of<T>(call), input_of<T>(call), call.count);
+struct MadeByUsers<kKcclAllReduceOneShotLl16> : IsMade {
+    template <class T, class Op, class By>
+    KCCL_DEVICE static Status make(By& by, const Call& call) {
+        return by([&](auto&&... of) {
+            return all_reduce<T, Op>(of..., output_of<T>(call), input_of<T>(call), call.count);
+        });
     }
 };
 

@@ -14,10 +14,10 @@ struct Made<kKcclBarrierDirect> : IsMade {
 };
 
 template <>
-struct MadeByGrid<kKcclBarrierDirect> : IsMade {
-    template <class T, class Op>
-    KCCL_DEVICE static Status make(const DeviceComm& comm, const Call&) {
-        return barrier(grid(), comm);
+struct MadeByUsers<kKcclBarrierDirect> : IsMade {
+    template <class T, class Op, class By>
+    KCCL_DEVICE static Status make(By& by, const Call&) {
+        return by([&](auto&&... of) { return barrier(of...); });
     }
 };
 

@@ -31,11 +31,13 @@ struct Made<kKcclBroadcastPushSimple> : IsMade {
 };
 
 template <>
-struct MadeByGrid<kKcclBroadcastDirectLl16> : IsMade {
-    template <class T, class Op>
-    KCCL_DEVICE static Status make(const DeviceComm& comm, const Call& call) {
-        return broadcast(grid(), comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
-                         call.count, call.peer);
+struct MadeByUsers<kKcclBroadcastDirectLl16> : IsMade {
+    template <class T, class Op, class By>
+    KCCL_DEVICE static Status make(By& by, const Call& call) {
+        return by([&](auto&&... of) {
+            return broadcast(of..., output_of<uint8_t>(call), input_of<uint8_t>(call), call.count,
+                             call.peer);
+        });
     }
 };
 

@@ -40,11 +40,12 @@ struct Made<kKcclReduceScatterPushSimple> : IsMade {
 };
 
 template <>
-struct MadeByGrid<kKcclReduceScatterDirectLl16> : IsMade {
-    template <class T, class Op>
-    KCCL_DEVICE static Status make(const DeviceComm& comm, const Call& call) {
-        return reduce_scatter<T, Op>(grid(), comm, output_of<T>(call), input_of<T>(call),
-                                     call.count);
+struct MadeByUsers<kKcclReduceScatterDirectLl16> : IsMade {
+    template <class T, class Op, class By>
+    KCCL_DEVICE static Status make(By& by, const Call& call) {
+        return by([&](auto&&... of) {
+            return reduce_scatter<T, Op>(of..., output_of<T>(call), input_of<T>(call), call.count);
+        });
     }
 };
 

@@ -6,7 +6,19 @@ A mutation names the program that shows it, the verdicts that count, and how man
 The source as it is passes the same programs under the same seeds.
 """
 
-from . import blocks, boards, chunks, edges, exchanges, failures, grids, order, packets, words
+from . import (
+    blocks,
+    boards,
+    chunks,
+    dependents,
+    edges,
+    exchanges,
+    failures,
+    grids,
+    order,
+    packets,
+    words,
+)
 
 MUTATIONS = (
     *order.MUTATIONS,
@@ -19,4 +31,5 @@ MUTATIONS = (
     *words.MUTATIONS,
     *edges.MUTATIONS,
     *failures.MUTATIONS,
+    *dependents.MUTATIONS,
 )

@@ -20,7 +20,7 @@ WINDOW = "include/kccl/window.cuh"
 MUTATIONS = (
     bug(
         "meet_once",
-        "a block meets the publishers of two slices a thread only",
+        "a block awaits packets of two slices a thread only",
         "more slices than threads",
         REUSED,
         Edit(

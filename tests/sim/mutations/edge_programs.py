@@ -17,7 +17,7 @@ from sim_machine import (
     TWO_SHOT_SENTINEL,
 )
 
-from .program import NARROW, REFUSED, Program
+from .program import NARROW, REFUSED, TIMED_OUT, Program
 
 
 def _add(script, kernel, count, number):
@@ -120,17 +120,24 @@ def _last_words(kernel, most, period, long_ones):
 _CALLS = (LL16, BROADCAST, LL16, BARRIER, LL16, BROADCAST, BARRIER, LL16)
 
 
-def _refused(refused, *, calls=_CALLS, **shape):
-    """A call is too long; its coop and all others go on with calls, which must fail too."""
+def _fails(*, calls=_CALLS, **how):
+    """A call fails; its coop and all others go on with calls, which must fail too.
+
+    how: As Failures.go_on() takes it.
+    """
 
     def make(script):
-        script.go_on(calls, refused, **shape)
+        script.go_on(calls, **how)
 
     return make
 
 
 _OF_GRIDS = (LL16, "grid_sync", "grid_exchange", LL16, "grid_sync", "grid_exchange", "grid_sync")
 _OF_EXCHANGES = (LL16, "grid_exchange", LL16, "grid_exchange", LL16, "grid_sync")
+_OF_ALL_KINDS = (
+    *(SCATTER, SENTINEL, GATHER, PUSH, "signal", "wait", LL16, "get"),
+    *(BROADCAST, SCATTER, GATHER, BARRIER, SENTINEL, "get", PUSH, "signal", "wait", LL16, BARRIER),
+)
 _MAY_FAIL = {**NARROW, "ends_when_stuck": False, "num_channels": 3}
 _ROOMY = {**NARROW, "packet_bytes": 1024, "staging_bytes": 8192}
 PROGRAMS = {
@@ -171,35 +178,85 @@ PROGRAMS = {
         _last_words(SENTINEL, 64, 8, (1, 2)), 2, (SENTINEL,), NARROW
     ),
     **{
-        name: Program(make, 3, (), _MAY_FAIL, right="failed_call", statuses=REFUSED)
-        for name, make in (
+        name: Program(_fails(**how), 3, (), _MAY_FAIL, right="failed_call", statuses=statuses)
+        for name, statuses, how in (
             (
                 "refused on an open channel",
-                _refused([(1, 0, 2)], threads=64, at_a_time=8),
+                REFUSED,
+                {"refused": [(1, 0, 2)], "threads": 64, "at_a_time": 8},
             ),
             (
                 "refused by all ranks",
-                _refused([(None, 0, 4)], threads=64, at_a_time=3),
+                REFUSED,
+                {"refused": [(None, 0, 4)], "threads": 64, "at_a_time": 3},
             ),
             (
                 "refused while warps open",
-                _refused([(2, 1, 1)], threads=96, coop="Warp"),
+                REFUSED,
+                {"refused": [(2, 1, 1)], "threads": 96, "coop": "Warp"},
             ),
             (
                 "refused while blocks open",
-                _refused([(0, 1, 2)], threads=64, blocks=3),
+                REFUSED,
+                {"refused": [(0, 1, 2)], "threads": 64, "blocks": 3},
             ),
             (
                 "refused while channels are open",
-                _refused([(0, 2, 2)], threads=64, blocks=3, at_a_time=2),
+                REFUSED,
+                {"refused": [(0, 2, 2)], "threads": 64, "blocks": 3, "at_a_time": 2},
             ),
             (
                 "refused beside grids",
-                _refused([(1, 1, 3)], calls=_OF_GRIDS, threads=64, blocks=3),
+                REFUSED,
+                {"refused": [(1, 1, 3)], "calls": _OF_GRIDS, "threads": 64, "blocks": 3},
             ),
             (
                 "refused beside exchanges",
-                _refused([(1, 1, 2)], calls=_OF_EXCHANGES, threads=64, blocks=3),
+                REFUSED,
+                {"refused": [(1, 1, 2)], "calls": _OF_EXCHANGES, "threads": 64, "blocks": 3},
+            ),
+            (
+                "refused while exchanges open",
+                REFUSED,
+                {
+                    "refused": [(1, 1, 1)],
+                    "calls": ("grid_exchange",) * 3,
+                    **{"threads": 64, "blocks": 3},
+                },
+            ),
+            (
+                "refused beside open grids",
+                REFUSED,
+                {
+                    "refused": [(1, 1, 3)],
+                    "calls": _OF_GRIDS,
+                    **{"threads": 64, "blocks": 3, "at_a_time": 7},
+                },
+            ),
+            (
+                "timed out beside open grids",
+                TIMED_OUT,
+                {
+                    "absent": [(1, 1, 1)],
+                    "calls": _OF_GRIDS,
+                    **{"threads": 64, "blocks": 3, "at_a_time": 7},
+                },
+            ),
+            *(
+                (
+                    f"{word} among all kinds{', each opened' * (not at_a_time)}",
+                    statuses,
+                    {
+                        which: [(1, 1, 3 if which == "absent" else 2), (2, 0, 6)],
+                        "calls": _OF_ALL_KINDS,
+                        **{"threads": 64, "blocks": 2, "at_a_time": at_a_time},
+                    },
+                )
+                for word, which, statuses in (
+                    ("refused", "refused", REFUSED),
+                    ("timed out", "absent", TIMED_OUT),
+                )
+                for at_a_time in (0, 19)
             ),
         )
     },

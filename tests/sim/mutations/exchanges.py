@@ -145,7 +145,7 @@ MUTATIONS = (
         "a block that collects a part does not wait for the other blocks",
         "parts of exchanges",
         REUSED | STALE | WRONG | STUCK,
-        Edit(PUBLISH, "IS_PART && !exchange.meet()", "false"),
+        Edit(PUBLISH, "IS_PART && !exchange.await_previous()", "false"),
     ),
     bug(
         "exchange_meets_few",

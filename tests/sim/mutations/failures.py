@@ -1,9 +1,10 @@
 """Planted bugs: what coops and ranks do behind a failure."""
 
-from .mutation import DIVERGENT, FAILURE, RACE, REUSED, Edit, bug
+from .mutation import DIVERGENT, FAILURE, RACE, REUSED, STALE, Edit, bug
 
 CHANNEL = "include/kccl/channel.cuh"
 COLLECTIVES = "include/kccl/collectives.cuh"
+EXCHANGE = "include/kccl/grid_exchange.cuh"
 GRID = "include/kccl/grid.cuh"
 LATCH = "include/kccl/failure_latch.cuh"
 WAIT = "include/kccl/wait.cuh"
@@ -74,6 +75,17 @@ MUTATIONS = (
         Edit(GRID, "if (block().any(status != kKcclOk)) status_", "if (status != kKcclOk) status_"),
     ),
     bug(
+        "exchange_open_vote",
+        "each thread decides by itself whether it may open an exchange",
+        "refused while exchanges open",
+        DIVERGENT,
+        Edit(
+            EXCHANGE,
+            "if (block().any(status != kKcclOk)) status_ = status_of(comm);",
+            "if (status != kKcclOk) status_ = status_of(comm);",
+        ),
+    ),
+    bug(
         "fits_not_checked",
         "a call of no elements is ok although the communicator has failed",
         "refused while blocks open",
@@ -81,6 +93,69 @@ MUTATIONS = (
         Edit(
             COLLECTIVES, "    channel.check();\n    if (num_bytes == 0)", "    if (num_bytes == 0)"
         ),
+    ),
+    bug(
+        "refused_not_kept",
+        "a channel forgets that it has refused a call",
+        "refused among all kinds",
+        FAILURE | DIVERGENT | STALE,
+        Edit(COLLECTIVES, "    channel.leave(true);\n    return false;", "    return false;"),
+    ),
+    bug(
+        "failed_wait_not_kept",
+        "a channel forgets that a wait in a call has failed",
+        "timed out among all kinds",
+        FAILURE | DIVERGENT | STALE,
+        Edit(
+            CHANNEL,
+            "            if (!coop_.any(failed)) return kKcclOk;\n        }\n        fail();\n",
+            "            if (!coop_.any(failed)) return kKcclOk;\n        }\n",
+        ),
+    ),
+    bug(
+        "failed_flag_not_kept",
+        "a channel forgets that a wait for a flag has failed",
+        "timed out among all kinds",
+        FAILURE | DIVERGENT | STALE | REUSED,
+        Edit(
+            CHANNEL,
+            "awaited(), first, last) != kKcclOk)\n            fail();",
+            "awaited(), first, last) != kKcclOk)\n            return kKcclOk;",
+        ),
+    ),
+    bug(
+        "exchange_failure_not_kept",
+        "an open exchange forgets that it has failed",
+        "refused beside open grids",
+        FAILURE | DIVERGENT | STALE,
+        Edit(
+            EXCHANGE,
+            "if (block().any(failed)) status_ = status_of(comm_);",
+            "(void)block().any(failed);",
+        ),
+    ),
+    bug(
+        "sync_failure_not_kept",
+        "an open barrier forgets that a sync has failed",
+        "timed out beside open grids",
+        FAILURE | DIVERGENT,
+        Edit(
+            GRID, "if (coop.any(!arrived)) status_ = status_of(comm_);", "(void)coop.any(!arrived);"
+        ),
+    ),
+    *(
+        bug(
+            f"{kernel}_behind_failure",
+            f"{kernel} does not ask whether the communicator has failed",
+            "refused among all kinds",
+            FAILURE,
+            Edit(
+                f"include/kccl/kernels/{kernel}.cuh",
+                "    if (coop.any(status != kKcclOk)) return status_of(comm);\n",
+                "",
+            ),
+        )
+        for kernel in ("get", "signal")
     ),
     bug(
         "depart_some",

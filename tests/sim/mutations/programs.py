@@ -17,7 +17,7 @@ from sim_machine import (
     TWO_SHOT_SENTINEL,
 )
 
-from . import edge_programs, grid_programs
+from . import dependent_programs, edge_programs, grid_programs
 from .program import NARROW, Program
 
 
@@ -185,6 +185,7 @@ def _one_is_absent_to_many(script):
 PROGRAMS = {
     **grid_programs.PROGRAMS,
     **edge_programs.PROGRAMS,
+    **dependent_programs.PROGRAMS,
     "reductions": Program(_reductions(LL16), 3, (LL16,), NARROW),
     # The staging has room for 256 elements.
     "pushes": Program(_reductions(PUSH, (2, 250, 37, 256, 0, 500, 1, 75)), 3, (PUSH,), NARROW),

@@ -47,7 +47,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
     } else {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
-        // Comes first because the loads of the channel's opening are still on their way.
+        // First, while the channel's loads are on their way.
         if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);

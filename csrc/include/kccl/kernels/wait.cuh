@@ -23,8 +23,8 @@ KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_
 
     uint32_t pending[kKcclMaxWorldSize];
     uint32_t total;
-    // The wait is hopeless when these ranks are gone. This rank waits, so it cannot signal itself;
-    // it counts only if it is the only source.
+    // The wait fails when all these ranks are gone. This rank is left out unless it is the only
+    // source, because it cannot signal while it waits.
     const uint32_t sources = (1u << last) - (1u << first);
     const uint32_t others = sources & ~(1u << comm.rank);
     const uint32_t hopes = others != 0 ? others : sources;

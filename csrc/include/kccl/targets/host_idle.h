@@ -13,10 +13,10 @@ uint64_t kccl_host_clock_ns();
 int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
                         uint64_t num_bytes);
 
-// Called between two rounds of polls. Yields the core when ranks share cores, and lets the
-// interpreter handle signals. Sets in *gone a bit for each rank of `missing` whose process has
-// ended; it looks at the processes only now and then, so a bit that is not set says nothing.
-// Returns kKcclInterrupted or kKcclOk.
+// Called between two rounds of polls. Yields the core after 1 us of waiting, at once if ranks share
+// cores, and lets the interpreter handle signals. Sets in *gone a bit for each rank of `missing`
+// whose process has ended; it looks at the processes only now and then, so a bit that is not set
+// says nothing. Returns kKcclInterrupted or kKcclOk.
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
                         uint32_t* gone);
 }

@@ -3,8 +3,6 @@
 
 namespace kccl::mem {
 
-KCCL_DEVICE void await_kernels_before() {}
-KCCL_DEVICE void launch_dependents() {}
 KCCL_DEVICE void prefetch(const void*) {}
 
 template <class T>

@@ -142,9 +142,9 @@ KCCL_DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
-// The same value, in registers from here on. The assembler keeps in registers what came from
-// memory. What it can fetch again, from the kernel's parameters or from special registers, it
-// otherwise fetches again, in hot loops too.
+// The same value, in registers from here on. ptxas reads kernel parameters and special registers
+// again at each use, in hot loops too, but not values loaded from memory. So keep() sends the value
+// through memory.
 template <class T>
 KCCL_DEVICE T keep(T value) {
     static_assert(sizeof(T) % 4 == 0, "whole registers");

@@ -6,6 +6,9 @@
 
 namespace kccl::mem {
 
+KCCL_DEVICE void await_kernels_before() {}
+KCCL_DEVICE void launch_dependents() {}
+
 constexpr int builtin_order(Order order) {
     return order == Order::kRelaxed   ? __ATOMIC_RELAXED
            : order == Order::kAcquire ? __ATOMIC_ACQUIRE

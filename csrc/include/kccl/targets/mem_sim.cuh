@@ -73,6 +73,9 @@ KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
     store<Order::kRelease, Scope::kBlock>(word, value);
 }
 
+KCCL_DEVICE void await_kernels_before() { kccl_sim_engine->await_kernels_before(); }
+KCCL_DEVICE void launch_dependents() { kccl_sim_engine->launch_dependents(); }
+
 KCCL_DEVICE uint64_t clock_ns() { return kccl_sim_engine->clock_ns(); }
 
 KCCL_DEVICE void poll_pause() { kccl_sim_engine->poll_pause(); }

@@ -49,6 +49,8 @@ struct KcclSimEngine {
     uint32_t (*block_any)(uint32_t mine);
     uint64_t (*warp_ballot)(uint32_t mine);
     uint64_t (*shuffle)(uint64_t value, uint32_t source_lane);
+    void (*await_kernels_before)(void);
+    void (*launch_dependents)(void);
     // The block's instance of the shared variable that is declared at `declaration`.
     void* (*shared)(const void* declaration, uint64_t num_bytes, uint64_t alignment);
     void* (*dynamic_shared)(void);

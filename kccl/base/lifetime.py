@@ -48,7 +48,7 @@ def _at_fork() -> None:
 def _at_exit() -> None:
     """Ends the peers' waits for this rank.
 
-    Only where MPI keeps the process from ending now. Else the peers see its end.
+    Only under MPI: there MPI_Finalize keeps the process alive, so peers would not see its end.
     """
     has_raised = hasattr(sys, "last_value")  # an uncaught exception, which has been printed
     for comm in list(_open):

@@ -1,0 +1,21 @@
+"""What a user's kernel takes to make calls."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class DeviceComm:
+    """A `kccl::DeviceComm` for kernels' arguments, from `comm.device_comm()`.
+
+    Attributes:
+        rank, world_size: The communicator's.
+        channels: How many coops may make calls at the same time.
+        max_bytes: Of one coop's call.
+        data: The struct's bytes.
+    """
+
+    rank: int
+    world_size: int
+    channels: int
+    max_bytes: int
+    data: bytes = field(repr=False)

@@ -1,0 +1,90 @@
+"""Communicators go on after failures: reset() and shrink(), on the simulated machine."""
+
+import inspect
+import textwrap
+
+import pytest
+import sim_recovery
+
+import kccl
+from kccl import comm
+from kccl.backends import host_memory, scratch, sim
+
+SEEDS = 3
+
+
+def run(program, seed, world_size=3):
+    return kccl.run_threads(program, world_size, backend="sim", seed=seed, timeout=0.01)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_reset(world_size, seed):
+    run(sim_recovery.go_on, seed, world_size)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_shrink(seed):
+    assert run(sim_recovery.shrink, seed, 3) == [0, None, 1]
+
+
+# ---- Planted bugs --------------------------------------------------------------------------------
+
+# Name -> the module and the owner of a function, its name, and a text of it with its replacement.
+BUGS = {
+    "status_not_cleared": (
+        *(comm, comm.Communicator, "reset"),
+        *("timeout)\n    state.status = lib.kKcclOk", "timeout)"),
+    ),
+    "epochs_kept": (
+        *(host_memory, host_memory.HostChannels, "clear"),
+        *("ffi.memmove(self._states, bytes(num_bytes), num_bytes)", "pass"),
+    ),
+    "slots_kept": (scratch, scratch.Scratches, "clear", "scratch.window.clear()", "pass"),
+    "sentinels_not_armed": (
+        *(scratch, scratch.Scratches, "clear"),
+        *("self._memory.arm(scratch.window, scratch.sentinel)", "pass"),
+    ),
+    "scratch_of_kernels_kept": (
+        *(scratch, scratch.Scratches, "clear"),
+        *("in self._scratches", "in self._scratches[:1]"),
+    ),
+    "own_scratch_kept": (
+        *(scratch, scratch.Scratches, "clear"),
+        *("in self._scratches", "in self._scratches[1:]"),
+    ),
+    "cleared_by_one_rank": (
+        *(sim, sim.SimBackend, "clear"),
+        *("self._scratches.clear()", "self._mesh.rank or self._scratches.clear()"),
+    ),
+    "signals_kept": (
+        *(sim, sim.SimBackend, "clear"),
+        *("host_state.clear_state(self.state)", "self.state.status = 0"),
+    ),
+}
+
+
+def plant(monkeypatch, module, owner, name, old, new):
+    """Replaces a function by one whose text differs."""
+    text = textwrap.dedent(inspect.getsource(getattr(owner, name)))
+    assert text.count(old) == 1, (name, old)
+    functions = {}
+    exec(text.replace(old, new), vars(module), functions)
+    monkeypatch.setattr(owner, name, functions[name])
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(monkeypatch, bug):
+    """Ranks fail, get wrong data, or the machine has a finding."""
+    plant(monkeypatch, *BUGS[bug])
+    with pytest.raises((kccl.Error, AssertionError, pytest.fail.Exception)):
+        for seed in range(SEEDS):
+            run(sim_recovery.go_on, seed)
+
+
+def test_the_source_as_it_is_passes(monkeypatch):
+    """Functions that are planted with the text they have."""
+    for module, owner, name, old, _ in BUGS.values():
+        if getattr(owner, name).__code__.co_filename != "<string>":
+            plant(monkeypatch, module, owner, name, old, old)
+    run(sim_recovery.go_on, 0)
