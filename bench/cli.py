@@ -270,9 +270,7 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
     _check_in_kernel(args, collective)
     _check_outputs(args)
     _check_backend(args, world_size)
-    # Inside kernels these two write to another array than they read.
-    is_gathered = args.in_kernel and collective.name in ("all_gather", "exchange")
-    in_place = args.in_place and not is_gathered
+    in_place = args.in_place and not (args.in_kernel and collective.is_apart_in_kernels)
     return collective.problems(
         args.sizes or sweep(args.begin, args.end, args.factor),
         dtype=args.dtype,

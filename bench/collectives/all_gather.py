@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem
+from ..harness.collective import Array, Buffers, Call, Collective, Gather, Problem
 from ..harness.data import count_wrong, make_input
+from ..in_kernel.data import SHIFTS, Chain, pattern
+from ..in_kernel.forms import of_data
 
 
 def _check(
@@ -27,12 +29,12 @@ def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
     return buffers.x[problem.chunk(rank)]
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     mine = _chunk(problem, buffers, comm.rank)
     return comm.all_gather.prepare(mine, out=buffers.out, **plan)
 
 
-def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     mine = _chunk(problem, buffers, comm.rank)
     return partial(comm.all_gather, mine, out=buffers.out)
 
@@ -45,6 +47,21 @@ def _mpi(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
 def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
     mine = _chunk(problem, buffers, dist.get_rank())
     return partial(dist.all_gather_into_tensor, buffers.out, mine)
+
+
+# ---- Inside kernels: in some calls all chunks move by one rank -----------------------------------
+
+
+def _start(problem: Problem, rank: int) -> Array:
+    del rank
+    length = problem.count // problem.world_size
+    return np.concatenate([pattern(problem, length, p, 0) for p in range(problem.world_size)])
+
+
+def _end(problem: Problem, rank: int, calls: int, _period: int) -> Array:
+    length = problem.count // problem.world_size
+    moved = sum(SHIFTS >> call % 64 & 1 for call in range(calls))
+    return np.roll(_start(problem, rank), -length * moved)
 
 
 COLLECTIVE = Collective(
@@ -63,4 +80,7 @@ COLLECTIVE = Collective(
     direct=_direct,
     mpi=_mpi,
     nccl=_nccl,
+    forms=(of_data("all_gather_direct_ll16", "AllGather", "slice"),),
+    chain=Chain(_start, _end),
+    is_apart_in_kernels=True,
 )

@@ -4,11 +4,25 @@ inputs.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
-from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
+import numpy as np
+
+from ..harness.collective import (
+    Array,
+    Buffers,
+    Call,
+    Collective,
+    Gather,
+    OnGpus,
+    Problem,
+    TorchCalls,
+)
 from ..harness.data import count_wrong, make_input, reduced
+from ..in_kernel.data import DISTINCT, Chain, changes, pattern, times, total
+from ..in_kernel.forms import OF_SUMS, Form, of_data
 
 
 def _check(
@@ -19,12 +33,12 @@ def _check(
     return count_wrong(buffers.result(), reduced(problem, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     out = None if problem.in_place else buffers.out
     return comm.all_reduce.prepare(buffers.x, out=out, op=problem.op, **plan)
 
 
-def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     # As a user writes it: without arguments that have their default.
     keywords: dict[str, Any] = {} if problem.in_place else {"out": buffers.out}
     if problem.op != "sum":
@@ -75,6 +89,41 @@ def _flashinfer(module: Any, scratch: Any, x: Any, out: Any) -> dict[str, Call]:
     return calls
 
 
+# ---- Inside kernels: every call multiplies by the number of ranks --------------------------------
+
+
+def _start(problem: Problem, rank: int) -> Array:
+    return pattern(problem, problem.count, rank, 0)
+
+
+def _factor(problem: Problem, rank: int, length: int) -> float:
+    # Together the factors undo the growth of a period. They differ, so that ranks send other data.
+    weight = (2 * rank + 1) / problem.world_size
+    return weight * float(problem.world_size) ** -length
+
+
+def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
+    del rank
+    # nbytes is 0, so that all long messages share one entry of the cache.
+    few = replace(problem, count=min(problem.count, DISTINCT), nbytes=0)
+    return np.resize(_sum_of_sums(few, calls, length), problem.count)
+
+
+@lru_cache(maxsize=32)
+def _sum_of_sums(problem: Problem, calls: int, length: int) -> Array:
+    ranks = range(problem.world_size)
+    factors = [_factor(problem, peer, length) for peer in ranks]
+    values = [_start(problem, peer) for peer in ranks]
+    before = changes(calls, length)
+    for call in range(calls):
+        if call in before:
+            values = [times(each, by) for each, by in zip(values, factors, strict=True)]
+        values = [total(values)] * problem.world_size
+    return values[0]
+
+
+_SUMS = "in_kernel::exchanged_sums<in_kernel::ExchangedSums<{type}, {world_size}>, {notes}>"
+
 COLLECTIVE = Collective(
     name="all_reduce",
     order="relaxed",
@@ -95,4 +144,17 @@ COLLECTIVE = Collective(
     symm_mem=_symm_mem,
     nvshmem=_nvshmem,
     flashinfer=_flashinfer,
+    forms=(
+        of_data("all_reduce_one_shot_ll16", "AllReduceSlices", "slice"),
+        of_data("all_reduce_one_shot_ll16", "AllReduceMessage", "message"),
+        Form(OF_SUMS, _SUMS, "message"),
+    ),
+    chain=Chain(_start, _end, _factor),
+    on_gpus=OnGpus(
+        order=0,
+        outside="all",
+        inside="all",
+        sizes=("--sizes", "1K", "8K", "64K", "512K"),
+        sizes_of_largest=("--sizes", "1K", "4K", "8K", "16K", "64K", "256K", "1M", "16M", "256M"),
+    ),
 )

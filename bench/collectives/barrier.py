@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem, TorchCalls
+from ..harness.collective import Buffers, Call, Collective, Gather, OnGpus, Problem, TorchCalls
+from ..in_kernel.forms import ORDERS, of_barriers
 
 _LONGEST_DELAY_S = 0.002
 
@@ -29,11 +30,11 @@ def _check(
     return int(left_ns < max(gather(arrived_ns)))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     return comm.barrier.prepare(**plan)
 
 
-def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     call: Call = comm.barrier
     return call
 
@@ -67,4 +68,9 @@ COLLECTIVE = Collective(
     mpi=_mpi,
     symm_mem=_symm_mem,
     nvshmem=_nvshmem,
+    forms=tuple(
+        of_barriers("barrier_direct", f"RankBarrier<{ORDERS[order]}, {{world_size}}>", order)
+        for order in ORDERS
+    ),
+    on_gpus=OnGpus(order=1, outside="all", inside="all", sizes=()),
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem
+from ..harness.collective import Array, Buffers, Call, Collective, Gather, OnGpus, Problem
 from ..harness.data import count_wrong, make_input
+from ..in_kernel.data import Chain, changes, pattern, times
+from ..in_kernel.forms import of_data
 
 
 def _check(
@@ -18,11 +20,11 @@ def _check(
     return count_wrong(buffers.result(), make_input(problem, problem.root or 0, seed))
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     return comm.broadcast.prepare(buffers.x, root=problem.root, **plan)
 
 
-def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(comm.broadcast, buffers.x, root=problem.root)
 
 
@@ -37,6 +39,19 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
 def _nvshmem(library: Any, x: int, problem: Problem, stream: int) -> Call:
     call: Call = library.on_stream("broadcastmem", x, x, problem.nbytes, problem.root or 0, stream)
     return call
+
+
+# ---- Inside kernels: every call sends what the root has received ---------------------------------
+
+
+def _start(problem: Problem, rank: int) -> Array:
+    return pattern(problem, problem.count, rank, 0)
+
+
+def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
+    del rank
+    changed = -1.0 if len(changes(calls, length)) % 2 else 1.0
+    return times(_start(problem, 0), changed)
 
 
 COLLECTIVE = Collective(
@@ -55,4 +70,7 @@ COLLECTIVE = Collective(
     mpi=_mpi,
     nccl=_nccl,
     nvshmem=_nvshmem,
+    forms=(of_data("broadcast_direct_ll16", "Broadcast", "slice"),),
+    chain=Chain(_start, _end),
+    on_gpus=OnGpus(order=5, outside="all", sizes=("-b", "1K", "-e", "64K", "-f", "8")),
 )

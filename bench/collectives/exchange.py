@@ -7,7 +7,16 @@ the blocks of one GPU publish together.
 
 from __future__ import annotations
 
-from ..harness.collective import Collective, call_in_kernels, checks_itself
+from ..harness.collective import Collective, OnGpus, call_in_kernels, checks_itself
+from ..in_kernel.forms import ORDERS, Form
+
+
+def _form(order: str, *, is_within: bool) -> Form:
+    reach = "kKcclReachRank" if is_within else "kKcclReachAllRanks"
+    name = f"Exchange<{reach}, {ORDERS[order]}, {{world_size}}>"
+    kernel = f"in_kernel::exchange<in_kernel::{name}, {{notes}}>"
+    return Form("grid_exchange", kernel, "message", order, is_within=is_within)
+
 
 COLLECTIVE = Collective(
     name="exchange",
@@ -25,4 +34,9 @@ COLLECTIVE = Collective(
     dtype="int64",
     # Twice what all GPUs publish must fit into a block's shared memory.
     end=8 << 10,
+    forms=tuple(
+        _form(order, is_within=is_within) for is_within in (True, False) for order in ORDERS
+    ),
+    is_apart_in_kernels=True,
+    on_gpus=OnGpus(order=3, sizes_inside=("-b", "2K", "-f", "4")),
 )

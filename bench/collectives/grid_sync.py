@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..harness.collective import Collective, call_in_kernels, checks_itself
+from ..harness.collective import Collective, OnGpus, call_in_kernels, checks_itself
+from ..in_kernel.forms import ORDERS, of_barriers
 
 COLLECTIVE = Collective(
     name="grid_sync",
@@ -17,4 +18,9 @@ COLLECTIVE = Collective(
     prepare=call_in_kernels,
     direct=call_in_kernels,
     mpi=call_in_kernels,
+    forms=tuple(
+        of_barriers("grid_sync", f"GridSync<{ORDERS[order]}>", order, is_within=True)
+        for order in ORDERS
+    ),
+    on_gpus=OnGpus(order=2),
 )

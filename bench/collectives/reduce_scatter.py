@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
-from ..harness.collective import Buffers, Call, Collective, Comm, Gather, Problem
+import numpy as np
+
+from ..harness.collective import Array, Buffers, Call, Collective, Gather, Problem
 from ..harness.data import count_wrong, make_input, reduced
+from ..in_kernel.data import DISTINCT, SHORTEST_TIMED, Chain, changes, pattern, times, total
+from ..in_kernel.forms import of_data
 
 
 def _check(
@@ -23,12 +28,12 @@ def _chunk(problem: Problem, buffers: Buffers, rank: int) -> Any:
     return buffers.out[problem.chunk(rank)]
 
 
-def _prepare(comm: Comm, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **plan: Any) -> Any:
     mine = _chunk(problem, buffers, comm.rank)
     return comm.reduce_scatter.prepare(buffers.x, out=mine, op=problem.op, **plan)
 
 
-def _direct(comm: Comm, buffers: Buffers, problem: Problem) -> Call:
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     # As a user writes it: without arguments that have their default.
     keywords = {"op": problem.op} if problem.op != "sum" else {}
     mine = _chunk(problem, buffers, comm.rank)
@@ -47,6 +52,38 @@ def _nccl(dist: Any, buffers: Buffers, problem: Problem) -> Call:
     return partial(dist.reduce_scatter_tensor, mine, buffers.x, op=getattr(dist.ReduceOp, name))
 
 
+# ---- Inside kernels: every call adds the peers' chunks to the rank's own -------------------------
+
+
+def _chunks(problem: Problem, rank: int) -> list[Array]:
+    length = problem.count // problem.world_size
+    ranks = range(problem.world_size)
+    return [pattern(problem, length, rank, 1 + chunk) for chunk in ranks]
+
+
+def _start(problem: Problem, rank: int) -> Array:
+    return np.concatenate(_chunks(problem, rank))
+
+
+def _end(problem: Problem, rank: int, calls: int, length: int) -> Array:
+    chunk = problem.count // problem.world_size
+    few = replace(problem, count=min(chunk, DISTINCT) * problem.world_size, nbytes=0)
+    return np.resize(_own_chunk(few, rank, calls, length), chunk)
+
+
+@lru_cache(maxsize=32)
+def _own_chunk(problem: Problem, rank: int, calls: int, length: int) -> Array:
+    ranks = range(problem.world_size)
+    values = [_chunks(problem, peer)[rank] for peer in ranks]
+    before = changes(calls, length)
+    for call in range(calls):
+        if call in before:
+            changed = {rank} if length >= SHORTEST_TIMED else {*ranks} - {rank}
+            values = [times(values[k], -1.0) if k in changed else values[k] for k in ranks]
+        values[rank] = total(values)
+    return values[rank]
+
+
 COLLECTIVE = Collective(
     name="reduce_scatter",
     order="relaxed",
@@ -63,4 +100,6 @@ COLLECTIVE = Collective(
     direct=_direct,
     mpi=_mpi,
     nccl=_nccl,
+    forms=(of_data("reduce_scatter_direct_ll16", "ReduceScatter", "slice"),),
+    chain=Chain(_start, _end, part=lambda problem, rank: problem.chunk(rank)),
 )

@@ -27,8 +27,12 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from .steps import ROOT, Execute, Run, Step, execute_processes, heed_sigterm
+
+if TYPE_CHECKING:
+    from ..harness.collective import Collective
 
 # Seconds of each part, in the order in which they run, if all are requested. If not, they share the
 # time in this proportion. Time that a part does not use goes to the next.
@@ -48,8 +52,6 @@ _EXTENSION = "_core.abi3.so"
 _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 # The most GPUs first.
 _WORLD_SIZES = (4, 2, 1)
-_FEW_SIZES = ("1K", "8K", "64K", "512K")
-_MANY_SIZES = ("1K", "4K", "8K", "16K", "64K", "256K", "1M", "16M", "256M")
 _TESTS_OF_TORCH = "tests/hardware/test_torch.py"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
@@ -127,43 +129,43 @@ def suites(num_gpus: int) -> list[Suite]:
         is_largest = not found
         # One GPU exchanges nothing, so it has neither links to fill nor peers to start.
         has_peers = world_size > 1
-        sizes: dict[str, tuple[str, ...]] = {
-            "all_reduce": ("--sizes", *(_MANY_SIZES if is_largest and has_peers else _FEW_SIZES)),
-            "barrier": (),
-            "broadcast": ("-b", "1K", "-e", "64K", "-f", "8"),
-        }
-        if is_largest and has_peers:
-            sizes |= dict.fromkeys(_of_chunks(), ("-b", "8K", "-e", "64K", "-f", "8"))
         peers = ("--baselines",) if has_peers else ()
-        outside = {
-            f"{collective}_{world_size}": (collective, *more, *peers)
-            for collective, more in sizes.items()
-        }
+        outside: dict[str, tuple[str, ...]] = {}
         inside: dict[str, tuple[str, ...]] = {}
-        for collective in _in_kernels(world_size, is_largest=is_largest):
-            more = ("-b", "2K", "-f", "4") if collective == "exchange" else ("-b", "16", "-f", "8")
-            inside[f"{collective}_in_kernel_{world_size}"] = (collective, "--in-kernel", *more)
-        first = f"all_reduce_{world_size}"
+        for collective in _by_importance("outside", is_most=is_largest and has_peers):
+            sizes = collective.on_gpus.sizes
+            if is_largest and has_peers and collective.on_gpus.sizes_of_largest:
+                sizes = collective.on_gpus.sizes_of_largest
+            outside[f"{collective.name}_{world_size}"] = (collective.name, *sizes, *peers)
+        for collective in _by_importance("inside", is_most=is_largest):
+            # Calls within one GPU do not depend on the number of GPUs.
+            if has_peers or any(form.is_within for form in collective.forms):
+                arguments = (collective.name, "--in-kernel", *collective.on_gpus.sizes_inside)
+                inside[f"{collective.name}_in_kernel_{world_size}"] = arguments
+        first = next(iter(outside))
         found.append(Suite(world_size, {first: outside[first]} | inside | outside))
     return found
 
 
-def _in_kernels(world_size: int, *, is_largest: bool) -> Sequence[str]:
-    """The collectives that are measured inside kernels at this world size."""
-    # Calls within one GPU do not depend on the number of GPUs: one world size measures them.
-    within = ("grid_sync", "exchange") if is_largest else ()
-    if world_size == 1:
-        return within
-    others = (*_of_chunks(), "broadcast") if is_largest else ()
-    return ("all_reduce", "barrier", *within, *others)
+def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> list[Collective]:
+    """The collectives that are measured there, the most important first.
 
-
-def _of_chunks() -> list[str]:
-    """The collectives whose message consists of one chunk for each rank."""
+    Args:
+        where: Their calls, or their calls inside kernels.
+        is_most: True for all of them, False for those of every world size.
+    """
     # Imported late: without NumPy this program still says what is missing.
     from ..harness.collective import NAMES, load
 
-    return [name for name in NAMES if load(name).has_chunks]
+    tables = [
+        table
+        for table in map(load, NAMES)
+        if (table.forms if where == "inside" else not table.only_in_kernels)
+        and (is_most or getattr(table.on_gpus, where) == "all")
+    ]
+    return sorted(
+        tables, key=lambda each: (getattr(each.on_gpus, where) != "all", each.on_gpus.order)
+    )
 
 
 # ---- Parts -----------------------------------------------------------------------------------

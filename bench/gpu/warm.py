@@ -22,7 +22,8 @@ from typing import Any
 
 import kccl
 
-from ..in_kernel.contenders import FORMS
+from ..harness.collective import NAMES as COLLECTIVES
+from ..harness.collective import Collective, load
 from ..in_kernel.side import kernels_of, kernels_of_peers
 from .kernels import NAMES, SOURCE
 
@@ -42,14 +43,14 @@ def modules(world_sizes: Sequence[int], dtypes: Sequence[str] = DTYPES) -> Itera
     yield SOURCE, NAMES, ()
     for world_size in world_sizes:
         yield kernels_of_peers(world_size)
-        for collective in FORMS:
+        for collective in filter(lambda each: each.forms, map(load, COLLECTIVES)):
             for dtype in dtypes if takes_type(collective) else (None,):
                 yield (*kernels_of(collective, dtype, world_size), ())
 
 
-def takes_type(collective: str) -> bool:
+def takes_type(collective: Collective) -> bool:
     """Whether a collective's kernels depend on the element type."""
-    return any("{type}" in form.kernel for form in FORMS[collective])
+    return any("{type}" in form.kernel for form in collective.forms)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

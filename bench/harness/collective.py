@@ -12,12 +12,16 @@ import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import collectives
+
+if TYPE_CHECKING:
+    from ..in_kernel.data import Chain
+    from ..in_kernel.forms import Form
 
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
@@ -32,15 +36,11 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class Comm(Protocol):
-    """The public part of a kccl communicator that the benchmarks use."""
+    """The public part of a kccl communicator that all benchmarks use."""
 
     rank: int
     world_size: int
     backend: str
-    all_reduce: Any
-    reduce_scatter: Any
-    all_gather: Any
-    broadcast: Any
     barrier: Any
 
     def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...
@@ -60,8 +60,8 @@ class Comm(Protocol):
 class Problem:
     """One measurement, the same for every library: collective, size, element type and so on.
 
-    `nbytes` is nccl-tests' size: the whole message for all_reduce and broadcast, all ranks' chunks
-    for reduce_scatter and all_gather, 0 for barrier. `count` is the same in elements.
+    `nbytes` is nccl-tests' size: the whole message, with the chunks of all ranks where it has
+    chunks; 0 for barrier. `count` is the same in elements.
     """
 
     collective: str
@@ -113,6 +113,28 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class OnGpus:
+    """What `make gpu` measures of a collective.
+
+    Attributes:
+        order: Its place: benches of lower numbers run first.
+        outside: World sizes at which its calls are measured: all, or the largest.
+        inside: The same for its calls inside kernels. A collective without peers to wait for is
+            measured inside one GPU.
+        sizes: Arguments of `kccl bench`.
+        sizes_inside: The same with --in-kernel.
+        sizes_of_largest: Those at the largest world size; None: as `sizes`.
+    """
+
+    order: int = 4
+    outside: Literal["all", "largest"] = "largest"
+    inside: Literal["all", "largest"] = "largest"
+    sizes: tuple[str, ...] = ("-b", "8K", "-e", "64K", "-f", "8")
+    sizes_inside: tuple[str, ...] = ("-b", "16", "-f", "8")
+    sizes_of_largest: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Collective:
     """The functions and properties in which collectives differ.
 
@@ -147,6 +169,10 @@ class Collective:
         has_chunks: the message consists of one chunk of equal length for each rank.
         dtype: the only element type that the call takes, or None.
         end: default of the last size in bytes; None for the default of `kccl bench`.
+        forms: its forms inside kernels, in the order of the rows.
+        chain: its data in the forms by chain() of chains.cuh, or None.
+        is_apart_in_kernels: inside kernels it writes to another array than it reads.
+        on_gpus: what `make gpu` measures.
     """
 
     name: str
@@ -159,7 +185,7 @@ class Collective:
     busbw_factor: Callable[[int], float | None]
     check: Callable[[Problem, Buffers, Call, int, Gather, int], int]
     prepare: Callable[..., Any]
-    direct: Callable[[Comm, Buffers, Problem], Call]
+    direct: Callable[[Any, Buffers, Problem], Call]
     mpi: Callable[[Any, Any, Buffers, Problem], Call]
     mpi_algorithm: tuple[str, str] | None = None
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
@@ -169,6 +195,10 @@ class Collective:
     has_chunks: bool = False
     dtype: str | None = None
     end: int | None = None
+    forms: tuple[Form, ...] = ()
+    chain: Chain | None = None
+    is_apart_in_kernels: bool = False
+    on_gpus: OnGpus = OnGpus()
 
     @property
     def only_in_kernels(self) -> bool:

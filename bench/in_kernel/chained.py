@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..harness.collective import Array, Problem
+from ..harness.collective import Array, Problem, load
 from ..harness.data import count_wrong
 from .contenders import MOST_NOTED, InKernel, Notebook, Shape
-from .data import CHAINS, SHIFTS, period, short_period
+from .data import SHIFTS, period, short_period
 
 
 class Chained(InKernel):
@@ -39,7 +39,9 @@ class Chained(InKernel):
         self.buffers = notebook.runner.buffers(problem)
         self._problem = problem
         self._device_comm = device_comm
-        self._chain = CHAINS[problem.collective]
+        chain = load(problem.collective).chain
+        assert chain is not None, f"{problem.collective} has no chain"
+        self._chain = chain
         self._rank = notebook.runner.comm.rank
         # (calls, period) -> the expected result.
         self._ends: dict[tuple[int, int], Array] = {}

@@ -1,4 +1,5 @@
-// The kernels of `kccl bench <collective> --in-kernel`: calls inside persistent kernels.
+// The kernels of `kccl bench <collective> --in-kernel`: calls inside persistent kernels. The
+// classes of a collective are in its own file.
 //
 // Each block opens its channel once. It makes `warmup` untimed calls, then `calls` timed calls. The
 // input of a call is the output of the call before, so that a missing or overtaken call makes the
@@ -114,7 +115,7 @@ struct Data {
     uint64_t count;
     uint64_t each;
     double factor;
-    uint64_t shifts;  // see AllGather
+    uint64_t shifts;  // see all_gather.cuh
     uint32_t period;
 
     KCCL_DEVICE uint64_t first() const { return kccl::platform::block_in_grid() * each; }
@@ -135,152 +136,6 @@ KCCL_DEVICE void multiply(T* array, uint64_t count, double factor) {
     block().sync();
 }
 
-// Slice-complete: a block keeps its slice.
-template <class T, int WORLD_SIZE>
-class AllReduceSlices {
-  public:
-    using Type = T;
-    KCCL_DEVICE AllReduceSlices(const DeviceComm& comm, const Data<T>& data)
-        : channel_(block(), comm),
-          slice_(kccl::mem::keep(data.x + data.first())),
-          count_(kccl::mem::keep(data.length(data.first()))),
-          factor_(data.factor) {}
-    KCCL_DEVICE Status call() { return kccl::all_reduce<T>(channel_, slice_, slice_, count_); }
-    KCCL_DEVICE void between(uint32_t) { multiply(slice_, count_, factor_); }
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-    T* const slice_;
-    const uint64_t count_;
-    const double factor_;
-};
-
-// Message-complete: in each call a block reduces the slice that another block reduced in the call
-// before.
-template <class T, int WORLD_SIZE>
-class AllReduceMessage {
-  public:
-    using Type = T;
-    KCCL_DEVICE AllReduceMessage(const DeviceComm& comm, const Data<T>& data)
-        : channel_(block(), comm), blocks_(comm), data_(data), begin_(data.first()) {}
-    KCCL_DEVICE Status call() {
-        T* const slice = data_.x + begin_;
-        const Status status = kccl::all_reduce<T>(channel_, slice, slice, data_.length(begin_));
-        begin_ = begin_ + data_.each < data_.count ? begin_ + data_.each : 0;
-        return status != kKcclOk ? status : blocks_.sync();
-    }
-    KCCL_DEVICE void between(uint32_t) {
-        multiply(data_.x + begin_, data_.length(begin_), data_.factor);
-    }
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-    kccl::GridBarrier blocks_;
-    const Data<T> data_;
-    uint64_t begin_;
-};
-
-// In place: a rank's own chunk becomes the sum of all ranks' chunks for it. Once a period that
-// chunk changes its sign; in untimed launches the chunks sent to the peers do.
-template <class T, int WORLD_SIZE>
-class ReduceScatter {
-  public:
-    using Type = T;
-    KCCL_DEVICE ReduceScatter(const DeviceComm& comm, const Data<T>& data)
-        : channel_(block(), comm),
-          in_(kccl::mem::keep(data.x + data.first())),
-          own_(kccl::mem::keep(in_ + comm.rank * data.count)),
-          count_(kccl::mem::keep(data.length(data.first()))),
-          stride_(kccl::mem::keep(data.count)),
-          factor_(data.factor),
-          is_timed_(data.period >= kShortestTimed) {}
-    KCCL_DEVICE Status call() {
-        return kccl::reduce_scatter<T>(channel_, own_, in_, count_, stride_);
-    }
-    KCCL_DEVICE void between(uint32_t) {
-        if (is_timed_) return multiply(own_, count_, factor_);
-        for (int peer = 0; peer < channel_.world_size(); ++peer) {
-            T* const chunk = in_ + peer * stride_;
-            if (chunk != own_) multiply(chunk, count_, factor_);
-        }
-    }
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-    T* const in_;
-    T* const own_;
-    const uint64_t count_;
-    const uint64_t stride_;
-    const double factor_;
-    const bool is_timed_;
-};
-
-// Calls go from `x` to `out` and back in turn. In call k each rank sends its own chunk of what it
-// received or, if bit k % 64 of `shifts` is set, the next rank's chunk. So the chunks move between
-// ranks, and a stale chunk differs from the new one.
-template <class T, int WORLD_SIZE>
-class AllGather {
-  public:
-    using Type = T;
-    KCCL_DEVICE AllGather(const DeviceComm& comm, const Data<T>& data)
-        : channel_(block(), comm),
-          from_(kccl::mem::keep(data.x + data.first())),
-          to_(kccl::mem::keep(data.out + data.first())),
-          own_(kccl::mem::keep(comm.rank * data.count)),
-          next_(kccl::mem::keep((comm.rank + 1) % comm.world_size * data.count)),
-          count_(kccl::mem::keep(data.length(data.first()))),
-          stride_(kccl::mem::keep(data.count)),
-          shifts_(kccl::mem::keep(data.shifts)) {}
-    KCCL_DEVICE Status call() {
-        const T* const chunk = from_ + ((shifts_ & 1) != 0 ? next_ : own_);
-        const Status status = kccl::all_gather<T>(channel_, to_, chunk, count_, stride_);
-        shifts_ = shifts_ >> 1 | shifts_ << 63;
-        T* const before = from_;
-        from_ = to_;
-        to_ = before;
-        return status;
-    }
-    KCCL_DEVICE void between(uint32_t) {}
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-    T* from_;
-    T* to_;
-    const uint64_t own_;
-    const uint64_t next_;
-    const uint64_t count_;
-    const uint64_t stride_;
-    uint64_t shifts_;
-};
-
-// The ranks take turns as root, and each sends what it has received. Once a period the next root
-// changes the data.
-template <class T, int WORLD_SIZE>
-class Broadcast {
-  public:
-    using Type = T;
-    KCCL_DEVICE Broadcast(const DeviceComm& comm, const Data<T>& data)
-        : channel_(block(), comm),
-          slice_(kccl::mem::keep(data.x + data.first())),
-          count_(kccl::mem::keep(data.length(data.first()))),
-          factor_(data.factor) {}
-    KCCL_DEVICE Status call() {
-        const int root = root_;
-        root_ = root_ + 1 < channel_.world_size() ? root_ + 1 : 0;
-        return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);
-    }
-    KCCL_DEVICE void between(uint32_t) {
-        if (channel_.comm().rank == root_) multiply(slice_, count_, factor_);
-    }
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-    T* const slice_;
-    const uint64_t count_;
-    const double factor_;
-    int root_ = 0;
-};
-
 template <class Form, Notes NOTES>
 KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* x,
                        typename Form::Type* out, uint64_t count, uint64_t each, double factor,
@@ -300,36 +155,6 @@ KCCL_KERNEL void chain(KCCL_KERNEL_PARAM(DeviceComm) comm, typename Form::Type* 
 // If the barrier orders no memory, fences do.
 
 constexpr uint32_t kWordsOfLine = kKcclLineBytes / sizeof(uint32_t);
-
-// All ranks, one block each; every rank has a board.
-template <Order ORDER, int WORLD_SIZE>
-class RankBarrier {
-  public:
-    static constexpr bool kOrders = ORDER == Order::kAcqRel;
-    static constexpr Scope kScope = Scope::kSystem;
-    KCCL_DEVICE explicit RankBarrier(const DeviceComm& comm) : channel_(block(), comm) {}
-    KCCL_DEVICE Status call() { return kccl::barrier<ORDER>(channel_); }
-    KCCL_DEVICE uint32_t participants() const { return channel_.world_size(); }
-    KCCL_DEVICE uint32_t own() const { return channel_.comm().rank; }
-
-  private:
-    kccl::Channel<Block, WORLD_SIZE> channel_;
-};
-
-// All blocks of a GPU, which share a board.
-template <Order ORDER>
-class GridSync {
-  public:
-    static constexpr bool kOrders = ORDER == Order::kAcqRel;
-    static constexpr Scope kScope = Scope::kDevice;
-    KCCL_DEVICE explicit GridSync(const DeviceComm& comm) : barrier_(comm) {}
-    KCCL_DEVICE Status call() { return barrier_.template sync<ORDER>(); }
-    KCCL_DEVICE uint32_t participants() const { return kccl::platform::blocks_per_grid(); }
-    KCCL_DEVICE uint32_t own() const { return kccl::platform::block_in_grid(); }
-
-  private:
-    kccl::GridBarrier barrier_;
-};
 
 // The number of participants whose word this thread found too old after barrier `number`.
 template <class BarrierForm>

@@ -1,7 +1,7 @@
 """`kccl bench <collective> --in-kernel`: calls inside persistent kernels as contenders.
 
-A collective has one or more forms, each a class of chains.cuh or exchange.cuh. A launch makes
-thousands of dependent calls. Each launch is checked before its time counts.
+A collective has one or more forms. A launch makes thousands of dependent calls. Each launch is
+checked before its time counts.
 """
 
 from __future__ import annotations
@@ -17,97 +17,22 @@ from ..gpu.clock import delays_ns
 from ..gpu.kernels import LINE_BYTES
 from ..harness.collective import Array, Buffers, Collective, Comm, Problem
 from ..harness.measure import Contender
+from .forms import DELAYS_ALONE, NOTES, Form
 
-SOURCE = Path(__file__).with_name("chains.cuh")
 CHECKED = 8
 """Checked calls at the end of a barrier's launch."""
 
-NOTES = ("kMean", "kEach", "kSkewed")
-DELAYS_ALONE = "in_kernel::delays_alone"
-OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that is made of an exchange.
 _WARP, _THREADS = 32, 128
 _PAYLOAD_BYTES, _UNIT_BYTES = 8, 16
 # Most calls of a launch of kEach or kSkewed: enough for a 99th percentile and for random delays.
 MOST_NOTED = 2000
 _SKEWED_SHARE = 4
-_TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
-_ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
 
 
-@dataclass(frozen=True)
-class Form:
-    """One way in which kernels make a collective's calls. It has a row of its own.
-
-    Attributes:
-        algorithm: As in the row.
-        kernel: Name expression of the kernel, in which {notes}, {type} and {world_size} are
-            replaced.
-        complete: "slice": a block may use its own part of the result. "message": all of it.
-        order: As in Collective.
-        library: As in the row.
-        is_within: Whether the calls are between the blocks of one GPU, for any number of ranks.
-    """
-
-    algorithm: str
-    kernel: str
-    complete: str
-    order: str = "relaxed"
-    library: str = "kccl"
-    is_within: bool = False
-
-    def names(self, dtype: str | None, world_size: int) -> list[str]:
-        """Name expressions of the kernels, in the order of NOTES."""
-        words = {"type": _TYPES.get(dtype or "", ""), "world_size": world_size}
-        return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
-
-
-def _of_data(algorithm: str, name: str, complete: str) -> Form:
-    kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
-    return Form(algorithm, kernel, complete)
-
-
-def _barrier(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
-    kernel = f"in_kernel::barriers<in_kernel::{name}, {{notes}}>"
-    return Form(algorithm, kernel, "message", order, is_within=is_within)
-
-
-def _exchange(order: str, *, is_within: bool) -> Form:
-    reach = "kKcclReachRank" if is_within else "kKcclReachAllRanks"
-    name = f"Exchange<{reach}, {_ORDERS[order]}, {{world_size}}>"
-    kernel = f"in_kernel::exchange<in_kernel::{name}, {{notes}}>"
-    return Form("grid_exchange", kernel, "message", order, is_within=is_within)
-
-
-_SUMS = "in_kernel::exchanged_sums<in_kernel::ExchangedSums<{type}, {world_size}>, {notes}>"
-
-FORMS: dict[str, list[Form]] = {
-    "all_reduce": [
-        _of_data("all_reduce_one_shot_ll16", "AllReduceSlices", "slice"),
-        _of_data("all_reduce_one_shot_ll16", "AllReduceMessage", "message"),
-        Form(OF_SUMS, _SUMS, "message"),
-    ],
-    "reduce_scatter": [_of_data("reduce_scatter_direct_ll16", "ReduceScatter", "slice")],
-    "all_gather": [_of_data("all_gather_direct_ll16", "AllGather", "slice")],
-    "broadcast": [_of_data("broadcast_direct_ll16", "Broadcast", "slice")],
-    "barrier": [
-        _barrier("barrier_direct", f"RankBarrier<{_ORDERS[order]}, {{world_size}}>", order)
-        for order in _ORDERS
-    ],
-    "grid_sync": [
-        _barrier("grid_sync", f"GridSync<{_ORDERS[order]}>", order, is_within=True)
-        for order in _ORDERS
-    ],
-    "exchange": [
-        _exchange(order, is_within=is_within) for is_within in (True, False) for order in _ORDERS
-    ],
-}
-
-
-def forms(collective: str, world_size: int) -> list[Form]:
+def forms(collective: Collective, world_size: int) -> list[Form]:
     """The forms at a world size. With one rank, only those within a GPU, if there are any."""
-    found = FORMS[collective]
-    within = [form for form in found if form.is_within]
-    return within if world_size == 1 and within else found
+    within = [form for form in collective.forms if form.is_within]
+    return within if world_size == 1 and within else list(collective.forms)
 
 
 class Runner(Protocol):

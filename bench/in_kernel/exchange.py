@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from ..harness.collective import Array, Problem
 from ..harness.data import count_wrong
 from .chained import Chained
-from .contenders import Form, InKernel, Notebook, Shape
+from .contenders import InKernel, Notebook, Shape
 from .data import period
+from .forms import Form
 
-SOURCE = Path(__file__).with_name("exchange.cuh")
 WORD_BYTES = 8
 """Bytes of a word, as many as a packet's payload."""
 

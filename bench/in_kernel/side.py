@@ -23,10 +23,7 @@ from ..host.side import Floors
 from ..peers.baselines import Request
 from .chained import Chained
 from .contenders import (
-    DELAYS_ALONE,
-    OF_SUMS,
     BarrierForm,
-    Form,
     InKernel,
     Notebook,
     Runner,
@@ -35,11 +32,11 @@ from .contenders import (
     forms,
     shape,
 )
-from .contenders import SOURCE as KERNELS
-from .exchange import SOURCE as EXCHANGE_KERNELS
 from .exchange import ExchangedSums, Exchanging, exchange_bytes, exchange_shape, sums_shape
+from .forms import DELAYS_ALONE, OF_SUMS, Form
 
-_PEERS_KERNELS = Path(__file__).with_name("cooperative.cuh")
+FOLDER = Path(__file__).parent
+_PEERS_KERNELS = FOLDER / "cooperative.cuh"
 _PEER = Form(
     "grid_sync",
     "in_kernel::barriers_cooperative<{notes}>",
@@ -99,9 +96,9 @@ class InKernelSide:
     def _make(self, problems: Sequence[Problem]) -> None:
         runner, first = self._runner, problems[0]
         self._is_exchange = self._collective.name == "exchange"
-        self._forms = forms(self._collective.name, first.world_size)
-        source, names = kernels_of(self._collective.name, first.dtype, first.world_size)
-        exchanges = source == EXCHANGE_KERNELS
+        self._forms = forms(self._collective, first.world_size)
+        source, names = kernels_of(self._collective, first.dtype, first.world_size)
+        exchanges = any(form.algorithm == OF_SUMS for form in self._forms)
         self._module = runner.compile(source, names)
         self._of_peers = self._compile_peers()
         shapes = [self._shape(problem) for problem in problems]
@@ -212,12 +209,13 @@ class InKernelSide:
         return module
 
 
-def kernels_of(collective: str, dtype: str | None, world_size: int) -> tuple[Path, list[str]]:
+def kernels_of(
+    collective: Collective, dtype: str | None, world_size: int
+) -> tuple[Path, list[str]]:
     """The source file and the kernel names of a collective's forms."""
     found = forms(collective, world_size)
     names = [name for form in found for name in form.names(dtype, world_size)]
-    exchanges = any(form.algorithm == OF_SUMS for form in found)
-    return EXCHANGE_KERNELS if exchanges else KERNELS, [*names, DELAYS_ALONE]
+    return FOLDER / f"{collective.name}.cuh", [*names, DELAYS_ALONE]
 
 
 def kernels_of_peers(world_size: int) -> tuple[Path, list[str], list[Path]]:

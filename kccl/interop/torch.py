@@ -23,9 +23,12 @@ import torch.distributed as dist
 
 from ..base.errors import InvalidArgument
 from ..comm import Communicator
-from . import torch_ops
+from .torch_collectives.all_gather import all_gather
+from .torch_collectives.all_reduce import all_reduce, all_reduce_
+from .torch_collectives.broadcast import broadcast, broadcast_
+from .torch_collectives.reduce_scatter import reduce_scatter
 from .torch_group import DEVICES, ProcessGroup
-from .torch_ops import DEFAULT, register, unregister
+from .torch_registry import register, unregister
 
 __all__ = [
     "ProcessGroup",
@@ -65,95 +68,6 @@ def communicator(
     if not isinstance(found, ProcessGroup):
         raise InvalidArgument(f'group is {found!r}, must be one of backend "kccl"')
     return found.communicator(device)
-
-
-# ---- Collectives -------------------------------------------------------------------------------
-
-
-def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """The element-wise reduction of all ranks' x, in a new tensor.
-
-    Args:
-        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
-        op: "sum", "prod", "min", "max", or for floats "avg".
-        comm: Name of a registered communicator; "default" when None.
-
-    Returns:
-        A C-contiguous tensor of the shape of x. It has the same bits on every rank.
-
-    Raises:
-        Error: No communicator has this name.
-        InvalidArgument: An argument is wrong; nothing was sent.
-        Timeout, PeerLost: A rank did not come, or went.
-    """
-    result: torch.Tensor = torch_ops.all_reduce(x, op, comm or DEFAULT)
-    return result
-
-
-def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """all_reduce() in place. x must be C-contiguous. Returns x."""
-    torch_ops.all_reduce_in_place(x, op, comm or DEFAULT)
-    return x
-
-
-def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """The root's x, bit by bit, in a new tensor on every rank.
-
-    Args:
-        x: The same shape and dtype on every rank.
-        root: The rank whose tensor is copied.
-        comm: As in all_reduce.
-
-    Returns:
-        A C-contiguous tensor of the shape of x.
-
-    Raises:
-        As all_reduce.
-    """
-    result: torch.Tensor = torch_ops.broadcast(x, root, comm or DEFAULT)
-    return result
-
-
-def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
-    """broadcast() in place. x must be C-contiguous. Returns x."""
-    torch_ops.broadcast_in_place(x, root, comm or DEFAULT)
-    return x
-
-
-def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
-    """All ranks' x, in rank order.
-
-    Args:
-        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
-        comm: As in all_reduce.
-
-    Returns:
-        A tensor [world_size, *x.shape].
-
-    Raises:
-        As all_reduce.
-    """
-    result: torch.Tensor = torch_ops.all_gather(x, comm or DEFAULT)
-    return result
-
-
-def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
-    """This rank's chunk of the element-wise reduction of all ranks' x.
-
-    Args:
-        x: [world_size * n, ...], the same shape and dtype on every rank. If it is not C-contiguous,
-            it is copied first.
-        op: As in all_reduce.
-        comm: As in all_reduce.
-
-    Returns:
-        A tensor [n, ...]: n rows of the reduction, from row rank * n on.
-
-    Raises:
-        As all_reduce.
-    """
-    result: torch.Tensor = torch_ops.reduce_scatter(x, op, comm or DEFAULT)
-    return result
 
 
 # PyTorch calls ProcessGroup to make a group of this backend.

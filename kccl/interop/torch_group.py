@@ -5,7 +5,7 @@ makes each at the first call that needs it. The ranks find each other through th
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -18,20 +18,13 @@ from ..backends.host import HostBackend
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
 from ..comm import Communicator
-from ..plan.specs import Op
 from ..ranks import bootstrap
 from ..start import join
-from .torch_tensors import array, order, refuse_capture
+from . import torch_collectives
+from .torch_tensors import order, refuse_capture
 from .torch_work import Work
 
 DEVICES = ("cpu", "cuda")
-_OPS: tuple[tuple[Any, Op], ...] = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.PRODUCT, "prod"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.AVG, "avg"),
-)
 _POLL_S = 0.002  # between two polls of the store
 
 
@@ -171,67 +164,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     # ---- Collectives -------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
-        """dist.all_reduce: SUM, PRODUCT, MIN, MAX, AVG; in place."""
-        x = _only(tensors)
-        op = _op(opts.reduceOp)
-        return self._run(x, tensors, opts, lambda comm: comm.all_reduce(array(x, "tensor"), op=op))
-
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
-        """dist.broadcast."""
-        x, root = _only(tensors), opts.rootRank
-        return self._run(x, tensors, opts, lambda comm: comm.broadcast(_moved(x, "tensor"), root))
-
-    def allgather(
-        self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
-    ) -> Work:
-        """dist.all_gather of tensors of equal size. Gathers into one buffer, and copies out."""
-        x, parts = _only(tensors), _only(outs)
-        _check_equal(parts, x, "tensor_list")
-        whole = x.new_empty((len(parts), *x.shape))
-
-        def call(comm: Communicator) -> None:
-            comm.all_gather(_moved(x, "tensor"), out=array(whole, "out"))
-            for part, its in zip(parts, whole, strict=True):
-                part.copy_(its)
-
-        return self._run(x, parts, opts, call)
-
-    def _allgather_base(self, out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
-        """dist.all_gather_into_tensor."""
-
-        def call(comm: Communicator) -> None:
-            comm.all_gather(_moved(x, "input_tensor"), out=array(out, "output_tensor"))
-
-        return self._run(x, [out], opts, call)
-
-    def reduce_scatter(
-        self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
-    ) -> Work:
-        """dist.reduce_scatter of tensors of equal size. Copies them into one buffer first."""
-        out, parts, op = _only(outs), _only(tensors), _op(opts.reduceOp)
-        _check_equal(parts, out, "input_list")
-
-        def call(comm: Communicator) -> None:
-            whole = torch.stack(parts)
-            comm.reduce_scatter(array(whole, "input_list"), out=array(out, "output"), op=op)
-
-        return self._run(out, [out], opts, call)
-
-    def _reduce_scatter_base(self, out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
-        """dist.reduce_scatter_tensor."""
-        op = _op(opts.reduceOp)
-        return self._run(
-            x,
-            [out],
-            opts,
-            lambda comm: comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op),
-        )
-
-    # PyTorch calls these names from version 2.13 on.
-    all_gather_single = _allgather_base
-    reduce_scatter_single = _reduce_scatter_base
-
     def barrier(self, opts: Any) -> Work:
         """dist.barrier: on the GPU if the group has a communicator for it, or if device_ids says.
 
@@ -251,59 +183,29 @@ class ProcessGroup(dist.ProcessGroup):
             comm.barrier(stream=stream)
         return Work(comm, [], stream, opts, blocks_host=True)
 
-    def _run(
+    def run(
         self,
         x: torch.Tensor,
         results: list[torch.Tensor],
         opts: Any,
         call: Callable[[Communicator], Any],
     ) -> Work:
+        """Makes a call on the communicator for the device of `x`.
+
+        Args:
+            x: A tensor of the call.
+            results: The tensors that it writes.
+            opts: PyTorch's options of the call.
+            call: Makes the call.
+        """
         comm = self.communicator(x.device)
         stream = order(comm, x.device)
         call(comm)
         return Work(comm, results, stream, opts)
 
 
-def _only(tensors: list[Any]) -> Any:
-    if len(tensors) != 1:
-        raise NotImplementedError(
-            f"kccl: {len(tensors)} tensors in one call, must be 1: a process uses one device"
-        )
-    return tensors[0]
-
-
-def _moved(x: torch.Tensor, name: str) -> Any:
-    """array() of a tensor that is copied bit by bit."""
-    # PyTorch pickles objects into tensors of uint8.
-    if x.dtype is torch.uint8:
-        raise NotImplementedError(
-            f"kccl: {name} has dtype torch.uint8, and this version moves no bytes, so it has no "
-            "collectives of objects either (all_gather_object, broadcast_object_list): make them "
-            'on a group of another backend, as new_group(backend="gloo")'
-        )
-    return array(x, name)
-
-
-def _op(given: Any) -> Op:
-    """KCCL's name for a ReduceOp."""
-    for known, name in _OPS:
-        if given == known:
-            return name
-    names = ", ".join(known.name for known, _ in _OPS)
-    raise NotImplementedError(f"kccl: op is {given.op}, must be one of {names}")
-
-
-def _check_equal(parts: Iterable[torch.Tensor], like: torch.Tensor, name: str) -> None:
-    """Raises InvalidArgument unless all parts have the size and type of `like`."""
-    for rank, part in enumerate(parts):
-        if part.shape != like.shape or part.dtype != like.dtype or part.device != like.device:
-            raise InvalidArgument(
-                f"{name}[{rank}] is {part.dtype} {tuple(part.shape)} on {part.device}, must be "
-                f"{like.dtype} {tuple(like.shape)} on {like.device}: all parts must be alike"
-            )
-
-
-# Methods of torch.distributed that KCCL does not have. Their call raises an error with this text.
+# What PyTorch may call. If no file of torch_collectives has the method, its call raises an error
+# with this text.
 _ABSENT = {
     "reduce": "reduce; use all_reduce",
     "gather": "gather; use all_gather",
@@ -334,3 +236,6 @@ def _absent(what: str) -> Callable[..., NoReturn]:
 
 for _name, _what in _ABSENT.items():
     setattr(ProcessGroup, _name, _absent(_what))
+for _collective in torch_collectives.NAMES:
+    for _name, _method in torch_collectives.load(_collective).GROUP_METHODS.items():
+        setattr(ProcessGroup, _name, _method)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..base.errors import InvalidArgument
+from . import specs
 from .specs import MOST_BLOCKS, MOST_THREADS, SPECS
 
 _TABLES = Path(__file__).parent / "tables"
@@ -88,4 +89,16 @@ def read_tuning(path: Path) -> Tuning:
 @lru_cache(maxsize=8)
 def tuning_for(backend: str, path: str = "") -> Tuning:
     """The installed table of a backend, or the one at `path`."""
+    if backend == "sim" and not path:
+        return _of_simulator()
     return read_tuning(Path(path) if path else _TABLES / f"{backend}.json")
+
+
+def _of_simulator() -> Tuning:
+    """The first kernel of each collective: the simulator measures none, and runs those of GPUs."""
+    first: dict[str, str] = {}
+    for spec in SPECS:
+        if "sim" in spec.targets:
+            first.setdefault(spec.collective, spec.name)
+    lines = (Threshold(collective, None, name) for collective, name in first.items())
+    return Tuning(specs.__file__, {1: tuple(lines)}, "as on GPUs")

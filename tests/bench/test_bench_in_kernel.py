@@ -1,7 +1,6 @@
 """The parts of `kccl bench --in-kernel` that need no GPU: chains, shapes, simulated kernels."""
 
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +9,17 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
+from kccl.bench.collectives import all_reduce
 from kccl.bench.gpu import kernels
 from kccl.bench.harness import collective, measure
-from kccl.bench.in_kernel import contenders
-from kccl.bench.in_kernel import data as data
-from kccl.bench.in_kernel import exchange as in_kernel_exchange
+from kccl.bench.in_kernel import contenders, data
 from kccl.bench.in_kernel import side as in_kernel_side
 from kccl.gpu import driver
 
-DATA = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-ALL = (*DATA, "barrier", "grid_sync")
-SOURCE = contenders.SOURCE.read_text()
+TABLES = [collective.load(name) for name in collective.NAMES]
+DATA = [table.name for table in TABLES if table.chain]
+# exchange has tests of its own.
+ALL = [table.name for table in TABLES if table.forms and table.name != "exchange"]
 
 
 def problem(name, n, dtype="float32", nbytes=256):
@@ -31,7 +30,7 @@ def problem(name, n, dtype="float32", nbytes=256):
         np_dtype=kccl.dtypes.to_numpy(dtype),
         op="sum",
         root=0,
-        in_place=name != "all_gather",
+        in_place=not table.is_apart_in_kernels,
         world_size=n,
     )
     return found
@@ -48,7 +47,7 @@ def test_periods(n):
     assert n == 1 or {period * k % n for k in range(n)} == set(range(n))
     short = data.short_period(n)
     assert 2 <= short <= 5 and (n == 1 or {short * k % n for k in range(n)} == set(range(n)))
-    chain, given = data.CHAINS["all_reduce"], problem("all_reduce", n)
+    chain, given = collective.load("all_reduce").chain, problem("all_reduce", n)
     for length in (period, short):
         factors = [chain.factor(given, rank, length) for rank in range(n)]
         assert sum(factors) * n ** (length - 1) == pytest.approx(1)
@@ -59,7 +58,7 @@ def test_periods(n):
 @pytest.mark.parametrize("n", [2, 3, 8])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
-    chain, long = data.CHAINS[name], problem(name, n, dtype)
+    chain, long = collective.load(name).chain, problem(name, n, dtype)
     for length in (data.period(n), data.short_period(n)):
         for calls in (6001, 6000 // length * length):
             end, further = (
@@ -72,7 +71,7 @@ def test_values_stay_in_range_and_every_call_counts(name, n, dtype):
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_chunks_move_around(n):
-    chain, few = data.CHAINS["all_gather"], problem("all_gather", n)
+    chain, few = collective.load("all_gather").chain, problem("all_gather", n)
     start = chain.start(few, 0)
     moved = [
         next(by for by in range(n) if (np.roll(start, -few.count // n * by) == end).all())
@@ -84,12 +83,12 @@ def test_chunks_move_around(n):
 
 
 def test_messages_of_one_pattern_are_computed_once():
-    data._sum_of_sums.cache_clear()
+    all_reduce._sum_of_sums.cache_clear()
     ends = [
-        data.CHAINS["all_reduce"].end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
+        collective.load("all_reduce").chain.end(problem("all_reduce", 2, nbytes=nbytes), 0, 50, 30)
         for nbytes in (8192, 65536)
     ]
-    assert data._sum_of_sums.cache_info().misses == 1
+    assert all_reduce._sum_of_sums.cache_info().misses == 1
     assert (ends[1][: ends[0].size] == ends[0]).all()
 
 
@@ -162,23 +161,23 @@ WANTED = {
     "all_reduce": [("slice", "relaxed", 2), ("message", "relaxed", 2), ("message", "relaxed", 2)],
     "barrier": [("message", "relaxed", 1), ("message", "acq_rel", 1)],
     "grid_sync": [("message", "relaxed", 4), ("message", "acq_rel", 4)],
-} | {name: [("slice", "relaxed", 1)] for name in DATA[1:]}
+}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows(name):
     nbytes = 2048 if name == "all_reduce" else 256
     rows, notes = on_simulator(name, nbytes=nbytes)
-    assert [(found["complete"], found["order"], found["blocks"]) for found in rows] == WANTED[name]
+    shapes = [(found["complete"], found["order"], found["blocks"]) for found in rows]
+    assert shapes == WANTED.get(name, [("slice", "relaxed", 1)])
     for found in rows:
         assert tuple(found) == measure.COLUMNS
         assert (found["library"], found["mode"], found["wrong"]) == ("kccl", "in_kernel", 0)
         assert found["time_us"] > 0 and found["p99_us"] > 0
         # The simulator measures no machine.
         assert found["floor_us"] is found["busbw_gbps"] is found["skewed_us"] is None
-        assert found["in_place"] is {"all_gather": False, "barrier": None, "grid_sync": None}.get(
-            name, True
-        )
+        table = collective.load(name)
+        assert found["in_place"] is (not table.is_apart_in_kernels if table.has_data else None)
     why = ["no row of cooperative groups: the simulator has none"]
     assert notes == (why if name == "grid_sync" else [])
 
@@ -193,18 +192,19 @@ def test_chains_over_several_periods(name, world_size, dtype):
 
 @pytest.fixture
 def spoiled(monkeypatch, tmp_path):
-    """spoiled(old, new, ...): replaces each old text in the kernels' source by the new one."""
+    """spoiled(name, old, new, ...): replaces each old text in the kernels of a collective, and in
+    what they include, by the new one.
+    """
 
-    def spoil(*texts):
-        source = SOURCE
+    def spoil(name, *texts):
+        sources = {path.name: path.read_text() for path in in_kernel_side.FOLDER.glob("*.cuh")}
         for old, new in zip(texts[::2], texts[1::2], strict=True):
-            assert len(re.findall(re.escape(old), SOURCE)) == 1, old
-            source = source.replace(old, new)
-        (tmp_path / contenders.SOURCE.name).write_text(source)
-        shutil.copy(in_kernel_exchange.SOURCE, tmp_path)
-        monkeypatch.setattr(in_kernel_side, "KERNELS", tmp_path / contenders.SOURCE.name)
-        exchange = tmp_path / in_kernel_exchange.SOURCE.name
-        monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", exchange)
+            found = [each for each in (f"{name}.cuh", "chains.cuh") if old in sources[each]]
+            assert len(found) == 1 and sources[found[0]].count(old) == 1, old
+            sources[found[0]] = sources[found[0]].replace(old, new)
+        for file, text in sources.items():
+            (tmp_path / file).write_text(text)
+        monkeypatch.setattr(in_kernel_side, "FOLDER", tmp_path)
 
     return spoil
 
@@ -226,14 +226,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_launch_that_goes_wrong_has_no_time(what, spoiled):
-    spoiled(*BROKEN[what])
+    spoiled("all_reduce", *BROKEN[what])
     (first, *_), _ = on_simulator("all_reduce", iterations=140)
     assert first["wrong"] > 0 and first["time_us"] is None
 
 
-@pytest.mark.parametrize("name", DATA[1:3])
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
 def test_a_call_that_is_left_out_shows(name, spoiled):
-    spoiled(*BROKEN["a call is left out"])
+    spoiled(name, *BROKEN["a call is left out"])
     rows = [on_simulator(name, iterations=iterations)[0][0] for iterations in (15, 17)]
     assert any(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
@@ -254,7 +254,7 @@ def test_an_old_word_of_a_broadcast_shows(world_size, call, spoiled):
         block().sync();
         return done;"""
     stale = stale.replace("CALL", text.removeprefix("return ")).replace("WHICH", str(call))
-    spoiled(text, stale, "    int root_ = 0;\n", "    int root_ = 0;" + MEMBERS)
+    spoiled("broadcast", text, stale, "    int root_ = 0;\n", "    int root_ = 0;" + MEMBERS)
     (row,), _ = on_simulator("broadcast", world_size, iterations=29)
     assert row["wrong"] > 0 and row["time_us"] is None
 
@@ -276,20 +276,20 @@ def test_an_old_word_of_reduce_scatter_shows(world_size, spoiled):
         if (spoils) *in_ = sent;
         block().sync();
         return done;""".replace("CALL", text.removeprefix("return "))
-    spoiled(text, stale, "    T* const own_;\n", "    T* const own_;" + MEMBERS)
+    spoiled("reduce_scatter", text, stale, "    T* const own_;\n", "    T* const own_;" + MEMBERS)
     (row,), _ = on_simulator("reduce_scatter", world_size, iterations=29)
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
 def test_a_broadcast_that_does_not_arrive_shows(spoiled):
     call = "return kccl::broadcast<T>(channel_, slice_, slice_, count_, root);"
-    spoiled(call, call.replace("count_", "count_ / 2"))
+    spoiled("broadcast", call, call.replace("count_", "count_ / 2"))
     (row,), _ = on_simulator("broadcast", iterations=15)
     assert row["wrong"] > 0 and row["time_us"] is None
 
 
 def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
-    spoiled("status : blocks_.sync();", "status : kKcclOk;")
+    spoiled("all_reduce", "status : blocks_.sync();", "status : kKcclOk;")
     with pytest.raises(kccl.ProtocolError):
         on_simulator("all_reduce", nbytes=2048)
 
@@ -302,16 +302,14 @@ def test_a_message_that_is_taken_before_all_blocks_are_there_is_found(spoiled):
     ],
 )
 def test_barriers_that_do_not_wait_are_found(name, call, spoiled):
-    spoiled(call, "return kKcclOk;")
+    spoiled(name, call, "return kKcclOk;")
     rows, _ = on_simulator(name)
     assert all(row["wrong"] > 0 and row["time_us"] is None for row in rows)
 
 
-def test_a_relaxed_barrier_orders_nothing_else(monkeypatch):
+def test_a_relaxed_barrier_orders_nothing_else(spoiled):
     """Without fences the words that the bench checks may arrive late. The check finds that."""
-    assert SOURCE.count("ORDER == Order::kAcqRel") == 2
-    text = SOURCE.replace("ORDER == Order::kAcqRel", "true")
-    monkeypatch.setattr(in_kernel_side, "KERNELS", text)
+    spoiled("barrier", "ORDER == Order::kAcqRel", "true")
     found = []
     for seed in range(20):
         (relaxed, acq_rel), _ = on_simulator("barrier", seed=seed)
@@ -343,8 +341,7 @@ def test_blocks_of_a_gpu_play_ping_pong():
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernels_compile_for_gpus(name):
     world_size = 8 if name == "barrier" else 2
-    names = [each for form in contenders.FORMS[name] for each in form.names("bfloat16", world_size)]
-    source = in_kernel_exchange.SOURCE if name == "all_reduce" else contenders.SOURCE
+    source, names = in_kernel_side.kernels_of(collective.load(name), "bfloat16", world_size)
     kccl.compile(source, names, target="cuda", arch="sm_90a")
 
 
@@ -395,5 +392,5 @@ def test_device_code_of_the_bench_includes_public_headers_only():
     for path in Path(contenders.__file__).parent.glob("*.cuh"):
         included = re.findall(r"#include [<\"](\S+)[>\"]", path.read_text())
         assert included and set(included) <= {
-            *("kccl/kccl.cuh", "chains.cuh", "cooperative_groups.h")
+            *("kccl/kccl.cuh", "chains.cuh", "exchange.cuh", "cooperative_groups.h")
         }

@@ -106,12 +106,12 @@ def test_each_reach_has_its_own_floor(monkeypatch):
 
 def spoil(monkeypatch, folder, old, new):
     """Makes the bench compile copies of the kernels in `folder`, with `new` in place of `old`."""
-    texts = {path: path.read_text() for path in (contenders.SOURCE, exchange.SOURCE)}
-    assert sum(old in text for text in texts.values()) == 1, old
-    for path, text in texts.items():
-        (folder / path.name).write_text(text.replace(old, new, 1))
-    source = folder / exchange.SOURCE.name
-    monkeypatch.setattr(in_kernel_side, "EXCHANGE_KERNELS", source)
+    names = ("all_reduce.cuh", "chains.cuh", "exchange.cuh")
+    texts = {name: (in_kernel_side.FOLDER / name).read_text() for name in names}
+    assert sum(old in texts[name] for name in names[1:]) == 1, old
+    for name, text in texts.items():
+        (folder / name).write_text(text if name == names[0] else text.replace(old, new, 1))
+    monkeypatch.setattr(in_kernel_side, "FOLDER", folder)
 
 
 # What is wrong with the kernels -> a text and its replacement.
@@ -142,13 +142,15 @@ def test_a_single_buffer_for_collect_is_a_race(monkeypatch, tmp_path):
 @pytest.mark.skipif(find_nvrtc() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_the_kernels_compile_for_gpus(world_size):
-    made = contenders.forms("exchange", world_size)
-    names = [each for form in made for each in form.names(TABLE.dtype, world_size)]
-    kccl.compile(exchange.SOURCE, names, target="cuda", arch="sm_90a")
+    source, names = in_kernel_side.kernels_of(TABLE, TABLE.dtype, world_size)
+    kccl.compile(source, names, target="cuda", arch="sm_90a")
 
 
 def test_the_kernels_are_bounded_by_the_most_threads():
-    assert f"kMostThreads = {exchange._MOST_THREADS};" in exchange.SOURCE.read_text()
+    assert (
+        f"kMostThreads = {exchange._MOST_THREADS};"
+        in (in_kernel_side.FOLDER / "exchange.cuh").read_text()
+    )
     assert max(exchange._THREADS.values()) <= exchange._MOST_THREADS
 
 

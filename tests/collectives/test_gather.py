@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import programs
 import pytest
+from collectives import all_gather, reduce_scatter
 
 import kccl
 from kccl.backends.settings import Settings
@@ -33,8 +34,8 @@ class Case:
 
     def want(self, rank):
         if self.collective == "all_gather":
-            return oracle.all_gather(self.inputs)
-        return oracle.reduce_scatter(self.inputs, self.op, rank)
+            return all_gather.want(self.inputs)
+        return reduce_scatter.want(self.inputs, rank, op=self.op)
 
     def keywords(self):
         op = {"op": self.op} if self.collective == "reduce_scatter" else {}
@@ -212,15 +213,15 @@ def test_known_calls_follow_the_arguments():
                 gathered = exact_inputs("all_gather", 3, dtype, "sum", count, salt)
                 out = np.zeros(3 * count, gathered[0].dtype)
                 assert comm.all_gather(gathered[comm.rank], out=out) is out
-                oracle.assert_same(out, oracle.all_gather(gathered), dtype, count, salt)
+                oracle.assert_same(out, all_gather.want(gathered), dtype, count, salt)
                 out[:] = 0
                 mine = out[comm.rank * count :][:count]
                 mine[:] = gathered[comm.rank]
                 comm.all_gather(mine, out=out)
-                oracle.assert_same(out, oracle.all_gather(gathered), dtype, count, salt)
+                oracle.assert_same(out, all_gather.want(gathered), dtype, count, salt)
                 for op in ("sum", *oracle.ops_of(dtype)):
                     inputs = exact_inputs("reduce_scatter", 3, dtype, op, count, salt)
-                    want = oracle.reduce_scatter(inputs, op, comm.rank)
+                    want = reduce_scatter.want(inputs, comm.rank, op=op)
                     out = np.zeros(count, want.dtype)
                     assert comm.reduce_scatter(inputs[comm.rank], out=out, op=op) is out
                     oracle.assert_same(out, want, dtype, op, count, salt)
@@ -255,12 +256,12 @@ def test_prepared():
             for prepared in gathers:
                 out[:] = 0
                 assert prepared() is out
-                oracle.assert_same(out, oracle.all_gather(inputs), salt)
+                oracle.assert_same(out, all_gather.want(inputs), salt)
             for prepared, op in scatters:
                 inputs = exact_inputs("reduce_scatter", 3, "float32", op, 100, salt)
                 big[:] = inputs[comm.rank]
                 assert prepared() is mine
-                oracle.assert_same(mine, oracle.reduce_scatter(inputs, op, comm.rank), op, salt)
+                oracle.assert_same(mine, reduce_scatter.want(inputs, comm.rank, op=op), op, salt)
         allocated = comm.all_gather.prepare(x)
         assert allocated() is allocated() and allocated().shape == (3, 100)
         empty = comm.all_gather.prepare(x[:0])

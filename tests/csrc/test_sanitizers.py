@@ -56,10 +56,13 @@ def kernels_h() -> str:
     """The kernels that the host has, for sanitize/ranks_as_threads.cpp."""
     specs = [spec for spec in KERNELS if "host" in spec.targets]
     lines = [f"constexpr int kKernels[] = {{{', '.join(spec.constant for spec in specs)}}};"]
+    algorithms = [spec for spec in specs if spec in SPECS]
+    for collective in sorted({spec.collective for spec in algorithms}):
+        lines.append(f'#include "collectives/{collective}.h"')
     lines.append("constexpr Algorithm kAlgorithms[] = {")
-    for spec in filter(SPECS.__contains__, specs):
+    for spec in algorithms:
         only_floats = "true" if needs_floats in spec.needs else "false"
-        lines.append(f'    {{{spec.constant}, "{spec.collective}", {only_floats}}},')
+        lines.append(f"    {{{spec.constant}, of_{spec.collective}::kCollective, {only_floats}}},")
     return "\n".join((*lines, "};", ""))
 
 
@@ -82,7 +85,16 @@ def _build_and_run(
     (folder / "kernels.h").write_text(kernels_h())
     program = folder / "ranks_as_threads"
     sources = [DRIVER, *(csrc / "host" / f"{name}.cpp" for name in SOURCES)]
-    command = [compiler, *COMMON, *flags, f"-I{folder}", *sources, "-o", program]
+    command = [
+        compiler,
+        *COMMON,
+        *flags,
+        f"-I{folder}",
+        f"-I{DRIVER.parent}",
+        *sources,
+        "-o",
+        program,
+    ]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return subprocess.run([program], capture_output=True, text=True, env=os.environ | OPTIONS)

@@ -3,7 +3,8 @@
 import numpy as np
 import oracle
 import pytest
-from gpu_algorithms import of_gpus, reductions, scatters_and_gathers
+from gpu_algorithms import of_gpus, reductions
+from gpu_arrays import bits_of, to_gpu
 
 import kccl
 from kccl import gpu
@@ -35,16 +36,11 @@ def random_input(dtype, count, rank):
     return x
 
 
-def to_gpu(x, device):
-    """A tensor with the bits of a NumPy array."""
-    name = f"int{8 * x.dtype.itemsize}"
-    bits = torch.from_numpy(x.view(name).copy()).to(f"cuda:{device}")
-    return bits.view(getattr(torch, x.dtype.name))
-
-
-def bits_of(tensor):
-    name = f"int{8 * tensor.element_size()}"
-    return tensor.view(getattr(torch, name)).cpu().numpy()
+def scatters_and_gathers(world_size):
+    """All algorithms of reduce_scatter and of all_gather, in as few pairs as have all."""
+    scatters, gathers = of_gpus("reduce_scatter", world_size), of_gpus("all_gather", world_size)
+    for number in range(max(len(scatters), len(gathers))):
+        yield scatters[number % len(scatters)], gathers[number % len(gathers)]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

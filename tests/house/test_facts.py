@@ -30,6 +30,8 @@ def test_a_kernel_has_one_name_everywhere():
 def test_the_simulator_makes_every_kernel_of_gpus_in_its_sequences():
     text = (ROOT / "tests/kernels/sequence.cuh").read_text()
     made = set(re.findall(r"call\.kernel == (\w+)", text))
+    for path in (ROOT / "tests/kernels/collectives").iterdir():
+        made |= set(re.findall(r"\bMade<(\w+)>", path.read_text()))
     assert {spec.constant for spec in specs.KERNELS if "sim" in spec.targets} <= made
 
 
@@ -40,6 +42,29 @@ def test_the_simulators_matrix_has_every_collective_and_every_all_reduce():
         if "sim" in spec.targets
     }
     assert rows <= set(sim_matrix.COLLECTIVES)
+
+
+# Files of which each collective has one.
+ROOMS = (
+    "kccl/collectives/{}.py",
+    "bench/collectives/{}.py",
+    "bench/in_kernel/{}.cuh",
+    "tests/support/collectives/{}.py",
+    "tests/kernels/collectives/{}.cuh",
+    "tests/csrc/sanitize/collectives/{}.h",
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_has_a_file_for_every_collective(room):
+    for collective in {spec.collective for spec in specs.SPECS}:
+        assert (ROOT / room.format(collective)).is_file()
+
+
+def test_every_collective_has_calls_of_pytorch():
+    """A barrier's are methods of the process group, because it chooses the device."""
+    files = {path.stem for path in (ROOT / "kccl/interop/torch_collectives").glob("[!_]*.py")}
+    assert files == {spec.collective for spec in specs.SPECS} - {"barrier"}
 
 
 def test_constants_of_kernels_are_the_abis():

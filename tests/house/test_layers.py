@@ -315,7 +315,7 @@ def test_users_of_kccl_see_its_public_names_only(folder):
 
 
 # These may import torch at their top: only programs that use torch import them.
-INTEROP = {f"kccl/interop/torch{part}.py" for part in ("", "_group", "_ops", "_tensors", "_work")}
+INTEROP = {path.relative_to(ROOT).as_posix() for path in python_files("kccl/interop")}
 # Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},

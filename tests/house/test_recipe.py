@@ -1,28 +1,29 @@
-"""The recipes of csrc/README.md: that for an algorithm followed with a toy in a copy of the tree,
-and that for a collective compared with the files that name the collectives there are.
+"""The recipes of csrc/README.md, followed in a copy of the tree: a toy algorithm of all_reduce, and
+`spread`, which is broadcast under another name.
 """
 
-import os
+import json
 import re
-import shutil
-import subprocess
 import sys
 from fnmatch import fnmatch
 
 import pytest
+from recipe_tree import Tree, python, run
 from source_tree import ROOT, source_files, without_comments
 
 # It builds the extension, for one element type.
 pytestmark = pytest.mark.timeout(400)
 
 KERNELS = "csrc/include/kccl/kernels"
-ABI = "csrc/include/kccl/abi.inc"
 SPECS = "kccl/plan/specs.py"
-SEQUENCE = "tests/kernels/sequence.cuh"
+MADE = "tests/kernels/collectives/all_reduce.cuh"
+COLLECTIVES = "csrc/include/kccl/collectives.cuh"
+COMM = "kccl/comm.py"
+TORCH = "kccl/interop/torch.py"
+CHANGELOG = "CHANGELOG.md"
 LOG = "bench/LOG.md"
 TABLE = "kccl/plan/tables/host.json"
 TABLES = "kccl/plan/tables/*.json"
-NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
 FINDS_IT = """
 import numpy as np
 import kccl
@@ -61,13 +62,123 @@ print(
 """
 
 
+# The same for the collective: calls, plans, documentation, random programs, a row of the bench.
+FINDS_SPREAD = """
+import inspect
+import numpy as np
+import programs
+from bench_world import FakeWorld
+from kccl.bench.harness import collective
+
+import kccl
+
+STEPS = [step for step in programs.random_program(2, 120, seed=1, num_channels=2)
+         if step.collective == "spread"]
+ALGORITHMS = {"", "spread_direct_ll16", "spread_pull_simple"}
+
+def main(comm):
+    x = np.full(1000, comm.rank, np.float32)
+    right = [comm.spread(x, 1) is x and (x == 1).all()]
+    x[:] = comm.rank + 5
+    right += [(comm.spread.prepare(x, root=1)() == 6).all()]
+    if comm.backend == "host":
+        assert {step.algorithm for step in STEPS} == ALGORITHMS
+        programs.run_program(comm, STEPS)
+    return all(right) and comm.plan("spread", 8, kccl.float32).name in comm.algorithms("spread")
+
+assert kccl.run_threads(main, 2) == kccl.run_threads(main, 2, backend="sim") == [True, True]
+assert inspect.getdoc(kccl.Communicator.spread).startswith("spread(x, root=0")
+
+TABLE = collective.load("spread")
+(PROBLEM,) = TABLE.problems([64], dtype="float32", np_dtype=np.dtype(np.float32), op="sum", root=1,
+                            in_place=True, world_size=2)
+
+def fake(comm):
+    buffers = collective.buffers(PROBLEM)
+    call = TABLE.direct(comm, buffers, PROBLEM)
+    return TABLE.check(PROBLEM, buffers, call, comm.rank, comm.gather_objects, 0)
+
+assert FakeWorld(2).run(fake) == [0, 0]
+print("right")
+"""
+# Calls on the simulator, which compiles this kernel alone, also behind a failure. The row of the
+# matrix, and the program of recovery.
+SIMULATES_SPREAD = """
+import numpy as np
+import sim_matrix
+import sim_recovery
+from sim_machine import Machine
+from sim_programs import Script
+
+KERNEL = "spread_direct_ll16"
+script = Script(2, Machine(packet_bytes=64), kinds=(KERNEL,))
+script.begin(threads=32)
+for root in (0, 1, 1, 0):
+    script.spread(0, 100, root, kernel=KERNEL)
+outcome = script.run(seed=1)
+assert not outcome.kind, outcome
+script = Script(2, Machine(packet_bytes=64, ends_when_stuck=False))
+script.go_on((KERNEL, KERNEL, KERNEL), refused=[(1, 0, 1)], threads=32)
+outcome = script.run(seed=1)
+assert outcome.kind == "failed_call", outcome
+in_matrix = "spread" in sim_matrix.COLLECTIVES and "spread" in sim_matrix.FILLING
+print(in_matrix, KERNEL in sim_recovery.KINDS)
+"""
+# What else derives from the files and the KernelSpecs.
+TESTS_FIND_SPREAD = """
+import collectives
+import gpu_algorithms
+import programs
+import test_sanitizers
+from kccl.bench.gpu import make_gpu
+from kccl.tools.warm import instances
+
+(suite, *_) = make_gpu.suites(2)
+print(
+    "spread" in programs.OF_DATA and "spread" in collectives.NAMES,
+    "{kKcclSpreadDirectLl16, of_spread::kCollective, false}" in test_sanitizers.kernels_h(),
+    {"spread_2", "spread_in_kernel_2"} <= set(suite.benches),
+    gpu_algorithms.of_gpus("spread", 2) == ["spread_direct_ll16", "spread_push_simple"],
+    {"spread_direct_ll16", "spread_push_simple"} <= {kernel for kernel, *_ in instances([2])},
+)
+"""
+PYTORCH_HAS_SPREAD = """
+import kccl.interop.torch as kccl_torch
+import torch
+
+import kccl
+
+comm = kccl.init()
+kccl_torch.register(comm)
+x = torch.full((2,), 5.0)
+y = kccl_torch.spread(x)
+x += 1
+print(y.tolist(), kccl_torch.spread_(x).tolist(), "spread" in vars(kccl_torch.ProcessGroup))
+"""
+
 GUIDE = (ROOT / "csrc/README.md").read_text()
 FOR_AN_ALGORITHM, FOR_A_COLLECTIVE = GUIDE.split("## Adding a")[1:]
+STEPS = FOR_AN_ALGORITHM[FOR_AN_ALGORITHM.index("\n1. ") :]
 
 
-def recipe():
-    """The files that the recipe for an algorithm names."""
-    return set(re.findall(r"^\d\. `([^`]+)`", FOR_AN_ALGORITHM, re.MULTILINE))
+NEW, EDITED = FOR_A_COLLECTIVE.split("\nEdited:\n")
+# Files that name collectives for another reason.
+OTHERS = {
+    # Which methods PyTorch may call, and what to say if no collective of KCCL has one.
+    "kccl/interop/torch_group.py",
+    # Short names of kernels, for tests and for planted bugs.
+    "tests/sim/sim_machine.py",
+}
+
+
+def files_in(recipe, **words):
+    """The files that a recipe names, with these words in place of <words>."""
+    found = set()
+    for each in re.findall(r"`([\w<>\[\]./]+\.\w+)`", recipe):
+        for word, text in words.items():
+            each = each.replace(f"<{word}>", text)
+        found.add(re.sub(r"[\[\]]", "", each))
+    return found
 
 
 def names_collectives(path):
@@ -79,105 +190,91 @@ def names_collectives(path):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the checkout with a toy algorithm: one_shot_ll16 under another name."""
-    tree = tmp_path_factory.mktemp("recipe") / "kccl"
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCE))
-
-    def change(file, *changes):
-        text = (tree / file).read_text()
-        for before, after in changes:
-            assert text.count(before) == 1, f"{file} changed: {before} is not there once"
-            text = text.replace(before, after)
-        (tree / file).write_text(text)
-
-    kernel = (tree / KERNELS / "all_reduce_one_shot_ll16.cuh").read_text()
-    toy = kernel.replace("one_shot", "toy").replace("OneShot", "Toy")
-    (tree / KERNELS / "all_reduce_toy_ll16.cuh").write_text(toy)
-    num_kernels = int(re.search(r"kKcclNumKernels = (\d+)", (tree / ABI).read_text())[1])
-    change(
-        ABI,
-        (
-            f"    kKcclNumKernels = {num_kernels}",
-            f"    kKcclAllReduceToyLl16 = {num_kernels},\n    kKcclNumKernels = {num_kernels + 1}",
-        ),
-    )
-    specs = (tree / SPECS).read_text()
-    (spec,) = re.findall(
-        r'    KernelSpec\(\n +"all_reduce",\n +"one_shot",\n +"ll16",.*?\n    \),\n',
-        specs,
-        re.DOTALL,
-    )
-    change(SPECS, (spec, spec + spec.replace("one_shot", "toy")))
-    include = "#include <kccl/kernels/all_reduce_two_shot_sentinel.cuh>\n"
-    (made,) = re.findall(
-        r"    if constexpr \(has<KERNELS>\(kKcclAllReduceOneShotLl16\)\) {\n.*?\n    }\n",
-        (tree / SEQUENCE).read_text(),
-        re.DOTALL,
-    )
-    toys = made.replace("OneShot", "Toy").replace("one_shot", "toy")
-    change(
-        SEQUENCE,
-        (include, "#include <kccl/kernels/all_reduce_toy_ll16.cuh>\n" + include),
-        (made, made + toys),
-    )
-    log = (tree / LOG).read_text()
-    first = log.index("\n## ")
-    entry = "\n## 2026-11-23 A toy is as fast as what it copies\n\n- Verdict: refused.\n"
-    (tree / LOG).write_text(log[:first] + entry + log[first:])
-    table = (tree / TABLE).read_text()
-    assert "all_reduce_one_shot_ll16" in table
-    (tree / TABLE).write_text(table.replace("all_reduce_one_shot_ll16", "all_reduce_toy_ll16"))
+    """A copy of the checkout with a toy algorithm and a toy collective."""
+    tree = Tree(tmp_path_factory.mktemp("recipe") / "kccl")
+    tree.of_algorithm = add_algorithm(tree)
+    tree.of_collective = add_collective(tree)
     return tree
 
 
-def changed(tree):
-    """Files of the copy that are not as in the checkout."""
-    files = {path.relative_to(tree) for path in tree.rglob("*") if path.is_file()}
-    return {
-        file.as_posix()
-        for file in files
-        if not (ROOT / file).is_file() or (ROOT / file).read_bytes() != (tree / file).read_bytes()
-    }
-
-
-def run(tree, *command, **variables):
-    done = subprocess.run(
-        command,
-        cwd=tree,
-        env=os.environ | {"PYTHONPATH": str(tree)} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def add_algorithm(tree):
+    """one_shot_ll16 under another name. Returns the files that were edited, and the new ones."""
+    kernel = tree.text(f"{KERNELS}/all_reduce_one_shot_ll16.cuh")
+    toy = kernel.replace("one_shot", "toy").replace("OneShot", "Toy")
+    (tree.folder / KERNELS / "all_reduce_toy_ll16.cuh").write_text(toy)
+    tree.add_kernels("kKcclAllReduceToyLl16")
+    spec = r'    KernelSpec\(\n +"all_reduce",\n +"one_shot",\n +"ll16",(?s:.*?)\n    \),\n'
+    tree.repeat(SPECS, spec, "one_shot", "toy")
+    include = "#include <kccl/kernels/all_reduce_two_shot_sentinel.cuh>\n"
+    (made,) = re.findall(
+        r"template <>\nstruct Made<kKcclAllReduceOneShotLl16>.*?\n};\n", tree.text(MADE), re.DOTALL
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    toys = made.replace("OneShot", "Toy").replace("one_shot", "toy")
+    tree.change(
+        MADE,
+        (include, "#include <kccl/kernels/all_reduce_toy_ll16.cuh>\n" + include),
+        (made, f"{made}\n{toys}"),
+    )
+    first = tree.text(LOG).index("\n## ")
+    entry = "\n## 2026-11-23 A toy is as fast as what it copies\n\n- Verdict: refused.\n"
+    log = tree.text(LOG)
+    (tree.folder / LOG).write_text(log[:first] + entry + log[first:])
+    table = tree.text(TABLE)
+    assert "all_reduce_one_shot_ll16" in table
+    (tree.folder / TABLE).write_text(
+        table.replace("all_reduce_one_shot_ll16", "all_reduce_toy_ll16")
+    )
+    return tree.touched()
+
+
+def add_collective(tree):
+    """broadcast under another name. Returns the files that were edited, and the new ones."""
+    words = "broadcast", "spread"
+    kernels = [path.name for path in (ROOT / KERNELS).glob("broadcast_*.cuh")]
+    for file in files_in(NEW, collective="broadcast", algorithm="direct", protocol="ll16"):
+        if "/kernels/broadcast_" not in file:
+            tree.copy(file, *words)
+    for name in kernels:
+        tree.copy(f"{KERNELS}/{name}", *words)
+    tree.add_kernels(*(f"kKcclSpread{each}" for each in ("DirectLl16", "PullSimple", "PushSimple")))
+    tree.repeat(SPECS, r'    KernelSpec\(\n +"broadcast",\n(?s:.*?)\n    \),\n', *words)
+    tree.repeat(COLLECTIVES, r'#include "kernels/broadcast_direct_ll16.cuh"\n', *words)
+    calls = r"template <[^>]*>\nKCCL_DEVICE Status broadcast\((?s:.*?)\n}\n"
+    tree.repeat(COLLECTIVES, calls, *words)
+    tree.repeat(COMM, r"(?m)^.*\b[Bb]roadcast\b(?!, |\.py).*\n", *words)
+    tree.change(COMM, (" self.broadcast, ", " self.broadcast, self.spread, "))
+    tree.repeat(TORCH, r'(?m)^(?:from .*|    ")broadcast.*\n', *words)
+    tree.change(CHANGELOG, ("### Changed\n", "### Changed\n\n- `comm.spread(x, root=0)` is new.\n"))
+    return tree.touched()
 
 
 def test_the_recipe_names_what_was_touched(tree):
-    touched = changed(tree)
-    assert len(touched) <= 6
-    names = recipe()
-    assert f"{KERNELS}/<collective>_<algorithm>[_<protocol>].cuh" in names
-    assert touched == {*(name for name in names if "<" not in name)} | {
-        f"{KERNELS}/all_reduce_toy_ll16.cuh"
-    }
+    edited, new = tree.of_algorithm
+    words = {"collective": "all_reduce", "algorithm": "toy", "protocol": "ll16"}
+    assert edited | new == files_in(STEPS, **words) - {"cuda.json"}
+    assert len(edited | new) == 6
+
+
+def test_the_recipe_for_a_collective_names_what_was_touched(tree):
+    edited, new = tree.of_collective
+    assert edited == files_in(EDITED)
+    assert len(edited) <= 6
+    kernels = {f"{KERNELS}/{path.name}" for path in (tree.folder / KERNELS).glob("spread_*.cuh")}
+    words = {"collective": "spread", "algorithm": "direct", "protocol": "ll16"}
+    assert new == files_in(NEW, **words) | kernels
 
 
 def test_the_recipe_for_a_collective_names_every_file_that_names_collectives():
     """The other tests take some collectives as examples."""
-    named = set(re.findall(r"`([\w<>.]+/[^` ]+\.\w+)`", FOR_A_COLLECTIVE))
-    patterns = [re.sub(r"\[?_?<\w+>\]?", "*", each) for each in {*named, *recipe(), TABLES}]
+    patterns = files_in(NEW + EDITED, collective="*", algorithm="*", protocol="*") | {TABLES}
     missing = []
     for path in source_files(".", "py", "json", "cuh", "h", "hpp", "inc", "cpp"):
         where = path.relative_to(ROOT).as_posix()
-        is_other = path.name.startswith("test_") or "/mutations/" in where
+        is_other = path.name.startswith("test_") or "/mutations/" in where or where in OTHERS
         is_named = any(fnmatch(where, pattern) for pattern in patterns)
         if names_collectives(path) and not is_other and not is_named:
             missing.append(where)
     assert missing == []
-    for each in named:
-        text = (ROOT / each.replace("<collective>", "broadcast")).read_text()
-        assert re.search("reduce_scatter|broadcast", text), f"{each} names no collective"
 
 
 def test_contributing_has_no_recipe_of_its_own():
@@ -186,9 +283,11 @@ def test_contributing_has_no_recipe_of_its_own():
     assert "new collective" not in text and "sequence.cuh" not in text
 
 
-def test_the_algorithm_is_found_built_chosen_and_right(tree):
+@pytest.fixture(scope="module")
+def built(tree):
+    """The tree, with its extension."""
     # For one element type and without optimisation: it builds in a tenth of the time.
-    dtypes, setup = tree / "kccl/base/dtypes.py", tree / "setup.py"
+    dtypes, setup = tree.folder / "kccl/base/dtypes.py", tree.folder / "setup.py"
     text = dtypes.read_text()
     one = re.sub(r"^ALL = .*", "ALL = (float32,)", text, flags=re.MULTILINE)
     slow = setup.read_text().replace('"-O2"', '"-O0"')
@@ -197,10 +296,34 @@ def test_the_algorithm_is_found_built_chosen_and_right(tree):
     setup.write_text(slow)
     run(tree, sys.executable, "setup.py", "-q", "build_ext", "--inplace")
     dtypes.write_text(text)
-    assert run(tree, sys.executable, "-c", FINDS_IT) == "[True, True] [True, True]\n"
-    folders = [tree / "tests" / each for each in ("support", "sim", "hardware", "csrc")]
-    path = os.pathsep.join(map(str, (tree, *folders)))
-    told = run(tree, sys.executable, "-c", TESTS_FIND_IT, PYTHONPATH=path)
-    assert told == "True True True True True True\n"
+    return tree
+
+
+def test_the_algorithm_is_found_built_chosen_and_right(built):
+    assert python(built, FINDS_IT) == "[True, True] [True, True]\n"
+    assert python(built, TESTS_FIND_IT) == "True True True True True True\n"
     tests = ("tests/house/test_facts.py", "tests/house/test_layers.py")
-    assert " passed" in run(tree, sys.executable, "-m", "pytest", "-q", *tests)
+    assert " passed" in run(built, sys.executable, "-m", "pytest", "-q", *tests)
+
+
+def test_the_collective_is_found_built_and_right(built):
+    assert python(built, FINDS_SPREAD) == "right\n"
+    assert python(built, TESTS_FIND_SPREAD) == "True True True True True\n"
+    bench = ("-m", "kccl", "run", "-n", "2", "--", sys.executable, "-m", "kccl", "bench", "spread")
+    told = run(built, sys.executable, *bench, "-b", "64", "-e", "64", "--iterations", "9", "--json")
+    rows = json.loads(told.splitlines()[-1])["rows"]
+    assert {row["algorithm"] for row in rows} == {"spread_pull_simple"}
+    assert all(row["collective"] == "spread" and row["wrong"] == 0 for row in rows)
+
+
+def test_the_simulator_runs_the_collective(built):
+    assert python(built, SIMULATES_SPREAD) == "True True\n"
+    bench = ("-m", "kccl", "bench", "spread", "--in-kernel", "--backend", "sim", "-n", "2")
+    told = run(built, sys.executable, *bench, "-b", "64", "-e", "64", "--iterations", "9", "--json")
+    (row,) = json.loads(told.splitlines()[-1])["rows"]
+    assert (row["algorithm"], row["wrong"]) == ("spread_direct_ll16", 0)
+
+
+def test_pytorch_has_the_collective(built):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert python(built, PYTORCH_HAS_SPREAD) == "[5.0, 5.0] [6.0, 6.0] True\n"

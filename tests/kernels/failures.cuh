@@ -1,28 +1,21 @@
 // Calls that go on behind a failure.
 #pragma once
 
-#include <kccl/kccl.cuh>
-#include <kccl/kernels/all_reduce_one_shot_sentinel.cuh>
-#include <kccl/kernels/all_reduce_two_shot_push_simple.cuh>
 #include <type_traits>
 
-namespace kccl {
+#include "made.cuh"
 
-// KERNELS: bits of the KcclKernel that are called, so that no others are compiled.
-template <uint32_t KERNELS>
-KCCL_DEVICE constexpr bool are_called(uint32_t kernel) {
-    return (KERNELS >> kernel & 1u) != 0;
-}
+namespace kccl {
 
 struct Nothing {
     KCCL_DEVICE explicit Nothing(const DeviceComm&) {}
 };
 
 // What a coop keeps open for many calls.
-template <class Coop, uint32_t KERNELS>
+template <class Coop, uint64_t KERNELS>
 struct Opened {
     template <uint32_t KERNEL, class T>
-    using IfCalled = std::conditional_t<are_called<KERNELS>(KERNEL), T, Nothing>;
+    using IfCalled = std::conditional_t<has<KERNELS>(KERNEL), T, Nothing>;
 
     KCCL_DEVICE Opened(Coop coop, const DeviceComm& comm)
         : channel(coop, comm), barrier(comm), exchange(comm) {}
@@ -38,93 +31,71 @@ KCCL_DEVICE Status exchange_sums(GridExchange<kKcclReachAllRanks>& exchange, flo
     return collect_reduced(exchange, out, count, Slices{platform::block_in_grid(), 1});
 }
 
-// Called by all threads of the coop. opened: an Opened, or none; then each call opens its own.
-template <uint32_t KERNELS, class Coop, class... Open>
-KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, Coop coop,
-                                     Open&... opened) {
-    constexpr bool kIsOpen = sizeof...(opened) != 0;
-    auto* const out = output_of<float>(call);
-    const auto* const in = input_of<float>(call);
-    const auto count = static_cast<uint32_t>(call.count);
+// A kernel that users' kernels do not call.
+template <uint32_t KERNEL>
+struct OnlyMade : std::conditional_t<MadeByUsers<KERNEL>::kIsMade, IsNotMade, Made<KERNEL>> {};
+
+// A call of a collective. Called by all threads of the coop. opened: as for make_failing_call().
+template <uint64_t KERNELS, class Coop, class... Open>
+KCCL_DEVICE Status make_failing_collective(const DeviceComm& comm, const Call& call, Coop coop,
+                                           Open&... opened) {
     const auto by_coop = [&](auto collective) {
-        if constexpr (kIsOpen) {
+        if constexpr (sizeof...(opened) != 0) {
             return collective(opened.channel...);
         } else {
             return collective(coop, comm);
         }
     };
-    [[maybe_unused]] const auto by_channel = [&](auto collective) {
-        if constexpr (kIsOpen) {
-            return collective(opened.channel...);
+    const auto on_channel = [&](auto& channel) {
+        return make_by<OnlyMade, KERNELS, float, Sum>(channel, call,
+                                                      [] { return Status(kKcclForked); });
+    };
+    return make_by<MadeByUsers, KERNELS, float, Sum>(by_coop, call, [&] {
+        if constexpr (sizeof...(opened) != 0) {
+            return on_channel(opened.channel...);
         } else {
             Channel<Coop> channel(coop, comm);
-            return collective(channel);
+            return on_channel(channel);
         }
-    };
-    if (call.kernel == kKcclAllReduceOneShotLl16) {
-        return by_coop([&](auto&&... of) { return all_reduce(of..., out, in, call.count); });
-    }
-    if (call.kernel == kKcclBroadcastDirectLl16) {
-        const bool is_root = comm.rank == call.peer;
-        return by_coop([&](auto&&... of) {
-            return broadcast(of..., is_root ? nullptr : out, in, call.count, call.peer);
-        });
-    }
-    if (call.kernel == kKcclBarrierDirect) {
-        return by_coop([&](auto&&... of) { return barrier(of...); });
-    }
-    if constexpr (are_called<KERNELS>(kKcclReduceScatterDirectLl16)) {
-        if (call.kernel == kKcclReduceScatterDirectLl16) {
-            return by_coop(
-                [&](auto&&... of) { return reduce_scatter(of..., out, in, call.count); });
-        }
-    }
-    if constexpr (are_called<KERNELS>(kKcclAllGatherDirectLl16)) {
-        if (call.kernel == kKcclAllGatherDirectLl16) {
-            return by_coop([&](auto&&... of) { return all_gather(of..., out, in, call.count); });
-        }
-    }
-    if constexpr (are_called<KERNELS>(kKcclAllReduceOneShotSentinel)) {
-        if (call.kernel == kKcclAllReduceOneShotSentinel) {
-            return by_channel([&](auto& channel) {
-                return all_reduce_one_shot_sentinel<float, Sum>(channel, out, in, count);
-            });
-        }
-    }
-    if constexpr (are_called<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
-        if (call.kernel == kKcclAllReduceTwoShotPushSimple) {
-            return by_channel([&](auto& channel) {
-                return all_reduce_two_shot_push_simple<float, Sum>(channel, out, in, count);
-            });
-        }
-    }
-    if constexpr (are_called<KERNELS>(kKcclGet)) {
+    });
+}
+
+// Called by all threads of the coop. opened: an Opened, or none; then each call opens its own. The
+// elements are floats.
+template <uint64_t KERNELS, class Coop, class... Open>
+KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, Coop coop,
+                                     Open&... opened) {
+    [[maybe_unused]] constexpr bool kIsOpen = sizeof...(opened) != 0;
+    [[maybe_unused]] auto* const out = output_of<float>(call);
+    [[maybe_unused]] const auto* const in = input_of<float>(call);
+    [[maybe_unused]] const auto count = static_cast<uint32_t>(call.count);
+    if constexpr (has<KERNELS>(kKcclGet)) {
         if (call.kernel == kKcclGet) {
-            const Status status = get(coop, comm, out, in, count * sizeof(float));
+            const Status status = get(coop, comm, out, in, count);
             coop.sync();  // any thread may check what others have copied
             return status;
         }
     }
-    if constexpr (are_called<KERNELS>(kKcclSignal)) {
+    if constexpr (has<KERNELS>(kKcclSignal)) {
         if (call.kernel == kKcclSignal) return signal(coop, comm, call.peer, call.channel);
     }
-    if constexpr (are_called<KERNELS>(kKcclWait)) {
+    if constexpr (has<KERNELS>(kKcclWait)) {
         if (call.kernel == kKcclWait) return wait(coop, comm, call.peer, call.channel, 1);
     }
-    if constexpr (are_called<KERNELS>(kKcclGridSync)) {
+    if constexpr (has<KERNELS>(kKcclGridSync)) {
         if (call.kernel == kKcclGridSync) {
             if constexpr (kIsOpen) return (opened.barrier.sync(), ...);
             return grid_sync(comm);
         }
     }
-    if constexpr (are_called<KERNELS>(kKcclGridExchange)) {
+    if constexpr (has<KERNELS>(kKcclGridExchange)) {
         if (call.kernel == kKcclGridExchange) {
             if constexpr (kIsOpen) return (exchange_sums(opened.exchange, out, in, count), ...);
             GridExchange<kKcclReachAllRanks> exchange(comm);
             return exchange_sums(exchange, out, in, count);
         }
     }
-    return kKcclForked;
+    return make_failing_collective<KERNELS>(comm, call, coop, opened...);
 }
 
 // A number for what a call uses that is open: the channel, the barrier, the exchange or nothing.
@@ -140,14 +111,17 @@ enum : uint32_t { kNotMade = 1, kFails = 2 };
 // Behind a failure a call waits for nothing. The clock moves on only where all threads wait.
 constexpr uint64_t kAtOnceNs = 1000000;
 
+// Elements of the first chunk of a result, where call.share is not 0.
+constexpr uint64_t kChecked = 12;
+
 namespace kernels {
 
 // `calls`: `count` for each coop, which makes all of them, whatever they return, or those up to one
 // whose `fit` is kNotMade. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
 // each call opens its own. A coop's word of `wrong` becomes 1 if a call behind a failed one on the
 // same of these returns another status, or later than at once, or if a call is ok but must fail, or
-// an element of its result is not call.share.
-template <uint32_t AT_A_TIME, uint32_t KERNELS, class Coop>
+// one of the first kChecked elements of its result is not call.share.
+template <uint32_t AT_A_TIME, uint64_t KERNELS, class Coop>
 KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                        uint32_t* wrong) {
     const Coop coop;
@@ -167,7 +141,7 @@ KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls
         is_wrong |= status == kKcclOk && call.fit == kFails;
         if (first == kKcclOk) first = status;
         if (status != kKcclOk || call.share == 0) return;
-        for (uint64_t n = coop.size() - 1 - coop.index(); n < call.count; n += coop.size()) {
+        for (uint64_t n = coop.size() - 1 - coop.index(); n < kChecked; n += coop.size()) {
             is_wrong |= mem::load_plain(output_of<float>(call) + n) != float(call.share);
         }
     };

@@ -1,40 +1,13 @@
 // Calls that all blocks of a grid make together, from one list; called as sequence.cuh's kernel.
 #pragma once
 
-#include "copies.cuh"
+#include "made.cuh"
 
 namespace kccl {
 
-// Called by all threads of all blocks. KERNELS: as in sequence.cuh. `kept`: a barrier that the
-// kernel keeps open, or null.
-template <uint32_t KERNELS, class T, class Op>
-KCCL_DEVICE Status make_grid_call(const DeviceComm& comm, const Call& call, GridBarrier* kept) {
-    constexpr auto kHas = [](uint32_t kernel) { return (KERNELS >> kernel & 1u) != 0; };
-    if constexpr (kHas(kKcclAllReduceOneShotLl16)) {
-        if (call.kernel == kKcclAllReduceOneShotLl16) {
-            return all_reduce<T, Op>(grid(), comm, output_of<T>(call), input_of<T>(call),
-                                     call.count);
-        }
-    }
-    if constexpr (kHas(kKcclReduceScatterDirectLl16)) {
-        if (call.kernel == kKcclReduceScatterDirectLl16) {
-            return reduce_scatter<T, Op>(grid(), comm, output_of<T>(call), input_of<T>(call),
-                                         call.count);
-        }
-    }
-    if constexpr (kHas(kKcclAllGatherDirectLl16)) {
-        if (call.kernel == kKcclAllGatherDirectLl16) {
-            return all_gather(grid(), comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
-                              call.count);
-        }
-    }
-    if constexpr (kHas(kKcclBroadcastDirectLl16)) {
-        if (call.kernel == kKcclBroadcastDirectLl16) {
-            return broadcast(grid(), comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
-                             call.count, call.peer);
-        }
-    }
-    if (call.kernel == kKcclBarrierDirect) return barrier(grid(), comm);
+// A call of no collective. `kept`: a barrier that the kernel keeps open, or null.
+KCCL_DEVICE Status make_other_grid_call(const DeviceComm& comm, const Call& call,
+                                        GridBarrier* kept) {
     if (call.kernel == kCopy) {
         copy_by_others(block(), call);
         return kKcclOk;
@@ -47,19 +20,22 @@ KCCL_DEVICE Status make_grid_call(const DeviceComm& comm, const Call& call, Grid
     return status;
 }
 
-template <uint32_t KERNELS, class T, class Op>
+// Called by all threads of all blocks.
+template <uint64_t KERNELS, class T, class Op>
 KCCL_DEVICE void make_grid_calls(const DeviceComm& comm, const Call* calls, uint32_t count,
                                  GridBarrier* kept) {
     Status status = kKcclOk;
+    const auto by_grid = [&](auto collective) { return collective(grid(), comm); };
     for (uint32_t i = 0; i < count && status == kKcclOk; ++i) {
         const Call call = mem::load_plain(calls + i);
-        status = make_grid_call<KERNELS, T, Op>(comm, call, kept);
+        status = make_by<MadeByUsers, KERNELS, T, Op>(
+            by_grid, call, [&] { return make_other_grid_call(comm, call, kept); });
     }
 }
 
 namespace kernels {
 
-template <bool KEEPS, uint32_t KERNELS, class T, class Op>
+template <bool KEEPS, uint64_t KERNELS, class T, class Op>
 KCCL_KERNEL void grid_sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls,
                                uint32_t count, uint32_t) {
     if constexpr (KEEPS) {

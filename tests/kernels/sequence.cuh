@@ -1,26 +1,10 @@
 // Many calls in one launch: between them nothing orders memory but the calls themselves.
+// sim_machine.py includes collectives/*.cuh before this file.
 #pragma once
 
-#include <kccl/kernels/all_gather_pull_simple.cuh>
-#include <kccl/kernels/all_gather_push_simple.cuh>
-#include <kccl/kernels/all_reduce_one_shot_pull_simple.cuh>
-#include <kccl/kernels/all_reduce_one_shot_sentinel.cuh>
-#include <kccl/kernels/all_reduce_two_shot_push_simple.cuh>
-#include <kccl/kernels/all_reduce_two_shot_sentinel.cuh>
-#include <kccl/kernels/broadcast_push_simple.cuh>
-#include <kccl/kernels/reduce_scatter_pull_simple.cuh>
-#include <kccl/kernels/reduce_scatter_push_simple.cuh>
-
-#include "copies.cuh"
+#include "made.cuh"
 
 namespace kccl {
-
-// KERNELS: bits of the KcclKernel that the list may hold, so that no others are compiled; likewise
-// EXCHANGES: bits of a grid_exchange's forms.
-template <uint32_t KERNELS>
-KCCL_DEVICE constexpr bool has(uint32_t kernel) {
-    return (KERNELS >> kernel & 1u) != 0;
-}
 
 struct alignas(8) ShortSlice {
     uint8_t bytes[256];
@@ -92,7 +76,7 @@ KCCL_DEVICE Status exchange_reduced(const DeviceComm& comm, const Call& call) {
     return status;
 }
 
-// Every form of an exchange, by call.peer.
+// Every form of an exchange, by call.peer. EXCHANGES: bits of the forms that the list may hold.
 template <uint32_t EXCHANGES, class T, class Op>
 KCCL_DEVICE Status make_exchange(const DeviceComm& comm, const Call& call) {
     constexpr mem::Order kRelaxed = mem::Order::kRelaxed;
@@ -118,110 +102,11 @@ KCCL_DEVICE Status make_exchange(const DeviceComm& comm, const Call& call) {
     return kKcclForked;
 }
 
-// Called by all threads of the channel's coop. T, Op: of every reduction in the list.
-template <uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op, class Coop>
-KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
+// A call of no collective. Called by all threads of the channel's coop.
+template <uint64_t KERNELS, uint32_t EXCHANGES, class T, class Op, class Coop>
+KCCL_DEVICE Status make_other_call([[maybe_unused]] Channel<Coop>& channel, const Call& call) {
     [[maybe_unused]] const Coop coop = channel.coop();
     [[maybe_unused]] const DeviceComm& comm = channel.comm();
-    [[maybe_unused]] const Slice all = {0, call.count};
-    if constexpr (has<KERNELS>(kKcclAllReduceOneShotLl16)) {
-        if (call.kernel == kKcclAllReduceOneShotLl16) {
-            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
-                                [&](T* out, const T* in, uint32_t count) {
-                                    return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
-                                });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllReduceOneShotSentinel)) {
-        if (call.kernel == kKcclAllReduceOneShotSentinel) {
-            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
-                                [&](T* out, const T* in, uint32_t count) {
-                                    return all_reduce_one_shot_sentinel<T, Op>(channel, out, in,
-                                                                               count);
-                                });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllReduceTwoShotSentinel)) {
-        if (call.kernel == kKcclAllReduceTwoShotSentinel) {
-            return in_rounds<T>(channel, call, all, two_shot_sentinel_bytes(comm),
-                                [&](T* out, const T* in, uint32_t count) {
-                                    return all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
-                                                                               count);
-                                });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllReduceTwoShotPushSimple)) {
-        if (call.kernel == kKcclAllReduceTwoShotPushSimple) {
-            return all_reduce_two_shot_push_simple<T, Op>(channel, output_of<T>(call),
-                                                          input_of<T>(call), call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllReduceOneShotPullSimple)) {
-        if (call.kernel == kKcclAllReduceOneShotPullSimple) {
-            return all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call),
-                                                          input_of<T>(call), call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclReduceScatterDirectLl16)) {
-        if (call.kernel == kKcclReduceScatterDirectLl16) {
-            return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
-                                [&](T* out, const T* in, uint32_t count) {
-                                    return reduce_scatter_direct_ll16<T, Op>(channel, out, in,
-                                                                             count, call.count);
-                                });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclReduceScatterPullSimple)) {
-        if (call.kernel == kKcclReduceScatterPullSimple) {
-            return reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                                     call.count, call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclReduceScatterPushSimple)) {
-        if (call.kernel == kKcclReduceScatterPushSimple) {
-            return reduce_scatter_push_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
-                                                     call.count, call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllGatherDirectLl16)) {
-        if (call.kernel == kKcclAllGatherDirectLl16) {
-            return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
-                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                          return all_gather_direct_ll16(channel, out, in, count,
-                                                                        call.count);
-                                      });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllGatherPullSimple)) {
-        if (call.kernel == kKcclAllGatherPullSimple) {
-            return all_gather_pull_simple(channel, output_of<uint8_t>(call),
-                                          input_of<uint8_t>(call), call.count, call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclAllGatherPushSimple)) {
-        if (call.kernel == kKcclAllGatherPushSimple) {
-            return all_gather_push_simple(channel, output_of<uint8_t>(call),
-                                          input_of<uint8_t>(call), call.count, call.count);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclBroadcastDirectLl16)) {
-        if (call.kernel == kKcclBroadcastDirectLl16) {
-            return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
-                                      [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                          return broadcast_direct_ll16(channel, out, in, count,
-                                                                       call.peer);
-                                      });
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclBroadcastPushSimple)) {
-        if (call.kernel == kKcclBroadcastPushSimple) {
-            return broadcast_push_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
-                                         call.count, call.peer);
-        }
-    }
-    if constexpr (has<KERNELS>(kKcclBarrierDirect)) {
-        if (call.kernel == kKcclBarrierDirect) return barrier_direct(channel);
-    }
     if constexpr (has<KERNELS>(kCopy)) {
         if (call.kernel == kCopy) {
             copy_by_others(coop, call);
@@ -255,11 +140,18 @@ KCCL_DEVICE Status make_call([[maybe_unused]] Channel<Coop>& channel, const Call
     return kKcclForked;
 }
 
+// Called by all threads of the channel's coop. T, Op: of every reduction in the list.
+template <uint64_t KERNELS, uint32_t EXCHANGES, class T, class Op, class Coop>
+KCCL_DEVICE Status make_call(Channel<Coop>& channel, const Call& call) {
+    return make_by<Made, KERNELS, T, Op>(
+        channel, call, [&] { return make_other_call<KERNELS, EXCHANGES, T, Op>(channel, call); });
+}
+
 namespace kernels {
 
 // `calls`: `count` for each coop of the grid. Every `at_a_time` calls the channel is closed and
 // opened again.
-template <class Coop, uint32_t KERNELS, uint32_t EXCHANGES, class T, class Op>
+template <class Coop, uint64_t KERNELS, uint32_t EXCHANGES, class T, class Op>
 KCCL_KERNEL void sequence(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                           uint32_t at_a_time) {
     const Coop coop;

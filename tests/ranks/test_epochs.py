@@ -9,6 +9,7 @@ import time
 import numpy as np
 import oracle
 import pytest
+from collectives import all_gather, reduce_scatter
 from programs import random_program, run_program
 
 import kccl
@@ -46,14 +47,14 @@ def reduce_long(comm, algorithm, number):
 def gather_long(comm, algorithm, number):
     inputs = [oracle.exact("int32", "sum", 1024, rank, number) for rank in range(comm.world_size)]
     out = comm.all_gather(inputs[comm.rank], algorithm=algorithm)
-    oracle.assert_same(out.reshape(-1), oracle.all_gather(inputs), algorithm, number, comm.rank)
+    oracle.assert_same(out.reshape(-1), all_gather.want(inputs), algorithm, number, comm.rank)
 
 
 def scatter_long(comm, algorithm, number):
     size = comm.world_size
     inputs = [oracle.exact("int32", "sum", 1024 * size, rank, number) for rank in range(size)]
     out = comm.reduce_scatter(inputs[comm.rank], algorithm=algorithm)
-    want = oracle.reduce_scatter(inputs, "sum", comm.rank)
+    want = reduce_scatter.want(inputs, comm.rank, op="sum")
     oracle.assert_same(out, want, algorithm, number, comm.rank)
 
 

@@ -21,17 +21,17 @@ class Copies:
         for rank, values in enumerate(array.values):
             nbytes = values.nbytes
             want = np.tile(values.view(np.uint8), num_blocks)
-            at = self._place(rank, want, is_written=True, what="result as others read it")
-            source, out = (self._address(rank, each) for each in (array.offsets[rank], at))
+            at = self.place(rank, want, is_written=True, what="result as others read it")
+            source, out = (self.address(rank, each) for each in (array.offsets[rank], at))
             self.call(actor, rank, COPY, input=source, output=out, count=nbytes, channel=nbytes)
 
     def overwrite(self, actor, array):
         """Other threads of the coop write the input of the call before."""
-        for rank, values in enumerate(self._bytes(array.values[0].nbytes)):
-            at = self._place(rank, values, is_written=False)
+        for rank, values in enumerate(self.random_bytes(array.values[0].nbytes)):
+            at = self.place(rank, values, is_written=False)
             where = array.offsets[rank]
             self._want[rank][where : where + values.nbytes] = values
-            source, out = self._address(rank, at), self._address(rank, where)
+            source, out = self.address(rank, at), self.address(rank, where)
             self.call(actor, rank, COPY, input=source, output=out, count=values.nbytes)
 
     def share_out(self, nbytes, sync, *, across=False):
@@ -43,22 +43,22 @@ class Copies:
             across: The board is that of the next rank.
         """
         num_blocks = self._num_readers
-        values = self._bytes(nbytes * num_blocks)
+        values = self.random_bytes(nbytes * num_blocks)
         boards = [0] * self.world_size
         for rank in self.ranks:
             source = (rank - across) % self.world_size
-            boards[rank] = self._place(rank, values[source], is_written=True, what="board")
+            boards[rank] = self.place(rank, values[source], is_written=True, what="board")
         for rank in self.ranks:
-            at = self._place(rank, values[rank], is_written=False)
+            at = self.place(rank, values[rank], is_written=False)
             reader = (rank + across) % self.world_size
-            source, board = self._address(rank, at), self._address(reader, boards[reader])
+            source, board = self.address(rank, at), self.address(reader, boards[reader])
             each = {"count": nbytes, "peer": nbytes, "channel": nbytes, "share": 1}
             self.call(0, rank, COPY, input=source, output=board, **each)
         sync()
         for rank in self.ranks:
             want = np.tile(values[(rank - across) % self.world_size], num_blocks)
-            at = self._place(rank, want, is_written=True, what="board as each block reads it")
-            board, out = self._address(rank, boards[rank]), self._address(rank, at)
+            at = self.place(rank, want, is_written=True, what="board as each block reads it")
+            board, out = self.address(rank, boards[rank]), self.address(rank, at)
             each = {"count": nbytes * num_blocks, "channel": nbytes * num_blocks}
             self.call(0, rank, COPY, input=board, output=out, **each)
 
@@ -84,14 +84,14 @@ class Copies:
         consumers = max(threads - warp_size, warp_size)
         place = np.arange(min(num_words, num_taken), dtype=np.uint64)
         thread = (place % _STAGE_WORDS % consumers).astype(int)
-        for rank, x in enumerate(self._bytes(num_words * 4)):
+        for rank, x in enumerate(self.random_bytes(num_words * 4)):
             words = x.view(np.uint32)
             want = np.zeros(threads, np.uint64)
             np.add.at(want, thread, words[: place.size].astype(np.uint64) * (place + 1))
-            begin = self._place(rank, words, is_written=False, align=16)
-            end = self._place(rank, want, is_written=True, what="sums of a stream")
+            begin = self.place(rank, words, is_written=False, align=16)
+            end = self.place(rank, want, is_written=True, what="sums of a stream")
             call = {"kernel": LL16, "input": begin, "output": end}
-            call |= {name: self._address(rank, call[name]) for name in ("input", "output")}
+            call |= {name: self.address(rank, call[name]) for name in ("input", "output")}
             data = self._pack(rank, [[call | {"count": num_words, "peer": in_flight}]])
             launch = self.world.launch(rank, kernel, _Call.from_buffer(data), block=threads)
             self._launches[rank].append(launch)

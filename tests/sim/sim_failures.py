@@ -1,11 +1,53 @@
 """The calls of a sim_programs.Script that go on behind a failure."""
 
+import collectives
 import numpy as np
-from sim_machine import BARRIER, BROADCAST, GATHER, LL16, NUMBERS, SCATTER, compiled
+import oracle
+from sim_machine import LL16, MAKES, NUMBERS, compiled
 
-_COUNT = 12  # elements of a call that is not refused
-# Of a call, as in kernels/failures.cuh.
-_NOT_MADE, _FAILS = 1, 2
+from kccl.plan.specs import BY_NAME, Counts
+
+# As in kernels/failures.cuh: elements of a call that is not refused, and what `fit` says.
+COUNT = 12
+NOT_MADE, FAILS = 1, 2
+
+
+def go_on_kernel(kinds, at_a_time, coop, warp_size, csrc):
+    """The kernel of kernels/failures.cuh, for lists of these kinds of calls."""
+    bits = sum(1 << NUMBERS[kind] for kind in set(kinds))
+    name = f"kccl::kernels::go_on<{at_a_time}, {bits}ull, kccl::{coop}>"
+    return compiled("failures.cuh", name, warp_size, csrc, MAKES)
+
+
+def going_on(kind, rank, world_size, actor, index, count):
+    """One call of `count` elements: its input, its right result, and fields of KcclCall.
+
+    All elements of the first chunk of the result are equal.
+    """
+    # Signals go to the next rank. Elsewhere it is the root.
+    neighbours = {"signal": (rank + 1) % world_size, "wait": (rank - 1) % world_size}
+    peer = neighbours.get(kind, index % world_size)
+    spec = BY_NAME[kind]
+    table = collectives.load(spec.collective) if spec.collective in collectives.NAMES else None
+    size = count * world_size if table and table.HAS_CHUNKS else count
+    unit = index + 3 * actor + 1
+    inputs = [np.full(size, unit * (r + 1), np.float32) for r in range(world_size)]
+    result = np.zeros(0, np.float32)
+    if hasattr(table, "want"):
+        result = table.want(inputs, rank, root=peer)
+    elif kind == "get":
+        result = inputs[rank]
+    elif kind == "grid_exchange":
+        result = oracle.all_reduce(inputs, "sum")
+    # A rank whose result is its input need not write it: the root of a broadcast.
+    is_checked = result.size and not (table and np.array_equal(result, inputs[rank]))
+    counts_bytes = spec.counts in (Counts.BYTES, Counts.CHUNK_BYTES)
+    fields = {
+        "count": count * inputs[rank].itemsize if counts_bytes else count,
+        "share": int(result[0]) if is_checked else 0,
+        **{"peer": peer, "channel": actor},
+    }
+    return inputs[rank], result, fields
 
 
 class Failures:
@@ -24,9 +66,7 @@ class Failures:
         """
         self._flush()
         num_actors = blocks * (1 if coop == "Block" else threads // self.machine.warp_size)
-        bits = sum(1 << NUMBERS[kind] for kind in {LL16, BROADCAST, BARRIER, *calls})
-        name = f"kccl::kernels::go_on<{at_a_time}, {bits}u, kccl::{coop}>"
-        kernel = compiled("failures.cuh", name, self.machine.warp_size, self.machine.csrc)
+        kernel = go_on_kernel(calls, at_a_time, coop, self.machine.warp_size, self.machine.csrc)
         for rank in self.ranks:
             lists = []
             for actor in range(num_actors):
@@ -34,18 +74,18 @@ class Failures:
                 for index, kind in enumerate(calls):
                     is_one = {(rank, actor, index), (None, actor, index)}
                     is_empty = kind == LL16 and index % 4 == 3
-                    count = 0 if is_empty else _COUNT
+                    count = 0 if is_empty else COUNT
                     if is_one & set(refused):
                         # Longer than any message and any exchange.
                         count = self.machine.exchange_bytes // 4 + 1
                     call = self._going_on(rank, actor, index, kind, count)
-                    fit = _NOT_MADE if is_one & set(absent) else 0
+                    fit = NOT_MADE if is_one & set(absent) else 0
                     # The blocks of a rank that lacks one cannot meet.
                     if kind == "grid_sync" and any(a[0] == rank and a[2] <= index for a in absent):
-                        fit = fit or _FAILS
+                        fit = fit or FAILS
                     lists[-1].append({**call, "fit": fit})
             wrong = np.zeros(num_actors, np.uint32)
-            at = self._place(rank, wrong, is_written=False, what="words of coops that went wrong")
+            at = self.place(rank, wrong, is_written=False, what="words of coops that went wrong")
             self._watched.append((rank, at, at + wrong.nbytes))
             words = self._memory[rank][at : at + wrong.nbytes].view(np.uint32)
             arguments = self.world.device_comm(rank), self._pack(rank, lists), np.uint32(len(calls))
@@ -53,22 +93,9 @@ class Failures:
             self._launches[rank].append(launch)
 
     def _going_on(self, rank, actor, index, kind, count):
-        """One call; all elements of the first chunk of its result are equal."""
-        size = self.world_size
-        # The root; signals go to the next rank.
-        peer = {"signal": (rank + 1) % size, "wait": (rank - 1) % size}.get(kind, index % size)
-        unit = index + 3 * actor + 1
-        sent = np.full(count * (size if kind == SCATTER else 1), unit * (rank + 1), np.float32)
-        at = self._place(rank, sent, is_written=False)
-        result = np.zeros(count * (size if kind == GATHER else 1), np.float32)
-        out = self._place(rank, result, is_written=True)
-        want = {
-            BROADCAST: unit * (peer + 1) * (rank != peer),
-            GATHER: unit,
-            "get": unit * (rank + 1),
-            **dict.fromkeys((BARRIER, "grid_sync", "signal", "wait"), 0),
-        }
-        share = want.get(kind, unit * size * (size + 1) // 2)
-        where = {"input": self._address(rank, at), "output": self._address(rank, out)}
-        fields = {"count": count, "share": share, "peer": peer, "channel": actor}
+        """One call, with its arrays."""
+        sent, result, fields = going_on(kind, rank, self.world_size, actor, index, count)
+        at = self.place(rank, sent, is_written=False)
+        out = self.place(rank, result, is_written=True)
+        where = {"input": self.address(rank, at), "output": self.address(rank, out)}
         return {"kernel": kind, **fields, **where}

@@ -37,10 +37,10 @@ class Launches:
     def exchange_of_grid(self, nbytes):
         """A launch of the kernel grid_exchange, whose blocks publish slices of `nbytes`."""
         _, blocks, _, _ = self._group
-        values = self._bytes(nbytes * blocks)
+        values = self.random_bytes(nbytes * blocks)
         want = np.tile(np.concatenate(values), blocks)
         for rank in self.ranks:
-            at = self._place(rank, values[rank], is_written=False)
-            out = self._place(rank, want, is_written=True, what=f"slices of {nbytes} bytes")
-            where = {"input": self._address(rank, at), "output": self._address(rank, out)}
+            at = self.place(rank, values[rank], is_written=False)
+            out = self.place(rank, want, is_written=True, what=f"slices of {nbytes} bytes")
+            where = {"input": self.address(rank, at), "output": self.address(rank, out)}
             self.call(0, rank, "grid_exchange", count=nbytes, peer=0, **where)

@@ -13,6 +13,10 @@ from kccl.sim.library import load
 from kccl.sim.machine import Simulation
 
 KERNELS = Path(__file__).parents[1] / "kernels"
+# How the kernels below make the calls of each collective.
+MAKES = "".join(
+    f'#include "collectives/{path.name}"\n' for path in sorted(KERNELS.glob("collectives/*.cuh"))
+)
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 TWO_SHOT_SENTINEL = "all_reduce_two_shot_sentinel"
@@ -30,6 +34,7 @@ BARRIER = "barrier_direct"
 # A copy by other threads than those of the library's calls: see kernels/copies.cuh.
 COPY = "copy"
 NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS)}
+UNTOUCHED = 0xB5  # what memory holds that a call has not written
 # A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024
 # The kernels of GPUs, which are those that kernels/sequence.cuh can call.
@@ -97,9 +102,9 @@ class Outcome:
 
 
 @lru_cache(maxsize=256)
-def compiled(file, kernel, warp_size, csrc):
-    """A kernel of a file in tests/kernels, compiled with this device source."""
-    source = (KERNELS / file).read_text()
+def compiled(file, kernel, warp_size, csrc, before=""):
+    """A kernel of a file in tests/kernels, compiled with this device source, behind some text."""
+    source = before + (KERNELS / file).read_text()
     path = cache.compile_sim(
         source, [kernel], warp_size=warp_size, name=file, include_dirs=[KERNELS], csrc=csrc
     )
@@ -125,7 +130,7 @@ def sequence(machine, coop, kinds, exchanges, dtype, op):
     element_and_op = ", ".join(expression.partition("<")[2].split(", ")[:2])
     if coop in ("Grid", "OpenGrid"):
         keeps = str(coop == "OpenGrid").lower()
-        name = f"kccl::kernels::grid_sequence<{keeps}, {bits}u, {element_and_op}>"
-        return compiled("grids.cuh", name, machine.warp_size, machine.csrc)
-    name = f"kccl::kernels::sequence<kccl::{coop}, {bits}u, {forms}u, {element_and_op}>"
-    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc)
+        name = f"kccl::kernels::grid_sequence<{keeps}, {bits}ull, {element_and_op}>"
+        return compiled("grids.cuh", name, machine.warp_size, machine.csrc, MAKES)
+    name = f"kccl::kernels::sequence<kccl::{coop}, {bits}ull, {forms}u, {element_and_op}>"
+    return compiled("sequence.cuh", name, machine.warp_size, machine.csrc, MAKES)

@@ -8,21 +8,19 @@ from collections import Counter
 from dataclasses import astuple, dataclass, field
 from itertools import product
 
+import _support  # noqa: F401  # so that collectives is found
+import collectives
 import numpy as np
-from sim_machine import LL16, SENTINEL, STAGING_BYTES, Machine
+from sim_machine import LL16, SENTINEL, Machine
 from sim_programs import Script
+from sim_rows import SIZES, num_bytes, num_elements, stages
 
 from kccl.jit import cache
-from kccl.plan.specs import SPECS
+from kccl.plan.specs import BY_NAME, SPECS
 
-# In bytes. None: an odd number of elements, or of bytes for a call that counts bytes.
-SIZES = {"0": 0, "8": 8, "odd": None, "8K": 8192, "64K": 65536}
 DTYPES = ("float32", "bfloat16")
-_ODD = 37
 _LONG = 8192
 _CHANNELS = 4
-# The staging is short, so a message takes more rounds through it than in packets.
-_MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -44,98 +42,33 @@ class Cell:
         return {str(cell): cell for cell in CELLS}[name]
 
 
-# ---- One call of a cell's collective -----------------------------------------------------------
-
-
-def _count(script, size):
-    itemsize = script.inputs(1)[0].itemsize
-    return _ODD if SIZES[size] is None else SIZES[size] // itemsize
-
-
-def _num_bytes(size):
-    return _ODD if SIZES[size] is None else SIZES[size]
-
-
-def _of(collective):
-    """The kernels among which a call of the collective chooses on GPUs, and so on the simulator."""
-    return [spec for spec in SPECS if spec.collective == collective and "sim" in spec.targets]
-
-
-def _any_of(collective, rng, nbytes, num_parts):
-    """Any of its kernels; one that stages the message only if its part takes few rounds."""
-    specs = _of(collective)
-    spec = specs[rng.integers(len(specs))]
-    is_short = nbytes <= _MOST_ROUNDS * STAGING_BYTES // num_parts
-    return (spec if is_short or not _stages(spec) else specs[0]).name
-
-
-def _stages(spec):
-    """Whether long messages go through the staging in rounds, without packets."""
-    return spec.protocol == "simple"
-
-
-def _all_reduce(kernel):
-    def add(script, actors, size, rng):
-        in_place = bool(rng.integers(2))
-        shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
-        for actor in actors:
-            script.reduce(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
-
-    return add
-
-
-def _reduce_scatter(script, actors, size, rng):
-    in_place = bool(rng.integers(2))
-    shifts = tuple(rng.choice([0, 0, 4], 2).tolist())
-    kernel = _any_of("reduce_scatter", rng, _num_bytes(size), script.world_size)
-    for actor in actors:
-        script.scatter(actor, kernel, _count(script, size), in_place=in_place, shifts=shifts)
-
-
-def _all_gather(script, actors, size, rng):
-    in_place = bool(rng.integers(2))
-    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
-    kernel = _any_of("all_gather", rng, _num_bytes(size), script.world_size)
-    for actor in actors:
-        script.gather(actor, kernel, _num_bytes(size), in_place=in_place, shifts=shifts)
-
-
-def _broadcast(script, actors, size, rng):
-    root = int(rng.integers(script.world_size))
-    shifts = tuple(rng.choice([0, 0, 3], 2).tolist())
-    kernel = _any_of("broadcast", rng, _num_bytes(size), 1)
-    for actor in actors:
-        script.broadcast(actor, _num_bytes(size), root, kernel=kernel, shifts=shifts)
+# ---- One call of a cell, where it is none of a collective in tests/support/collectives -----------
 
 
 def _put_signal_wait(script, actors, size, rng):
     anyone = bool(rng.integers(2))
     for actor in actors:
-        script.signal_ring(actor, _num_bytes(size), anyone=anyone)
-
-
-def _barrier(script, actors, size, rng):
-    pulls = bool(rng.integers(2))
-    for actor in actors:
-        script.barrier_ring(actor, _num_bytes(size), pulls=pulls)
+        script.signal_ring(actor, num_bytes(size), anyone=anyone)
 
 
 def _grid_sync(script, actors, size, rng):
     """Every block reduces, and after the sync reduces what another block reduced."""
     kernel = str(rng.choice([LL16, SENTINEL]))
-    results = [script.reduce(actor, kernel, _count(script, size)) for actor in actors]
+    results = [script.all_reduce(actor, kernel, num_elements(script, size)) for actor in actors]
     is_narrow = script.machine.epoch_bits == 4
     script.grid_sync(int(rng.integers(4, 9) if is_narrow else rng.integers(1, 3)))
     if SIZES[size] != 65536:
         for actor in actors:
             source = results[(actor + 1) % len(actors)]
-            script.reduce(actor, LL16, _count(script, size), source=source)
+            script.all_reduce(actor, LL16, num_elements(script, size), source=source)
 
 
 def _exchange(script, actors, size, rng):
     """Every block collects the slices of all, and then reduces what another block had reduced."""
     is_long = SIZES[size] == 65536
-    results = [] if is_long else [script.reduce(a, LL16, _count(script, size)) for a in actors]
+    results = (
+        [] if is_long else [script.all_reduce(a, LL16, num_elements(script, size)) for a in actors]
+    )
     is_narrow = script.machine.epoch_bits == 4
     times = int(rng.integers(4, 9) if is_narrow and not is_long else rng.integers(1, 3))
     reaches_all = bool(rng.integers(2))
@@ -144,23 +77,21 @@ def _exchange(script, actors, size, rng):
     orders = bool(results) or bool(rng.integers(2))
     some = {"orders": orders, "share": int(rng.choice([0, 0, 1, 2]))}
     if reaches_all and bool(rng.integers(2)):
-        count = _num_bytes(size) // script.inputs(1)[0].itemsize
+        count = num_bytes(size) // script.inputs(1)[0].itemsize
         script.exchange_reduced(count, times, **some)
     else:
-        nbytes = _num_bytes(size)
+        nbytes = num_bytes(size)
         script.exchange(nbytes, times, reaches_all=reaches_all, shifts=shifts, **some)
     for actor, source in zip(actors, results[1:] + results[:1], strict=False):
-        script.reduce(actor, LL16, _count(script, size), source=source)
+        script.all_reduce(actor, LL16, num_elements(script, size), source=source)
 
 
-# Each algorithm of all_reduce has a row of its own, the other collectives one for all of theirs.
+_OF_SPECS = {}
+for _name in dict.fromkeys(spec.collective for spec in SPECS):
+    _OF_SPECS |= collectives.load(_name).rows()
 COLLECTIVES = {
-    **{spec.name: _all_reduce(spec.name) for spec in _of("all_reduce")},
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "broadcast": _broadcast,
+    **_OF_SPECS,
     "put_signal_wait": _put_signal_wait,
-    "barrier": _barrier,
     "grid_sync": _grid_sync,
     "exchange": _exchange,
     "stage": None,  # in launches of its own
@@ -172,8 +103,7 @@ CELLS = tuple(
 # Collectives in which all blocks of a kernel take part.
 GRIDS = ("grid_sync", "exchange")
 # Short calls on the same channel, between those of a cell's collective.
-FILLING = tuple(spec.name for spec in _of("all_reduce") if not _stages(spec))
-FILLING += ("reduce_scatter", "all_gather", "broadcast", "barrier")
+FILLING = tuple(name for name in _OF_SPECS if name not in BY_NAME or not stages(BY_NAME[name]))
 _FILLERS = tuple(COLLECTIVES[name] for name in FILLING)
 
 
@@ -186,7 +116,7 @@ def script_of(cell, number, *, trace_events=0, csrc=cache.CSRC):
     With narrow epochs there are so many calls that the epochs wrap.
     """
     rng = np.random.default_rng([zlib.crc32(str(cell).encode()), number])
-    nbytes = _num_bytes(cell.size)
+    nbytes = num_bytes(cell.size)
     is_long = nbytes >= _LONG
     # Short calls take one round or several. For long calls the slots are only as long as needed,
     # because a scrub of long slots is slow.
@@ -238,7 +168,7 @@ def _exchange_bytes(cell):
     """Room for the slices of three blocks of all ranks; no more, because a scrub writes it all."""
     if cell.collective != "exchange":
         return 0
-    slice_bytes = -(-max(_num_bytes(cell.size), 1) // 64) * 64
+    slice_bytes = -(-max(num_bytes(cell.size), 1) // 64) * 64
     return -(-3 * cell.world_size * slice_bytes // 128) * 128
 
 

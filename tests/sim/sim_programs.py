@@ -4,7 +4,7 @@ must hold after them.
     script = Script(4, Machine(epoch_bits=4))
     script.begin(threads=64)
     for _ in range(20):
-        script.reduce(0, "all_reduce_one_shot_ll16", 37)
+        script.all_reduce(0, "all_reduce_one_shot_ll16", 37)
         script.broadcast(0, 100, root=2)
     outcome = script.run(seed=1)
     assert not outcome.kind, outcome
@@ -14,21 +14,22 @@ make their calls in one launch, of the kernel in kernels/sequence.cuh. An actor 
 launch, a block or a warp, with a channel of its own.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import _support  # noqa: F401  # so that oracle and worlds are found
+import collectives
 import ml_dtypes  # noqa: F401  # names bfloat16 to NumPy
 import numpy as np
 import oracle
-from sim_chunks import UNTOUCHED, Array, Chunks
 from sim_copies import Copies
+from sim_exchanges import Exchanges
 from sim_failures import Failures
 from sim_launches import Launches
 from sim_machine import (
     ALL_KINDS,
-    BARRIER,
-    BROADCAST,
     NUMBERS,
+    UNTOUCHED,
     Outcome,
     sequence,
 )
@@ -36,14 +37,24 @@ from worlds import World
 
 from kccl.base import abi
 from kccl.base.abi import ffi
-from kccl.plan.specs import BY_NAME, needs_floats
 
 _CAPACITY = 1 << 23  # bytes of a rank's memory; pages that are not used cost nothing
 _GAP = 16  # bytes between arrays, so that a write beyond an end shows
 
 
-class Script(Chunks, Copies, Failures, Launches):
-    """A program, made call by call. A method adds a call of all ranks: each gets its part of it."""
+@dataclass(frozen=True)
+class Array:
+    """An array of every rank: where it lies in the rank's memory, and what it holds in the end."""
+
+    offsets: tuple
+    values: tuple
+
+
+class Script(Copies, Exchanges, Failures, Launches):
+    """A program, made call by call. A method adds a call of all ranks: each gets its part of it.
+
+    Each collective has a method of its name, from its file in tests/support/collectives.
+    """
 
     def __init__(
         self,
@@ -91,7 +102,7 @@ class Script(Chunks, Copies, Failures, Launches):
 
     # ---- Memory ------------------------------------------------------------------------------
 
-    def _place(self, rank, values, *, is_written, shift=0, align=8, what=""):
+    def place(self, rank, values, *, is_written, shift=0, align=8, what=""):
         """Finds room for an array in the rank's memory, and returns its offset.
 
         Args:
@@ -112,7 +123,13 @@ class Script(Chunks, Copies, Failures, Launches):
         self._what[rank].append((at, what))
         return at
 
-    def _address(self, rank, offset):
+    def place_over(self, rank, want, before, **options):
+        """Room for an array that holds `before` until it is written."""
+        at = self.place(rank, want, is_written=True, **options)
+        self._initial[rank][at : at + before.nbytes] = before.view(np.uint8)
+        return at
+
+    def address(self, rank, offset):
         return self._memory[rank].ctypes.data + offset
 
     def inputs(self, count, *, armed=False):
@@ -129,7 +146,7 @@ class Script(Chunks, Copies, Failures, Launches):
                 words[(rank + self._salt) % 3 :: 3] = ~np.uint64(0)
         return inputs
 
-    def _bytes(self, nbytes):
+    def random_bytes(self, nbytes):
         """Each rank's bytes, different in every call."""
         self._salt += 1
         rng = np.random.default_rng(self._salt)
@@ -137,8 +154,13 @@ class Script(Chunks, Copies, Failures, Launches):
 
     def array(self, inputs, **options):
         """Puts the ranks' inputs of a call into memory."""
-        offsets = [self._place(r, x, is_written=False, **options) for r, x in enumerate(inputs)]
-        return Array(tuple(offsets), tuple(inputs))
+        offsets = [self.place(r, x, is_written=False, **options) for r, x in enumerate(inputs)]
+        return self.arrays(offsets, inputs)
+
+    @staticmethod
+    def arrays(offsets, values):
+        """The ranks' arrays at these offsets of their memory."""
+        return Array(tuple(offsets), tuple(values))
 
     # ---- Launches ----------------------------------------------------------------------------
 
@@ -207,61 +229,12 @@ class Script(Chunks, Copies, Failures, Launches):
         if kernel == "grid_exchange":
             self._forms.add(fields["peer"])
 
+    def call_on(self, actor, rank, kernel, source, result, count):
+        """call() on the arrays at these offsets of the rank's memory."""
+        where = {"input": self.address(rank, source), "output": self.address(rank, result)}
+        self.call(actor, rank, kernel, count=count, **where)
+
     # ---- Calls -------------------------------------------------------------------------------
-
-    def reduce(
-        self, actor, kernel, count, *, source=None, in_place=False, shifts=(0, 0), absent=()
-    ):
-        """An all_reduce. Returns its result, which may be the `source` of a later call.
-
-        Args:
-            source: The input; None for a new one.
-            absent: Ranks that do not make the call.
-        """
-        armed = needs_floats in BY_NAME[kernel].needs
-        values = self.inputs(count, armed=armed) if source is None else list(source.values)
-        want = oracle.all_reduce(values, self.op)
-        what = f"result of {kernel}, {count} {self.dtype}"
-        if in_place:
-            offsets = [self._place_over(r, want, values[r], what=what) for r in self.ranks]
-            source = out = Array(tuple(offsets), tuple(values))
-        else:
-            source = source or self.array(values, shift=shifts[0])
-            offsets = [
-                self._place(r, want, is_written=True, shift=shifts[1], what=what)
-                for r in self.ranks
-            ]
-            out = Array(tuple(offsets), (want,) * self.world_size)
-        for rank in set(self.ranks) - set(absent):
-            self.call(
-                *(actor, rank, kernel),
-                input=self._address(rank, source.offsets[rank]),
-                output=self._address(rank, out.offsets[rank]),
-                count=count,
-            )
-        return Array(out.offsets, (want,) * self.world_size)
-
-    def broadcast(self, actor, nbytes, root, *, kernel=BROADCAST, shifts=(0, 0)):
-        """A broadcast of `nbytes`."""
-        sent = self._bytes(nbytes)[root]
-        offsets = []
-        for rank in self.ranks:
-            is_root = rank == root
-            offset = self._place(
-                *(rank, sent),
-                is_written=not is_root,
-                shift=shifts[0 if is_root else 1],
-                what=f"{kernel} of {nbytes} bytes from {root}",
-            )
-            address = self._address(rank, offset)
-            where = {"input": address} if is_root else {"output": address}
-            self.call(actor, rank, kernel, count=nbytes, peer=root, **where)
-            offsets.append(offset)
-        return Array(tuple(offsets), (sent,) * self.world_size)
-
-    def barrier(self, actor):
-        for rank in self.ranks:
-            self.call(actor, rank, BARRIER)
 
     def grid_sync(self, times=1):
         """`times` syncs of all blocks; the call has the same index in each block's list."""
@@ -279,28 +252,28 @@ class Script(Chunks, Copies, Failures, Launches):
 
     def _put(self, actor, rank, peer, values):
         assert values.nbytes <= self._window_stride
-        at = self._place(rank, values, is_written=False)
+        at = self.place(rank, values, is_written=False)
         self.call(
             *(actor, rank, "put"),
-            input=self._address(rank, at),
+            input=self.address(rank, at),
             output=self._in_window(peer, actor),
             count=values.nbytes,
             peer=peer,
         )
 
     def _get(self, actor, rank, peer, values, what):
-        at = self._place(rank, values, is_written=True, what=what)
+        at = self.place(rank, values, is_written=True, what=what)
         self.call(
             *(actor, rank, "get"),
             input=self._in_window(peer, actor),
-            output=self._address(rank, at),
+            output=self.address(rank, at),
             count=values.nbytes,
             peer=peer,
         )
 
     def signal_ring(self, actor, nbytes, *, anyone=False):
         """Puts bytes to the right neighbour and signals; a signal back says that they were read."""
-        values = self._bytes(nbytes)
+        values = self.random_bytes(nbytes)
         there, back = 2 * actor, 2 * actor + 1
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
@@ -314,7 +287,7 @@ class Script(Chunks, Copies, Failures, Launches):
 
     def barrier_ring(self, actor, nbytes, *, pulls=False):
         """Bytes to the right neighbour's window, or pulled out of it, between barriers."""
-        values = self._bytes(nbytes)
+        values = self.random_bytes(nbytes)
         for rank in self.ranks:
             right, left = (rank + 1) % self.world_size, (rank - 1) % self.world_size
             self._put(actor, rank, rank if pulls else right, values[rank])
@@ -381,3 +354,7 @@ class Script(Chunks, Copies, Failures, Launches):
                 f"{got[first]:#x}, must be {want[first]:#x}"
             )
         return ""
+
+
+for _name in collectives.NAMES:
+    setattr(Script, _name, collectives.load(_name).on_simulator)

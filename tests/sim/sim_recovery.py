@@ -2,35 +2,29 @@
 fails, later ones must fail too, and after reset() or shrink() all must be right again.
 """
 
+import collectives
 import numpy as np
+import oracle
 import pytest
-from sim_machine import (
-    BARRIER,
-    BROADCAST,
-    GATHER,
-    LL16,
-    NUMBERS,
-    PUSH,
-    SCATTER,
-    SENTINEL,
-    TWO_SHOT_SENTINEL,
-    compiled,
-)
+from programs import OF_DATA, algorithms_for
+from sim_failures import COUNT, NOT_MADE, go_on_kernel, going_on
+from sim_machine import LL16, NUMBERS, PUSH, SCATTER, SENTINEL
+from sim_rows import kernels_of
 
 import kccl
 from kccl.base.abi import ffi, lib
 from kccl.jit import cache
 
+# What users' kernels call.
+_FIRST = [kernels_of(collective)[0].name for collective in collectives.NAMES]
 KINDS = (
-    *(LL16, SENTINEL, SCATTER, "grid_exchange", GATHER, PUSH, "signal", "wait", "grid_sync"),
-    *(BROADCAST, "grid_exchange", BARRIER, SENTINEL, "grid_sync", "signal", "wait", LL16),
+    *(LL16, SENTINEL, SCATTER, "grid_exchange"),
+    *(PUSH, "signal", "wait", "grid_sync", *_FIRST),
+    *("grid_exchange", SENTINEL, "grid_sync", "signal", "wait", *reversed(_FIRST)),
 )
-ALGORITHMS = (LL16, SENTINEL, TWO_SHOT_SENTINEL, PUSH)
-BLOCKS, THREADS, COUNT = 2, 64, 12
+BLOCKS, THREADS = 2, 64
 MAX_BYTES, EXCHANGE_BYTES = 256, 2048
 SIGNAL = BLOCKS  # kernels use the others
-# Of a call, as in kernels/failures.cuh.
-NOT_MADE = 1
 
 
 class Worker:
@@ -66,9 +60,7 @@ class Worker:
             arrays.append(self._fill(calls[at], block, index, count))
             if (comm.rank, block, index) == absent:
                 calls[at].fit = NOT_MADE
-        bits = sum(1 << NUMBERS[kind] for kind in set(KINDS))
-        name = f"kccl::kernels::go_on<{len(KINDS)}, {bits}u, kccl::Block>"
-        kernel = compiled("failures.cuh", name, 32, cache.CSRC)
+        kernel = go_on_kernel(KINDS, len(KINDS), "Block", 32, cache.CSRC)
         wrong = np.zeros(BLOCKS, np.uint32)
         packed = np.frombuffer(bytearray(ffi.buffer(calls)), np.uint8)
         arguments = self.device_comm, packed, np.uint32(len(KINDS)), wrong
@@ -79,44 +71,30 @@ class Worker:
             assert not wrong.any(), wrong
 
     def _fill(self, call, block, index, count):
-        """One call; returns its arrays. All elements of the result's first chunk are equal."""
-        comm, kind = self.comm, KINDS[index]
-        size = comm.world_size
-        unit = index + 3 * block + 1
-        sent = np.full(count * size, unit * (comm.rank + 1), np.float32)
-        result = np.zeros(count * size, np.float32)
-        neighbours = {"signal": (comm.rank + 1) % size, "wait": (comm.rank - 1) % size}
-        call.peer = neighbours.get(kind, index % size)
-        call.kernel, call.count, call.channel = NUMBERS[kind], count, block
-        call.input, call.output = sent.ctypes.data, result.ctypes.data
-        sum_of_all = unit * size * (size + 1) // 2
-        shares = {
-            BROADCAST: unit * (call.peer + 1) * (comm.rank != call.peer),
-            GATHER: unit,
-            **dict.fromkeys((BARRIER, "grid_sync", "signal", "wait"), 0),
-        }
-        call.share = shares.get(kind, sum_of_all)
+        """One call; returns its arrays."""
+        kind, comm = KINDS[index], self.comm
+        sent, right, fields = going_on(kind, comm.rank, comm.world_size, block, index, count)
+        result = np.zeros_like(right)
+        where = {"input": sent.ctypes.data, "output": result.ctypes.data}
+        for name, value in {"kernel": NUMBERS[kind], **fields, **where}.items():
+            setattr(call, name, value)
         return sent, result
 
     def call(self):
         """The communicator's own calls, of every kind."""
         comm = self.comm
         size = comm.world_size
-        everyone = np.arange(1, size + 1, dtype=np.float32)
-        for algorithm in ALGORITHMS:
-            x = np.full(40, comm.rank + 1, np.float32)
-            comm.all_reduce(x, algorithm=algorithm)
-            assert (x == everyone.sum()).all(), algorithm
-        chunk = np.zeros(5, np.float32)
-        comm.reduce_scatter(np.repeat(everyone, 5), out=chunk)
-        assert (chunk == size * everyone[comm.rank]).all()
-        gathered = np.zeros((size, 3), np.float32)
-        comm.all_gather(np.full(3, everyone[comm.rank]), out=gathered)
-        assert (gathered == everyone[:, None]).all()
-        for root in range(size):
-            x = np.full(3, comm.rank)
-            comm.broadcast(x, root)
-            assert (x == root).all()
+        for collective in OF_DATA:
+            table = collectives.load(collective)
+            count = 40 * size if table.HAS_CHUNKS else 40
+            inputs = [np.full(count, rank + 1, np.float32) for rank in range(size)]
+            algorithms = algorithms_for(collective, size, "float32", "sim")
+            for number in range(max(size, len(algorithms))):
+                algorithm, root = algorithms[number % len(algorithms)], number % size
+                x = inputs[comm.rank].copy()
+                got = table.call(comm, x, op="sum", root=root, algorithm=algorithm)
+                want = table.want(inputs, comm.rank, root=root)
+                oracle.assert_same(got.reshape(-1), want, algorithm, root, comm.rank)
         comm.signal((comm.rank + 1) % size, signal_id=SIGNAL)
         comm.wait(signal_id=SIGNAL, peer=(comm.rank - 1) % size)
         comm.barrier()

@@ -131,7 +131,7 @@ def schedules_in(seconds):
     """Runs an all_reduce of 8 KB in bfloat16 of four ranks: the number of runs, and seconds."""
     script = Script(4, Machine(packet_bytes=8192), dtype="bfloat16")
     script.begin(threads=128, style="calls")
-    script.reduce(0, LL16, 4096)
+    script.all_reduce(0, LL16, 4096)
     count = 0
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:

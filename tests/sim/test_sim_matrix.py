@@ -100,7 +100,7 @@ def largest():
     script = Script(4, machine, kinds=(LL16, "grid_sync"))
     script.begin(threads=512, blocks=132)
     for block in range(132):
-        script.reduce(block, LL16, 5)
+        script.all_reduce(block, LL16, 5)
     script.grid_sync()
     outcome = script.run(1)
     return outcome, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -120,7 +120,7 @@ def smallest(threads, calls, csrc=cache.CSRC):
     script = Script(2, machine, kinds=(LL16,))
     script.begin(threads=threads)
     for _ in range(calls):
-        script.reduce(0, LL16, 2)
+        script.all_reduce(0, LL16, 2)
     return script
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import collectives
 import numpy as np
 import pytest
 
@@ -69,11 +70,9 @@ class FakeComm:
         self.world = world
         self.rank = rank
         self.world_size = world.world_size
-        self.all_reduce = FakeCollective("all_reduce", self._all_reduce)
-        self.all_gather = FakeCollective("all_gather", self._all_gather)
-        self.reduce_scatter = FakeCollective("reduce_scatter", self._reduce_scatter)
-        self.broadcast = FakeCollective("broadcast", self._broadcast)
-        self.barrier = FakeCollective("barrier", self._barrier)
+        for name in collectives.NAMES:
+            call = partial(collectives.load(name).fake, self)
+            setattr(self, name, FakeCollective(name, call))
 
     def gather_objects(self, item: Any) -> list[Any]:
         # The real one sends JSON.
@@ -81,31 +80,6 @@ class FakeComm:
 
     def algorithms(self, name: str) -> list[str]:
         return [f"{name}_one_shot_ll16", f"{name}_slow"]
-
-    def _all_reduce(self, x: np.ndarray, out: np.ndarray | None = None, op: str = "sum") -> None:
-        steps = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
-        inputs = self.world.exchange(self.rank, x.copy())
-        total = inputs[0]
-        for other in inputs[1:]:
-            total = steps[op](total, other)
-        result = x if out is None else out
-        result[:] = total
-        if self.world.broken:
-            self.world.broken(result, self.rank)
-
-    def _all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
-        out[:] = np.concatenate(self.world.exchange(self.rank, x.copy()))
-
-    def _reduce_scatter(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
-        assert op == "sum"
-        total = sum(self.world.exchange(self.rank, x.copy()))
-        out[:] = total[self.rank * out.size :][: out.size]
-
-    def _broadcast(self, x: np.ndarray, root: int = 0) -> None:
-        x[:] = self.world.exchange(self.rank, x.copy())[root]
-
-    def _barrier(self) -> None:
-        self.world.exchange(self.rank, None)
 
 
 class FakeCollective:

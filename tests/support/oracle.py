@@ -52,17 +52,6 @@ def all_reduce(inputs, op):
     return rounded
 
 
-def all_gather(inputs):
-    """What every rank gets from the ranks' arrays, one-dimensional."""
-    return np.concatenate([x.reshape(-1) for x in inputs])
-
-
-def reduce_scatter(inputs, op, rank):
-    """What `rank` gets: its chunk of the reduction, one-dimensional."""
-    count = inputs[0].size // len(inputs)
-    return all_reduce([x.reshape(-1)[rank * count :][:count] for x in inputs], op)
-
-
 def _extreme(a, b, of_numbers, zero_is_negative):
     zeros = (a == 0) & (b == 0)
     zero = np.where(zero_is_negative(np.signbit(a), np.signbit(b)), a.dtype.type(-0.0), 0)

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+import collectives
 import numpy as np
 import oracle
 
@@ -20,7 +21,7 @@ class Step:
     """One call of all ranks.
 
     Attributes:
-        wants: Each rank's result.
+        wants: Each rank's result; of a barrier none.
         late: The rank that calls late. If there is no such rank, none does.
     """
 
@@ -53,28 +54,22 @@ def _random_step(world_size, salt, rng, counts, num_channels):
     count = int(rng.choice(counts))
     root = int(rng.integers(world_size))
     names = algorithms_for(collective, world_size, dtype)
-    size = count * world_size if collective == "reduce_scatter" else count
+    of_it = collectives.load(collective)
+    size = count * world_size if of_it.HAS_CHUNKS else count
     inputs = tuple(oracle.exact(dtype, op, size, rank, salt) for rank in range(world_size))
+    wants = ()
+    if collective != "barrier":
+        wants = tuple(of_it.want(inputs, r, op=op, root=root) for r in range(world_size))
     return Step(
         collective,
         inputs,
-        tuple(_want(collective, inputs, op, root, rank) for rank in range(world_size)),
+        wants,
         op,
         root,
         str(rng.choice(["", *names])),
         int(rng.integers(num_channels)),
         int(rng.integers(3 * world_size)),
     )
-
-
-def _want(collective, inputs, op, root, rank):
-    if collective == "broadcast":
-        return inputs[root]
-    if collective == "all_gather":
-        return oracle.all_gather(inputs)
-    if collective == "reduce_scatter":
-        return oracle.reduce_scatter(inputs, op, rank)
-    return oracle.all_reduce(inputs, op)
 
 
 def run_program(comm, steps):
@@ -93,9 +88,6 @@ def run_program(comm, steps):
 
 
 def _make(comm, step, x):
+    call = collectives.load(step.collective).call
     keywords = {"algorithm": step.algorithm, "channel": step.channel}
-    if step.collective == "broadcast":
-        return comm.broadcast(x, step.root, **keywords)
-    if step.collective == "all_gather":
-        return comm.all_gather(x, **keywords)
-    return getattr(comm, step.collective)(x, op=step.op, **keywords)
+    return call(comm, x, op=step.op, root=step.root, **keywords)

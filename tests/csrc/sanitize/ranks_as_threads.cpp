@@ -1,10 +1,11 @@
 // Ranks as threads of one process: the host core and every kernel that the host has, under a
 // sanitizer, without Python. Exits with 1 at the first wrong result, or if a kernel was not called.
-// tests/csrc/test_sanitizers.py builds it, and writes two headers that world.h includes:
+// tests/csrc/test_sanitizers.py builds it, and writes two headers:
 //
 //     dtypes.h    kDtypes: the element types that the kernels were compiled for
 //     kernels.h   kKernels: every kernel that the host has
-//                 kAlgorithms: those of them among which a plan chooses
+//                 kAlgorithms: those of them among which a plan chooses, with their collectives,
+//                 each of which has a file in collectives/
 //
 // Kernels for GPUs only stay out: the simulator runs those. A kernel is one block here, so
 // grid_sync waits for nobody.
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "csrc/host/host.h"
+#include "kernels.h"
 #include "oracle.h"
 #include "world.h"
 
@@ -35,150 +37,13 @@ namespace {
 
 constexpr uint64_t kShortNs = 30'000'000;
 
-// ---- One checked call -------------------------------------------------------------------------
-
-struct Buffer {
-    explicit Buffer(uint64_t num_bytes, uint64_t misalignment)
-        : bytes(num_bytes + misalignment), data(bytes.data() + misalignment) {}
-    // Exactly as long as needed, so that AddressSanitizer guards the end.
-    std::vector<uint8_t> bytes;
-    uint8_t* data;
-};
-
-void all_reduce(const Rank& rank, int kernel, int dtype, int op, uint64_t count, int channel,
-                uint64_t seed, uint64_t misalignment, bool in_place) {
-    const int world_size = rank.comm.world_size;
-    Buffer in(count * kItemBytes[dtype], misalignment);
-    Buffer out(count * kItemBytes[dtype], misalignment);
-    for (uint64_t i = 0; i < count; ++i) {
-        const int value = oracle::input(op, seed, rank.comm.rank, i, world_size);
-        oracle::encode(in.data + i * kItemBytes[dtype], dtype, value);
-    }
-    uint8_t* result = in_place ? in.data : out.data;
-    call(rank, kernel, {result, in.data, count, 0, channel, dtype, op});
-    for (uint64_t i = 0; i < count; ++i) {
-        uint8_t wanted[8];
-        oracle::encode(wanted, dtype, oracle::reduced(op, seed, i, world_size));
-        check(memcmp(result + i * kItemBytes[dtype], wanted, kItemBytes[dtype]) == 0,
-              "kernel %d dtype %d op %d count %zu: element %zu on rank %d is wrong", kernel, dtype,
-              op, size_t(count), size_t(i), rank.comm.rank);
-    }
-}
-
-void broadcast(const Rank& rank, int kernel, int root, uint64_t num_bytes, int channel,
-               uint64_t seed, uint64_t misalignment) {
-    Buffer buffer(num_bytes, misalignment);
-    for (uint64_t i = 0; i < num_bytes; ++i) {
-        buffer.data[i] = rank.comm.rank == root ? uint8_t(oracle::mix(seed, 0, i)) : 0;
-    }
-    call(rank, kernel, {buffer.data, buffer.data, num_bytes, root, channel});
-    for (uint64_t i = 0; i < num_bytes; ++i) {
-        check(buffer.data[i] == uint8_t(oracle::mix(seed, 0, i)),
-              "kernel %d of %zu bytes from %d: byte %zu on rank %d is wrong", kernel,
-              size_t(num_bytes), root, size_t(i), rank.comm.rank);
-    }
-}
-
-// `count`: elements of one chunk.
-void reduce_scatter(const Rank& rank, int kernel, int dtype, int op, uint64_t count, int channel,
-                    uint64_t seed, uint64_t misalignment, bool in_place) {
-    const int world_size = rank.comm.world_size;
-    const uint64_t chunk_bytes = count * kItemBytes[dtype];
-    const uint64_t first = rank.comm.rank * count;
-    Buffer in(world_size * chunk_bytes, misalignment);
-    Buffer out(chunk_bytes, misalignment);
-    for (uint64_t i = 0; i < world_size * count; ++i) {
-        const int value = oracle::input(op, seed, rank.comm.rank, i, world_size);
-        oracle::encode(in.data + i * kItemBytes[dtype], dtype, value);
-    }
-    uint8_t* result = in_place ? in.data + first * kItemBytes[dtype] : out.data;
-    call(rank, kernel, {result, in.data, count, 0, channel, dtype, op});
-    for (uint64_t i = 0; i < count; ++i) {
-        uint8_t wanted[8];
-        oracle::encode(wanted, dtype, oracle::reduced(op, seed, first + i, world_size));
-        check(memcmp(result + i * kItemBytes[dtype], wanted, kItemBytes[dtype]) == 0,
-              "kernel %d dtype %d op %d count %zu: element %zu on rank %d is wrong", kernel, dtype,
-              op, size_t(count), size_t(i), rank.comm.rank);
-    }
-}
-
-// `num_bytes`: of one chunk.
-void all_gather(const Rank& rank, int kernel, uint64_t num_bytes, int channel, uint64_t seed,
-                uint64_t misalignment, bool in_place) {
-    const int world_size = rank.comm.world_size;
-    Buffer in(num_bytes, misalignment);
-    Buffer out(world_size * num_bytes, misalignment);
-    uint8_t* mine = in_place ? out.data + rank.comm.rank * num_bytes : in.data;
-    for (uint64_t i = 0; i < num_bytes; ++i) {
-        mine[i] = uint8_t(oracle::mix(seed, rank.comm.rank, i));
-    }
-    call(rank, kernel, {out.data, mine, num_bytes, 0, channel});
-    for (uint64_t i = 0; i < world_size * num_bytes; ++i) {
-        check(out.data[i] == uint8_t(oracle::mix(seed, i / num_bytes, i % num_bytes)),
-              "kernel %d of %zu bytes: byte %zu on rank %d is wrong", kernel, size_t(num_bytes),
-              size_t(i), rank.comm.rank);
-    }
-}
-
-// A call of a collective by one of its algorithms: a sum of float32, or plain bytes.
-void any_collective(const Rank& rank, const Algorithm& algorithm, uint64_t num_bytes, int channel,
-                    uint64_t seed) {
-    const auto [kernel, collective, needs_floats] = algorithm;
-    if (collective == "barrier") {
-        call(rank, kernel, {nullptr, nullptr, 0, 0, channel});
-    } else if (collective == "all_reduce") {
-        all_reduce(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0, false);
-    } else if (collective == "reduce_scatter") {
-        reduce_scatter(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
-                       false);
-    } else if (collective == "all_gather") {
-        all_gather(rank, kernel, num_bytes, channel, seed, 0, false);
-    } else if (collective == "broadcast") {
-        const int root = int(oracle::mix(seed, 5, 0) % uint64_t(rank.comm.world_size));
-        broadcast(rank, kernel, root, num_bytes, channel, seed, 0);
-    } else {
-        check(false, "kernel %d is of a new collective: give it a call here", kernel);
-    }
-}
-
 // ---- Scenarios --------------------------------------------------------------------------------
 
-// Every operator, and every length at which a slot, a packet or a line is filled, cut or
-// overfilled.
+// Every operator, and every length of kLengths.
 void matrix(const Rank& rank) {
-    const uint64_t lengths[] = {
-        8, 16, 24, 72, kPacketBytes, kStagingBytes - 8, kStagingBytes + 8, 3 * kStagingBytes + 40};
     uint64_t seed = 0;
-    for (const auto& [kernel, collective, needs_floats] : kAlgorithms) {
-        if (collective == "all_gather") {
-            for (const uint64_t length : lengths) {
-                all_gather(rank, kernel, length - seed % 8, 0, seed, seed % 3, seed % 5 < 2);
-                ++seed;
-            }
-        } else if (collective == "broadcast") {
-            for (int root = 0; root < rank.comm.world_size; ++root) {
-                for (const uint64_t length : lengths) {
-                    broadcast(rank, kernel, root, length - seed % 8, 1, seed, seed % 3);
-                    ++seed;
-                }
-            }
-        } else if (collective != "barrier") {
-            const bool is_whole = collective == "all_reduce";
-            for (const int dtype : kDtypes) {
-                if (needs_floats && oracle::is_integer(dtype)) continue;
-                for (int op = 0; op < kKcclNumOps; ++op) {
-                    if (op == kKcclAvg && oracle::is_integer(dtype)) continue;
-                    for (const uint64_t length : lengths) {
-                        // Every second message is one element shorter. Some begin on odd addresses.
-                        const uint64_t count =
-                            length / kItemBytes[dtype] - (seed % 2 && length > 8);
-                        const auto reduce = is_whole ? all_reduce : reduce_scatter;
-                        reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
-                        ++seed;
-                    }
-                }
-            }
-        }
+    for (const Algorithm& algorithm : kAlgorithms) {
+        algorithm.collective.matrix(rank, algorithm.kernel, algorithm.needs_floats, seed);
     }
 }
 
@@ -189,7 +54,7 @@ void mixture(const Rank& rank, int num_calls, uint64_t seed) {
         const int channel = int(oracle::mix(seed, 2, 0) % kNumChannels);
         const uint64_t num_bytes = 8 + oracle::mix(seed, 3, 0) % (2 * kStagingBytes);
         if (oracle::mix(seed, 4, rank.comm.rank) % 4 == 0) std::this_thread::yield();
-        any_collective(rank, algorithm, num_bytes, channel, seed);
+        algorithm.collective.any_call(rank, algorithm.kernel, num_bytes, channel, seed);
     }
 }
 
@@ -321,9 +186,7 @@ int main() {
         narrow.run([](Rank& rank) { mixture(rank, 300, 2000); });
         narrow.run(exchanges);
         for (const Algorithm& algorithm : kAlgorithms) {
-            // A broadcast's root waits for no rank, so a late rank that is not the root causes no
-            // time-out.
-            if (algorithm.collective != "broadcast") late_rank(world_size, algorithm.kernel);
+            if (algorithm.collective.waits_for_all) late_rank(world_size, algorithm.kernel);
         }
         abort_of_rank_0(world_size);
     }

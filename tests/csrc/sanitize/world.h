@@ -7,22 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "csrc/host/host.h"
 #include "csrc/include/kccl/device_comm.h"
-#include "dtypes.h"
 #include "oracle.h"
-
-// One of the kernels that run a collective.
-struct Algorithm {
-    int kernel;  // KcclKernel
-    std::string_view collective;
-    bool needs_floats;
-};
-#include "kernels.h"
 
 // Which kernels were called. Relaxed, so that it orders nothing that the calls do not.
 inline std::atomic<bool> called[kKcclNumKernels];

@@ -27,20 +27,20 @@ def _results_read_on(script):
     for count in (37, 2, 64):
         result = None
         for kernel in (LL16, SENTINEL, TWO_SHOT_SENTINEL, LL16):
-            result = script.reduce(0, kernel, count, source=result)
+            result = script.all_reduce(0, kernel, count, source=result)
 
 
 def _kinds_in_turn(script):
     script.begin(threads=2 * script.machine.warp_size, **_EARLY)
     for number in range(2):
-        script.reduce(0, LL16, 75)
+        script.all_reduce(0, LL16, 75)
         script.broadcast(0, 120, number)
-        script.scatter(0, SCATTER, 37, in_place=True)
+        script.reduce_scatter(0, SCATTER, 37, in_place=True)
         script.barrier(0)
-        script.gather(0, GATHER, 150, in_place=True)
-        script.reduce(0, PUSH, 250)
-        script.scatter(0, SCATTER_PUSH, 37)
-        script.gather(0, GATHER_PUSH, 150)
+        script.all_gather(0, GATHER, 150, in_place=True)
+        script.all_reduce(0, PUSH, 250)
+        script.reduce_scatter(0, SCATTER_PUSH, 37)
+        script.all_gather(0, GATHER_PUSH, 150)
         script.broadcast(0, 600, number, kernel=BROADCAST_PUSH)
 
 
@@ -55,7 +55,7 @@ def _one_sided(script):
 def _of_grids(script):
     script.begin(threads=script.machine.warp_size, blocks=3, **_EARLY)
     for number in range(3):
-        script.reduce(0, LL16, 150)
+        script.all_reduce(0, LL16, 150)
         script.grid_sync(1 + number)
         script.exchange_of_grid(20)
         script.exchange_of_grid(300)
@@ -70,7 +70,7 @@ def _chains(dependents):
         )
         for number in range(16):
             for actor in range(2):
-                script.reduce(actor, LL16, 2 + number)
+                script.all_reduce(actor, LL16, 2 + number)
 
     return make
 

@@ -23,12 +23,12 @@ from .program import NARROW, REFUSED, TIMED_OUT, Program
 def _add(script, kernel, count, number):
     """A call of `count` elements; of bytes, where the kernel counts these. Returns its result."""
     if kernel in (SCATTER, SCATTER_PUSH):
-        return script.scatter(0, kernel, count, in_place=number % 2 == 0)
+        return script.reduce_scatter(0, kernel, count, in_place=number % 2 == 0)
     if kernel in (GATHER, GATHER_PUSH):
-        return script.gather(0, kernel, count, in_place=number % 2 == 0)
+        return script.all_gather(0, kernel, count, in_place=number % 2 == 0)
     if kernel in (BROADCAST, BROADCAST_PUSH):
         return script.broadcast(0, count, number % script.world_size, kernel=kernel)
-    return script.reduce(0, kernel, count, in_place=number % 2 == 0)
+    return script.all_reduce(0, kernel, count, in_place=number % 2 == 0)
 
 
 def _read_at_once(kernel, per_turn, turns=(1, 2)):
@@ -55,7 +55,7 @@ def _inputs_overwritten(script):
     script.begin(threads=2 * script.machine.warp_size)
     for number, count in enumerate((150, 2, 37, 260)):
         source = script.array(script.inputs(count))
-        script.reduce(0, (LL16, SENTINEL)[number % 2], count, source=source)
+        script.all_reduce(0, (LL16, SENTINEL)[number % 2], count, source=source)
         script.overwrite(0, source)
 
 
@@ -77,7 +77,7 @@ def _blocks_that_share(kernel):
     def make(script):
         script.begin(threads=script.machine.warp_size, blocks=3, style="calls")
         for count in (150, 4, 500, 37, 12):
-            script.reduce(0, kernel, count)
+            script.all_reduce(0, kernel, count)
 
     return make
 
@@ -87,23 +87,23 @@ def _pushes_seldom(script):
     script.begin(threads=64)
     for number in range(40):
         if number % 11 < 2:
-            script.reduce(0, PUSH, 75)
+            script.all_reduce(0, PUSH, 75)
         else:
-            script.reduce(0, LL16, 2)
+            script.all_reduce(0, LL16, 2)
 
 
 def _sentinels_by_warps(script):
     script.begin(threads=2 * script.machine.warp_size, coop="Warp")
     for count in (2, 37, 60, 64, 3, 50):
         for actor in range(2):
-            script.reduce(actor, SENTINEL, count)
+            script.all_reduce(actor, SENTINEL, count)
 
 
 def _sentinels_opened_anew(script):
     """Each call opens the channel: only its own fences order it."""
     script.begin(threads=2 * script.machine.warp_size, at_a_time=1)
     for count in (2, 37, 64, 3, 64, 1, 37, 2, 64, 50, 64):
-        script.reduce(0, SENTINEL, count)
+        script.all_reduce(0, SENTINEL, count)
 
 
 def _last_words(kernel, most, period, long_ones):
@@ -112,7 +112,7 @@ def _last_words(kernel, most, period, long_ones):
     def make(script):
         script.begin(threads=64)
         for number in range(3 * period):
-            script.reduce(0, kernel, most if number % period in long_ones else 2)
+            script.all_reduce(0, kernel, most if number % period in long_ones else 2)
 
     return make
 

@@ -10,29 +10,29 @@ _SIX_BLOCKS = {**NARROW, "num_channels": 6, "exchange_bytes": 4096}
 
 def _grid(script):
     script.begin(threads=script.machine.warp_size, blocks=3)
-    results = [script.reduce(actor, LL16, 20) for actor in range(3)]
+    results = [script.all_reduce(actor, LL16, 20) for actor in range(3)]
     for _ in range(6):
         script.grid_sync()
-        results = [script.reduce(a, LL16, 20, source=results[(a + 1) % 3]) for a in range(3)]
+        results = [script.all_reduce(a, LL16, 20, source=results[(a + 1) % 3]) for a in range(3)]
 
 
 def _grids_of_many_sizes(script):
     for blocks in (3, 2, 3):
         script.begin(threads=script.machine.warp_size, blocks=blocks)
-        results = [script.reduce(actor, LL16, 8) for actor in range(blocks)]
+        results = [script.all_reduce(actor, LL16, 8) for actor in range(blocks)]
         script.grid_sync(4)
         for actor in range(blocks):
-            script.reduce(actor, LL16, 8, source=results[(actor + 1) % blocks])
+            script.all_reduce(actor, LL16, 8, source=results[(actor + 1) % blocks])
 
 
 def _exchanges(script):
     """After an exchange every block reduces what another block of its rank has reduced."""
     script.begin(threads=2 * script.machine.warp_size, blocks=3)
     for number, nbytes in enumerate((8, 0, 100, 100, 8, 20)):
-        results = [script.reduce(actor, LL16, 70) for actor in range(3)]
+        results = [script.all_reduce(actor, LL16, 70) for actor in range(3)]
         script.exchange(nbytes, reaches_all=number % 2 == 0)
         for actor in range(3):
-            script.reduce(actor, LL16, 70, source=results[(actor + 1) % 3])
+            script.all_reduce(actor, LL16, 70, source=results[(actor + 1) % 3])
 
 
 def _exchanges_in_a_row(script):
@@ -86,9 +86,9 @@ def _grid_calls(script):
     """Every block reads at once what the blocks of all ranks have made. Some have nothing to do."""
     script.begin(threads=2 * script.machine.warp_size, blocks=3, coop="Grid")
     for number, count in enumerate((150, 2, 37, 192)):
-        script.read_at_once(0, script.reduce(0, LL16, count))
-        script.read_at_once(0, script.scatter(0, SCATTER, count))
-        script.read_at_once(0, script.gather(0, GATHER, 4 * count + 1 - number))
+        script.read_at_once(0, script.all_reduce(0, LL16, count))
+        script.read_at_once(0, script.reduce_scatter(0, SCATTER, count))
+        script.read_at_once(0, script.all_gather(0, GATHER, 4 * count + 1 - number))
         script.share_out(40, lambda: script.barrier(0), across=True)
         script.read_at_once(0, script.broadcast(0, 4 * count + 1 - number, root=number % 2))
         script.share_out(40, script.grid_sync)
@@ -121,7 +121,7 @@ def _kept_barrier_and_others(script):
     for number in range(4):
         script.share_out(36, lambda: script.grid_sync(0))
         script.share_out(36, lambda times=1 + number % 2: script.grid_sync(times))
-        script.read_at_once(0, script.reduce(0, LL16, 150))
+        script.read_at_once(0, script.all_reduce(0, LL16, 150))
         script.share_out(36, lambda: script.grid_sync(0))
         script.share_out(36, lambda: script.barrier(0), across=True)
 
@@ -190,9 +190,9 @@ def _longest_exchange(script):
 def _longest_message(script):
     """The longest message of a block fits; one byte more does not."""
     script.begin(threads=script.machine.warp_size, coop="Grid")
-    script.read_at_once(0, script.gather(0, GATHER, script.machine.packet_bytes))
-    script.read_at_once(0, script.reduce(0, LL16, script.machine.packet_bytes // 4))
-    script.gather(0, GATHER, script.machine.packet_bytes + 1)
+    script.read_at_once(0, script.all_gather(0, GATHER, script.machine.packet_bytes))
+    script.read_at_once(0, script.all_reduce(0, LL16, script.machine.packet_bytes // 4))
+    script.all_gather(0, GATHER, script.machine.packet_bytes + 1)
 
 
 PROGRAMS = {

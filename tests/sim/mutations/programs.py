@@ -25,7 +25,7 @@ def _reductions(kernel, counts=(2, 37, 75, 3, 64, 1, 37, 0, 75, 64, 5, 75)):
     def make(script):
         script.begin(threads=2 * script.machine.warp_size)
         for count in counts:
-            script.reduce(0, kernel, count)
+            script.all_reduce(0, kernel, count)
 
     return make
 
@@ -36,7 +36,7 @@ def _seldom_long(kernel, period, long_ones):
     def make(script):
         script.begin(threads=64)
         for number in range(4 * period):
-            script.reduce(0, kernel, 60 if number % period in long_ones else 2)
+            script.all_reduce(0, kernel, 60 if number % period in long_ones else 2)
 
     return make
 
@@ -47,7 +47,7 @@ def _launches(kernel):
     def make(script):
         script.begin(threads=64, style="calls")
         for count in (150, 3, 500, 37, 300, 64, 2, 700):
-            script.reduce(0, kernel, count)
+            script.all_reduce(0, kernel, count)
 
     return make
 
@@ -56,7 +56,7 @@ def _by_warps(script):
     script.begin(threads=2 * script.machine.warp_size, coop="Warp")
     for count in (2, 37, 75, 64, 3):
         for actor in range(2):
-            script.reduce(actor, LL16, count)
+            script.all_reduce(actor, LL16, count)
 
 
 def _barriers(script):
@@ -70,7 +70,7 @@ def _pulls(script):
     """Kernels that pull run on CPUs. On a GPU they also need the barriers."""
     script.begin(threads=2 * script.machine.warp_size)
     for count in (100, 3, 100):
-        script.reduce(0, PULL, count)
+        script.all_reduce(0, PULL, count)
         script.barrier(0)
 
 
@@ -80,7 +80,7 @@ def _scatters(kernel, counts, *, pulls=False):
     def make(script):
         script.begin(threads=2 * script.machine.warp_size)
         for number, count in enumerate(counts):
-            script.scatter(0, kernel, count, in_place=number % 2 == 0)
+            script.reduce_scatter(0, kernel, count, in_place=number % 2 == 0)
             if pulls:
                 script.barrier(0)
 
@@ -91,7 +91,7 @@ def _gathers(kernel, sizes, *, pulls=False):
     def make(script):
         script.begin(threads=2 * script.machine.warp_size)
         for number, size in enumerate(sizes):
-            script.gather(0, kernel, size, in_place=number % 2 == 0)
+            script.all_gather(0, kernel, size, in_place=number % 2 == 0)
             if pulls:
                 script.barrier(0)
 
@@ -107,21 +107,21 @@ def _after_packets(add, between=()):
         script.begin(threads=2 * script.machine.warp_size)
         for number in range(8):
             add(script, number)
-            script.reduce(0, LL16, 2)
+            script.all_reduce(0, LL16, 2)
             for kernel in between:
-                script.reduce(0, kernel, 75)
-                script.reduce(0, LL16, 2)
+                script.all_reduce(0, kernel, 75)
+                script.all_reduce(0, LL16, 2)
 
     return make
 
 
 # The parts of the staging have room for 256 bytes.
 def _push_scatter(script, number):
-    script.scatter(0, SCATTER_PUSH, (37, 64, 2, 150)[number % 4], in_place=number % 2 == 0)
+    script.reduce_scatter(0, SCATTER_PUSH, (37, 64, 2, 150)[number % 4], in_place=number % 2 == 0)
 
 
 def _push_gather(script, number):
-    script.gather(0, GATHER_PUSH, (150, 256, 8, 600)[number % 4], in_place=number % 2 == 0)
+    script.all_gather(0, GATHER_PUSH, (150, 256, 8, 600)[number % 4], in_place=number % 2 == 0)
 
 
 def _push_broadcast(script, number):
@@ -133,7 +133,7 @@ def _push_gathers_by_warps(script):
     script.begin(threads=2 * script.machine.warp_size, coop="Warp")
     for size in (1000, 8, 1000, 1500, 1000):
         for actor in range(2):
-            script.gather(actor, GATHER_PUSH, size)
+            script.all_gather(actor, GATHER_PUSH, size)
 
 
 def _signals(script):
@@ -156,7 +156,7 @@ def _broadcast_seldom(script):
         if number % 11 < 3:
             script.broadcast(0, 128, root=number // 11 % script.world_size)
         else:
-            script.reduce(0, LL16, 2)
+            script.all_reduce(0, LL16, 2)
 
 
 def _stream(script):
@@ -171,15 +171,15 @@ def _stream_left(script):
 
 def _one_is_absent(script):
     script.begin(threads=script.machine.warp_size)
-    script.reduce(0, LL16, 2)
-    script.reduce(0, LL16, 150, absent=[2])
+    script.all_reduce(0, LL16, 2)
+    script.all_reduce(0, LL16, 150, absent=[2])
 
 
 def _one_is_absent_to_many(script):
     """The threads of several warps time out together."""
     script.begin(threads=128)
-    script.reduce(0, LL16, 2)
-    script.reduce(0, LL16, 250, absent=[2])
+    script.all_reduce(0, LL16, 2)
+    script.all_reduce(0, LL16, 250, absent=[2])
 
 
 PROGRAMS = {

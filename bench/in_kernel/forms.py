@@ -1,0 +1,50 @@
+"""The forms of collectives inside kernels: which kernels have rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOTES = ("kMean", "kEach", "kSkewed")
+DELAYS_ALONE = "in_kernel::delays_alone"
+OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that is made of an exchange.
+ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
+_TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which kernels make a collective's calls. It has a row of its own.
+
+    Attributes:
+        algorithm: As in the row.
+        kernel: Name expression of the kernel, in which {notes}, {type} and {world_size} are
+            replaced.
+        complete: "slice": a block may use its own part of the result. "message": all of it.
+        order: As in Collective.
+        library: As in the row.
+        is_within: Whether the calls are between the blocks of one GPU, for any number of ranks.
+    """
+
+    algorithm: str
+    kernel: str
+    complete: str
+    order: str = "relaxed"
+    library: str = "kccl"
+    is_within: bool = False
+
+    def names(self, dtype: str | None, world_size: int) -> list[str]:
+        """Name expressions of the kernels, in the order of NOTES."""
+        words = {"type": _TYPES.get(dtype or "", ""), "world_size": world_size}
+        return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
+
+
+def of_data(algorithm: str, name: str, complete: str) -> Form:
+    """The form of a class that chain() of chains.cuh takes."""
+    kernel = f"in_kernel::chain<in_kernel::{name}<{{type}}, {{world_size}}>, {{notes}}>"
+    return Form(algorithm, kernel, complete)
+
+
+def of_barriers(algorithm: str, name: str, order: str, *, is_within: bool = False) -> Form:
+    """The form of a class that barriers() of chains.cuh takes."""
+    kernel = f"in_kernel::barriers<in_kernel::{name}, {{notes}}>"
+    return Form(algorithm, kernel, "message", order, is_within=is_within)

@@ -1,0 +1,77 @@
+"""all_reduce for PyTorch."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ...plan.specs import Op
+from ..torch_calls import only, op_of
+from ..torch_registry import DEFAULT, find
+from ..torch_tensors import array, order
+from ..torch_work import Work
+
+if TYPE_CHECKING:
+    from ..torch_group import ProcessGroup
+
+
+def all_reduce(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """The element-wise reduction of all ranks' x, in a new tensor.
+
+    Args:
+        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
+        op: "sum", "prod", "min", "max", or for floats "avg".
+        comm: Name of a registered communicator; "default" when None.
+
+    Returns:
+        A C-contiguous tensor of the shape of x. It has the same bits on every rank.
+
+    Raises:
+        Error: No communicator has this name.
+        InvalidArgument: An argument is wrong; nothing was sent.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    result: torch.Tensor = _op(x, op, comm or DEFAULT)
+    return result
+
+
+def all_reduce_(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """all_reduce() in place. x must be C-contiguous. Returns x."""
+    _op_in_place(x, op, comm or DEFAULT)
+    return x
+
+
+@torch.library.custom_op("kccl::all_reduce", mutates_args=())
+def _op(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
+    """See kccl.interop.torch.all_reduce."""
+    ranks = find(comm)
+    order(ranks, x.device)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    ranks.all_reduce(array(x, "x"), out=array(out, "out"), op=cast(Op, op))
+    return out
+
+
+@torch.library.custom_op("kccl::all_reduce_", mutates_args=("x",))
+def _op_in_place(x: torch.Tensor, op: str, comm: str) -> None:
+    """See kccl.interop.torch.all_reduce_."""
+    ranks = find(comm)
+    order(ranks, x.device)
+    ranks.all_reduce(array(x, "x"), op=cast(Op, op))
+
+
+@_op.register_fake
+def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
+    find(comm)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
+    """dist.all_reduce: SUM, PRODUCT, MIN, MAX, AVG; in place."""
+    x = only(tensors)
+    op = op_of(opts.reduceOp)
+    return group.run(x, tensors, opts, lambda comm: comm.all_reduce(array(x, "tensor"), op=op))
+
+
+GROUP_METHODS = {
+    "allreduce": _of_group,
+}

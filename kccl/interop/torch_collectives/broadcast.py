@@ -1,0 +1,72 @@
+"""broadcast for PyTorch."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..torch_calls import moved, only
+from ..torch_registry import DEFAULT, find
+from ..torch_tensors import array, order
+from ..torch_work import Work
+
+if TYPE_CHECKING:
+    from ..torch_group import ProcessGroup
+
+
+def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
+    """The root's x, bit by bit, in a new tensor on every rank.
+
+    Args:
+        x: The same shape and dtype on every rank.
+        root: The rank whose tensor is copied.
+        comm: As in all_reduce.
+
+    Returns:
+        A C-contiguous tensor of the shape of x.
+
+    Raises:
+        As all_reduce.
+    """
+    result: torch.Tensor = _op(x, root, comm or DEFAULT)
+    return result
+
+
+def broadcast_(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.Tensor:
+    """broadcast() in place. x must be C-contiguous. Returns x."""
+    _op_in_place(x, root, comm or DEFAULT)
+    return x
+
+
+@torch.library.custom_op("kccl::broadcast", mutates_args=())
+def _op(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
+    """See kccl.interop.torch.broadcast."""
+    ranks = find(comm)
+    order(ranks, x.device)
+    out = x.clone(memory_format=torch.contiguous_format)
+    ranks.broadcast(array(out, "x"), root)
+    return out
+
+
+@torch.library.custom_op("kccl::broadcast_", mutates_args=("x",))
+def _op_in_place(x: torch.Tensor, root: int, comm: str) -> None:
+    """See kccl.interop.torch.broadcast_."""
+    ranks = find(comm)
+    order(ranks, x.device)
+    ranks.broadcast(array(x, "x"), root)
+
+
+@_op.register_fake
+def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
+    find(comm)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
+    """dist.broadcast."""
+    x, root = only(tensors), opts.rootRank
+    return group.run(x, tensors, opts, lambda comm: comm.broadcast(moved(x, "tensor"), root))
+
+
+GROUP_METHODS = {
+    "broadcast": _of_group,
+}

@@ -1,0 +1,92 @@
+"""reduce_scatter for PyTorch."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ...base.errors import InvalidArgument
+from ...comm import Communicator
+from ...plan.specs import Op
+from ..torch_calls import check_equal, only, op_of
+from ..torch_registry import DEFAULT, find
+from ..torch_tensors import array, order
+from ..torch_work import Work
+
+if TYPE_CHECKING:
+    from ..torch_group import ProcessGroup
+
+
+def reduce_scatter(x: torch.Tensor, op: str = "sum", comm: str | None = None) -> torch.Tensor:
+    """This rank's chunk of the element-wise reduction of all ranks' x.
+
+    Args:
+        x: [world_size * n, ...], the same shape and dtype on every rank. If it is not C-contiguous,
+            it is copied first.
+        op: As in all_reduce.
+        comm: As in all_reduce.
+
+    Returns:
+        A tensor [n, ...]: n rows of the reduction, from row rank * n on.
+
+    Raises:
+        As all_reduce.
+    """
+    result: torch.Tensor = _op(x, op, comm or DEFAULT)
+    return result
+
+
+@torch.library.custom_op("kccl::reduce_scatter", mutates_args=())
+def _op(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
+    """See kccl.interop.torch.reduce_scatter."""
+    ranks = find(comm)
+    order(ranks, x.device)
+    out = x.new_empty(_part(x, ranks))
+    ranks.reduce_scatter(array(x.contiguous(), "x"), out=array(out, "out"), op=cast(Op, op))
+    return out
+
+
+def _part(x: torch.Tensor, ranks: Communicator) -> tuple[int, ...]:
+    """The shape of one rank's chunk of x."""
+    if x.dim() == 0 or x.shape[0] % ranks.world_size != 0:
+        raise InvalidArgument(
+            f"x has shape {tuple(x.shape)}, must have a multiple of {ranks.world_size} rows, the "
+            "world_size"
+        )
+    return (x.shape[0] // ranks.world_size, *x.shape[1:])
+
+
+@_op.register_fake
+def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
+    return x.new_empty(_part(x, find(comm)))
+
+
+def _of_lists(
+    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any
+) -> Work:
+    """dist.reduce_scatter of tensors of equal size. Copies them into one buffer first."""
+    out, parts, op = only(outs), only(tensors), op_of(opts.reduceOp)
+    check_equal(parts, out, "input_list")
+
+    def call(comm: Communicator) -> None:
+        whole = torch.stack(parts)
+        comm.reduce_scatter(array(whole, "input_list"), out=array(out, "output"), op=op)
+
+    return group.run(out, [out], opts, call)
+
+
+def _of_tensors(group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
+    """dist.reduce_scatter_tensor."""
+    op = op_of(opts.reduceOp)
+    return group.run(
+        x,
+        [out],
+        opts,
+        lambda comm: comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op),
+    )
+
+
+GROUP_METHODS = {
+    "reduce_scatter": _of_lists,
+    "_reduce_scatter_base": _of_tensors,
+    "reduce_scatter_single": _of_tensors,  # PyTorch's name from version 2.13 on
+}
