@@ -15,6 +15,8 @@ from kccl.plan import specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
 LINES = 400
+# Exceptions, which DECISIONS.md explains: file -> its own limit.
+LONGER = {"kccl/comm.py": 460}
 CPP_WIDTH = 100  # as in .clang-format
 
 
@@ -113,7 +115,7 @@ def test_files_are_short_enough_to_be_read():
     for path in source_files(".", "py", "cuh", "cu", "h", "hpp", "cpp", "inc"):
         where = path.relative_to(ROOT).as_posix()
         length = path.read_text().count("\n")
-        if length >= LINES:
+        if length >= LONGER.get(where, LINES):
             long[where] = length
     assert long == {}
 
