@@ -134,7 +134,7 @@ def test_example_runs_as_its_head_says(path, folder):
             assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("path", ["README.md", "bench/README.md"])
+@pytest.mark.parametrize("path", ["README.md", "bench/README.md", "engine/README.md"])
 def test_readme_tables_come_from_the_records(path):
     text = (ROOT / path).read_text()
     assert "<!-- record " in text
