@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 from models import Search, check_complete, check_found, never_reached, plantable, searches
 
+# One test may wait for all searches, and those for other tests.
+pytestmark = pytest.mark.timeout(400)
+
 RUNS = {
     "two ranks": "",
     "two ranks, more failures than calls": "CALLS=1 NUM_FAILURES=3 NUM_RETRIES=2",
