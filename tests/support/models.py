@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from source_tree import ROOT
@@ -54,9 +55,12 @@ def searches(
     """
     spin, compiler = _find_spin(), _find_compiler()
     complete = list(complete)
+    # pytest makes its first folder anew when it is asked for one, which two threads must not do.
+    lock = Lock()
 
     def run(definitions: str) -> str:
-        folder = new_folder()
+        with lock:
+            folder = new_folder()
         for path in MODELS.glob("*.pml"):
             shutil.copy(path, folder)
         defined = [f"-D{definition}" for definition in definitions.split()]
