@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
 import pytest
 from source_tree import ROOT
@@ -55,12 +54,11 @@ def searches(
     """
     spin, compiler = _find_spin(), _find_compiler()
     complete = list(complete)
-    # pytest makes its first folder anew when it is asked for one, which two threads must not do.
-    lock = Lock()
+    # Made here: pytest makes its first folder anew when asked for one, which no two threads may do.
+    folders = {definitions: new_folder() for definitions in [*complete, *bugs]}
 
     def run(definitions: str) -> str:
-        with lock:
-            folder = new_folder()
+        folder = folders[definitions]
         for path in MODELS.glob("*.pml"):
             shutil.copy(path, folder)
         defined = [f"-D{definition}" for definition in definitions.split()]
@@ -78,7 +76,7 @@ def searches(
 
     with ThreadPoolExecutor(2) as pool:
         said: dict[str, Future[str]] = {
-            definitions: pool.submit(run, definitions) for definitions in [*complete, *bugs]
+            definitions: pool.submit(run, definitions) for definitions in folders
         }
         yield lambda definitions: said[definitions].result()
         pool.shutdown(cancel_futures=True)
