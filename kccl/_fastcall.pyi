@@ -25,6 +25,7 @@ class Dispatcher:
         self,
         dtype: Any,
         type: type | None,
+        device: tuple[int, int],
         num_bytes: int,
         value: Any,
         out_bytes: int,

@@ -1,24 +1,24 @@
 """The communicator: the ranks of a job, and the calls that they make together.
 
-The path of `comm.all_reduce(x)`, file by file. C repeats a call on the host without Python. On a
-GPU each call goes through Python, because C finds arrays in host memory only. `op()`, a prepared
-call, begins at csrc/host/fastcall.cpp.
+The path of `comm.all_reduce(x)`, file by file. C repeats a call without Python: on the host, and on
+a GPU for tensors of PyTorch. With other arrays on a GPU each call goes through Python, which keeps
+the handles that the first calls made. `op()`, a prepared call, begins at csrc/host/fastcall.cpp.
 
 on the host                                        on a GPU
 each call                                          each call
-  csrc/host/dispatcher.cpp   is it known? yes --.    csrc/host/dispatcher.cpp   is it known? no
-  csrc/host/arguments.cpp    where is x?        |    csrc/host/arguments.cpp    not in host memory
-the first call of a kind                        |    collectives/all_reduce.py  checks x, out, op
-  collectives/all_reduce.py  checks x, out, op  |    gpu/arrays.py              where is x?
-  base/arrays.py             where is x?        |    collectives/prepared.py    finds its handle
-  collectives/prepared.py    teaches it to C    |  the first call of a kind
-  collectives/context.py     rank, plan, errors |    collectives/context.py     rank, plan, errors
-  plan/choice.py             chooses a kernel   |    plan/choice.py             chooses a kernel
-  backends/host.py           makes a KcclHostOp |    backends/cuda.py           makes a KcclGpuOp
-each call                                       |    backends/shapes.py         blocks and threads
-  csrc/host/fastcall.cpp     runs a handle  <---'    gpu/library.py             compiles the kernel
-  csrc/host/core.cpp         calls the kernel      each call
-                                                     csrc/host/fastcall.cpp     runs a handle
+  csrc/host/dispatcher.cpp   is it known? yes --.    csrc/host/dispatcher.cpp   is it known? yes --.
+  csrc/host/arguments.cpp    where is x?        |    csrc/host/arguments.cpp    where? which stream?
+the first call of a kind                        |  the first call of a kind                        |
+  collectives/all_reduce.py  checks x, out, op  |    collectives/all_reduce.py  checks x, out, op  |
+  base/arrays.py             where is x?        |    gpu/arrays.py              where is x?        |
+  collectives/prepared.py    teaches it to C    |    collectives/prepared.py    teaches it to C    |
+  collectives/context.py     rank, plan, errors |    collectives/context.py     rank, plan, errors |
+  plan/choice.py             chooses a kernel   |    plan/choice.py             chooses a kernel   |
+  backends/host.py           makes a KcclHostOp |    backends/cuda.py           makes a KcclGpuOp  |
+each call                                       |    backends/shapes.py         blocks and threads |
+  csrc/host/fastcall.cpp     runs a handle  <---'    gpu/library.py             compiles the kernel|
+  csrc/host/core.cpp         calls the kernel      each call                                       |
+                                                     csrc/host/fastcall.cpp     runs a handle  <---'
                                                      csrc/host/gpu.cpp          launches the kernel
 
 The kernel is the same source for both, in csrc/include/kccl:

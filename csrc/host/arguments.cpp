@@ -1,7 +1,5 @@
 #include "arguments.h"
 
-#include "dlpack.h"
-
 namespace kccl::host {
 namespace {
 
@@ -74,11 +72,23 @@ bool Argument::look_by_dlpack(PyObject* array) {
         PyErr_Clear();
         return false;
     }
-    if (tensor.device_type != kDlpackCpu || !is_contiguous(tensor) || !is_plain(array))
-        return false;
+    if (!is_contiguous(tensor) || !is_plain(array)) return false;
     address_ = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
     num_bytes_ = kccl::host::num_bytes(tensor);
     type_ = reinterpret_cast<PyObject*>(Py_TYPE(array));
+    exchange_ = exchange;
+    device_ = tensor.device;
+    return true;
+}
+
+bool Argument::current_stream(uint64_t* stream) const {
+    if (exchange_ == nullptr || exchange_->current_stream == nullptr) return false;
+    void* found = nullptr;
+    if (exchange_->current_stream(device_.type, device_.id, &found) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    *stream = reinterpret_cast<uint64_t>(found);
     return true;
 }
 

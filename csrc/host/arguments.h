@@ -2,6 +2,7 @@
 // by the buffer protocol.
 #pragma once
 
+#include "dlpack.h"
 #include "fastcall.h"
 
 namespace kccl::host {
@@ -26,6 +27,12 @@ class Argument {
     PyObject* type() const { return type_; }
     // Its `dtype`. Borrowed.
     PyObject* dtype() const { return dtype_; }
+    // Where its memory is.
+    DlpackDevice device() const { return device_; }
+
+    // The stream that the library of an array on a GPU uses now. False, without an exception: C
+    // cannot know it.
+    bool current_stream(uint64_t* stream) const;
 
   private:
     bool look_by_dlpack(PyObject* array);
@@ -34,6 +41,8 @@ class Argument {
     Py_ssize_t num_bytes_ = 0;
     PyObject* type_ = nullptr;
     PyObject* dtype_ = nullptr;
+    const DlpackExchange* exchange_ = nullptr;  // not null if type_ is not
+    DlpackDevice device_ = {kDlpackCpu, 0};
     bool has_buffer_ = false;
     Py_buffer buffer_;  // valid if has_buffer_
 };

@@ -11,18 +11,19 @@
 namespace kccl::host {
 namespace {
 
-// A call taught by `learn`: for arrays of this dtype object and size, which give their memory as
-// those did, and this object as the option's value (null: not given). Values are compared by
-// identity: literals in a program are one object.
+// A call taught by `learn`: for arrays of this dtype object and size, on this device, which give
+// their memory as those did, and this object as the option's value (null: not given). Values are
+// compared by identity: literals in a program are one object.
 struct Known {
     PyObject* dtype;
     PyObject* type;  // as Argument::type()
     PyObject* value;
+    DlpackDevice device;
     Py_ssize_t num_bytes;
     Py_ssize_t out_bytes;   // 0: x is the result, and no out is given
     Py_ssize_t own_offset;  // where in the larger of x and out this rank's chunk begins, in bytes
-    KcclHostOp* op;
-    PyObject* owner;  // keeps `op` alive
+    KcclHostOp* op;         // on a GPU a KcclGpuOp's
+    PyObject* owner;        // keeps `op` alive
     PyObject* on_failure;
 };
 
@@ -103,23 +104,37 @@ Known* find(Dispatcher* self, PyObject* x, PyObject* out, PyObject* value, Argum
     const Py_ssize_t out_bytes = out_memory.num_bytes();
     Known* known = known_at(self, x_memory.dtype(), value, x_memory.num_bytes(), out_bytes);
     const bool is_taught = known->dtype == x_memory.dtype() && known->type == x_memory.type() &&
-                           known->value == value && known->num_bytes == x_memory.num_bytes() &&
+                           known->device == x_memory.device() && known->value == value &&
+                           known->num_bytes == x_memory.num_bytes() &&
                            known->out_bytes == out_bytes;
     if (!is_taught) return nullptr;
     const bool is_good = out == nullptr || (out_memory.dtype() == x_memory.dtype() &&
                                             out_memory.type() == x_memory.type() &&
+                                            out_memory.device() == x_memory.device() &&
                                             may_be_used(x_memory, out_memory, known->own_offset));
     return is_good ? known : nullptr;
 }
 
-PyObject* make_call(KcclHostOp* op, uint64_t input, uint64_t output, PyObject* result,
-                    PyObject* on_failure) {
+bool is_on_gpu(const Known& known) { return known.device.type != kDlpackCpu; }
+
+// The stream for a call on x; unchanged on the host. False: the slow path must look.
+bool find_stream(const Known& known, const Argument& x, uint64_t* stream) {
+    if (!is_on_gpu(known)) return true;
+    // The slow path notes the library of the last arrays, because barrier() follows its stream.
+    const KcclGpuQueue* queue = reinterpret_cast<const KcclGpuOp*>(known.op)->queue;
+    return queue->array_type == reinterpret_cast<uint64_t>(x.type()) && x.current_stream(stream);
+}
+
+// `stream` is null on the host.
+PyObject* make_call(KcclHostOp* op, uint64_t input, uint64_t output, const uint64_t* stream,
+                    PyObject* result, PyObject* on_failure) {
     uint32_t status;
     {
         const Use use(op);
         if (!use.is_granted()) return nullptr;
         op->call.input = input;
         op->call.output = output;
+        if (stream != nullptr) reinterpret_cast<KcclGpuOp*>(op)->stream = *stream;
         status = run(use, op);
     }
     return finish(status, result, on_failure);
@@ -137,14 +152,16 @@ PyObject* dispatcher_call(PyObject* self, PyObject* args, PyObject* kwargs) {
         // They hold buffers until the call has ended. A tensor lives as long as the arguments.
         Argument x_memory, out_memory;
         const Known* known = find(dispatcher, x, out, value, x_memory, out_memory);
-        if (known != nullptr) {
+        uint64_t stream = 0;
+        if (known != nullptr && find_stream(*known, x_memory, &stream)) {
             // Another thread may teach another call in its place meanwhile.
             KcclHostOp* op = known->op;
             PyObject* on_failure = Py_NewRef(known->on_failure);
             PyObject* owner = Py_NewRef(known->owner);
-            const Argument& result_memory = out == nullptr ? x_memory : out_memory;
-            PyObject* result = make_call(op, x_memory.address(), result_memory.address(),
-                                         out == nullptr ? x : out, on_failure);
+            const uint64_t output = (out == nullptr ? x_memory : out_memory).address();
+            PyObject* result =
+                make_call(op, x_memory.address(), output, is_on_gpu(*known) ? &stream : nullptr,
+                          out == nullptr ? x : out, on_failure);
             Py_DECREF(owner);
             Py_DECREF(on_failure);
             return result;
@@ -161,14 +178,17 @@ void forget(Known& known) {
     Py_CLEAR(known.on_failure);
 }
 
-// learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure). A type
-// of None means "by the buffer protocol", a value of ... "not given".
+// learn(dtype, type, device, num_bytes, value, out_bytes, own_offset, address, owner, on_failure).
+// A type of None means "by the buffer protocol", a value of ... "not given". `device` is DLPack's
+// pair of type and id.
 PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     PyObject *dtype, *type, *value, *owner, *on_failure;
     Py_ssize_t num_bytes, out_bytes, own_offset;
+    DlpackDevice device;
     unsigned long long address;
-    if (!PyArg_ParseTuple(args, "OOnOnnKOO", &dtype, &type, &num_bytes, &value, &out_bytes,
-                          &own_offset, &address, &owner, &on_failure)) {
+    if (!PyArg_ParseTuple(args, "OO(ii)nOnnKOO", &dtype, &type, &device.type, &device.id,
+                          &num_bytes, &value, &out_bytes, &own_offset, &address, &owner,
+                          &on_failure)) {
         return nullptr;
     }
     if (value == Py_Ellipsis) value = nullptr;
@@ -179,6 +199,7 @@ PyObject* dispatcher_learn(PyObject* self, PyObject* args) {
     known->value = Py_XNewRef(value);
     known->owner = Py_NewRef(owner);
     known->on_failure = Py_NewRef(on_failure);
+    known->device = device;
     known->num_bytes = num_bytes;
     known->out_bytes = out_bytes;
     known->own_offset = own_offset;
@@ -217,7 +238,8 @@ PyObject* dispatcher_forget(PyObject* self, PyObject*) {
 
 PyMethodDef dispatcher_methods[] = {
     {"learn", dispatcher_learn, METH_VARARGS,
-     "learn(dtype, type, num_bytes, value, out_bytes, own_offset, address, owner, on_failure): "
+     "learn(dtype, type, device, num_bytes, value, out_bytes, own_offset, address, owner, "
+     "on_failure): "
      "such calls run this one."},
     {"forget", dispatcher_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};

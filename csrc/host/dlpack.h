@@ -6,11 +6,18 @@
 
 namespace kccl::host {
 
+// DLDevice.
+struct DlpackDevice {
+    int32_t type;
+    int32_t id;
+    bool operator==(const DlpackDevice&) const = default;
+};
+constexpr int32_t kDlpackCpu = 1;
+
 // DLTensor. The pointers stay the library's.
 struct DlpackTensor {
     void* data;
-    int32_t device_type;
-    int32_t device_id;
+    DlpackDevice device;
     int32_t num_dimensions;
     uint8_t code;
     uint8_t bits;
@@ -19,7 +26,6 @@ struct DlpackTensor {
     const int64_t* strides;  // in elements; null: C-contiguous
     uint64_t byte_offset;
 };
-constexpr int32_t kDlpackCpu = 1;
 
 // DLPackExchangeAPI.
 struct DlpackExchange {
@@ -30,7 +36,9 @@ struct DlpackExchange {
     void* object_from_managed;
     // Fills the tensor of an object. Not 0: an exception is set. May be null.
     int (*tensor_from_object)(void* object, DlpackTensor* filled);
-    void* current_stream;
+    // Fills in the stream that the library uses on the device now. Not 0: an exception is set. May
+    // be null.
+    int (*current_stream)(int32_t device_type, int32_t device_id, void** filled);
 };
 
 inline bool is_contiguous(const DlpackTensor& tensor) {

@@ -173,6 +173,8 @@ class CudaBackend(Backend):
         """See Backend."""
         found = arrays.view(array, name, writable=writable, device=self.device.ordinal)
         self._stream_before = found.stream
+        # C makes later calls on such arrays without this method.
+        self.state.queue.array_type = id(found.exchange_type) if found.exchange_type else 0
         return found
 
     def array(self, window: Window, shape: tuple[int, ...], dtype: Any) -> Any:

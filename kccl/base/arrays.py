@@ -26,6 +26,7 @@ class ArrayView:
         is_direct: True if the dispatcher (csrc/host/dispatcher.cpp) can take such an array without
             Python: it has a `dtype`, and the buffer protocol or DLPack's C interface.
         exchange_type: The array's type, if it gives its memory by DLPack; None for buffers.
+        exchange_device: DLPack's type and number of the device of its memory.
         keep: An object that keeps the memory alive.
     """
 
@@ -35,6 +36,7 @@ class ArrayView:
     is_direct: bool
     keep: Any
     exchange_type: type | None = None
+    exchange_device: tuple[int, int] = (1, 0)
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +62,11 @@ def view(array: Any, name: str, *, writable: bool) -> ArrayView:
     except (AttributeError, BufferError, TypeError, ValueError):
         return _view_of_others(array, name, writable)
     return ArrayView(_address(buffer), len(buffer) // dtype.itemsize, dtype, True, buffer)
+
+
+def offers_exchange(kind: type) -> bool:
+    """Whether arrays of this type give C their memory by DLPack's C interface."""
+    return hasattr(kind, _EXCHANGE)
 
 
 def pointer(array: Any, name: str) -> tuple[int, Any]:
@@ -120,7 +127,7 @@ def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
     count = len(buffer) // dtype.itemsize
     if not is_buffer:
         kind = type(given)
-        is_direct = hasattr(kind, _EXCHANGE) and hasattr(given, "dtype")
+        is_direct = offers_exchange(kind) and hasattr(given, "dtype")
         return ArrayView(_address(buffer), count, dtype, is_direct, buffer, kind)
     return ArrayView(_address(buffer), count, dtype, memory is None, buffer)
 

@@ -371,6 +371,7 @@ class Collective(fastcall.Dispatcher):
             self.learn(
                 case.array.dtype,
                 case.x.exchange_type,
+                case.x.exchange_device,
                 case.x.nbytes,
                 given,
                 case.out.nbytes if case.is_given else 0,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..base import dlpack, dtypes
-from ..base.arrays import ArrayView
+from ..base.arrays import ArrayView, offers_exchange
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
@@ -219,6 +219,7 @@ def _check_of_torch(array: Any, name: str) -> None:
         )
     if not array.is_contiguous():
         raise _not_contiguous(name, tuple(array.shape))
+    dlpack.check_plain(array, name)
 
 
 def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
@@ -228,13 +229,17 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
     # What current_stream() calls; it returns a number instead of an object.
     ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+    kind = type(array)
+    is_direct = offers_exchange(kind)
     return (
         DeviceView(
             array.data_ptr(),
             array.numel(),
             _dtype(str(array.dtype).removeprefix("torch."), name),
-            False,
+            is_direct,
             array,
+            exchange_type=kind if is_direct else None,
+            exchange_device=(driver.table().dlpack_type, on),
             # Called before each run of a prepared call: a partial adds no Python frame.
             stream=partial(current_stream, on),
         ),
