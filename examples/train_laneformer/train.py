@@ -3,9 +3,9 @@
     python examples/train_laneformer/train.py --data corpus --out laneformer --minutes 7
 
 Goes on where `laneformer/state.pt` ends, if it is there. A sitting ends after --minutes, compiling
-included, or when all steps are done, and writes the state and laneformer/model, the folder that
-kccl.engine loads. The rate is held, and falls to 0 over the last part of the steps, so --steps may
-be changed between sittings until that part begins.
+included, or when all steps are done. It writes the state and laneformer/model, the folder that
+kccl.engine loads, with training.json, which lists the sittings. The rate is held, and falls to 0
+over the last part of the steps, so --steps may be changed between sittings until that part begins.
 
 Nothing is drawn at random while it trains. A batch is a function of the seed and the step, so the
 step is all there is to know of the position in the data, and a run of two sittings sees what a run
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import END
-from laneformer import SHAPES, Laneformer, configuration, save
+from laneformer import SHAPES, Laneformer, configuration, save, write_json
 from muon import optimizers
 from torch.nn import functional
 
@@ -87,7 +87,8 @@ class Trainer:
         self.is_fused = on_gpu
         self.loss = self._loss
         if on_gpu:
-            # What earlier trainers compiled counts towards a limit, behind which nothing is.
+            # PyTorch limits how often a function is compiled, and earlier trainers count. Above the
+            # limit it compiles nothing.
             torch.compiler.reset()
             self.loss = torch.compile(self._loss, dynamic=False, fullgraph=True)
         self.precision = (
@@ -154,10 +155,17 @@ class Trainer:
             optimizer.load_state_dict(saved)
 
 
-def write_state(path: Path, state: dict) -> None:
-    """Writes a state at once: a sitting that is cut off leaves the one before."""
+def write_state(path: Path, trainer: Trainer, steps: int, sittings: list[dict]) -> None:
+    """Replaces the state in one step: a sitting that is cut off leaves the state before.
+
+    Args:
+        path: Of the state.
+        trainer: What is trained.
+        steps: Of the whole run.
+        sittings: The sittings so far, for training.json.
+    """
     aside = path.with_suffix(".aside")
-    torch.save(state, aside)
+    torch.save(trainer.state() | {"steps": steps, "sittings": sittings}, aside)
     os.replace(aside, path)
 
 
@@ -167,17 +175,19 @@ def bits_per_byte(loss: float, data: Path) -> float:
     return loss / np.log(2) * held_out["tokens"] / held_out["bytes"]
 
 
-def resume(trainer: Trainer, path: Path, steps: int, seed: int) -> None:
-    """Begins with the state of the sitting before, if there is one."""
+def resume(trainer: Trainer, path: Path, steps: int, seed: int) -> list[dict]:
+    """Begins with the state of the sitting before, if there is one. Returns the sittings so far."""
     if not path.exists():
         trainer.reset(seed)
-        return
+        return []
     state = torch.load(path, map_location="cpu", weights_only=True)
     if state["config"] != trainer.module.config or state["seed"] != seed:
         raise SystemExit(f"{path} is of another shape or seed: give another --out")
     if state["steps"] != steps and state["step"] > (1 - FALLING) * min(state["steps"], steps):
         raise SystemExit(f"--steps is {steps}, must stay {state['steps']}: the rate is falling")
     trainer.load_state(state)
+    sittings: list[dict] = state["sittings"]
+    return sittings
 
 
 def main() -> None:
@@ -196,11 +206,19 @@ def main() -> None:
     trainer = Trainer(config, options.data, TOKENS_PER_STEP[options.shape], options.device)
     path = options.out / "state.pt"
     options.out.mkdir(parents=True, exist_ok=True)
-    resume(trainer, path, options.steps, options.seed)
+    before = resume(trainer, path, options.steps, options.seed)
     num_weights = sum(weight.numel() for weight in trainer.module.parameters())
     print(f"{num_weights:,} weights, step {trainer.step:,} of {options.steps:,}, {options.device}")
     first, since = trainer.step, time.monotonic()
     until = began + 60 * options.minutes - RESERVED_S
+    on_gpu = torch.device(options.device).type == "cuda"
+    device = torch.cuda.get_device_name(options.device) if on_gpu else options.device
+
+    def sittings() -> list[dict]:
+        seconds = round(time.monotonic() - began)
+        this = {"steps": trainer.step - first, "seconds": seconds, "device": device}
+        return [*before, this]
+
     while trainer.step < options.steps:
         loss = trainer.take_step(options.steps)
         if trainer.step % LOG_EVERY == 0 or trainer.step == first + 1:
@@ -216,8 +234,8 @@ def main() -> None:
             if now > until:
                 break
         if trainer.step % SAVE_EVERY == 0:
-            write_state(path, trainer.state() | {"steps": options.steps})
-    write_state(path, trainer.state() | {"steps": options.steps})
+            write_state(path, trainer, options.steps, sittings())
+    write_state(path, trainer, options.steps, sittings())
     save(options.out / "model", trainer.module, options.data / "tokenizer.json", END)
     held_out = trainer.held_out_loss()
     row = {"step": trainer.step, "held_out_loss": round(held_out, 4)}
@@ -225,6 +243,9 @@ def main() -> None:
     print(json.dumps(row), flush=True)
     with open(options.out / "log.jsonl", "a") as log:
         log.write(json.dumps(row) + "\n")
+    tokens = trainer.sequences * trainer.length
+    facts = {"seed": options.seed, "tokens_per_step": tokens, "sittings": sittings()}
+    write_json(options.out / "model" / "training.json", row | facts)
     if trainer.step < options.steps:
         print("not done: run the same command again")
 

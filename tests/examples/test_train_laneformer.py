@@ -154,8 +154,9 @@ def test_two_sittings_make_the_weights_of_one(data, tmp_path):
         whole.take_step(STEPS)
     for _ in range(STEPS // 2):
         first.take_step(STEPS)
-    train.write_state(tmp_path / "state.pt", first.state() | {"steps": STEPS})
-    train.resume(second, tmp_path / "state.pt", STEPS, seed=0)
+    train.write_state(tmp_path / "state.pt", first, STEPS, [{"steps": STEPS // 2}])
+    before = train.resume(second, tmp_path / "state.pt", STEPS, seed=0)
+    assert before == [{"steps": STEPS // 2}]
     assert second.step == STEPS // 2
     while second.step < STEPS:
         second.take_step(STEPS)
@@ -175,7 +176,7 @@ def test_two_sittings_make_the_weights_of_one(data, tmp_path):
 def test_steps_stay_once_the_rate_falls(data, tmp_path, step, before, steps, message):
     trained = trainer(data)
     trained.step = step
-    train.write_state(tmp_path / "state.pt", trained.state() | {"steps": before})
+    train.write_state(tmp_path / "state.pt", trained, before, [])
     if message is None:
         train.resume(trained, tmp_path / "state.pt", steps, seed=0)
     else:
@@ -305,6 +306,8 @@ def test_the_commands(data, tmp_path, monkeypatch, capsys):
     assert steps == sorted(set(steps)) and log[-1]["step"] == 30
     assert log[-1]["held_out_loss"] < np.log(VOCAB_SIZE) - 0.5
     model = Path("run/model")
+    training = json.loads((model / "training.json").read_text())
+    assert training["step"] == sum(each["steps"] for each in training["sittings"]) == 30
     words = ("--completions", 3, "--files", 2)
     call(evaluate.main, monkeypatch, "--data", data, "--model", model, *words)
     result = json.loads((model / "evaluation.json").read_text())
