@@ -15,11 +15,13 @@ A Laneformer of {num_weights:,} weights that continues Python source, trained by
 `examples/train_laneformer`. It shows the architecture, and is no assistant: it knows the style of
 Python and of common libraries, and invents names, facts and results.
 
-{shape}
+{shape} {trained}
 
 ```sh
 kccl generate --model . --prompt "def mean(values):" --max-tokens 60
 ```
+
+End a prompt without a line break: the tokenizer joins it with the indentation that follows.
 
 ## Measured
 {measured}
@@ -38,7 +40,7 @@ decides whether it is held out. What the model writes may repeat lines of these 
 
 
 def write(folder: Path, corpus: dict) -> None:
-    """Writes README.md by config.json, by what corpus.json says and, if there is one, by
+    """Writes README.md by config.json, training.json, what corpus.json says and, if there is one,
     evaluation.json.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -57,6 +59,7 @@ def write(folder: Path, corpus: dict) -> None:
     text = _TEXT.format(
         num_weights=num_weights(config),
         shape=shape(config),
+        trained=trained(json.loads((folder / "training.json").read_text())),
         measured=figures(measured) if measured else "Not yet: `evaluate.py` does.",
         counts="; ".join(counts) + ".",
         packages="\n".join(rows),
@@ -80,6 +83,14 @@ def shape(c: dict) -> str:
     )
 
 
+def trained(run: dict) -> str:
+    sittings = [f"{each['seconds']} s on {each['device']}" for each in run["sittings"]]
+    return (
+        f"Trained for {run['step']:,} steps of {run['tokens_per_step']:,} tokens, "
+        f"{' and '.join(sittings)}; seed {run['seed']}."
+    )
+
+
 def figures(result: dict) -> str:
     """Of evaluation.json: what `evaluate.py` says of the terms in its head."""
     names = ("model", "5-gram", "xz -9", "xz -9, primed")
@@ -87,11 +98,11 @@ def figures(result: dict) -> str:
     lines += ["| | bits per byte |", "|---|---:|"]
     lines += [f"| {name} | {result[name]:.3f} |" for name in names]
     lines.append("")
-    for temperature in ("0", "0.8"):
-        found = result[f"parse at temperature {temperature}"]
-        lines.append(
-            f"- At temperature {temperature}, {100 * found['share']:.1f} % of {found['of']} "
-            "completions parse, closed at the end of a line."
-        )
-    lines.append(f"- {result['completed by']} wrote them. `evaluate.py` defines all terms.")
+    lines += [
+        f"- {name.removeprefix('parse: ').capitalize()}: {100 * found['share']:.1f} % of "
+        f"{found['of']} completions parse, closed at the end of a line."
+        for name, found in result.items()
+        if name.startswith("parse: ")
+    ]
+    lines.append("- `evaluate.py` defines all terms.")
     return "\n".join(lines)

@@ -7,11 +7,13 @@ bytes: `xz -9` of all files in a row, the same behind 56 MB of the training file
 window of 64 MiB sees whole; the difference of both sizes counts), and a 5-gram model of the same
 training tokens (ngram.py).
 
-Completions: --completions times a held-out file is cut at the end of a line, the model goes on for
-64 tokens, and from there to the first end of a line, or of the file, at which the whole text, from
-the file's first line to the last new one, parses (`ast.parse`). Nothing that the model wrote is
-left out. It fails if there is no such line within 320 tokens. kccl.engine runs the model if it is
-installed, and else the PyTorch module: the card says which.
+Completions: --completions times a held-out file is cut at the end of a line, before the line break.
+The model goes on for 64 tokens, and from there to the first end of a line, or of the file, at which
+the whole text, from the file's first line to the last new one, parses (`ast.parse`). Nothing that
+the model wrote is left out. It fails if there is no such line within 320 tokens. A cut counts only
+if the file's own next lines pass the same test: inside a table of 400 lines nobody can. Why before
+the line break: the tokenizer joins it with the indentation that follows, so a line break of its own
+tells the model that an empty line follows. kccl.engine runs the model.
 
 Writes evaluation.json and README.md into the model's folder, and beside the folder what the model
 wrote, completions.json.
@@ -34,8 +36,15 @@ from ngram import NgramModel
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from kccl.engine import Engine
+
 PRIMED_BYTES = 56_000_000
 LEAST_TOKENS, MOST_TOKENS = 64, 320
+# How tokens are chosen, by the name under which evaluation.json has the result.
+CHOICES: dict[str, dict[str, float]] = {
+    "the most likely tokens": {"temperature": 0.0},
+    "temperature 0.6, top-p 0.9": {"temperature": 0.6, "top_p": 0.9},
+}
 
 
 def windows(tokens: np.ndarray, length: int) -> list[tuple[int, int, int]]:
@@ -52,8 +61,9 @@ def windows(tokens: np.ndarray, length: int) -> list[tuple[int, int, int]]:
 
 @torch.no_grad()
 def bits(module, tokens: np.ndarray, device: str, sequences: int = 8) -> float:
-    """What the files in a row of tokens take, each alone: every token but the END_ID before it, and
-    the one behind it.
+    """Bits that the model needs for a row of files, each predicted alone.
+
+    Counts a file's tokens and the END_ID after them, not the END_ID before them.
     """
     length = module.config["max_position_embeddings"]
     starts = np.flatnonzero(tokens == END_ID)
@@ -98,9 +108,22 @@ def parses(text: str) -> bool:
     return True
 
 
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The tokens' texts. That of a character of several tokens belongs to the last of them."""
+    whole = [tokenizer.decode(ids[:count]).rstrip("\ufffd") for count in range(len(ids) + 1)]
+    return [after[len(before) :] for before, after in pairwise(whole)]
+
+
 def closed(before: str, pieces: list[str], is_ended: bool) -> str | None:
-    """The completion up to the first line's end, behind LEAST_TOKENS, at which all parses; None if
-    there is none. `pieces` are the tokens' texts; is_ended: the model ended the file behind them.
+    """The completion up to the first end of a line, after LEAST_TOKENS, at which all parses.
+
+    Args:
+        before: The text before the completion.
+        pieces: The texts of the completion's tokens.
+        is_ended: The file ends after them.
+
+    Returns:
+        None if there is no such line.
     """
     text = "".join(pieces)
     lengths = [0, *accumulate(map(len, pieces))]
@@ -111,79 +134,35 @@ def closed(before: str, pieces: list[str], is_ended: bool) -> str | None:
     return next((text[:end] for end in ends if parses(before + text[:end])), None)
 
 
-def cuts(texts: list[str], number: int, seed: int) -> list[tuple[str, str]]:
-    """Held-out files in two parts, cut behind a line that is not the last: files and lines are
-    drawn evenly, and no cut twice.
+def cuts(texts: list[str], number: int, seed: int, tokenizer: Tokenizer) -> list[str]:
+    """Beginnings of held-out files, each up to the end of a line that is not the last, without its
+    line break. Files and lines are drawn evenly, and no cut twice; the head says which cuts count.
     """
     rng = np.random.default_rng(seed)
-    found: dict[tuple[int, int], tuple[str, str]] = {}
+    found: dict[tuple[int, int], str] = {}
     for _ in range(100 * number):
         if len(found) == number:
             break
         file = int(rng.integers(len(texts)))
         lines = texts[file].splitlines(keepends=True)
         line = int(rng.integers(1, max(len(lines), 2)))
-        if line < len(lines):
-            found[file, line] = "".join(lines[:line]), "".join(lines[line:])
+        if line < len(lines) and (file, line) not in found:
+            before = "".join(lines[:line]).removesuffix("\n")
+            after = tokenizer.encode(texts[file][len(before) :]).ids
+            pieces = pieces_of(tokenizer, after[:MOST_TOKENS])
+            if closed(before, pieces, is_ended=len(after) < MOST_TOKENS) is not None:
+                found[file, line] = before
     return list(found.values())
 
 
-class ModuleGenerator:
-    """Completes by the PyTorch module, without a cache. Takes the tokens' most likely."""
-
-    name = "the PyTorch module"
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self.module, self.device = load(folder).to(device), device
-        self.backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    @torch.no_grad()
-    def __call__(self, ids: list[int], temperature: float, seed: int) -> list[int]:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        new: list[int] = []
-        while len(new) < MOST_TOKENS and END_ID not in new:
-            logits = self.module(torch.tensor([ids + new], device=self.device))[0, -1].float()
-            if temperature:
-                shares = functional.softmax(logits / temperature, -1)
-                new.append(int(torch.multinomial(shares, 1, generator=generator)))
-            else:
-                new.append(int(logits.argmax()))
-        return new
-
-
-class EngineGenerator:
-    """Completes by kccl.engine."""
-
-    name = "kccl.engine"
-
-    def __init__(self, folder: Path) -> None:
-        from kccl.engine import Engine
-
-        self.engine = Engine(folder)
-
-    def __call__(self, ids: list[int], temperature: float, seed: int) -> list[int]:
-        chosen = {"temperature": temperature, "seed": seed, "max_tokens": MOST_TOKENS}
-        return self.engine.generate(ids, stop_ids=(END_ID,), **chosen).ids
-
-
-def make_generator(folder: Path, device: str):
-    try:
-        return EngineGenerator(folder)
-    except ImportError as error:
-        print(f"kccl.engine cannot be imported ({error}): completing by the PyTorch module")
-        return ModuleGenerator(folder, device)
-
-
-def complete(generate, tokenizer, context: int, cut: str, temperature: float, seed: int) -> dict:
+def complete(engine: Engine, tokenizer: Tokenizer, before: str, seed: int, choice: dict) -> dict:
     """One completion: what the model wrote, and what of it is closed."""
-    ids = [END_ID, *tokenizer.encode(cut).ids][-(context - MOST_TOKENS) :]
-    new = generate(ids, temperature, seed)
-    is_ended = END_ID in new
-    new = new[: new.index(END_ID)] if is_ended else new
-    # A piece at a time, so that a character of several tokens counts with its last.
-    whole = [tokenizer.decode(new[:count]).rstrip("\ufffd") for count in range(len(new) + 1)]
-    pieces = [after[len(before) :] for before, after in pairwise(whole)]
-    return {"before": cut[-500:], "wrote": whole[-1], "closed": closed(cut, pieces, is_ended)}
+    ids = [END_ID, *tokenizer.encode(before).ids][-(engine.config.context - MOST_TOKENS) :]
+    answer = engine.generate(ids, stop_ids=(END_ID,), max_tokens=MOST_TOKENS, seed=seed, **choice)
+    is_ended = END_ID in answer.ids
+    pieces = pieces_of(tokenizer, answer.ids[:-1] if is_ended else answer.ids)
+    wrote = {"before": before[-500:], "wrote": "".join(pieces)}
+    return wrote | {"closed": closed(before, pieces, is_ended)}
 
 
 def main() -> None:
@@ -218,19 +197,17 @@ def main() -> None:
     alone, primed = xz_bits(held_bytes, primer)
     record("xz -9", alone)
     record("xz -9, primed", primed)
-    generate = make_generator(options.model, options.device)
-    result["completed by"] = generate.name
-    context = module.config["max_position_embeddings"]
     completions = {}
-    for temperature in (0.0, 0.8):
-        found = [
-            complete(generate, tokenizer, context, before, temperature, options.seed + index)
-            for index, (before, _) in enumerate(cuts(texts, options.completions, options.seed))
-        ]
-        completions[f"{temperature:g}"] = found
-        share = sum(each["closed"] is not None for each in found) / len(found)
-        result[f"parse at temperature {temperature:g}"] = {"of": len(found), "share": share}
-        print(f"temperature {temperature:g}: {100 * share:.1f} % of {len(found)} parse", flush=True)
+    with Engine(options.model) as engine:
+        befores = cuts(texts, options.completions, options.seed, tokenizer)
+        for name, choice in CHOICES.items():
+            completions[name] = found = [
+                complete(engine, tokenizer, before, options.seed + index, choice)
+                for index, before in enumerate(befores)
+            ]
+            share = sum(each["closed"] is not None for each in found) / len(found)
+            result[f"parse: {name}"] = {"of": len(found), "share": share}
+            print(f"{name}: {100 * share:.1f} % of {len(found)} parse", flush=True)
     write_json(options.model / "evaluation.json", result)
     write_json(options.model.parent / "completions.json", completions)
     card.write(options.model, corpus)

@@ -14,6 +14,7 @@ import evaluate  # noqa: E402
 import train  # noqa: E402
 from laneformer import Laneformer, configuration, load, save  # noqa: E402
 from muon import orthogonal  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 
 from kccl.engine import Engine, open_checkpoint  # noqa: E402
 
@@ -262,24 +263,26 @@ def test_completions_are_closed_where_all_parses(before, pieces, is_ended, wante
     assert evaluate.closed(before, pieces, is_ended) == wanted
 
 
-def test_cuts_are_at_line_ends_and_not_drawn_twice():
+def test_cuts_are_before_line_breaks_and_not_drawn_twice(data):
+    backend = Tokenizer.from_file(str(data / "tokenizer.json"))
     texts = ["a\nb\nc\n", "d\n", "e\nf\n"]
-    found = evaluate.cuts(texts, 3, seed=0)
-    assert sorted(found) == [("a\n", "b\nc\n"), ("a\nb\n", "c\n"), ("e\n", "f\n")]
-    assert len(evaluate.cuts(texts, 9, seed=0)) == 3
+    assert sorted(evaluate.cuts(texts, 3, 0, backend)) == ["a", "a\nb", "e"]
+    assert len(evaluate.cuts(texts, 9, 0, backend)) == 3
 
 
-def test_both_generators_write_alike(data, tmp_path, monkeypatch):
-    """The most likely tokens, by the engine and by the module."""
-    monkeypatch.setattr(train, "WARM_UP_STEPS", 1)
-    trained = trainer(data, message_dtype="float32")
-    for _ in range(8):
-        trained.take_step(20)
-    folder = saved(trained, data, tmp_path)
-    ids = [0, *range(100, 130)]
-    monkeypatch.setattr(evaluate, "MOST_TOKENS", 30)
-    by_engine = evaluate.EngineGenerator(folder)(ids, 0.0, 0)
-    assert evaluate.ModuleGenerator(folder, "cpu")(ids, 0.0, 0) == by_engine
+def test_cuts_that_the_file_itself_does_not_close_do_not_count(data, monkeypatch):
+    backend = Tokenizer.from_file(str(data / "tokenizer.json"))
+    table = "x = [\n" + "    1,\n" * 200 + "]\n"
+    monkeypatch.setattr(evaluate, "MOST_TOKENS", 80)
+    found = evaluate.cuts([table], 30, 0, backend)
+    assert found and min(len(cut) for cut in found) > len(table) - 80 * len("    1,\n")
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them(data):
+    backend = Tokenizer.from_file(str(data / "tokenizer.json"))
+    ids = backend.encode("x = '\u20ac'\n").ids
+    pieces = evaluate.pieces_of(backend, ids)
+    assert "".join(pieces) == "x = '\u20ac'\n" and len(pieces) == len(ids) and "" in pieces
 
 
 # ---- The commands ------------------------------------------------------------------------------
@@ -311,7 +314,7 @@ def test_the_commands(data, tmp_path, monkeypatch, capsys):
     words = ("--completions", 3, "--files", 2)
     call(evaluate.main, monkeypatch, "--data", data, "--model", model, *words)
     result = json.loads((model / "evaluation.json").read_text())
-    assert result["completed by"] == "kccl.engine"
+    assert result["parse: the most likely tokens"]["of"] == 3
     # Other windows of other files than those of the training's own figure.
     assert result["model"] == pytest.approx(log[-1]["held_out_bits_per_byte"], rel=0.2)
     assert result["xz -9, primed"] < result["xz -9"]
