@@ -1,13 +1,13 @@
 """SmolLM2-135M-Instruct, from the file that `kccl generate --model smollm2` fetches."""
 
-import os
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
+from smollm2 import find_smollm2
 
-from kccl.engine import Engine, SamplingParams, models
+from kccl.engine import Engine, SamplingParams
 from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.reference import Reference
 
@@ -23,16 +23,8 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The opened model, from the user's cache: the tests have a cache of their own."""
-    own = os.environ.pop("KCCL_CACHE")
-    try:
-        files = [models.smollm2_file(), Path(own) / "models" / models.smollm2_file().name]
-    finally:
-        os.environ["KCCL_CACHE"] = own
-    found = [file for file in files if file.exists()]
-    if not found:
-        pytest.skip(f"{files[0]} is not there: `kccl generate --model smollm2` fetches it")
-    with open_checkpoint(found[0]) as checkpoint:
+    """The opened model."""
+    with open_checkpoint(find_smollm2()) as checkpoint:
         yield checkpoint
 
 
