@@ -102,7 +102,8 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             world_size = engine.world_size
             is_first = engine.rank == 0
     if is_first:
-        made = document(result.rows, world_size, {"peers": result.versions}, command)
+        facts = {"peers": result.versions, "notes": result.notes}
+        made = document(result.rows, world_size, facts, command)
         print_rows(out, result.rows)
         for note in result.notes:
             out.print(f"# {note}", soft_wrap=True)

@@ -1,4 +1,8 @@
-"""Checks and times the engine and its peers, in turn, at each position."""
+"""Times the engine and its peers, in turn, at each position, and checks every timed run's tokens.
+
+A first check of a short prompt comes before all, because peers with wrong tokens are not timed. The
+reference's weights in FP32 take twice the model's memory, so the runs are checked after the peers
+have been closed."""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from kccl.engine.checkpoint import Checkpoint
 from ..harness.measure import Row
 from .peers import PEERS, Peer, cause_of
 from .report import COLUMNS
-from .tokens import LENGTH, Expected, Verdict, expected
+from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts
 
 MOST_TOKENS = 64
 """Most new tokens of a run whose number is chosen by time."""
@@ -149,7 +153,7 @@ class _Measurement:
     def run(self) -> Result:
         request = self._request
         self._show("the check against the reference")
-        known, verdict = self._check()
+        known = self._check()
         if self._is_first and request.has_baselines:
             self._open_peers(known)
         self._show("the first token")
@@ -159,6 +163,7 @@ class _Measurement:
         for peer in self._peers:
             peer.reset()
         done = 0
+        measured: dict[int, dict[str, _Runs]] = {}
         for position in request.positions:
             self._show(f"position {position}")
             prompt = self._ids[:position]
@@ -166,30 +171,52 @@ class _Measurement:
             firsts = [peer.extend(prompt[done:]) for peer in self._peers]
             done = position
             num = self._num_tokens(step_s, position)
-            runs = self._repeat(prompt, num, firsts)
+            measured[position] = self._repeat(prompt, num, firsts)
             for peer in self._peers:
                 peer.rewind()
+        self._ends.close()
+        gc.collect()
+        self._show("the check of the timed tokens")
+        oracle = Oracle(self._request.checkpoint) if self._is_first else None
+        for position, runs in measured.items():
+            verdict = self._compare(oracle, self._ids[:position], runs["kccl"].tokens[0])
             if self._is_first:
+                self._result.notes.append(f"kccl at position {position}: {verdict}")
                 self._add_rows(position, runs, verdict)
         return self._result
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def _check(self) -> tuple[Expected | None, Verdict]:
-        """What the reference expects (None on all ranks but 0), and how KCCL's tokens compare."""
+    def _check(self) -> Expected | None:
+        """What the reference expects of a short prompt's answer; None on all ranks but 0."""
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
-        if not self._is_first:
-            self._engine.of_rank_0(None)
-            return None, Verdict(0, 0, 0)
         began = time.monotonic()
-        known = expected(self._request.checkpoint, prompt, answer)
-        took = time.monotonic() - began
-        self._engine.of_rank_0(None)
-        verdict = known.ours()
-        self._result.is_right = verdict.is_right
-        self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
-        return known, verdict
+        oracle = Oracle(self._request.checkpoint) if self._is_first else None
+        known = self._expected(oracle, prompt, answer)
+        if known is not None:
+            verdict, took = known.ours(), time.monotonic() - began
+            self._result.is_right = verdict.is_right
+            self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
+        return known
+
+    def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
+        """How KCCL's answer compares with the reference's; nothing on all ranks but 0."""
+        known = self._expected(oracle, prompt, answer)
+        return Verdict(0, 0, 0) if known is None else known.ours()
+
+    def _expected(
+        self, oracle: Oracle | None, prompt: list[int], answer: list[int]
+    ) -> Expected | None:
+        def tell() -> None:
+            # The other ranks would give up if they waited for all parts at once.
+            self._engine.of_rank_0(None)
+
+        if oracle is not None:
+            return oracle.expected(prompt, answer, tell)
+        for _ in range(num_parts(prompt, answer)):
+            tell()
+        return None
 
     def _open_peers(self, known: Expected | None) -> None:
         threads = len(os.sched_getaffinity(0))
@@ -277,7 +304,9 @@ class _Measurement:
         for library, found in runs.items():
             is_ours = library == "kccl"
             # Peers with wrong tokens are not here.
-            is_right = found.are_equal() and (verdict.is_right or not is_ours)
+            is_right = found.are_equal()
+            if is_ours:
+                is_right &= verdict.is_right and self._result.is_right
             num = len(found.steps_us[0])
             row: Row = {name: None for name in COLUMNS} | {
                 "library": library,

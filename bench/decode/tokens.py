@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.reference import Reference
+from kccl.engine.reference import Cache, Reference
 
 LENGTH = 16
-"""Tokens of the check's prompt, and as many of its answer."""
+"""Tokens of the first check's prompt, and as many of its answer."""
 
 # The reference is sure of a token if its logit is above the next one's by this. A BF16 message
 # that is rounded the other way moves a logit by about a hundredth.
@@ -21,6 +21,9 @@ _SURE = {"bfloat16": 1e-2, "float32": 1e-3}
 # The same for an engine that computes in BF16 throughout, as a share of the largest logit: eight
 # roundings of BF16.
 _SURE_IN_BF16 = 2.0**-5
+# Positions that the reference runs at once: few enough for the memory of their attention and
+# logits, and for the time limit of the other ranks.
+_PART = 256
 # With fewer comparisons a check says nothing.
 _LEAST_SHARE = 0.25
 
@@ -49,7 +52,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reference finds behind each token of an answer, given all tokens before it.
+    """The reference's choice for each token of an answer, given all tokens before it.
 
     Attributes:
         prompt: Ids.
@@ -81,16 +84,43 @@ class Expected:
         return Verdict(int(is_sure.sum()), int(wrong.sum()), len(tokens))
 
 
-def expected(checkpoint: Checkpoint, prompt: list[int], answer: list[int]) -> Expected:
-    """Runs the reference over the prompt and the answer. It reads each weight once, keeps none."""
-    reference = Reference(checkpoint, keep_weights=False)
-    logits = reference.logits([*prompt, *answer[:-1]])[-len(answer) :]
-    second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
-    return Expected(
-        prompt=prompt,
-        answer=answer,
-        best=logits.argmax(-1),
-        margins=first - second,
-        largest=float(np.abs(logits).max()),
-        message_dtype=checkpoint.config.message_dtype,
-    )
+class Oracle:
+    """The reference's choices for answers of one model. Keeps the weights in FP32."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._reference = Reference(checkpoint)
+        self._message_dtype = checkpoint.config.message_dtype
+
+    def expected(
+        self, prompt: list[int], answer: list[int], after_part: Callable[[], object] | None = None
+    ) -> Expected:
+        """Runs the reference over the prompt and the answer.
+
+        Args:
+            prompt: Ids.
+            answer: Ids that KCCL chose.
+            after_part: Called num_parts() times, each some seconds after the last.
+        """
+        ids, cache = [*prompt, *answer[:-1]], Cache()
+        kept: list[NDArray[Any]] = []
+        for first in range(0, len(ids), _PART):
+            logits = self._reference.logits(ids[first : first + _PART], cache)
+            # The answer's first token is chosen after the prompt's last.
+            kept.append(logits[max(len(prompt) - 1 - first, 0) :])
+            if after_part is not None:
+                after_part()
+        logits = np.concatenate(kept)
+        second, first_logit = np.partition(logits, -2, axis=-1)[:, -2:].T
+        return Expected(
+            prompt=prompt,
+            answer=answer,
+            best=logits.argmax(-1),
+            margins=first_logit - second,
+            largest=float(np.abs(logits).max()),
+            message_dtype=self._message_dtype,
+        )
+
+
+def num_parts(prompt: list[int], answer: list[int]) -> int:
+    """How often Oracle.expected() calls `after_part`."""
+    return -(-(len(prompt) + len(answer) - 1) // _PART)

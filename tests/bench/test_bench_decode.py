@@ -149,6 +149,21 @@ def test_a_wrong_token_hides_the_speed(
         assert row["bandwidth_share"] is None
 
 
+def test_a_wrong_timed_token_hides_the_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the same in all runs, at one position."""
+    spoil(monkeypatch, lambda prompt, max_tokens: len(prompt) == 30 and max_tokens == 6)
+    arguments = ("--positions", "16", "30", "--new-tokens", "5", "--json")
+    assert bench("--random-weights", "tiny-llama", *arguments) == 1
+    captured = capsys.readouterr()
+    out = captured.err + captured.out
+    assert "kccl at position 30: " in out
+    rows = document_of(out)["rows"]
+    assert [row["tokens_match"] for row in rows] == [True, False]
+    assert [row["tok_s"] is None for row in rows] == [False, True]
+
+
 def test_a_token_that_differs_from_run_to_run_hides_the_speed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
