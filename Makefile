@@ -93,7 +93,8 @@ demo: setup
 		$(BIN)/mpirun -n 2 $(BIN)/kccl bench all_reduce -b 4 -f 4 --baselines --plot $(OUT)/all_reduce.png
 	@echo "picture: $(OUT)/all_reduce.png"
 	@printf '\na model of 5.9 million weights continues Python, its 8 lanes on 2 ranks:\n\n%b' '$(BEGINNING)'
-	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --max-tokens 90 --temperature 0.6 --seed 3
+	@printf '$(BEGINNING)' | $(BIN)/kccl generate -n 2 --max-tokens 90 --temperature 0.6 --seed 3 \
+		--stop 'class '
 
 test: setup $(VENV)/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup

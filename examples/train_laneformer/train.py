@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("corpus"))
     parser.add_argument("--out", type=Path, default=Path("laneformer"))
     parser.add_argument("--shape", choices=SHAPES, default="bundled")
-    parser.add_argument("--steps", type=int, default=12_000, help="of all sittings together")
+    parser.add_argument("--steps", type=int, default=14_700, help="of all sittings together")
     parser.add_argument("--minutes", type=float, default=7.0, help="of this sitting")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
