@@ -1,12 +1,10 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,13 @@ from numpy.typing import NDArray
 import kccl
 
 from .checkpoint import Checkpoint, open_checkpoint
+from .closing import Closing
 from .config import ModelConfig
 from .executors.host import HostExecutor
 from .models import find_model
+from .placement import place
 from .program import Program
-from .ranks import Ranks, ranks_of_job, ranks_of_threads
+from .ranks import Ranks, check_same, ranks_of_job, ranks_of_threads
 from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class Answer:
     tokens_per_s: float
 
 
-class Engine:
+class Engine(Closing):
     """A model, ready to answer. A context manager.
 
     In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
@@ -80,9 +80,10 @@ class Engine:
             model: "bundled", "smollm2", a folder, a GGUF file, or an opened checkpoint, which stays
                 open and belongs to the caller.
             backend: "host".
-            ranks: Ranks as threads of this process, 1 to 8; None: the job's processes, or 1.
-            blocks: Threads of each rank; None: one for each of this machine's cores that the ranks
-                may use, at least 1.
+            ranks: Ranks as threads of this process, 1 to 8, outside a job; None: the job's
+                processes, or 1.
+            blocks: Threads of each rank, at most 64; None: one for each of this machine's cores
+                that the ranks may use, at least 1.
             context: Tokens to make room for; None: the model's context, at most 4096.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
@@ -92,15 +93,26 @@ class Engine:
         """
         if backend != "host":
             raise kccl.InvalidArgument(f"backend is {backend!r}, must be 'host'")
+        if ranks is not None and kccl.launched_rank() is not None:
+            raise kccl.InvalidArgument(
+                f"ranks is {ranks}: they are threads of one process, and a launcher has started "
+                "this one as a rank of a job; leave out one of them"
+            )
         if isinstance(model, Checkpoint):
             checkpoint, opened = model, None
         else:
             checkpoint = opened = open_checkpoint(find_model(model))
         try:
             self.config: ModelConfig = checkpoint.config
-            self._checkpoint = checkpoint
-            self._tokenizer: Tokenizer | None = None if opened is None else opened.tokenizer()
+            self._source = checkpoint.source
+            self._tokenizer: Tokenizer | None = (
+                checkpoint.tokenizer() if checkpoint.has_tokenizer else None
+            )
             self.context = min(self.config.context, 4096) if context is None else context
+            if not 1 <= self.context <= self.config.context:
+                raise kccl.InvalidArgument(
+                    f"context is {context}, must be from 1 to the model's, {self.config.context}"
+                )
             self._ranks: Ranks[HostExecutor] = self._open(checkpoint, ranks, blocks, progress)
         finally:
             if opened is not None:
@@ -108,8 +120,6 @@ class Engine:
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
-        self._lock = threading.Lock()
-        self._is_open = True
 
     def _open(
         self,
@@ -121,16 +131,15 @@ class Engine:
         packed, lock = [0], threading.Lock()
 
         def make(comm: kccl.Communicator) -> HostExecutor:
-            cpus = sorted(os.sched_getaffinity(0))
-            here = comm.world_size
-            number = blocks if blocks is not None else max(1, len(cpus) // here)
-            mine: Sequence[int] = ()
-            if number * here <= len(cpus):
-                mine = cpus[comm.rank * number : (comm.rank + 1) * number]
-            share = 1 if comm.launcher == "threads" else here
-            total = 2 * self.config.num_parameters() * here // (here * share)
+            settings = {"model": repr(self.config), "context": self.context, "blocks": blocks}
+            check_same(comm, settings)
+            number, cpus = place(comm, blocks)
+            share = 1 if comm.launcher == "threads" else comm.world_size
+            total = 2 * self.config.num_parameters() // share
 
             def tell(nbytes: int) -> None:
+                # Raises if Ctrl-C has aborted it: reading may take minutes.
+                comm.check()
                 with lock:
                     packed[0] += nbytes
                     if progress is not None:
@@ -140,7 +149,7 @@ class Engine:
                 checkpoint,
                 comm,
                 blocks=number,
-                cpus=mine,
+                cpus=cpus,
                 context=self.context,
                 progress=tell,
             )
@@ -153,7 +162,7 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._tokenizer is None:
-            self._tokenizer = self._checkpoint.tokenizer()
+            raise kccl.Error(f"{self._source} has no tokenizer: give ids instead of text")
         return self._tokenizer
 
     @property
@@ -179,7 +188,7 @@ class Engine:
 
         Args:
             prompt: Text, or ids.
-            params: How tokens are chosen.
+            params: How tokens are chosen. Its stop_ids are all that there are.
             given: Fields of SamplingParams, in place of `params`. The tokenizer's end ids are
                 stop ids unless `stop_ids` is given.
 
@@ -200,12 +209,11 @@ class Engine:
         began = time.monotonic()
         times: list[float] = []
         pieces = list(self._pieces(ids, params, times))
-        tokens = [piece for piece in pieces if piece.id is not None]
         rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
         return Answer(
             text="".join(piece.text for piece in pieces),
-            ids=[piece.id for piece in tokens if piece.id is not None],
-            logprobs=[piece.logprob for piece in tokens],
+            ids=[piece.id for piece in pieces],
+            logprobs=[piece.logprob for piece in pieces],
             end=pieces[-1].end,
             num_prompt=len(ids),
             first_token_s=times[0] - began,
@@ -215,11 +223,14 @@ class Engine:
     def _pieces(
         self, ids: list[int], params: SamplingParams, times: list[float] | None = None
     ) -> Iterator[Piece]:
-        text = StopText(self.tokenizer.stream() if self._has_text() else None, params.stop)
-        with self._request(ids, params):
-            start = _common_prefix(self._cached, ids)
-            # At least one id must run, for its logits.
-            start = min(start, len(ids) - 1)
+        if len(ids) >= self.context:
+            raise kccl.InvalidArgument(
+                f"the prompt has {len(ids)} tokens, must be below the context, {self.context}"
+            )
+        text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
+        # At least one id must run, for its logits.
+        cached = min(_common_prefix(self._cached, ids), len(ids) - 1)
+        with self._ranks.request(f"generate {ids} {params}", cached) as start:
             self._cached = []
             for each in self._ranks.mine:
                 each.start(ids, params, num_cached=start)
@@ -231,33 +242,26 @@ class Engine:
                         times.append(token.time_s)
                     piece = text.piece(token)
                     yield piece
-                    if piece.end and not token.end:
+                    if piece.end:
                         break
             finally:
-                self._end_request()
-            self._cached = [*ids, *generated[:-1]]
-
-    def _end_request(self) -> None:
-        for each in self._ranks.mine:
-            each.cancel()
-        for each in self._ranks.mine:
-            each.wait()
+                # The last token has not run, or it ran and is forgotten.
+                if generated:
+                    self._cached = [*ids, *generated[:-1]]
 
     # ---- logits, ops, bandwidth ------------------------------------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
         """The logits behind each token of a prompt: float32 [tokens, vocab_size]."""
         ids = self._ids(prompt)
-        with self._request(ids):
+        with self._ranks.request(f"logits {ids}"):
             self._cached = []
-            outs = [np.empty((len(ids), self.config.vocab_size), np.float32)] * 1
-            # Ranks that are threads write the same numbers to the same array, a row at a time.
-            outs += [np.empty_like(outs[0]) for _ in self._ranks.mine[1:]]
-            for each, out in zip(self._ranks.mine, outs, strict=True):
-                each.start_scoring(ids, out)
+            out = np.empty((len(ids), self.config.vocab_size), np.float32)
+            for index, each in enumerate(self._ranks.mine):
+                each.start_scoring(ids, out, writes_shared=index == 0)
             for each in self._ranks.mine:
                 each.wait()
-        return outs[0]
+        return out
 
     def run_until(self, ids: Sequence[int], op_index: int) -> NDArray[np.float32]:
         """An op's output for each id: float32 [lanes or residuals, len(ids), values], as the
@@ -269,23 +273,23 @@ class Engine:
         if len(self._ranks.mine) != self.world_size:
             raise kccl.InvalidArgument("run_until needs ranks that are threads of one process")
         op, ids = program.ops[op_index], self._ids(ids)
-        with self._request(ids):
+        with self._ranks.request(f"op {op_index} {ids}"):
             self._cached = []
             out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
-            for each in self._ranks.mine:
-                each.start_trace(ids, op, out)
+            for index, each in enumerate(self._ranks.mine):
+                each.start_trace(ids, op, out, writes_shared=index == 0)
             for each in self._ranks.mine:
                 each.wait()
         return self._ranks.mine[0].as_reference(op, out)
 
     def bandwidth(self) -> float:
         """Bytes a second at which the same threads read all weights, and do nothing else."""
-        with self._request([]):
+        with self._ranks.request("bandwidth"):
             best = float("inf")
             for _ in range(_TURNS):
                 for each in self._ranks.mine:
                     each.start_streaming(1)
-                best = min(best, *[each.wait() for each in self._ranks.mine][:1])
+                best = min(best, max([each.wait() for each in self._ranks.mine]))
         return self.config.streamed_bytes() / best
 
     def timed(self, prompt: str | Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
@@ -296,31 +300,15 @@ class Engine:
         """
         ids, times = self._ids(prompt), [time.monotonic()]
         pieces = list(self._pieces(ids, SamplingParams(max_tokens=max_tokens), times))
-        return [piece.id for piece in pieces if piece.id is not None], times
+        return [piece.id for piece in pieces], times
 
     # ---- ends ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the threads and frees the weights."""
-        if self._is_open:
-            self._is_open = False
-            self._ranks.close()
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        """Ends the request that runs, if one does, and the threads, and frees the weights."""
+        self._ranks.close()
 
     # ---- arguments -------------------------------------------------------------------------------
-
-    def _has_text(self) -> bool:
-        return self._tokenizer is not None
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
@@ -338,45 +326,20 @@ class Engine:
         return ids
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
-        if params is not None:
-            if given:
-                raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
-            return params
-        unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
-        if unknown:
-            raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
-        if "stop_ids" not in given and self._has_text():
-            given = given | {"stop_ids": tuple(self.tokenizer.eos_ids)}
-        return SamplingParams(**given)
-
-    def _request(self, ids: list[int], params: SamplingParams | None = None) -> "_Request":
-        if params is not None and len(ids) >= self.context:
+        if params is None:
+            unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
+            if unknown:
+                raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
+            if "stop_ids" not in given and self._tokenizer is not None:
+                given = given | {"stop_ids": tuple(self._tokenizer.eos_ids)}
+            params = SamplingParams(**given)
+        elif given:
+            raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
+        if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
-                f"the prompt has {len(ids)} tokens, must be below the context, {self.context}"
+                f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"
             )
-        return _Request(self, f"{ids} {params}")
-
-
-class _Request:
-    """A context: one request at a time, the same on all ranks of a job."""
-
-    def __init__(self, engine: Engine, request: str) -> None:
-        self._engine, self._what = engine, request
-
-    def __enter__(self) -> None:
-        engine = self._engine
-        if not engine._is_open:
-            raise kccl.InvalidArgument("the engine is closed")
-        if not engine._lock.acquire(blocking=False):
-            raise kccl.InvalidArgument("the engine is answering another request")
-        try:
-            engine._ranks.agree(self._what)
-        except BaseException:
-            engine._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._engine._lock.release()
+        return params
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -7,7 +7,6 @@ it is asked for, and is not kept.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 import kccl
 
+from .closing import Closing
 from .config import ModelConfig
 from .fields import shown
 
@@ -41,6 +41,7 @@ class Source(ABC):
         names: The file's name of each of the config's tensors.
         ignored: The file's names of tensors that the model does not need.
         is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
+        has_tokenizer: Whether there is a tokenizer beside the weights.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Source(ABC):
     names: Mapping[str, str]
     ignored: frozenset[str] = frozenset()
     is_stacked: bool = False
+    has_tokenizer: bool = False
 
     @abstractmethod
     def file_of(self, name: str) -> Path:
@@ -67,7 +69,7 @@ class Source(ABC):
         """Closes the files."""
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An opened model. A context manager.
 
     Attributes:
@@ -184,6 +186,11 @@ class Checkpoint:
             raise kccl.InvalidArgument(f"{self.source} has no tensor that is called {name!r} here")
         return self._shapes[name]
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer beside the weights, damaged or not."""
+        return self._opened().has_tokenizer
+
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer beside the weights.
 
@@ -208,17 +215,6 @@ class Checkpoint:
         if self._source is not None:
             self._source.close()
             self._source = None
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -68,32 +68,37 @@ def main(args: argparse.Namespace) -> int:
     params |= {"max_tokens": args.max_tokens, "stop": tuple(args.stop)}
     # A wrong option is told before the model is read.
     SamplingParams(**params)
+    prompt = args.prompt
+    # The launcher gives its standard input to rank 0 only.
+    if prompt is None and not kccl.launched_rank():
+        prompt = _standard_input()
     with _progress(screen) as tell:
         engine = Engine(
             args.model, ranks=args.n, blocks=args.blocks, context=args.context, progress=tell
         )
     with engine:
         screen.quiet |= engine.rank != 0
-        # The launcher gives its standard input to rank 0 only.
-        if args.prompt is None:
-            prompt = engine.of_rank_0(
-                sys.stdin.read().removesuffix("\n") if engine.rank == 0 else None
-            )
-        else:
-            prompt = args.prompt
-        ids = _ids(engine, prompt, args)
+        ids = _ids(engine, engine.of_rank_0(prompt), args)
         began = time.monotonic()
         times: list[float] = []
         end = ""
         for piece in engine.stream(ids, **params):
-            if piece.id is not None:
-                times.append(time.monotonic())
+            times.append(time.monotonic())
             end = piece.end
             _write(engine, piece.text)
         _write(engine, "\n")
         summary = _summary(engine, ids, times, began, end)
         screen.print(summary, style="dim", soft_wrap=True)
     return 0
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise kccl.InvalidArgument(
+            f"standard input is not valid UTF-8: byte {error.start}"
+        ) from None
 
 
 def _write(engine: Engine, text: str) -> None:

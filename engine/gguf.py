@@ -58,6 +58,7 @@ class GgufSource(Source):
         except BaseException:
             self.close()
             raise
+        self.has_tokenizer = "tokenizer.ggml.model" in self._file.metadata
         self.ignored = frozenset({_ROPE_FACTORS} & self.shapes.keys())
 
     def _read_config(self) -> ModelConfig:

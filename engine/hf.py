@@ -11,6 +11,7 @@ from .checkpoint import Source, layer_names
 from .extras import library
 from .fields import one_line, read_json, shown
 from .hf_config import read_config
+from .tokenizer_folder import TOKENIZER, from_folder
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class FolderSource(Source):
             else (WHOLE_NAMES, LAYER_NAMES)
         )
         self.names = layer_names(self.config, *tables)
+        self.has_tokenizer = (path / TOKENIZER).exists()
         self._files = _files(path)
         shapes: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self._files.values())):
@@ -95,8 +97,6 @@ class FolderSource(Source):
             raise kccl.Error(f"{file}: cannot read tensor {name}: {one_line(error)}") from error
 
     def tokenizer(self) -> "Tokenizer":
-        from .tokenizer_folder import from_folder
-
         return from_folder(self.path)
 
     def close(self) -> None:

@@ -2,17 +2,27 @@
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import kccl
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
+class Executor(Protocol):
+    """What a rank works with."""
+
+    def end(self) -> None:
+        """Cancels the request that runs, if one does, and waits until no thread works on it.
+
+        Raises:
+            kccl.Error: The request failed.
+        """
+
+    def close(self) -> None:
+        """Ends a request as end() does, then the threads."""
 
 
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T", bound=Executor)
 
 
 class Ranks(Generic[T]):
@@ -38,26 +48,108 @@ class Ranks(Generic[T]):
         self.world_size = world_size
         self.all_gather = all_gather
         self._close = close
+        self._is_closed = False
+        self._lock = threading.Lock()
 
-    def agree(self, request: str) -> None:
-        """Collective.
+    def request(self, what: str, num_cached: int = 0) -> "Request[T]":
+        """A context for one request.
 
-        Raises:
-            InvalidArgument: The processes of a job make different requests.
+        Args:
+            what: The request in words, the same on all ranks.
+            num_cached: Of how many positions this process has the keys and values.
+        """
+        return Request(self, what, num_cached)
+
+    def _agree(self, what: str, num_cached: int) -> int:
+        """Collective. Returns the least num_cached of all ranks: one that stopped to read an answer
+        early knows of fewer positions.
         """
         if len(self.mine) == self.world_size:
-            return
-        digests = self.all_gather(hashlib.sha256(request.encode()).hexdigest())
-        if len(set(digests)) != 1:
+            return num_cached
+        found = self.all_gather([hashlib.sha256(what.encode()).hexdigest(), num_cached])
+        if len({digest for digest, _ in found}) != 1:
             raise kccl.InvalidArgument(
                 "the ranks make different requests, must all make the same one"
             )
+        return int(min(cached for _, cached in found))
+
+    def _begin(self, what: str, num_cached: int) -> int:
+        if self._is_closed:
+            raise kccl.InvalidArgument("the engine is closed")
+        if not self._lock.acquire(blocking=False):
+            raise kccl.InvalidArgument("the engine is answering another request")
+        try:
+            return self._agree(what, num_cached)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _end(self) -> list[BaseException]:
+        """Ends the request on every rank of this process. Returns the errors instead of raising
+        them, because threads that go on would write to memory that is no longer theirs.
+        """
+        errors: list[BaseException] = []
+        try:
+            for each in self.mine:
+                while not self._is_closed:
+                    try:
+                        each.end()
+                    except Exception as error:
+                        errors.append(error)
+                    except BaseException as error:
+                        # Ctrl-C: the rank's threads may still work. Their waits have limits.
+                        errors.append(error)
+                        continue
+                    break
+        finally:
+            self._lock.release()
+        return errors
 
     def close(self) -> None:
-        """Ends the executors, then the communicators. Collective in a job."""
-        for each in self.mine:
-            each.close()
-        self._close()
+        """Ends the executors, also in the midst of a request, then the communicators."""
+        self._is_closed = True
+        try:
+            for each in self.mine:
+                each.close()
+        finally:
+            self._close()
+
+
+class Request(Generic[T]):
+    """A context: one request at a time, the same on all ranks of a job. It gives the number of
+    positions whose keys and values all ranks have.
+
+    At its end no thread works on the request any more, whatever ended it.
+
+    Raises:
+        InvalidArgument: The ranks make different requests; or the engine is closed, or has another
+            request.
+        kccl.Error: The request failed on some rank, and nothing was raised inside.
+    """
+
+    def __init__(self, ranks: Ranks[T], what: str, num_cached: int) -> None:
+        self._ranks, self._what, self._num_cached = ranks, what, num_cached
+
+    def __enter__(self) -> int:
+        return self._ranks._begin(self._what, self._num_cached)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        errors = self._ranks._end()
+        # GeneratorExit: who closes an iterator has not seen what failed.
+        if errors and (error is None or isinstance(error, GeneratorExit)):
+            raise errors[0]
+
+
+def check_same(comm: kccl.Communicator, settings: Mapping[str, Any]) -> None:
+    """Compares settings, which JSON must represent, with those of the other ranks. Collective.
+
+    Raises:
+        InvalidArgument: One differs; names it.
+    """
+    found = comm.gather_objects(dict(settings))
+    for name, value in settings.items():
+        if any(of_rank[name] != value for of_rank in found):
+            raise kccl.InvalidArgument(f"{name} differs between the ranks, must be the same on all")
 
 
 def ranks_of_job(make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
@@ -76,17 +168,22 @@ def ranks_of_job(make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
 def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
     """Ranks as threads of this process. They stay until close()."""
     made: dict[int, T] = {}
-    is_ready, is_closing = threading.Event(), threading.Event()
-    lock = threading.Lock()
+    comms: list[kccl.Communicator] = []
     errors: list[BaseException] = []
+    is_ready, is_closing, has_ended = (threading.Event() for _ in range(3))
 
     def main(comm: kccl.Communicator) -> None:
-        mine = make(comm)
-        with lock:
-            made[comm.rank] = mine
-            if len(made) == comm.world_size:
-                is_ready.set()
+        comms.append(comm)
+        try:
+            mine = made[comm.rank] = make(comm)
+        except BaseException:
+            # The others may have theirs already, and wait for the end.
+            is_closing.set()
+            raise
+        if len(made) == comm.world_size:
+            is_ready.set()
         is_closing.wait()
+        mine.close()
 
     def run() -> None:
         try:
@@ -94,20 +191,24 @@ def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ran
         except BaseException as error:
             errors.append(error)
         finally:
+            has_ended.set()
             is_ready.set()
-
-    # Why a daemon: an engine that nobody closes must not keep the interpreter from ending.
-    thread = threading.Thread(target=run, name="kccl engine", daemon=True)
-    thread.start()
-    is_ready.wait()
-    if errors:
-        is_closing.set()
-        thread.join()
-        raise errors[0]
 
     def close() -> None:
         is_closing.set()
-        thread.join()
+        has_ended.wait()
 
+    # Why a daemon: an engine that nobody closes must not keep the interpreter from ending.
+    threading.Thread(target=run, name="kccl engine", daemon=True).start()
+    try:
+        is_ready.wait()
+    except BaseException:
+        # Only this thread gets Ctrl-C. `make` notices that its communicator failed.
+        for comm in list(comms):
+            comm.abort()
+        close()
+        raise
+    if errors:
+        raise errors[0]
     mine = [made[rank] for rank in range(ranks)]
     return Ranks(mine, 0, ranks, lambda value: [value], close)

@@ -13,14 +13,14 @@ class Piece:
 
     Attributes:
         text: The text that is complete now. It may be empty, and may be that of several tokens.
-        id: The token; None for a last piece that has text only.
+        id: The token.
         logprob: The token's log-probability; NaN unless asked for.
         end: "" while the answer goes on. At the last piece "stop" (a stop id or a stop string),
             "max_tokens" or "context".
     """
 
     text: str
-    id: int | None
+    id: int
     logprob: float
     end: str
 

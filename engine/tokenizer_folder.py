@@ -9,7 +9,7 @@ from .extras import library
 from .fields import Fields, read_json
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece
 
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 # Files that name ids; for BOS and PAD the first that has one counts.
@@ -23,7 +23,7 @@ def from_folder(folder: Path) -> Tokenizer:
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
     """
-    file = folder / _TOKENIZER
+    file = folder / TOKENIZER
     tokenizers = library("tokenizers")
     content = read_json(file)
     backend = guarded(file, tokenizers.Tokenizer.from_file, str(file))

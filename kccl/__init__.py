@@ -61,6 +61,7 @@ __all__ = [
     "init",
     "int32",
     "int64",
+    "launched_rank",
     "probe",
     "run_threads",
     "topology",
@@ -95,6 +96,16 @@ def __getattr__(name: str) -> Any:
 
         return version("kccl")
     raise AttributeError(f"module 'kccl' has no attribute {name!r}")
+
+
+def launched_rank() -> int | None:
+    """This process's rank according to its launcher's variables; None if no launcher started it."""
+    import os
+
+    from .ranks import launchers
+
+    is_launched = launchers.without_launcher(os.environ) != os.environ
+    return launchers.rank_of(os.environ) if is_launched else None
 
 
 def include_dir() -> str:

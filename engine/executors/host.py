@@ -1,7 +1,7 @@
 """One rank of the host executor: pinned threads that decode a whole request by themselves."""
 
-import math
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ _ENDS = {
     lib.kKcclEngineStopId: "stop",
     lib.kKcclEngineMaxTokens: "max_tokens",
     lib.kKcclEngineContextFull: "context",
-    lib.kKcclEngineCancelled: "cancelled",
 }
 
 
@@ -58,7 +57,7 @@ class HostExecutor:
         *,
         blocks: int,
         cpus: Sequence[int] = (),
-        context: int = 0,
+        context: int,
         progress: Progress = lambda nbytes: None,
     ) -> None:
         """Packs this rank's weights and starts its threads. Collective.
@@ -68,20 +67,20 @@ class HostExecutor:
             comm: Its ranks share the lanes. It stays open as long as this.
             blocks: Threads of each rank, the same on all.
             cpus: The core of each thread; empty: any.
-            context: Positions to make room for; 0: the model's context.
+            context: Positions to make room for.
             progress: See packing.Progress.
+
+        Raises:
+            InvalidArgument: An argument is out of range.
+            BackendError: There is no memory, or a thread cannot start.
         """
         config = checkpoint.config
         if not 1 <= blocks <= lib.kKcclEngineMaxBlocks:
             raise kccl.InvalidArgument(
                 f"blocks is {blocks}, must be from 1 to {lib.kKcclEngineMaxBlocks}"
             )
-        if not 0 <= context <= config.context:
-            raise kccl.InvalidArgument(
-                f"context is {context}, must be from 1 to the model's, {config.context}"
-            )
         self.program = Program(config)
-        self.context = context or config.context
+        self.context = context
         self._comm = comm
         self._rank = comm.rank
         parts = Parts(self.program, comm.world_size)
@@ -92,15 +91,20 @@ class HostExecutor:
         self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))
         self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
         self._team = self._make_team(blocks, cpus)
-        # All windows are complete, and waits have the usual limit from here on.
+        # All windows are complete. The second barrier sees that the first one succeeded: from then
+        # on waits have the usual limit instead of that of the first call.
         comm.barrier()
+        comm.barrier()
+        self._kept: Any = None
+        # Of the pointer that close() makes invalid. The garbage collector may end a request in the
+        # midst of a call.
+        self._guard = threading.RLock()
         self._engine = lib.kccl_engine_open(self._model, self._team)
         if self._engine == ffi.NULL:
             raise kccl.BackendError(
-                f"rank {comm.rank} has no memory for {self.context} positions: "
+                f"rank {comm.rank} cannot start {blocks} threads with {self.context} positions: "
                 f"{os.strerror(ffi.errno)}"
             )
-        self._kept: Any = None
 
     def _place_embedding(self, checkpoint: Checkpoint, progress: Progress) -> int:
         """Copies this rank's rows to the window's beginning; returns their bytes."""
@@ -205,32 +209,66 @@ class HostExecutor:
         """The tokens of the request that was started, each as soon as it is chosen.
 
         Raises:
-            kccl.Error: The logits are NaN. Or a rank was lost, or did not come.
+            kccl.Error: The logits are NaN. Or a rank was lost, did not come, or ended the request
+                before its end.
         """
         token = ffi.new("KcclEngineToken *")
-        while (found := lib.kccl_engine_next(self._engine, token, _LOOK_NS)) >= 0:
+        while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
             if found == 0:
                 continue
             if token.end == lib.kKcclEngineBadLogits:
                 raise kccl.Error("the model's logits are NaN, or none is finite")
-            if token.id >= 0:
-                end = _ENDS.get(token.end, "")
-                yield Token(token.id, token.logprob, end, token.time_ns * 1e-9)
+            if token.end == lib.kKcclEngineCancelled:
+                raise kccl.Error("another rank ended the request before its end")
+            yield Token(token.id, token.logprob, _ENDS.get(token.end, ""), token.time_ns * 1e-9)
         self._check()
 
-    def cancel(self) -> None:
-        """Ends the request at the next token; tokens() may yield some before."""
-        lib.kccl_engine_cancel(self._engine)
+    def end(self) -> None:
+        """Cancels the request that runs, if one does, and waits until no thread works on it.
 
-    def start_scoring(self, ids: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Begins to write the logits behind each id to out, float32 [len(ids), vocab_size]."""
-        self._start(ids, task=lib.kKcclEngineScore, out=out.ctypes.data, keep=out)
-
-    def start_trace(self, ids: Sequence[int], op: Op, out: NDArray[np.float32]) -> None:
-        """Begins to write what this rank has of an op's output to out, float32 [lanes or
-        residuals, len(ids), values].
+        Raises:
+            kccl.Error: A rank was lost, or did not come.
         """
-        self._start(ids, task=lib.kKcclEngineTrace, stop_op=op.index, out=out.ctypes.data, keep=out)
+        self._call(lib.kccl_engine_cancel)
+        token = ffi.new("KcclEngineToken *")
+        while self._call(lib.kccl_engine_next, token, _LOOK_NS) >= 0:
+            pass
+        self._kept = None
+        self._check()
+
+    def start_scoring(
+        self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """Begins to write the logits behind each id to out, float32 [len(ids), vocab_size].
+
+        Args:
+            ids: The tokens.
+            out: Where to.
+            writes_shared: Whether this rank writes what is the same on all ranks. Of ranks with the
+                same array one does.
+        """
+        self._start(
+            ids,
+            task=lib.kKcclEngineScore,
+            out=out.ctypes.data,
+            writes_shared=writes_shared,
+            keep=out,
+        )
+
+    def start_trace(
+        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """Begins to write what this rank has of an op's output to out, float32 [lanes or
+        residuals, len(ids), values]. writes_shared as in start_scoring().
+        """
+        self._start(
+            ids,
+            task=lib.kKcclEngineTrace,
+            stop_op=op.index,
+            out=out.ctypes.data,
+            writes_shared=writes_shared,
+            keep=out,
+        )
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """A trace with the elements in the reference's order."""
@@ -255,10 +293,18 @@ class HostExecutor:
         return self._check()
 
     def close(self) -> None:
-        """Ends the threads."""
-        if self._engine != ffi.NULL:
-            lib.kccl_engine_close(self._engine)
-            self._engine = ffi.NULL
+        """Ends the threads, also in the midst of a request. May be called again."""
+        with self._guard:
+            engine, self._engine = self._engine, ffi.NULL
+        if engine != ffi.NULL:
+            lib.kccl_engine_close(engine)
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        """Calls C with the executor. Raises kccl.Error if it is closed."""
+        with self._guard:
+            if self._engine == ffi.NULL:
+                raise kccl.Error("the engine is closed")
+            return function(self._engine, *arguments)
 
     def _start(
         self, ids: Sequence[int], stop_ids: Sequence[int] = (), keep: Any = None, **fields: Any
@@ -270,13 +316,16 @@ class HostExecutor:
         request.stop_ids = int(ffi.cast("uintptr_t", stops))
         for name, value in fields.items():
             setattr(request, name, value)
-        self._kept = (numbers, stops, keep)
-        lib.kccl_engine_start(self._engine, request)
+        # Before the start, and until no thread works on it.
+        before, self._kept = self._kept, (numbers, stops, keep)
+        if self._call(lib.kccl_engine_start, request) != 0:
+            self._kept = before
+            raise kccl.Error(f"rank {self._rank} still works on the request before")
 
     def _check(self) -> float:
         seconds = ffi.new("double *")
-        status = lib.kccl_engine_status(self._engine, seconds)
+        status = self._call(lib.kccl_engine_status, seconds)
         if status != lib.kKcclOk:
             self._comm.check()
             raise kccl.Error(f"the executor failed with status {status}")
-        return float(seconds[0]) if not math.isnan(seconds[0]) else 0.0
+        return float(seconds[0])

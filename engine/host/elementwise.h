@@ -55,7 +55,8 @@ inline float largest_of(const Floats16& v) {
     return most;
 }
 
-// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7. Cephes' polynomial.
+// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN of NaN. Cephes'
+// polynomial.
 inline Floats16 exp_of(const Floats16& x) {
     const Floats16 low = all(-87.3f), high = all(88.7f);
     const Floats16 bounded = larger(low, smaller(x, high));
@@ -73,8 +74,10 @@ inline Floats16 exp_of(const Floats16& x) {
     // In two steps, because 2^128 is no float.
     const Ints16 exponent = to_ints(n), half = half_of(exponent);
     const Floats16 value = p * power_of_two(half) * power_of_two(exponent - half);
-    return select(is_less(x, low), all(0.0f),
-                  select(is_less(high, x), all(__builtin_inff()), value));
+    const Floats16 of_numbers =
+        select(is_less(x, low), all(0.0f), select(is_less(high, x), all(__builtin_inff()), value));
+    // The bounds turn NaN into a number.
+    return select(is_equal(x, x), of_numbers, x);
 }
 
 void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float* out) {

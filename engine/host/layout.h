@@ -12,6 +12,27 @@ inline uint32_t panels_for(uint32_t num_rows) { return (num_rows + kRows - 1) / 
 
 inline uint64_t aligned(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+// The weights of one op, of each lane that has them; of "head" those of a group.
+struct Matrix {
+    uint32_t num_columns;
+    uint32_t panels_per_lane;
+    uint32_t panels_at_once;  // of a unit, which one block computes: 2 where two rows meet
+};
+
+inline Matrix matrix_of(const KcclEngineModel& model, uint32_t kind) {
+    const uint32_t queries = model.heads * model.head_dim;
+    switch (kind) {
+        case kKcclEngineQkv:
+            return {model.hidden, panels_for(queries + 2 * model.kv_heads * model.head_dim), 1};
+        case kKcclEngineOut: return {queries, panels_for(model.hidden), 1};
+        case kKcclEngineGateUp: return {model.hidden, 2 * panels_for(model.ffn), 2};
+        case kKcclEngineDown: return {model.ffn, panels_for(model.hidden), 1};
+        case kKcclEngineHead:
+            return {model.hidden, panels_for(model.vocab_size / model.num_head_groups), 1};
+        default: return {0, 0, 1};
+    }
+}
+
 // What the leading block tells all others about the next token.
 struct Chosen {
     int32_t id;
@@ -25,6 +46,7 @@ struct Window {
     uint64_t words;          // uint32 [block], a line each: team.h
     uint64_t chosen;         // Chosen: rank 0's counts
     uint64_t cancelled;      // uint32: number of the request to be cancelled: rank 0's counts
+    uint64_t verdict;        // uint32: Pass::meet() has what it says; rank 0's counts
     uint64_t messages;       // float [slot][lane][column][hidden, padded]
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
     uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
@@ -70,6 +92,7 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
     at.words = add(kKcclEngineMaxBlocks * kLine);
     at.chosen = add(sizeof(Chosen));
     at.cancelled = add(sizeof(uint32_t));
+    at.verdict = add(sizeof(uint32_t));
     at.messages = add(num_slots(model) * lanes * kColumns * vector);
     at.finals = add(lanes * kColumns * vector);
     at.logits = add(uint64_t{kKcclEngineLogitColumns} * padded(model.vocab_size) * sizeof(float));

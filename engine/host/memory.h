@@ -11,17 +11,21 @@
 namespace kccl::engine {
 
 struct Free {
-    void operator()(float* memory) const { std::free(memory); }
+    void operator()(void* memory) const { std::free(memory); }
 };
-using Floats = std::unique_ptr<float[], Free>;
+template <class T>
+using Array = std::unique_ptr<T[], Free>;
+using Floats = Array<float>;
 
-// Zeros, which cost no memory before they are written.
-inline Floats zeros(uint64_t count) {
-    const uint64_t bytes = aligned(count * sizeof(float) + 1);
-    void* memory = nullptr;
-    // Large ones come as fresh pages: zero, and untouched.
-    memory = std::calloc(1, bytes + 64);
-    return Floats(static_cast<float*>(memory));
+// As many zeros as the product of the factors; null if there is no memory for them. Large arrays
+// come as fresh pages, which cost no memory before they are written.
+template <class T = float, class... Factors>
+Array<T> zeros(Factors... factors) {
+    uint64_t count = 1;
+    bool is_too_large = false;
+    ((is_too_large |= __builtin_mul_overflow(count, static_cast<uint64_t>(factors), &count)), ...);
+    if (is_too_large) return nullptr;
+    return Array<T>(static_cast<T*>(std::calloc(count != 0 ? count : 1, sizeof(T))));
 }
 
 struct RankMemory {
@@ -33,12 +37,12 @@ struct RankMemory {
           key_stride(uint64_t{padded(model.context)} * model.head_dim),
           value_stride(uint64_t{padded(model.context)} * padded(model.head_dim)),
           num_kv(uint64_t{num_lanes} * model.kv_heads),
-          qkv(zeros(uint64_t{kColumns} * num_lanes * qkv_stride)),
-          attended(zeros(uint64_t{kColumns} * num_lanes * attended_stride)),
-          activated(zeros(uint64_t{kColumns} * num_lanes * ffn_stride)),
-          own(zeros(uint64_t{kColumns} * num_lanes * hidden_stride)),
-          keys(zeros(model.num_layers * num_kv * key_stride)),
-          values(zeros(model.num_layers * num_kv * value_stride)) {}
+          qkv(zeros(kColumns, num_lanes, qkv_stride)),
+          attended(zeros(kColumns, num_lanes, attended_stride)),
+          activated(zeros(kColumns, num_lanes, ffn_stride)),
+          own(zeros(kColumns, num_lanes, hidden_stride)),
+          keys(zeros(model.num_layers, num_kv, key_stride)),
+          values(zeros(model.num_layers, num_kv, value_stride)) {}
 
     bool is_complete() const { return qkv && attended && activated && own && keys && values; }
     float* keys_of(uint32_t layer, uint64_t kv) const {

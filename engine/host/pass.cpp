@@ -25,15 +25,16 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       block_(team, block, at.words),
       first_lane_(model.first_lane[team.comm.rank]),
       num_lanes_(model.first_lane[team.comm.rank + 1] - first_lane_),
-      steps_of_modules_(2 * model.num_layers),
+      steps_of_modules_(zeros<uint32_t>(2, model.num_layers)),
+      first_weights_(zeros<const uint8_t*>(model.num_ops)),
       packed_stride_(uint64_t{kColumns} *
                      padded(std::max({model.hidden, model.heads * model.head_dim, model.ffn}))),
-      residuals_(zeros(uint64_t{model.num_residuals} * kColumns * memory.hidden_stride)),
-      packed_(zeros(std::max(num_lanes_, 1u) * packed_stride_)),
-      normed_(zeros(uint64_t{kColumns} * memory.hidden_stride)),
-      finals_(
-          zeros(uint64_t{model.num_residuals} * kKcclEngineLogitColumns * memory.hidden_stride)),
-      scores_(zeros(padded(model.context) + 64)) {
+      residuals_(zeros(model.num_residuals, kColumns, memory.hidden_stride)),
+      packed_(zeros(std::max(num_lanes_, 1u), packed_stride_)),
+      normed_(zeros(kColumns, memory.hidden_stride)),
+      finals_(zeros(model.num_residuals, kKcclEngineLogitColumns, memory.hidden_stride)),
+      scores_(zeros(padded(model.context))) {
+    if (!first_weights_) return;
     const auto first_of = [&](const KcclEngineOp& op) {
         const Matrix matrix = matrix_of(op);
         return reinterpret_cast<const uint8_t*>(op.weights) +
@@ -43,7 +44,7 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
         uint32_t next = i;
         do next = (next + 1) % model.num_ops;
         while (ops_[next].weights == 0 && next != i);
-        first_weights_.push_back(first_of(ops_[next]));
+        first_weights_[i] = first_of(ops_[next]);
     }
 }
 
@@ -56,20 +57,21 @@ uint32_t Pass::publish() {
 
 bool Pass::meet() { return block_.await_all(publish()); }
 
-// ---- Products -----------------------------------------------------------------------------------
-
-Pass::Matrix Pass::matrix_of(const KcclEngineOp& op) const {
-    const uint32_t head_rows = model_.vocab_size / model_.num_head_groups;
-    switch (op.kind) {
-        case kKcclEngineQkv:
-            return {model_.hidden,
-                    panels_for((model_.heads + 2 * model_.kv_heads) * model_.head_dim), 1};
-        case kKcclEngineOut: return {model_.heads * model_.head_dim, panels_for(model_.hidden), 1};
-        case kKcclEngineGateUp: return {model_.hidden, 2 * panels_for(model_.ffn), 2};
-        case kKcclEngineDown: return {model_.ffn, panels_for(model_.hidden), 1};
-        default: return {model_.hidden, panels_for(head_rows), 1};
+bool Pass::meet(bool* is_cancelled) {
+    // The verdict carries its step: a block that reads late may find the next one, and the leading
+    // block makes a next one only if this one was to go on.
+    auto* verdict = reinterpret_cast<uint32_t*>(team_.window[0] + at_.verdict);
+    const uint32_t ends_here = (step_ + 1) << 1 | 1;
+    if (block_.leads()) {
+        mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
+            verdict, *is_cancelled ? ends_here : ends_here - 1);
     }
+    if (!meet()) return false;
+    *is_cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(verdict) == ends_here;
+    return true;
 }
+
+// ---- Products -----------------------------------------------------------------------------------
 
 // The units of an op that this block computes, counted over all lanes of the rank.
 Share Pass::share(const KcclEngineOp& op) const {

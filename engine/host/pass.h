@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "memory.h"
 #include "team.h"
@@ -32,6 +31,9 @@ class Pass {
 
     // Publishes what this block wrote, and waits for all blocks of all ranks.
     bool meet();
+    // As meet(). *is_cancelled: in, on the leading block, whether the request is to end; out, on
+    // all blocks, what the leading block said.
+    bool meet(bool* is_cancelled);
     // Publishes; returns the step.
     uint32_t publish();
     Block& block() { return block_; }
@@ -41,13 +43,14 @@ class Pass {
 
     uint32_t num_lanes() const { return num_lanes_; }
 
+    // Whether there was memory for it. Nothing else may be called if not.
+    bool is_complete() const {
+        return steps_of_modules_ && first_weights_ && residuals_ && packed_ && normed_ && finals_ &&
+               scores_;
+    }
+
   private:
-    struct Matrix {
-        uint32_t num_columns;
-        uint32_t panels_per_lane;
-        uint32_t panels_at_once;  // of a unit, which one block computes: 2 where two rows meet
-    };
-    Matrix matrix_of(const KcclEngineOp& op) const;
+    Matrix matrix_of(const KcclEngineOp& op) const { return engine::matrix_of(model_, op.kind); }
     Share share(const KcclEngineOp& op) const;
 
     void embed(const int32_t* ids);
@@ -90,9 +93,9 @@ class Pass {
     uint32_t step_ = 0;
     uint32_t num_ = 0;       // columns of this run
     uint32_t position_ = 0;  // of the first
-    std::vector<uint32_t> steps_of_modules_;
-    std::vector<const uint8_t*> first_weights_;  // [op]: of this block's next product behind it
-    const uint64_t packed_stride_;               // of a lane's packed columns
+    Array<uint32_t> steps_of_modules_;
+    Array<const uint8_t*> first_weights_;  // [op]: of this block's next product behind it
+    const uint64_t packed_stride_;         // of a lane's packed columns
     Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
     Floats packed_;     // [input_of()]: what multiply() takes
     Floats normed_;     // [column][hidden, padded]

@@ -47,14 +47,16 @@ bool is_before(double score, int32_t id, double other_score, int32_t other_id) {
 }  // namespace
 
 int32_t Sampler::choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
-                        uint32_t position, const std::vector<int32_t>& history, double* logprob) {
+                        uint32_t position, const int32_t* history, uint32_t num_history,
+                        double* logprob) {
     const Peak peak = compute().peak(logits, vocab_size);
     if (peak.has_nan || !std::isfinite(peak.value)) return -1;
     const bool is_plain = request.temperature <= 0 && request.repetition_penalty == 1;
     if (!is_plain) scores_.assign(logits, logits + vocab_size);
     if (request.repetition_penalty != 1) {
         seen_.assign(vocab_size, 0);
-        for (const int32_t id : history) {
+        for (uint32_t i = 0; i < num_history; ++i) {
+            const int32_t id = history[i];
             if (seen_[id] != 0) continue;
             seen_[id] = 1;
             double& score = scores_[id];

@@ -12,7 +12,8 @@ class Sampler {
     // history: all ids so far, ascending in time.
     // Returns the id; -1 if a logit is NaN or none is finite. *logprob is set if it is wanted.
     int32_t choose(const float* logits, uint32_t vocab_size, const KcclEngineRequest& request,
-                   uint32_t position, const std::vector<int32_t>& history, double* logprob);
+                   uint32_t position, const int32_t* history, uint32_t num_history,
+                   double* logprob);
 
   private:
     struct Candidate {

@@ -57,7 +57,7 @@ class Block {
             const uint32_t ranks = has_reached(seen, step) ? 0 : 1u << rank;
             return Missing{ranks, seen, static_cast<int32_t>(block)};
         };
-        return wait_until(team_.comm, Awaited{kKcclGridExchange, 0, step}, poll, missing);
+        return wait_until(team_.comm, Awaited{kKcclEngineStep, 0, step}, poll, missing);
     }
 
     const KcclEngineTeam& team_;

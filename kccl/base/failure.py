@@ -10,6 +10,7 @@ from .errors import Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
 _AFTER_RESET = "all ranks may go on after comm.reset()"
 _WITH_SHRINK = "the survivors may go on with comm.shrink()"
+_WITH_ENGINE = "open a new Engine"
 
 
 def unfinished_reset(rank: int) -> Timeout:
@@ -51,7 +52,10 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
             peer=record.peer,
         )
     is_ring = record.kernel == lib.kKcclNumKernels
-    name = "a ring of stages" if is_ring else kernel_name(record.kernel)
+    is_step = record.kernel == lib.kKcclEngineStep
+    name = "a ring of stages" if is_ring else "decoding"
+    if not is_ring and not is_step:
+        name = kernel_name(record.kernel)
     if record.status == lib.kKcclGridTooLarge:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
@@ -76,6 +80,9 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     elif record.kernel == lib.kKcclWait:
         where = f"signal_id {record.channel}"
         seen = f"{record.seen} signals seen, {record.wanted} wanted"
+    elif is_step:
+        where, awaited = f"rank {record.rank}", f"block {record.channel} of rank {record.peer}"
+        seen = f"step seen {record.seen}, wanted {record.wanted}"
     elif is_ring:
         where, awaited = f"rank {record.rank}", "a warp of the same block"
         seen = f"copy {record.seen} seen, {record.wanted} wanted"
@@ -90,6 +97,8 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     else:
         kind, cure, awaited = WaitFailed, _AFTER_RESET, "its peers"
         cause = f"rank {record.rank} was interrupted"
+    if is_step:
+        cure = _WITH_ENGINE
     waited = f"rank {record.rank} waited for {awaited}: {seen}, after {waited_s:.3g} s"
     source = "" if record.rank == rank else f" (rank {rank} heard it from rank {record.rank})"
     return kind(

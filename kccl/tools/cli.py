@@ -218,11 +218,6 @@ def _bench_decode_arguments(parser: argparse.ArgumentParser) -> None:
 def _bench_decode(args: argparse.Namespace) -> int:
     from ..bench.decode import cli
 
-    if args.ranks is not None and launchers.without_launcher(os.environ) != os.environ:
-        raise errors.InvalidArgument(
-            "--ranks are threads of one process, and a launcher has started several: leave out "
-            "one of them"
-        )
     return cli.main(args)
 
 

@@ -134,6 +134,16 @@ void elementwise(const std::vector<const Compute*>& tables, uint32_t n) {
         if (peak.has_nan || !other.has_nan || x[peak.index] != peak.value) fail("peak", on.name);
         return Floats{peak.value, static_cast<float>(peak.index)};
     });
+    // A NaN stays one, alone or among numbers.
+    same_bits("swiglu of NaN", tables, [&](const Compute& on) {
+        Floats gates = x, out(n);
+        gates[n / 2] = NAN;
+        on.swiglu(gates.data(), y.data(), n, out.data());
+        for (uint32_t i = 0; i < n; ++i) {
+            if (std::isnan(out[i]) != (i == n / 2)) fail("swiglu of NaN", on.name);
+        }
+        return out;
+    });
     // silu of large and small gates: exp at its ends.
     const Floats gates = {-200, -88, -87, -1e-3f, 0, 1e-3f, 87, 88, 89, 200}, ones(10, 1);
     same_bits("swiglu", tables, [&](const Compute& on) {
@@ -159,6 +169,17 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
         on.attend(query.data(), {keys.data(), values.data(), first, end, head_dim, 0.3f},
                   scores.data(), out.data());
         return out;
+    });
+    // A query that is NaN makes its own output NaN, and no number of it.
+    same_bits("attend to NaN", tables, [&](const Compute& on) {
+        Floats wrong = query, scores(padded(end) + 64), out(head_dim);
+        wrong[head_dim / 2] = NAN;
+        on.attend(wrong.data(), {keys.data(), values.data(), first, end, head_dim, 0.3f},
+                  scores.data(), out.data());
+        for (const float each : out) {
+            if (!std::isnan(each)) fail("attend to NaN", on.name);
+        }
+        return Floats{};
     });
     same_bits("rotate", tables, [&](const Compute& on) {
         Floats x = query;

@@ -146,25 +146,37 @@ struct World {
         }
     }
 
-    // The tokens of a request, as every rank sees them; cancelled after `most`.
+    // The tokens of a request, cancelled after `most`; every rank must see the same ones. The ranks
+    // share request.out, and one of them writes to it what all have.
     std::vector<int32_t> run(KcclEngineRequest request, size_t most) {
-        std::vector<int32_t> tokens;
-        for (KcclEngine* engine : engines) kccl_engine_start(engine, &request);
-        KcclEngineToken token;
-        for (int found; (found = kccl_engine_next(engines[0], &token, 1'000'000)) >= 0;) {
-            if (found == 1 && token.id >= 0) tokens.push_back(token.id);
-            if (tokens.size() == most) kccl_engine_cancel(engines.back());
-        }
-        double seconds;
         for (KcclEngine* engine : engines) {
-            while (kccl_engine_next(engine, &token, 1'000'000) >= 0) continue;
-            if (kccl_engine_status(engine, &seconds) != kKcclOk) {
-                printf("a wait failed\n");
-                exit(1);
-            }
+            request.writes_shared = engine == engines[0];
+            if (kccl_engine_start(engine, &request) != 0) fail("a request was refused");
         }
-        if (tokens.size() > most) tokens.resize(most);
-        return tokens;
+        std::vector<int32_t> of_first;
+        for (KcclEngine* engine : engines) {
+            std::vector<int32_t> tokens;
+            KcclEngineToken token = {};
+            do {
+                if (tokens.size() == most) kccl_engine_cancel(engines.back());
+                const int found = kccl_engine_next(engine, &token, 1'000'000);
+                if (found < 0) break;
+                if (found > 0) tokens.push_back(token.end == kKcclEngineCancelled ? -1 : token.id);
+            } while (true);
+            double seconds;
+            if (kccl_engine_status(engine, &seconds) != kKcclOk) fail("a wait failed");
+            if (engine == engines[0]) of_first = tokens;
+            if (tokens != of_first) fail("the ranks see other tokens");
+        }
+        if (of_first.size() > most) of_first.resize(most);
+        return of_first;
+    }
+
+    [[noreturn]] static void fail(const char* what) {
+        printf("%s\n", what);
+        fflush(stdout);
+        // Without destructors: threads run.
+        _Exit(1);
     }
 
     std::vector<Rank> ranks;
@@ -204,16 +216,19 @@ int main() {
         std::vector<float> scores(ids.size() * kVocab);
         request.task = kKcclEngineScore;
         request.out = address_of(scores.data());
-        for (KcclEngine* engine : world.engines) {
-            // Ranks that are threads may not write the same array.
-            static std::vector<std::vector<float>> others;
-            others.emplace_back(scores.size());
-            if (engine != world.engines[0]) request.out = address_of(others.back().data());
-            kccl_engine_start(engine, &request);
-        }
-        KcclEngineToken token;
-        for (KcclEngine* engine : world.engines) {
-            while (kccl_engine_next(engine, &token, 1'000'000) >= 0) continue;
+        world.run(request, 1);
+        // Cancelled at once: some logits are written, and all ranks end at the same ones.
+        std::vector<float> begun(scores.size());
+        request.out = address_of(begun.data());
+        world.run(request, 0);
+        std::vector<float> traced(ids.size() * kLanes * kHidden);
+        request.task = kKcclEngineTrace;
+        request.out = address_of(traced.data());
+        for (const uint32_t op : {3u, kLayers * 5 + 1, kLayers * 5 + 2}) {
+            request.stop_op = op;
+            if (op > kLayers * 5 + 1) traced.resize(ids.size() * kVocab);
+            request.out = address_of(traced.data());
+            world.run(request, 1);
         }
         if (tokens.empty()) {
             tokens = found;
