@@ -16,6 +16,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .closing import Closing
 from .config import ModelConfig
 from .executors.host import HostExecutor
+from .executors.packing import Parts, Sizes
 from .models import find_model
 from .placement import place
 from .program import Program
@@ -134,8 +135,10 @@ class Engine(Closing):
             settings = {"model": repr(self.config), "context": self.context, "blocks": blocks}
             check_same(comm, settings)
             number, cpus = place(comm, blocks)
-            share = 1 if comm.launcher == "threads" else comm.world_size
-            total = 2 * self.config.num_parameters() // share
+            program = Program(self.config)
+            parts = Parts(program, comm.world_size)
+            mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
+            total = sum(Sizes(program, parts, rank).total for rank in mine)
 
             def tell(nbytes: int) -> None:
                 # Raises if Ctrl-C has aborted it: reading may take minutes.
@@ -143,7 +146,7 @@ class Engine(Closing):
                 with lock:
                     packed[0] += nbytes
                     if progress is not None:
-                        progress(min(packed[0], total), total)
+                        progress(packed[0], total)
 
             return HostExecutor(
                 checkpoint,

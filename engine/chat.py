@@ -36,10 +36,9 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
-        self._failures: tuple[type[Exception], ...] = (jinja2.TemplateError,)
         try:
             self._template = environment.from_string(source)
-        except (*self._failures, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise kccl.Error(f"{where}: the chat template is wrong: {one_line(error)}") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:

@@ -27,6 +27,8 @@ _MAGNITUDE = 0x7FFF
 _NOT_FINITE = 0x7F80
 # Elements that are checked at a time, so that they are still in the cache.
 _CHUNK = 1 << 16
+# Elements of a matrix that are read at a time, where only some of its columns are wanted.
+_READ = 1 << 20
 # Axis of a matrix that is cut into lanes, where the file stores all lanes as one matrix.
 _CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 
@@ -126,27 +128,43 @@ class Checkpoint(Closing):
         """The names of all tensors, as ModelConfig.shapes() gives them."""
         return tuple(self._shapes)
 
-    def tensor(self, name: str) -> NDArray[Any]:
-        """Reads a tensor.
+    def tensor(self, name: str, lanes: range | None = None) -> NDArray[Any]:
+        """Reads a tensor, or some lanes of it.
 
         Args:
             name: One of names().
+            lanes: Of a matrix that is cut into lanes; None: the whole tensor.
 
         Returns:
-            An array of the shape that config.shapes() gives: a norm's weights in FP32, all others
-            in BF16, to which what the file holds is rounded. The lanes of "wo" and "w2" may be
-            strided views of one matrix.
+            An array of the shape that config.shapes() gives, lanes left out: a norm's weights in
+            FP32, all others in BF16, to which what the file holds is rounded.
 
         Raises:
+            InvalidArgument: There is no such tensor, or it has no such lanes.
             kccl.Error: The file cannot be read, or the tensor has a NaN or an infinity.
         """
         shape = self._shape(name)
         in_file = self._opened().shapes[self._opened().names[name]]
-        read = self._read(name, 0, in_file[0])
-        if read.shape == shape or _CUT_AXIS.get(name.rpartition(".")[2], 0) == 0:
-            return read.reshape(shape)
-        lanes, rows, columns = shape
-        return read.reshape(rows, lanes, columns).transpose(1, 0, 2)
+        axis = _CUT_AXIS.get(name.rpartition(".")[2])
+        if lanes is None:
+            lanes = range(shape[0]) if axis is not None else range(1)
+        elif axis is None or not 0 <= lanes.start <= lanes.stop <= shape[0] or lanes.step != 1:
+            raise kccl.InvalidArgument(f"{name} has no lanes {lanes} that can be read")
+        if axis is None:
+            return self._read(name, 0, in_file[0]).reshape(shape)
+        if self._opened().is_stacked or axis == 0:
+            # Rows of the file's first axis in a lane.
+            each = in_file[0] // shape[0]
+            read = self._read(name, lanes.start * each, lanes.stop * each)
+            return read.reshape(len(lanes), *shape[1:])
+        _, rows, columns = shape
+        found = np.empty((len(lanes), rows, columns), ml_dtypes.bfloat16)
+        at_once = max(1, _READ // in_file[1])
+        for start in range(0, rows, at_once):
+            stop = min(start + at_once, rows)
+            read = self._read(name, start, stop).reshape(stop - start, shape[0], columns)
+            found[:, start:stop] = read[:, lanes.start : lanes.stop].transpose(1, 0, 2)
+        return found
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Reads some rows of "embedding" or "head", which are too large to be read at once.

@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,7 @@ import numpy as np
 from kccl import Error, InvalidArgument
 
 from .checkpoint import Checkpoint, open_checkpoint
+from .closing import Closing
 from .models import find_model
 from .program import Op, Program
 from .random_weights import MODELS, random_checkpoint
@@ -57,7 +59,9 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        return self.error / self.rms if self.rms else self.error
+        """The error in relation to rms; infinite if the reference is not finite either."""
+        relative = self.error / self.rms if self.rms else self.error
+        return relative if math.isfinite(relative) else math.inf
 
 
 class Diff:
@@ -168,6 +172,14 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
     return executor
 
 
+@contextmanager
+def _opened_executor(name: str, checkpoint: Checkpoint) -> Iterator[Executor]:
+    """Closes the executor if it can be closed, as the host's can."""
+    executor = make_executor(name, checkpoint)
+    with executor if isinstance(executor, Closing) else nullcontext():
+        yield executor
+
+
 def table_of(differences: Sequence[Difference], tolerance: float) -> "Table":
     """Each op and its errors. Those above the tolerance are red."""
     from rich.table import Table
@@ -195,8 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=16, help="how many random tokens")
     parser.add_argument("--seed", type=int, default=0, help="of random tokens and weights")
     parser.add_argument("--layers", type=int, help="compare the first layers only")
-    parser.add_argument("--op", help="compare one op only, as in layers.3.out")
-    parser.add_argument("--bisect", action="store_true", help="search for the first wrong op")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--op", help="compare one op only, as in layers.3.out; without --layers")
+    one.add_argument("--bisect", action="store_true", help="search for the first wrong op")
     parser.add_argument("--tolerance", type=float, help="of the relative error")
     options = parser.parse_args(arguments)
     try:
@@ -209,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    if options.op is not None and options.layers is not None:
+        raise InvalidArgument("--op and --layers are given, must be one of them")
     random = options.model in MODELS
     opened = (
         random_checkpoint(options.model, seed=options.seed)
@@ -216,7 +231,7 @@ def _run(options: argparse.Namespace) -> int:
         else open_checkpoint(find_model(options.model))
     )
     console = Console()
-    with opened as checkpoint:
+    with opened as checkpoint, _opened_executor(options.executor, checkpoint) as executor:
         config = checkpoint.config
         if options.prompt is None:
             ids = (
@@ -229,7 +244,7 @@ def _run(options: argparse.Namespace) -> int:
         tolerance = options.tolerance
         if tolerance is None:
             tolerance = TOLERANCES[config.message_dtype]
-        diff = Diff(checkpoint, make_executor(options.executor, checkpoint), ids, options.layers)
+        diff = Diff(checkpoint, executor, ids, options.layers)
         if options.bisect:
             seen: list[Difference] = []
             first = diff.bisect(tolerance, seen.append)

@@ -1,5 +1,6 @@
 """Models in Hugging Face's folder layout: config.json, safetensors, tokenizer.json."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,7 @@ class FolderSource(Source):
         )
         self.names = layer_names(self.config, *tables)
         self.has_tokenizer = (path / TOKENIZER).exists()
-        self._files = _files(path)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for file in sorted(set(self._files.values())):
-            shapes |= _shapes(file)
+        self._files, shapes = _tensors(path)
         self.shapes = shapes
         # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
         self.ignored = frozenset(
@@ -103,14 +101,15 @@ class FolderSource(Source):
         pass
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor."""
+def _tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
+    """The file that holds each tensor, and the tensors' shapes."""
     index = folder / _INDEX
     if not index.exists():
         file = folder / _WEIGHTS
         if not file.exists():
             raise kccl.Error(f"{folder} has neither {_WEIGHTS} nor {_INDEX}")
-        return dict.fromkeys(_headers(file), file)
+        shapes = _shapes(file, _headers(file))
+        return dict.fromkeys(shapes, file), shapes
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
@@ -120,6 +119,7 @@ def _files(folder: Path) -> dict[str, Path]:
                 f"{index}: tensor {shown(name)} is in {shown(str(file))}, "
                 "must be in a file beside it"
             )
+    shapes = {}
     for file in sorted(set(weight_map.values())):
         held = _headers(folder / file)
         for name in sorted(held):
@@ -130,20 +130,21 @@ def _files(folder: Path) -> dict[str, Path]:
         for name in sorted(name for name in weight_map if weight_map[name] == file):
             if name not in held:
                 raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
-    return {name: folder / file for name, file in weight_map.items()}
+        shapes |= _shapes(folder / file, held)
+    return {name: folder / file for name, file in weight_map.items()}, shapes
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors."""
-    shapes = {}
-    for name, (dtype, shape) in _headers(file).items():
+def _shapes(
+    file: Path, headers: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors, all of a dtype that the engine reads."""
+    for name, (dtype, _) in headers.items():
         if dtype not in _DTYPES:
             raise kccl.Error(
                 f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
                 f"{', '.join(_DTYPES)}"
             )
-        shapes[name] = shape
-    return shapes
+    return {name: shape for name, (_, shape) in headers.items()}
 
 
 def _headers(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

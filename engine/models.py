@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 import kccl
 
@@ -23,6 +25,8 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Seconds that a download may take.
 _TIMEOUT = 900
 _CHUNK = 1 << 20
+# Seconds between two looks at a lock that another process has.
+_LOOK = 0.2
 
 
 def find_model(name: str | Path) -> Path:
@@ -67,7 +71,7 @@ def fetch_smollm2() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.parent / ".lock", "w") as lock:
             # Of ranks that start together, one downloads.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock)
             if not _is_there(path):
                 _fetch(path)
     except OSError as error:
@@ -81,6 +85,25 @@ def fetch_smollm2() -> Path:
 def _is_there(path: Path) -> bool:
     # It was checked when it was written, and it was written at once.
     return path.is_file() and path.stat().st_size == _NUM_BYTES
+
+
+def _take(lock: IO[str]) -> None:
+    """Waits until no other process downloads."""
+    deadline = None
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if deadline is None:
+                # The other one may take so long, and then unpacks.
+                deadline = time.monotonic() + _TIMEOUT + 60
+                sys.stderr.write("waiting for another process, which fetches SmolLM2\n")
+            if time.monotonic() > deadline:
+                raise kccl.Error(
+                    f"another process has held {lock.name} for {_TIMEOUT + 60} s"
+                ) from None
+            time.sleep(_LOOK)
 
 
 def _fetch(path: Path) -> None:

@@ -7,6 +7,7 @@ same bits choose the same tokens.
 """
 
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,24 +62,29 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check("temperature", 0 <= _number(self.temperature) < math.inf, "0 or more")
-        self._check("top_k", _is_int(self.top_k) and self.top_k >= 0, "an integer, 0 or more")
+        self._check_int("top_k", 0, 2**32 - 1)
         self._check("top_p", 0 < _number(self.top_p) <= 1, "above 0 and at most 1")
         self._check("min_p", 0 <= _number(self.min_p) <= 1, "from 0 to 1")
         penalty = _number(self.repetition_penalty)
         self._check("repetition_penalty", 0 < penalty < math.inf, "above 0")
-        is_seed = _is_int(self.seed) and 0 <= self.seed < 2**64
-        self._check("seed", is_seed, "an integer from 0 to 2**64 - 1")
-        count = _is_int(self.max_tokens) and self.max_tokens >= 1
-        self._check("max_tokens", count, "an integer, 1 or more")
-        ids = isinstance(self.stop_ids, tuple) and all(_is_int(i) and i >= 0 for i in self.stop_ids)
-        self._check("stop_ids", ids, "a tuple of integers, 0 or more")
+        self._check_int("seed", 0, 2**64 - 1)
+        self._check_int("max_tokens", 1, 2**32 - 1)
+        ids = isinstance(self.stop_ids, tuple) and all(
+            _is_int(i) and 0 <= i < 2**31 for i in self.stop_ids
+        )
+        self._check("stop_ids", ids, f"a tuple of integers from 0 to {2**31 - 1}")
         texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         self._check("stop", texts, "a tuple of strings that are not empty")
         self._check("logprobs", isinstance(self.logprobs, bool), "True or False")
 
     def _check(self, name: str, is_right: bool, wanted: str) -> None:
         if not is_right:
-            raise InvalidArgument(f"{name} is {getattr(self, name)!r}, must be {wanted}")
+            raise InvalidArgument(f"{name} is {_shown(getattr(self, name))}, must be {wanted}")
+
+    def _check_int(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        is_right = _is_int(value) and least <= value <= most
+        self._check(name, is_right, f"an integer from {least} to {most}")
 
 
 def sample(
@@ -167,4 +173,16 @@ def _is_int(value: Any) -> bool:
 def _number(value: Any) -> float:
     """NaN, which fits no range, if `value` is not a number."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
+    try:
+        return float(value) if is_number else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _shown(value: Any) -> str:
+    """A value for a message of one line."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        # Python does not print integers of thousands of digits.
+        return "an integer of too many digits"

@@ -50,7 +50,7 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     if model == "gpt2":
         backend = guarded(path, _gpt2, fields, vocabulary)
     else:
-        backend = guarded(path, _llama, fields, vocabulary, adds_space)
+        backend = guarded(path, _llama, fields, vocabulary, kinds, adds_space)
     guarded(path, _add, backend, tokens, kinds)
     bos_id = _optional_id(fields, "bos")
     ends = [_optional_id(fields, kind) for kind in ("eos", "eot", "eom")]
@@ -117,11 +117,10 @@ def _gpt2(fields: Fields, vocabulary: dict[str, int]) -> Any:
     return backend
 
 
-def _llama(fields: Fields, vocabulary: dict[str, int], adds_space: bool) -> Any:
+def _llama(fields: Fields, vocabulary: dict[str, int], kinds: Any, adds_space: bool) -> Any:
     """SentencePiece's BPE, whose merges follow from the scores of the pieces."""
     tokenizers = library("tokenizers")
     scores = _numbers(fields, "tokenizer.ggml.scores", len(vocabulary), "f")
-    kinds = _numbers(fields, "tokenizer.ggml.token_type", len(vocabulary), "iu")
     unknown = next((t for t, number in vocabulary.items() if kinds[number] == _UNKNOWN), None)
     merges = []
     for token, number in vocabulary.items():

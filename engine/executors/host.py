@@ -14,7 +14,16 @@ from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .core import ffi, lib
-from .packing import ROWS_AT_ONCE, PackedWeights, Parts, Progress, pair_order
+from .packing import (
+    KINDS,
+    PANELS_AT_ONCE,
+    ROWS,
+    PackedWeights,
+    Parts,
+    Progress,
+    pair_order,
+    shape_of,
+)
 
 # How long one look for the next token lasts: then the interpreter may handle Ctrl-C.
 _LOOK_NS = 100_000_000
@@ -110,8 +119,9 @@ class HostExecutor:
         """Copies this rank's rows to the window's beginning; returns their bytes."""
         first, end = self._parts.first_row[self._rank], self._parts.first_row[self._rank + 1]
         window, total = ffi.from_buffer(self._window.local), 0
-        for start in range(first, end, ROWS_AT_ONCE):
-            rows = checkpoint.rows("embedding", start, min(start + ROWS_AT_ONCE, end))
+        at_once = PANELS_AT_ONCE * ROWS
+        for start in range(first, end, at_once):
+            rows = checkpoint.rows("embedding", start, min(start + at_once, end))
             some = ffi.from_buffer(np.ascontiguousarray(rows).view(np.uint16))
             ffi.memmove(window + total, some, len(some))
             total += len(some)
@@ -121,38 +131,14 @@ class HostExecutor:
     # ---- what the C side reads -------------------------------------------------------------------
 
     def _make_model(self) -> Any:
-        c, program, parts = self.program.config, self.program, self._parts
+        program, parts = self.program, self._parts
         cosines, sines = (np.ascontiguousarray(t) for t in program.rotations(self.context))
         ops = ffi.new("KcclEngineOp[]", [self._op(op) for op in program.ops])
         self._alive = (cosines, sines, ops)
-        lanes = c.num_lanes
-        model = ffi.new("KcclEngineModel *")
-        fields = {
-            "num_ops": len(program.ops),
-            "num_layers": c.num_layers,
-            "num_lanes": lanes,
-            "num_residuals": program.num_residuals,
-            "num_in_flight": program.num_in_flight,
-            "hidden": c.hidden,
-            "heads": c.num_heads // lanes,
-            "kv_heads": c.num_kv_heads // lanes,
-            "ffn": c.ffn // lanes,
-            "head_dim": c.head_dim,
-            "vocab_size": c.vocab_size,
-            "num_head_groups": parts.num_groups,
-            "context": self.context,
-            "rounds_messages": c.message_dtype == "bfloat16",
-            "norm_eps": c.norm_eps,
-            "attention_scale": c.attention_scale,
-            "ops": int(ffi.cast("uintptr_t", ops)),
-            "cosines": cosines.ctypes.data,
-            "sines": sines.ctypes.data,
-        }
-        for name, value in fields.items():
-            setattr(model, name, value)
-        for name in ("first_lane", "first_panel", "first_row"):
-            for rank, value in enumerate(getattr(parts, name)):
-                getattr(model, name)[rank] = value
+        model = shape_of(program, parts)
+        model.context = self.context
+        model.ops = int(ffi.cast("uintptr_t", ops))
+        model.cosines, model.sines = cosines.ctypes.data, sines.ctypes.data
         return model
 
     def _op(self, op: Op) -> dict[str, Any]:
@@ -161,7 +147,7 @@ class HostExecutor:
             return self._weights.norms[names[0]].ctypes.data if names else 0
 
         return {
-            "kind": getattr(lib, "kKcclEngine" + op.kind.title().replace("_", "")),
+            "kind": getattr(lib, KINDS[op.kind]),
             "layer": op.layer,
             "window": op.window,
             "module": -1 if op.module is None else op.module,

@@ -4,6 +4,7 @@ engine/host/products.h says what a panel is. Rows of queries and keys are reorde
 pairs that RoPE turns lie side by side; products of queries and keys do not change by that.
 """
 
+import errno
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import kccl
+
 from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from .core import ffi, lib
 
 ROWS: int = lib.kKcclEnginePanelRows
-# Of rows of "embedding" and "head", which are too large to be read at once.
-ROWS_AT_ONCE = 4096
+# The executor's name of each kind of op.
+KINDS = {
+    kind: "kKcclEngine" + kind.title().replace("_", "")
+    for kind in ("embed", "qkv", "attend", "out", "gate_up", "down", "final", "head")
+}
+# Of "embedding" and "head", which are too large to be read at once.
+PANELS_AT_ONCE = 256
 _HUGE_PAGE = 2 << 20
 
 Progress = Callable[[int], None]
@@ -60,6 +68,66 @@ class Parts:
             self.first_panel = [lane * self.panels_per_group for lane in self.first_lane]
 
 
+def shape_of(program: Program, parts: Parts) -> Any:
+    """A KcclEngineModel with the model's sizes, and nothing else."""
+    c, lanes = program.config, program.config.num_lanes
+    model = ffi.new("KcclEngineModel *")
+    fields = {
+        "num_ops": len(program.ops),
+        "num_layers": c.num_layers,
+        "num_lanes": lanes,
+        "num_residuals": program.num_residuals,
+        "num_in_flight": program.num_in_flight,
+        "hidden": c.hidden,
+        "heads": c.num_heads // lanes,
+        "kv_heads": c.num_kv_heads // lanes,
+        "ffn": c.ffn // lanes,
+        "head_dim": c.head_dim,
+        "vocab_size": c.vocab_size,
+        "num_head_groups": parts.num_groups,
+        "rounds_messages": c.message_dtype == "bfloat16",
+        "norm_eps": c.norm_eps,
+        "attention_scale": c.attention_scale,
+    }
+    for name, value in fields.items():
+        setattr(model, name, value)
+    for name in ("first_lane", "first_panel", "first_row"):
+        for rank, value in enumerate(getattr(parts, name)):
+            getattr(model, name)[rank] = value
+    return model
+
+
+class Sizes:
+    """How large the packed weights of one rank are, in bytes.
+
+    Attributes:
+        panel: Op index -> of one of its panels; 0 if the op has no weights.
+        lane: Op index -> of one lane's panels.
+        op: Op index -> of all that the rank has.
+        embedding: Of the rank's rows.
+        total: Of all of these.
+    """
+
+    def __init__(self, program: Program, parts: Parts, rank: int) -> None:
+        model = shape_of(program, parts)
+        lanes = parts.first_lane[rank + 1] - parts.first_lane[rank]
+        panels_of_head = parts.first_panel[rank + 1] - parts.first_panel[rank]
+        self.panel: dict[int, int] = {}
+        self.lane: dict[int, int] = {}
+        self.op: dict[int, int] = {}
+        panels, columns = ffi.new("uint32_t *"), ffi.new("uint32_t *")
+        for op in program.ops:
+            lib.kccl_engine_matrix(model, getattr(lib, KINDS[op.kind]), panels, columns)
+            panel = 2 * int(lib.kccl_engine_panel_elements(columns[0]))
+            self.panel[op.index] = panel
+            self.lane[op.index] = panels[0] * panel
+            is_head = op.kind == "head"
+            self.op[op.index] = panels_of_head * panel if is_head else lanes * panels[0] * panel
+        rows = parts.first_row[rank + 1] - parts.first_row[rank]
+        self.embedding = 2 * rows * program.config.hidden
+        self.total = self.embedding + sum(self.op.values())
+
+
 class PackedWeights:
     """The packed weights of one rank, and the norms.
 
@@ -77,15 +145,13 @@ class PackedWeights:
         self._lanes = range(parts.first_lane[rank], parts.first_lane[rank + 1])
         self._panels = range(parts.first_panel[rank], parts.first_panel[rank + 1])
         self._parts = parts
+        self._sizes = Sizes(program, parts, rank)
         self._order = pair_order(
             self._config.head_dim, is_interleaved=self._config.rope.is_interleaved
         )
-        sizes = {op.index: self._nbytes_of(op) for op in program.ops}
+        sizes = self._sizes.op
         self.nbytes = sum(sizes.values())
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, self.nbytes + _HUGE_PAGE, flags=flags)
-        # Fewer translations to look up while the weights stream. Without huge pages it is slower.
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = _fresh_memory(self.nbytes + _HUGE_PAGE, rank)
         start = int(ffi.cast("uintptr_t", ffi.from_buffer(self._memory)))
         at = start + -start % _HUGE_PAGE
         self.address_of: dict[int, int] = {}
@@ -96,58 +162,43 @@ class PackedWeights:
             at += sizes[op.index]
             progress(sizes[op.index])
 
-    def _nbytes_of(self, op: Op) -> int:
-        c = self._config
-        lanes = c.num_lanes
-        heads, kv_heads = (n // lanes * c.head_dim for n in (c.num_heads, c.num_kv_heads))
-        per_lane = {
-            "qkv": (panels_for(heads + 2 * kv_heads), c.hidden),
-            "out": (panels_for(c.hidden), heads),
-            "gate_up": (2 * panels_for(c.ffn // lanes), c.hidden),
-            "down": (panels_for(c.hidden), c.ffn // lanes),
-        }
-        if op.kind == "head":
-            return len(self._panels) * _panel_bytes(c.hidden)
-        panels, columns = per_lane.get(op.kind, (0, 1))
-        return len(self._lanes) * panels * _panel_bytes(columns)
-
     def _pack(self, op: Op, at: int) -> None:
         """Packs an op's matrices at an address, and keeps its norms."""
         for name in op.weights:
             if name.endswith("norm"):
                 self.norms[name] = self._norm(name)
         if op.kind == "head":
-            self._pack_head(op.weights[0], at)
+            self._pack_head(op, at)
             return
         matrices = [name for name in op.weights if not name.endswith("norm")]
         if op.kind == "embed" or not matrices or not self._lanes:
             return
-        tensors = {name.rpartition(".")[2]: self._checkpoint.tensor(name) for name in matrices}
-        for lane in self._lanes:
-            of_lane = {name: tensor[lane] for name, tensor in tensors.items()}
+        of_lanes = {
+            name.rpartition(".")[2]: self._checkpoint.tensor(name, self._lanes) for name in matrices
+        }
+        for lane in range(len(self._lanes)):
+            of_lane = {name: tensor[lane] for name, tensor in of_lanes.items()}
             if op.kind == "qkv":
                 both = [self._reordered(of_lane["wq"]), self._reordered(of_lane["wk"])]
-                at += _pack(at, np.concatenate([*both, of_lane["wv"]]))
+                _pack(at, np.concatenate([*both, of_lane["wv"]]))
             elif op.kind == "gate_up":
-                first = _panel_bytes(self._config.hidden)
-                nbytes = _pack(at, of_lane["w1"], step=2)
-                _pack(at + first, of_lane["w3"], step=2)
-                at += nbytes
+                _pack(at, of_lane["w1"], step=2)
+                _pack(at + self._sizes.panel[op.index], of_lane["w3"], step=2)
             else:
                 (only,) = of_lane.values()
-                at += _pack(at, only)
+                _pack(at, only)
+            at += self._sizes.lane[op.index]
 
-    def _pack_head(self, name: str, at: int) -> None:
+    def _pack_head(self, op: Op, at: int) -> None:
         """Packs this rank's panels of the head, some rows at a time."""
-        per_group = self._parts.panels_per_group
+        (name,) = op.weights
         rows = self._config.vocab_size // self._parts.num_groups
-        for group, first, end in self._groups(per_group):
-            stop = min(end * ROWS, rows)
-            for start in range(first * ROWS, stop, ROWS_AT_ONCE):
-                some = min(start + ROWS_AT_ONCE, stop)
-                at += _pack(
-                    at, self._checkpoint.rows(name, group * rows + start, group * rows + some)
-                )
+        for group, first, end in self._groups(self._parts.panels_per_group):
+            for panel in range(first, end, PANELS_AT_ONCE):
+                some = min(panel + PANELS_AT_ONCE, end)
+                start, stop = group * rows + panel * ROWS, group * rows + min(some * ROWS, rows)
+                _pack(at, self._checkpoint.rows(name, start, stop))
+                at += (some - panel) * self._sizes.panel[op.index]
 
     def _groups(self, per_group: int) -> Iterator[tuple[int, int, int]]:
         """(group, first panel, end) of this rank's panels in each group."""
@@ -168,15 +219,32 @@ class PackedWeights:
         return by_head[:, self._order].reshape(rows.shape)
 
 
-def _panel_bytes(num_columns: int) -> int:
-    return 2 * int(lib.kccl_engine_panel_elements(num_columns))
+def _fresh_memory(nbytes: int, rank: int) -> mmap.mmap:
+    """Zeros in pages of their own.
+
+    Raises:
+        BackendError: There is no memory.
+    """
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise kccl.BackendError(
+            f"rank {rank} cannot allocate {nbytes} bytes of weights: {error.strerror}"
+        ) from error
+    try:
+        # Fewer translations to look up while the weights stream.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        # A kernel without huge pages: only speed is lost.
+        if error.errno != errno.EINVAL:
+            raise
+    return memory
 
 
-def _pack(at: int, rows: NDArray[Any], step: int = 1) -> int:
-    """Packs BF16 rows, every `step`-th panel; returns the bytes that all panels have."""
+def _pack(at: int, rows: NDArray[Any], step: int = 1) -> None:
+    """Packs BF16 rows at an address, as every `step`-th panel."""
     rows = np.ascontiguousarray(rows).view(np.uint16)
     source = ffi.from_buffer("uint16_t[]", rows)
     num_rows, num_columns = rows.shape
     panels = ffi.cast("uint16_t *", at)
     lib.kccl_engine_pack(panels, source, num_rows, num_columns, num_columns, step)
-    return panels_for(num_rows) * step * _panel_bytes(num_columns)

@@ -301,7 +301,7 @@ def test_threads_as_ranks_are_refused_in_a_job(
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
     assert bench("--random-weights", "tiny-llama", "-n", "2") == 2
-    assert "--ranks" in capsys.readouterr().err
+    assert "ranks is 2: they are threads of one process" in capsys.readouterr().err
 
 
 def test_check_compares_decoding() -> None:
