@@ -28,7 +28,7 @@ _NOT_FINITE = 0x7F80
 # Elements that are checked at a time, so that they are still in the cache.
 _CHUNK = 1 << 16
 # Elements of a matrix that are read at a time, where only some of its columns are wanted.
-_READ = 1 << 20
+_READ = 1 << 18
 # Axis of a matrix that is cut into lanes, where the file stores all lanes as one matrix.
 _CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
 

@@ -39,11 +39,13 @@ class StopText:
         if self._stream is None:
             return Piece("", token.id, token.logprob, token.end)
         text = self._held + self._stream.push(token.id)
+        if token.end:
+            text += self._stream.flush()
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             return Piece(text[: min(found)], token.id, token.logprob, "stop")
         if token.end:
-            return Piece(text + self._stream.flush(), token.id, token.logprob, token.end)
+            return Piece(text, token.id, token.logprob, token.end)
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return Piece(text[: len(text) - kept], token.id, token.logprob, "")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import kccl
 from kccl.engine.config import ModelConfig, lanes_for
+from kccl.engine.random_weights import MODELS
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
 
 SMALL = {
@@ -30,19 +31,7 @@ SMALL = {
 
 
 def test_laneformer_2b_has_the_published_size():
-    config = ModelConfig(
-        family="laneformer",
-        num_layers=15,
-        num_lanes=8,
-        hidden=3072,
-        ffn=12288,
-        num_heads=32,
-        num_kv_heads=16,
-        head_dim=96,
-        vocab_size=32000,
-        context=4096,
-        delay=2,
-    )
+    config = MODELS["laneformer-2b"]
     assert config.num_parameters() == 2_320_069_632
     assert config.streamed_bytes() == 4_443_531_264
     ffn = sum(math.prod(config.layer_shapes()[name]) for name in ("w1", "w2", "w3"))

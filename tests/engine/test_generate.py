@@ -1,0 +1,119 @@
+"""The command `kccl generate`, as a person runs it."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from tiny_models import write_gguf
+
+from kccl.engine import Engine
+from kccl.tools.cli import main
+
+BEGINNING = "def mean(values):"
+
+
+def generate(*arguments, text=None, ranks=0):
+    """Runs the command, on several processes if `ranks` is given."""
+    job = ["run", "-n", str(ranks), "--", sys.executable, "-m", "kccl"] if ranks else []
+    return subprocess.run(
+        [sys.executable, "-m", "kccl", *job, "generate", *arguments],
+        input=text,
+        capture_output=True,
+        timeout=60,
+        env=os.environ | {"KCCL_TIMEOUT": "5"},
+    )
+
+
+class Standard:
+    """Stands in for sys.stdin."""
+
+    def __init__(self, content):
+        self.buffer = io.BytesIO(content)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    write_gguf(tmp_path / "m.gguf")
+    return str(tmp_path / "m.gguf")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with Engine("bundled", blocks=1) as engine:
+        return engine.generate(BEGINNING, max_tokens=12).text
+
+
+def test_the_answer_alone_is_on_stdout(expected, capsys):
+    arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "12"]
+    for ranks in ([], ["-n", "2"]):
+        assert main([*arguments, *ranks]) == 0
+        told = capsys.readouterr()
+        assert told.out == expected + "\n"
+        number = "2 ranks" if ranks else "1 rank"
+        assert f"7 tokens of prompt, 12 of answer (max_tokens), {number}; first token" in told.err
+        assert "of what the memory allows" in told.err
+    assert main([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr() == (expected + "\n", "")
+
+
+def test_the_prompt_may_come_from_standard_input(expected, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Standard(f"{BEGINNING}\n".encode()))
+    assert main(["generate", "--max-tokens", "12", "--quiet"]) == 0
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_standard_input_that_is_not_utf8_is_told_before_the_model_is_read(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Standard(b"def \xff():"))
+    assert main(["generate", "--model", "no/such/model"]) != 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.strip().endswith("standard input is not valid UTF-8: byte 4")
+    assert told.err.count("\n") == 1
+
+
+def test_a_chat_goes_through_the_template(tiny, capsys):
+    with Engine(tiny, blocks=1) as engine:
+        messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
+        ids = engine.tokenizer.encode(engine.tokenizer.chat(messages), add_bos=False)
+        answer = engine.generate(ids, max_tokens=9)
+    arguments = ["--model", tiny, "--chat", "--system", "Be", "--prompt", "Hi"]
+    assert main(["generate", *arguments, "--max-tokens", "9"]) == 0
+    told = capsys.readouterr()
+    assert told.out == answer.text + "\n"
+    assert f"{len(ids)} tokens of prompt, {len(answer.ids)} of answer" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1"),
+        (["--max-tokens", str(2**32)], "max_tokens is 4294967296, must be an integer from 1 to"),
+        (["--model", "no/such/model"], "model 'no/such/model' is neither"),
+        (["--system", "Be"], "--system is given, which needs --chat"),
+        (["--chat"], "has no chat template"),
+        (["-n", "9"], "world_size is 9"),
+        (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
+        (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
+        (["--stop", ""], "stop is ('',), must be a tuple of strings that are not empty"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(["generate", "--prompt", "x", *arguments]) != 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert message in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_a_job_prints_one_answer(expected):
+    done = generate("--max-tokens", "12", "--quiet", text=BEGINNING.encode(), ranks=2)
+    assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
+
+
+def test_a_job_with_threads_as_ranks_prints_no_answer():
+    done = generate("--prompt", BEGINNING, "-n", "2", ranks=2)
+    assert done.returncode != 0
+    assert done.stdout == b""
+    assert b"ranks is 2: they are threads of one process" in done.stderr
