@@ -35,8 +35,8 @@ namespace {
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 constexpr uint64_t kLongMessageBytes = 32768;
 
-// This thread's innermost such call: a signal handler that runs within a call may make another.
-// Null for calls that others make, from C; they leave the interpreter alone.
+// This thread's innermost such call: a signal handler that runs within a call may make one of
+// another communicator. Null for calls that others make, from C; they leave the interpreter alone.
 thread_local CallOfPython* current = nullptr;
 
 uint32_t on_idle() {
@@ -55,14 +55,15 @@ KcclHostContext* context_of(const KcclHostOp* op) {
     return reinterpret_cast<KcclHostContext*>(state->idle_context);
 }
 
-void complain_of_another_thread(int rank) {
+void complain_of_use(int rank) {
     PyObject* errors = PyImport_ImportModule("kccl.base.errors");
     PyObject* error = errors == nullptr ? nullptr : PyObject_GetAttrString(errors, "Error");
     if (error != nullptr) {
         PyErr_Format(error,
-                     "rank %d: another thread is making a call of this communicator, and nothing "
-                     "was sent; one thread at a time uses a communicator. Threads that make calls "
-                     "at the same time need one each, as comm.split(0) makes it on all ranks",
+                     "rank %d: a call of this communicator is under way, in another thread or "
+                     "around this signal handler; nothing was sent. Threads and handlers that make "
+                     "calls at the same time need a communicator each, as comm.split(0) makes it "
+                     "on all ranks",
                      rank);
     }
     Py_XDECREF(error);
@@ -73,7 +74,7 @@ void complain_of_another_thread(int rank) {
 template <class F>
 uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
     CallOfPython here;
-    CallOfPython** const innermost = use.innermost();
+    CallOfPython** const innermost = &current;  // the thread's own, so found once
     CallOfPython* const around = *innermost;
     *innermost = &here;
     if (is_long || !use.context()->holds_gil) here.release();
@@ -85,15 +86,11 @@ uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
 
 }  // namespace
 
-Use::Use(const KcclHostOp* op)
-    : context_(context_of(op)), innermost_(&current), before_(context_->user) {
-    // The variable is this thread's own, so its address names the thread.
-    const uint64_t self = reinterpret_cast<uint64_t>(innermost_);
-    is_granted_ = before_ == 0 || before_ == self;
+Use::Use(const KcclHostOp* op) : context_(context_of(op)), is_granted_(context_->is_used == 0) {
     if (is_granted_) {
-        context_->user = self;
+        context_->is_used = 1;
     } else {
-        complain_of_another_thread(op->call.comm.rank);
+        complain_of_use(op->call.comm.rank);
     }
 }
 
@@ -199,8 +196,8 @@ PyObject* op_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     return make_call(as_op(self), nullptr);
 }
 
-// after(fill): fill() fills in the call's arguments, and then the call is made. Meanwhile no other
-// thread uses the communicator.
+// after(fill): fill() fills in the call's arguments, and then the call is made. Meanwhile nothing
+// else uses the communicator.
 PyObject* op_after(PyObject* self, PyObject* fill) { return make_call(as_op(self), fill); }
 
 // clock(iterations, address): runs the call `iterations` times; microseconds to the doubles there.

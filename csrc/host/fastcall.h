@@ -10,31 +10,25 @@
 
 namespace kccl::host {
 
-struct CallOfPython;
-
-// This thread's use of the communicator of a call. Within it the thread may begin another, as
-// signal handlers do, but no other thread may: both would use the same slots. Begins and ends under
-// the interpreter's lock, so it needs no atomic.
+// The use of a communicator by one call. Until it ends nobody may begin another, neither another
+// thread nor a signal handler of this one: both calls would use the same slots. Begins and ends
+// under the interpreter's lock, so it needs no atomic.
 class Use {
   public:
     explicit Use(const KcclHostOp* op);
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     ~Use() {
-        if (is_granted_) context_->user = before_;
+        if (is_granted_) context_->is_used = 0;
     }
 
-    // False: another thread uses the communicator. An exception is set.
+    // False: the communicator is in use. An exception is set.
     bool is_granted() const { return is_granted_; }
 
     KcclHostContext* context() const { return context_; }
-    // This thread's innermost call of Python.
-    CallOfPython** innermost() const { return innermost_; }
 
   private:
     KcclHostContext* context_;
-    CallOfPython** innermost_;
-    uint64_t before_;
     bool is_granted_;
 };
 

@@ -88,7 +88,7 @@ def test_two_threads_cannot_give_one_call_two_streams(world):
     world.driver.meanwhile = meanwhile
     assert op() == "the result"
     assert world.driver.streams == [7]
-    assert len(errors) == 1 and "another thread is making a call" in errors[0]
+    assert len(errors) == 1 and "a call of this communicator is under way" in errors[0]
     meanwhile()
     assert world.driver.streams == [7, 9]
 

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from ranks import Job
+from ranks import Job, run
 
 # Both ranks wait for a signal that nobody sends, and the timer's handler makes a call meanwhile.
 PROGRAM = """
@@ -42,3 +42,40 @@ def test_a_call_in_a_handler_leaves_the_call_around_it_open_to_interrupts(color,
         assert time.monotonic() - started < 5
     assert (code, err) == (0, "")
     assert all(said[rank]["interrupted"] for rank in range(2))
+
+
+# Rank 0's handler runs while its call waits for rank 1, which begins only when the handler has
+# ended.
+SAME = """
+comm = kccl.init()
+gate = comm.split(0)
+x, y = np.ones(COUNT, np.float32), np.zeros(COUNT, np.float32)
+comm.all_reduce(y)
+errors = []
+def on_alarm(*_):
+    try:
+        CALL
+    except kccl.Error as error:
+        errors.append(str(error))
+    gate.signal(1)
+signal.signal(signal.SIGALRM, on_alarm)
+comm.barrier()
+if comm.rank == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+else:
+    gate.wait()
+comm.all_reduce(x)
+say(rank=comm.rank, errors=errors, sum=x.sum().item(), after=comm.all_reduce(x).sum().item())
+"""
+
+
+@pytest.mark.parametrize("call", ["comm.all_reduce(y)", "comm.broadcast(y)", "comm.signal(0)"])
+@pytest.mark.parametrize("count", [4, 1 << 16])
+def test_a_call_of_the_same_communicator_in_a_handler_is_refused(call, count):
+    program = SAME.replace("CALL", call).replace("COUNT", str(count))
+    code, said, err = run(2, program, KCCL_TIMEOUT="5")
+    assert (code, err) == (0, "")
+    assert [len(said[rank]["errors"]) for rank in range(2)] == [1, 0]
+    assert "or around this signal handler; nothing was sent" in said[0]["errors"][0]
+    for rank in range(2):
+        assert (said[rank]["sum"], said[rank]["after"]) == (2 * count, 4 * count)

@@ -13,7 +13,7 @@ from ranks import run
 
 import kccl
 
-REFUSED = "rank 0: another thread is making a call of this communicator"
+REFUSED = "rank 0: a call of this communicator is under way, in another thread"
 
 # What the second thread does, with `op`, a prepared call, and `y`, an array for calls.
 SECOND = {
