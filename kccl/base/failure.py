@@ -53,13 +53,18 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         )
     is_ring = record.kernel == lib.kKcclNumKernels
     is_step = record.kernel == lib.kKcclEngineStep
-    name = "a ring of stages" if is_ring else "decoding"
+    name = "a ring of copies" if is_ring else "decoding"
     if not is_ring and not is_step:
         name = kernel_name(record.kernel)
     if record.status == lib.kKcclGridTooLarge:
         return InvalidArgument(
             f"{name}: the kernel on rank {record.rank} has {record.seen} blocks, must have at most "
             f"{record.wanted}; {_AFTER_RESET}"
+        )
+    if record.status == lib.kKcclOpenedTwice:
+        return InvalidArgument(
+            f"{name}: the kernel on rank {record.rank} has opened a second one while one of this "
+            f"communicator was open; {_AFTER_RESET}"
         )
     if record.status == lib.kKcclMessageTooLong:
         is_exchange = record.kernel == lib.kKcclGridExchange

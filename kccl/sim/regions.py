@@ -67,6 +67,8 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             return f"signal {signal_id} from rank {source}"
         if region == "grid":
             family, block = divmod(at // line, abi.MAX_BLOCKS + 1)
+            if at % line >= 8:
+                return f"mark {at % line // 4 - 2} of what block {block} has open"
             whose = "counter" if block == abi.MAX_BLOCKS else f"count of block {block}"
             return f"grid {whose}, for its {families[family]}"
         if region == "exchanges":

@@ -96,7 +96,7 @@ def test_the_numbers_mean_what_the_kernel_counts(of_cpp):
     on_time_out = {
         lib.kKcclWait: "wait on signal_id 3: peer 1 did not arrive; rank 0 waited for peer 1: "
         "4 signals seen, 6 wanted, after 0.5 s",
-        lib.kKcclNumKernels: "a ring of stages on rank 0: a warp of the same block did not arrive; "
+        lib.kKcclNumKernels: "a ring of copies on rank 0: a warp of the same block did not arrive; "
         "rank 0 waited for a warp of the same block: copy 4 seen, 6 wanted, after 0.5 s",
         lib.kKcclGridSync: "grid_sync on rank 0: block 3 did not arrive; rank 0 waited for "
         "block 3: epoch seen 4, wanted 6, after 0.5 s",

@@ -7,6 +7,9 @@
 
 namespace kccl {
 
+// In a call's place in the lists of programs: an exchange of this rank's blocks only.
+constexpr uint32_t kLocalExchange = kCopy + 1;
+
 struct Nothing {
     KCCL_DEVICE explicit Nothing(const DeviceComm&) {}
 };
@@ -18,17 +21,24 @@ struct Opened {
     using IfCalled = std::conditional_t<has<KERNELS>(KERNEL), T, Nothing>;
 
     KCCL_DEVICE Opened(Coop coop, const DeviceComm& comm)
-        : channel(coop, comm), barrier(comm), exchange(comm) {}
+        : channel(coop, comm), barrier(comm), exchange(comm), local(comm) {}
 
     Channel<Coop> channel;
     IfCalled<kKcclGridSync, GridBarrier> barrier;
     IfCalled<kKcclGridExchange, GridExchange<kKcclReachAllRanks>> exchange;
+    IfCalled<kLocalExchange, GridExchange<kKcclReachRank>> local;
 };
 
 KCCL_DEVICE Status exchange_sums(GridExchange<kKcclReachAllRanks>& exchange, float* out,
                                  const float* in, uint32_t count) {
     publish(exchange, in, count);
     return collect_reduced(exchange, out, count, Slices{platform::block_in_grid(), 1});
+}
+
+KCCL_DEVICE Status exchange_slices(GridExchange<kKcclReachRank>& exchange, float* out,
+                                   const float* in, uint32_t count) {
+    publish(exchange, in, count);
+    return collect(exchange, out, count);
 }
 
 // A kernel that users' kernels do not call.
@@ -69,9 +79,11 @@ KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, C
     [[maybe_unused]] auto* const out = output_of<float>(call);
     [[maybe_unused]] const auto* const in = input_of<float>(call);
     [[maybe_unused]] const auto count = static_cast<uint32_t>(call.count);
-    if constexpr (has<KERNELS>(kKcclGet)) {
-        if (call.kernel == kKcclGet) {
-            const Status status = get(coop, comm, out, in, count);
+    if constexpr (has<KERNELS>(kKcclPut) || has<KERNELS>(kKcclGet)) {
+        if (call.kernel == kKcclPut || call.kernel == kKcclGet) {
+            const bool puts = call.kernel == kKcclPut;
+            const Status status =
+                puts ? put(coop, comm, out, in, count) : get(coop, comm, out, in, count);
             coop.sync();  // any thread may check what others have copied
             return status;
         }
@@ -95,18 +107,45 @@ KCCL_DEVICE Status make_failing_call(const DeviceComm& comm, const Call& call, C
             return exchange_sums(exchange, out, in, count);
         }
     }
+    if constexpr (has<KERNELS>(kLocalExchange)) {
+        if (call.kernel == kLocalExchange) {
+            if constexpr (kIsOpen) return (exchange_slices(opened.local, out, in, count), ...);
+            GridExchange<kKcclReachRank> local(comm);
+            return exchange_slices(local, out, in, count);
+        }
+    }
     return make_failing_collective<KERNELS>(comm, call, coop, opened...);
 }
 
-// A number for what a call uses that is open: the channel, the barrier, the exchange or nothing.
+// Opens a second one of what the call uses. Called by all threads of the coop.
+template <uint64_t KERNELS>
+KCCL_DEVICE Status open_second(const DeviceComm& comm, const Call& call) {
+    if constexpr (has<KERNELS>(kKcclGridExchange)) {
+        if (call.kernel == kKcclGridExchange) {
+            GridExchange<kKcclReachAllRanks> second(comm);
+            return second.status();
+        }
+    }
+    GridBarrier second(comm);
+    return second.sync();
+}
+
+// A number for what a call uses that is open: the channel, the barrier, an exchange or nothing.
 KCCL_DEVICE uint32_t opened_by(uint32_t kernel) {
-    if (kernel == kKcclGridSync) return 1;
-    if (kernel == kKcclGridExchange) return 2;
-    return kernel == kKcclGet || kernel == kKcclSignal || kernel == kKcclWait ? 3 : 0;
+    switch (kernel) {
+        case kKcclGridSync: return 1;
+        case kKcclGridExchange: return 2;
+        case kLocalExchange: return 3;
+        case kKcclPut:
+        case kKcclGet:
+        case kKcclSignal:
+        case kKcclWait: return 4;
+        default: return 0;
+    }
 }
 
 // In a call's `fit`.
-enum : uint32_t { kNotMade = 1, kFails = 2 };
+enum : uint32_t { kNotMade = 1, kFails = 2, kOpensSecond = 3 };
 
 // Behind a failure a call waits for nothing. The clock moves on only where all threads wait.
 constexpr uint64_t kAtOnceNs = 1000000;
@@ -118,9 +157,10 @@ namespace kernels {
 
 // `calls`: `count` for each coop, which makes all of them, whatever they return, or those up to one
 // whose `fit` is kNotMade. AT_A_TIME: how many with the same channel, barrier and exchange open; 0:
-// each call opens its own. A coop's word of `wrong` becomes 1 if a call behind a failed one on the
-// same of these returns another status, or later than at once, or if a call is ok but must fail, or
-// one of the first kChecked elements of its result is not call.share.
+// each call opens its own. A coop's word of `wrong` becomes 1 in three cases. A call after a failed
+// one, on the same channel, barrier or exchange, returns another status or waits. A call that must
+// fail is ok. Or a call is ok and one of the first kChecked elements of its result is not
+// call.share.
 template <uint32_t AT_A_TIME, uint64_t KERNELS, class Coop>
 KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls, uint32_t count,
                        uint32_t* wrong) {
@@ -129,10 +169,14 @@ KCCL_KERNEL void go_on(KCCL_KERNEL_PARAM(KcclDeviceComm) comm, const Call* calls
     uint32_t made = 0;
     while (made < count && mem::load_plain(mine + made).fit != kNotMade) ++made;
     // Each of what is open learns of a failure by itself.
-    Status first_of[4] = {};
+    Status first_of[5] = {};
     bool is_wrong = false;
     const auto make = [&](uint32_t i, auto&... opened) {
         const Call call = mem::load_plain(mine + i);
+        if (call.fit == kOpensSecond) {
+            is_wrong |= open_second<KERNELS>(comm, call) != kKcclOpenedTwice;
+            return;
+        }
         Status& first = first_of[AT_A_TIME == 0 ? 0 : opened_by(call.kernel)];
         const uint64_t began_ns = mem::clock_ns();
         const Status status = make_failing_call<KERNELS>(comm, call, coop, opened...);

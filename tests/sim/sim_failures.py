@@ -3,13 +3,15 @@
 import collectives
 import numpy as np
 import oracle
-from sim_machine import LL16, MAKES, NUMBERS, compiled
+from sim_machine import LL16, LOCAL_EXCHANGE, MAKES, NUMBERS, compiled
 
 from kccl.plan.specs import BY_NAME, Counts
 
 # As in kernels/failures.cuh: elements of a call that is not refused, and what `fit` says.
 COUNT = 12
-NOT_MADE, FAILS = 1, 2
+# Most blocks of a rank in an exchange of them.
+_MOST_BLOCKS = 4
+NOT_MADE, FAILS, OPENS_SECOND = 1, 2, 3
 
 
 def go_on_kernel(kinds, at_a_time, coop, warp_size, csrc):
@@ -27,7 +29,7 @@ def going_on(kind, rank, world_size, actor, index, count):
     # Signals go to the next rank. Elsewhere it is the root.
     neighbours = {"signal": (rank + 1) % world_size, "wait": (rank - 1) % world_size}
     peer = neighbours.get(kind, index % world_size)
-    spec = BY_NAME[kind]
+    spec = BY_NAME["grid_exchange" if kind == LOCAL_EXCHANGE else kind]
     table = collectives.load(spec.collective) if spec.collective in collectives.NAMES else None
     size = count * world_size if table and table.HAS_CHUNKS else count
     unit = index + 3 * actor + 1
@@ -35,10 +37,13 @@ def going_on(kind, rank, world_size, actor, index, count):
     result = np.zeros(0, np.float32)
     if hasattr(table, "want"):
         result = table.want(inputs, rank, root=peer)
-    elif kind == "get":
+    elif kind in ("put", "get"):
         result = inputs[rank]
     elif kind == "grid_exchange":
         result = oracle.all_reduce(inputs, "sum")
+    elif kind == LOCAL_EXCHANGE:
+        # The first slice is block 0's.
+        result = np.full(_MOST_BLOCKS * size, (index + 1) * (rank + 1), np.float32)
     # A rank whose result is its input need not write it: the root of a broadcast.
     is_checked = result.size and not (table and np.array_equal(result, inputs[rank]))
     counts_bytes = spec.counts in (Counts.BYTES, Counts.CHUNK_BYTES)
@@ -53,13 +58,25 @@ def going_on(kind, rank, world_size, actor, index, count):
 class Failures:
     """One of Script's base classes, with this launch."""
 
-    def go_on(self, calls, *, refused=(), absent=(), threads, blocks=1, coop="Block", at_a_time=0):
+    def go_on(
+        self,
+        calls,
+        *,
+        refused=(),
+        absent=(),
+        second=(),
+        threads,
+        blocks=1,
+        coop="Block",
+        at_a_time=0,
+    ):
         """A launch of its own: coops make calls, also behind failed ones (kernels/failures.cuh).
 
         Args:
             calls: Names of kernels, in the order in which each coop makes them.
             refused: (rank, actor, index of the call): which calls are too long; rank None: all.
             absent: Likewise: which calls are not made, nor those behind them.
+            second: Likewise: which calls open a second GridBarrier or GridExchange instead.
             threads, blocks, coop: As in begin().
             at_a_time: How many calls are made with the same channel, GridBarrier and GridExchange
                 open; 0: each opens its own.
@@ -80,6 +97,7 @@ class Failures:
                         count = self.machine.exchange_bytes // 4 + 1
                     call = self._going_on(rank, actor, index, kind, count)
                     fit = NOT_MADE if is_one & set(absent) else 0
+                    fit = OPENS_SECOND if is_one & set(second) else fit
                     # The blocks of a rank that lacks one cannot meet.
                     if kind == "grid_sync" and any(a[0] == rank and a[2] <= index for a in absent):
                         fit = fit or FAILS

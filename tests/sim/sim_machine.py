@@ -33,7 +33,9 @@ BROADCAST_PUSH = "broadcast_push_simple"
 BARRIER = "barrier_direct"
 # A copy by other threads than those of the library's calls: see kernels/copies.cuh.
 COPY = "copy"
-NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS)}
+# An exchange of one rank's blocks: see kernels/failures.cuh.
+LOCAL_EXCHANGE = "grid_exchange of one rank"
+NUMBERS = {**abi.KERNELS, COPY: len(abi.KERNELS), LOCAL_EXCHANGE: len(abi.KERNELS) + 1}
 UNTOUCHED = 0xB5  # what memory holds that a call has not written
 # A staging slot has the least size that the layout allows.
 STAGING_BYTES = 1024

@@ -8,19 +8,16 @@ import oracle
 import pytest
 from programs import OF_DATA, algorithms_for
 from sim_failures import COUNT, NOT_MADE, go_on_kernel, going_on
-from sim_machine import LL16, NUMBERS, PUSH, SCATTER, SENTINEL
-from sim_rows import kernels_of
+from sim_machine import ALL_KINDS, LL16, LOCAL_EXCHANGE, NUMBERS, SCATTER, SENTINEL
 
 import kccl
 from kccl.base.abi import ffi, lib
 from kccl.jit import cache
 
-# What users' kernels call.
-_FIRST = [kernels_of(collective)[0].name for collective in collectives.NAMES]
+# Each kind comes before a failure, and after it.
 KINDS = (
     *(LL16, SENTINEL, SCATTER, "grid_exchange"),
-    *(PUSH, "signal", "wait", "grid_sync", *_FIRST),
-    *("grid_exchange", SENTINEL, "grid_sync", "signal", "wait", *reversed(_FIRST)),
+    *(LOCAL_EXCHANGE, "signal", "wait", "grid_sync", *ALL_KINDS, LOCAL_EXCHANGE, *ALL_KINDS),
 )
 BLOCKS, THREADS = 2, 64
 MAX_BYTES, EXCHANGE_BYTES = 256, 2048

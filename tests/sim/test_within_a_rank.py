@@ -28,6 +28,31 @@ KCCL_KERNEL void leave(kccl::DeviceComm comm, uint32_t absent, uint32_t count, u
     if (kccl::leads(kccl::block())) kccl::mem::store_plain(statuses + block, uint32_t(status));
 }
 
+// A second barrier, or exchange, within the first; or both one after the other.
+KCCL_KERNEL void open_two(kccl::DeviceComm comm, uint32_t kind, uint32_t* status) {
+    uint32_t seen = 0;
+    if (kind == 0) {
+        kccl::GridBarrier first(comm);
+        kccl::GridBarrier second(comm);
+        seen = second.sync();
+    } else if (kind == 1) {
+        kccl::GridExchange<kKcclReachRank> first(comm);
+        kccl::GridExchange<kKcclReachRank> second(comm);
+        seen = second.status();
+    } else {
+        for (int i = 0; i < 2 && seen == kKcclOk; ++i) {
+            kccl::GridBarrier barrier(comm);
+            kccl::GridExchange<kKcclReachRank> local(comm);
+            kccl::GridExchange<kKcclReachAllRanks> global(comm);
+            kccl::grid_sync(comm);
+            seen = barrier.sync() | local.status() | global.status();
+        }
+    }
+    if (kccl::leads(kccl::block())) {
+        kccl::mem::store_plain(status + kccl::platform::block_in_grid(), seen);
+    }
+}
+
 using SmallRing = kccl::Ring<4, 512>;
 
 // Copies more than the ring has stages for, and consumes the first only.
@@ -49,7 +74,7 @@ KCCL_KERNEL void hoard(kccl::DeviceComm comm, const uint32_t* words, uint32_t* p
 
 @pytest.fixture(scope="module")
 def module():
-    return kccl.compile(SOURCE, ["leave", "hoard"])
+    return kccl.compile(SOURCE, ["leave", "open_two", "hoard"])
 
 
 def on_sim(main, world_size=2):
@@ -119,6 +144,30 @@ def test_too_many_blocks(module):
         comm.reset()
         leave(*arguments, grid=2, block=32)
         assert not statuses[:2].any()
+
+    on_sim(main, 1)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("kind, name", [(0, "grid_sync"), (1, "grid_exchange")])
+def test_a_second_one_is_refused(module, kind, name, blocks):
+    """A barrier or an exchange that is opened while one is open. The rank goes on after reset()."""
+
+    def main(comm):
+        open_two = module.kernel("open_two")
+        device_comm = comm.device_comm(channels=1, max_bytes=16, exchange_bytes=1024)
+        status = np.zeros(blocks, np.uint32)
+        arguments = comm, device_comm, np.uint32(2), status
+        for _ in range(2):
+            open_two(*arguments, grid=blocks, block=32)
+        assert not status.any()
+        message = f"{name}: the kernel on rank 0 has opened a second one while one"
+        with pytest.raises(kccl.InvalidArgument, match=message):
+            open_two(comm, device_comm, np.uint32(kind), status, grid=blocks, block=32)
+        assert (status == lib.kKcclOpenedTwice).all()
+        comm.reset()
+        open_two(*arguments, grid=blocks, block=32)
+        assert not status.any()
 
     on_sim(main, 1)
 

@@ -24,6 +24,28 @@ KCCL_DEVICE_COLD Status refuse_grid(const DeviceComm& comm, uint32_t kernel, uin
     return status_of(comm);
 }
 
+KCCL_DEVICE_COLD void refuse_second(const DeviceComm& comm, uint32_t kernel) {
+    give_up(comm, Record{kKcclOpenedTwice, comm.rank, comm.rank, kernel, 0, 2, 1, 0, 0});
+}
+
+// Whether this thread leads its block and finds `what` open, as open_mark() counts; then the
+// communicator has failed. What is open counts in registers, so a second one would count the same
+// steps again. `kernel`: for the record.
+KCCL_DEVICE bool is_second(const DeviceComm& comm, uint32_t what, KcclKernel kernel) {
+    if (!leads(block())) return false;
+    const uint32_t* mark = open_mark(comm, what, platform::block_in_grid());
+    if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(mark) == 0) return false;
+    refuse_second(comm, kernel);
+    return true;
+}
+
+// Only the leader uses the mark, so it needs no sync.
+KCCL_DEVICE void mark_open(const DeviceComm& comm, uint32_t what, bool is_open) {
+    if (!leads(block())) return;
+    mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
+        open_mark(comm, what, platform::block_in_grid()), is_open ? 1u : 0u);
+}
+
 // A block's count of its syncs.
 struct GridCount {
     uint32_t epoch;
@@ -62,43 +84,48 @@ KCCL_DEVICE_COLD Missing find_absent(const DeviceComm& comm, KcclGridWords famil
 
 // A barrier of the blocks of a kernel, for many syncs: opening it is what costs. All threads of all
 // blocks open it, make the same syncs and let it end. The blocks, at most kKcclMaxBlocks, are all
-// resident. Meanwhile this rank's communicator has no other one open, in this kernel or in another.
-// grid_sync() and the collectives of grids may come in between: they have words of their own.
-class GridBarrier {
+// resident.
+//
+// An open barrier counts in registers. So barriers that are open at the same time need words of
+// their own: a FAMILY each.
+template <KcclGridWords FAMILY>
+class GridBarrierOf {
   public:
-    // `comm` outlives this. Each family of words is a barrier of its own, because an open barrier
-    // counts in registers. Only the library gives one.
-    KCCL_DEVICE explicit GridBarrier(const DeviceComm& comm,
-                                     KcclGridWords family = kKcclGridBarriers)
-        : comm_(comm), num_blocks_(platform::blocks_per_grid()), family_(family) {
+    // `comm` outlives this.
+    KCCL_DEVICE explicit GridBarrierOf(const DeviceComm& comm)
+        : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
         if (num_blocks_ > kKcclMaxBlocks) {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
         }
-        counter_ = mem::keep(grid_line(comm, family, kKcclMaxBlocks));
+        counter_ = mem::keep(grid_line(comm, FAMILY, kKcclMaxBlocks));
         step_ = mem::keep(comm.epoch_step);
         // In tests with narrow epochs the counter wraps as early as these, but stays comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
         const Status status = status_of(comm);
-        count_ = load_count(comm, family, platform::block_in_grid());
+        count_ = load_count(comm, FAMILY, platform::block_in_grid());
+        const bool second = kIsMarked && is_second(comm, kMark, kKcclGridSync);
         // The vote also separates the reads here from the writes of the first sync.
-        if (block().any(status != kKcclOk)) status_ = status_of(comm);
+        if (block().any(status != kKcclOk || second)) status_ = status_of(comm);
+        if (kIsMarked && status_ == kKcclOk) mark_open(comm, kMark, true);
     }
 
-    KCCL_DEVICE ~GridBarrier() {
-        if (num_blocks_ == 1 || status_ != kKcclOk) return;
+    KCCL_DEVICE ~GridBarrierOf() {
+        if (status_ != kKcclOk) return;
+        if (kIsMarked) mark_open(comm_, kMark, false);
+        if (num_blocks_ == 1) return;
         const uint32_t mine = platform::block_in_grid();
-        if (leads(block())) store_count(comm_, family_, mine, count_);
+        if (leads(block())) store_count(comm_, FAMILY, mine, count_);
         const uint32_t stride = num_blocks_ * block().size();
         for (uint32_t absent = num_blocks_ * (1 + block().index()) + mine; absent < kKcclMaxBlocks;
              absent += stride) {
-            store_count(comm_, family_, absent, count_);
+            store_count(comm_, FAMILY, absent, count_);
         }
         block().sync();
     }
 
-    GridBarrier(const GridBarrier&) = delete;
-    GridBarrier& operator=(const GridBarrier&) = delete;
+    GridBarrierOf(const GridBarrierOf&) = delete;
+    GridBarrierOf& operator=(const GridBarrierOf&) = delete;
 
     // Called by all threads of all blocks. kAcqRel: what any thread of the kernel wrote before is
     // visible to every thread after. kRelaxed: every block has arrived and nothing else is ordered;
@@ -127,7 +154,7 @@ class GridBarrier {
                 return has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
             };
             const auto missing = [&] {
-                return find_absent(comm_, family_, coop.index(), num_blocks_, count_);
+                return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
             // Once, not in each poll, because a load that acquires empties the L1 cache.
@@ -145,10 +172,12 @@ class GridBarrier {
 
     // Keeps the counter less than half a period away from what is awaited.
     static constexpr uint32_t kMostLead = 1u << 30;
+    // The library's own barriers open and close within one function.
+    static constexpr bool kIsMarked = FAMILY == kKcclGridBarriers;
+    static constexpr uint32_t kMark = 0;
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    const KcclGridWords family_;
     uint32_t* counter_ = nullptr;
     uint32_t step_ = 0;
     uint32_t weight_ = 0;  // what a block adds to the counter
@@ -156,10 +185,15 @@ class GridBarrier {
     Status status_ = kKcclOk;
 };
 
-// One sync; see GridBarrier.
+// The barrier for users' kernels. Meanwhile this rank's communicator has no other one open, in this
+// kernel or in another: the second one fails with kKcclOpenedTwice. grid_sync() and the collectives
+// of grids may come in between.
+using GridBarrier = GridBarrierOf<kKcclGridBarriers>;
+
+// One sync; see GridBarrierOf.
 template <mem::Order order = mem::Order::kAcqRel>
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm) {
-    GridBarrier barrier(comm, kKcclGridSyncs);
+    GridBarrierOf<kKcclGridSyncs> barrier(comm);
     return barrier.sync<order>();
 }
 

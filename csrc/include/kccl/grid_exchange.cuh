@@ -43,7 +43,7 @@ constexpr mem::Scope kScopeOf = REACH == kKcclReachRank ? mem::Scope::kDevice : 
 template <KcclReach REACH>
 KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
     const Block coop = block();
-    GridBarrier blocks(comm, kKcclGridScrubs);
+    GridBarrierOf<kKcclGridScrubs> blocks(comm);
     const uint64_t stale = static_cast<uint64_t>(awaited.wanted - comm.epoch_step) << 32;
     const uint64_t num_packets = kKcclNumExchangeSlots * comm.layout.exchange_bytes / kPayloadBytes;
     mem::Packet* const packets = board(comm, REACH, comm.rank);
@@ -64,8 +64,9 @@ KCCL_DEVICE_COLD Status scrub_board(const DeviceComm& comm, Awaited awaited) {
 
 // An exchange of the blocks of a kernel, on one rank or on all; opened once for many exchanges. All
 // threads of all blocks open it, make the same exchanges and let it end. The blocks, at most
-// kKcclMaxBlocks, are all resident, and equally many on every rank that takes part. Meanwhile no
-// other kernel of this rank's communicator has one open.
+// kKcclMaxBlocks, are all resident, and equally many on every rank that takes part. Meanwhile this
+// rank's communicator has no other one of this reach open, in this kernel or in another: the second
+// one fails with kKcclOpenedTwice.
 //
 // WORLD_SIZE: the communicator's, so that loops over ranks unroll; 0: whatever it is.
 template <KcclReach REACH, int WORLD_SIZE = 0>
@@ -100,14 +101,18 @@ class GridExchange {
         const uint32_t slot = ((epoch_ & step_) != 0 ? 1 : 0) + ((epoch_ & 2 * step_) != 0 ? 2 : 0);
         offset_ = slot * slot_packets_;
         find_special();
+        const bool second = is_second(comm, kMark, kKcclGridExchange);
         // The vote also separates the reads here from the writes at the end.
-        if (block().any(status != kKcclOk)) status_ = status_of(comm);
+        if (block().any(status != kKcclOk || second)) status_ = status_of(comm);
+        if (status_ == kKcclOk) mark_open(comm, kMark, true);
     }
 
     // Stores what the next to open it must know.
     KCCL_DEVICE ~GridExchange() {
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
-        if (status_ != kKcclOk || epoch_ == first_epoch_) return;
+        if (status_ != kKcclOk) return;
+        mark_open(comm_, kMark, false);
+        if (epoch_ == first_epoch_) return;
         const uint32_t mine = platform::block_in_grid();
         if (leads(block())) mem::store_plain(epoch_word(mine), epoch_);
         const uint32_t stride = num_blocks_ * num_threads_;
@@ -220,6 +225,7 @@ class GridExchange {
   private:
     // 0 where the compiler does not know them.
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;
+    static constexpr uint32_t kMark = 1 + REACH;
     static constexpr uint32_t kLinePackets = kKcclLineBytes / sizeof(mem::Packet);
 
     // An exchange's slot of the board: where it begins, and how far apart the slices lie, in

@@ -25,7 +25,7 @@ std::string spelled() {
 template <std::size_t... kernels>
 std::string kernel_name(uint32_t kernel, std::index_sequence<kernels...>) {
     const std::string names[] = {spelled<static_cast<KcclKernel>(kernels)>()...};
-    if (kernel >= sizeof...(kernels)) return "a ring of stages";
+    if (kernel >= sizeof...(kernels)) return "a ring of copies";
     std::string name;
     for (const char letter : names[kernel].substr(std::strlen("kKccl"))) {
         if (std::isupper(letter) != 0 && !name.empty()) name += '_';
@@ -76,6 +76,10 @@ inline std::string sentence(const KcclRecord& record, int reader) {
     if (record.status == kKcclGridTooLarge) {
         return name + ": the kernel on " + rank + " has " + text(record.seen) + " blocks" + limit +
                kAllGoOn;
+    }
+    if (record.status == kKcclOpenedTwice) {
+        return name + ": the kernel on " + rank +
+               " has opened a second one while one of this communicator was open" + kAllGoOn;
     }
     if (record.status == kKcclMessageTooLong) {
         const char* option = record.kernel == kKcclGridExchange ? "exchange_bytes" : "max_bytes";

@@ -51,6 +51,12 @@ KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, ui
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
 }
 
+// Not zero: the block has this open. `what`: 0 for a GridBarrier, 1 + reach for a GridExchange. It
+// lies behind the block's count.
+KCCL_DEVICE uint32_t* open_mark(const DeviceComm& comm, uint32_t what, uint32_t block) {
+    return grid_line(comm, kKcclGridBarriers, block) + 2 + what;
+}
+
 // The epoch of the last exchange of a block of this rank.
 KCCL_DEVICE uint32_t* exchange_epoch(const DeviceComm& comm, KcclReach reach, uint32_t block) {
     const uint64_t word = uint64_t(reach) * kKcclMaxBlocks + block;

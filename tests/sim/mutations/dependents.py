@@ -68,7 +68,7 @@ MUTATIONS = (
         "a call stores what the next one must know while its threads still read it",
         "dependents",
         RACE,
-        Edit(LAUNCH, "        coop.sync();\n        store();\n", "        store();\n"),
+        Edit(LAUNCH, "        coop.sync();\n        is_stored_", "        is_stored_"),
     ),
     *(_without_wait(kernel, "one-sided dependents") for kernel in ("put", "get", "signal", "wait")),
     *(_without_wait(kernel, "dependents of grids") for kernel in ("grid_sync", "grid_exchange")),

@@ -3,6 +3,7 @@ at once, sums whose rounding depends on the order of the ranks, seldom used word
 """
 
 from sim_machine import (
+    ALL_KINDS,
     BARRIER,
     BROADCAST,
     BROADCAST_PUSH,
@@ -10,6 +11,7 @@ from sim_machine import (
     GATHER,
     GATHER_PUSH,
     LL16,
+    LOCAL_EXCHANGE,
     PUSH,
     SCATTER,
     SCATTER_PUSH,
@@ -17,7 +19,7 @@ from sim_machine import (
     TWO_SHOT_SENTINEL,
 )
 
-from .program import NARROW, REFUSED, TIMED_OUT, Program
+from .program import NARROW, OPENED_TWICE, REFUSED, TIMED_OUT, Program
 
 
 def _add(script, kernel, count, number):
@@ -134,9 +136,11 @@ def _fails(*, calls=_CALLS, **how):
 
 _OF_GRIDS = (LL16, "grid_sync", "grid_exchange", LL16, "grid_sync", "grid_exchange", "grid_sync")
 _OF_EXCHANGES = (LL16, "grid_exchange", LL16, "grid_exchange", LL16, "grid_sync")
+# Each kind comes before a failure, and after it. Only the calls of users' kernels can be too long.
 _OF_ALL_KINDS = (
-    *(SCATTER, SENTINEL, GATHER, PUSH, "signal", "wait", LL16, "get"),
-    *(BROADCAST, SCATTER, GATHER, BARRIER, SENTINEL, "get", PUSH, "signal", "wait", LL16, BARRIER),
+    *(SCATTER, SENTINEL, GATHER, PUSH, "signal", "wait", LL16, "put", LOCAL_EXCHANGE),
+    *(kind for kind in ALL_KINDS if kind not in ("grid_sync", "grid_exchange")),
+    *(SCATTER, SENTINEL, GATHER, PUSH, LOCAL_EXCHANGE, LL16, BARRIER),
 )
 _MAY_FAIL = {**NARROW, "ends_when_stuck": False, "num_channels": 3}
 _ROOMY = {**NARROW, "packet_bytes": 1024, "staging_bytes": 8192}
@@ -244,6 +248,18 @@ PROGRAMS = {
             ),
             *(
                 (
+                    f"second {what}",
+                    OPENED_TWICE,
+                    {
+                        "second": [(1, 1, index)],
+                        "calls": _OF_GRIDS,
+                        **{"threads": 64, "blocks": 3, "at_a_time": 7},
+                    },
+                )
+                for what, index in (("barrier", 4), ("exchange", 5))
+            ),
+            *(
+                (
                     f"{word} among all kinds{', each opened' * (not at_a_time)}",
                     statuses,
                     {
@@ -256,7 +272,7 @@ PROGRAMS = {
                     ("refused", "refused", REFUSED),
                     ("timed out", "absent", TIMED_OUT),
                 )
-                for at_a_time in (0, 19)
+                for at_a_time in (0, len(_OF_ALL_KINDS))
             ),
         )
     },

@@ -1,6 +1,6 @@
 """Planted bugs: what coops and ranks do behind a failure."""
 
-from .mutation import DIVERGENT, FAILURE, RACE, REUSED, STALE, Edit, bug
+from .mutation import DIVERGENT, FAILURE, RACE, REFUSED_CALL, REUSED, STALE, STUCK, WRONG, Edit, bug
 
 CHANNEL = "include/kccl/channel.cuh"
 COLLECTIVES = "include/kccl/collectives.cuh"
@@ -58,21 +58,25 @@ MUTATIONS = (
         "each thread decides by itself whether the communicator had failed",
         "refused while channels are open",
         DIVERGENT,
-        Edit(LATCH, "if (coop.any(found_ != kKcclOk)) fail();", "if (found_ != kKcclOk) fail();"),
+        Edit(LATCH, "return !coop.any(found_ != kKcclOk);", "return found_ == kKcclOk;"),
     ),
     bug(
         "agree_never",
         "what the threads found when they opened the channel is forgotten",
         "refused while warps open",
         FAILURE,
-        Edit(LATCH, "if (coop.any(found_ != kKcclOk)) fail();", ""),
+        Edit(LATCH, "return !coop.any(found_ != kKcclOk);", "return true;"),
     ),
     bug(
         "grid_open_vote",
         "each thread decides by itself whether it may open a barrier",
         "refused beside grids",
         DIVERGENT,
-        Edit(GRID, "if (block().any(status != kKcclOk)) status_", "if (status != kKcclOk) status_"),
+        Edit(
+            GRID,
+            "if (block().any(status != kKcclOk || second)) status_",
+            "if (status != kKcclOk) status_",
+        ),
     ),
     bug(
         "exchange_open_vote",
@@ -81,9 +85,50 @@ MUTATIONS = (
         DIVERGENT,
         Edit(
             EXCHANGE,
-            "if (block().any(status != kKcclOk)) status_ = status_of(comm);",
+            "if (block().any(status != kKcclOk || second)) status_ = status_of(comm);",
             "if (status != kKcclOk) status_ = status_of(comm);",
         ),
+    ),
+    *(
+        bug(
+            f"second_{what}_opens",
+            f"a second {what} is opened while one is open",
+            f"second {what}",
+            FAILURE | STUCK | STALE,
+            Edit(file, f"const bool second = {test};", "const bool second = false;"),
+        )
+        for what, file, test in (
+            ("barrier", GRID, "kIsMarked && is_second(comm, kMark, kKcclGridSync)"),
+            ("exchange", EXCHANGE, "is_second(comm, kMark, kKcclGridExchange)"),
+        )
+    ),
+    bug(
+        "second_not_voted",
+        "only the thread that finds a second exchange fails",
+        "second exchange",
+        FAILURE | DIVERGENT,
+        Edit(EXCHANGE, "any(status != kKcclOk || second)", "any(status != kKcclOk)"),
+    ),
+    bug(
+        "barrier_stays_marked",
+        "a barrier that has ended seems open",
+        "kept barrier of one block",
+        REFUSED_CALL,
+        Edit(GRID, "mark_open(comm_, kMark, false)", "(void)0"),
+    ),
+    bug(
+        "exchange_stays_marked",
+        "an exchange that has ended seems open",
+        "parts of exchanges opened anew",
+        REFUSED_CALL,
+        Edit(EXCHANGE, "mark_open(comm_, kMark, false)", "(void)0"),
+    ),
+    bug(
+        "marks_shared",
+        "a barrier and an exchange have one mark",
+        "refused beside open grids",
+        FAILURE,
+        Edit(EXCHANGE, "kMark = 1 + REACH", "kMark = 0"),
     ),
     bug(
         "fits_not_checked",
@@ -105,7 +150,7 @@ MUTATIONS = (
         "failed_wait_not_kept",
         "a channel forgets that a wait in a call has failed",
         "timed out among all kinds",
-        FAILURE | DIVERGENT | STALE,
+        FAILURE | DIVERGENT | STALE | REUSED,
         Edit(
             CHANNEL,
             "            if (!coop_.any(failed)) return kKcclOk;\n        }\n        fail();\n",
@@ -155,7 +200,7 @@ MUTATIONS = (
                 "",
             ),
         )
-        for kernel in ("get", "signal")
+        for kernel in ("put", "get", "signal")
     ),
     bug(
         "depart_some",

@@ -109,10 +109,11 @@ def _kept_barrier(script):
 
 
 def _kept_barrier_of_one(script):
-    """A sync of one block orders what its threads have written."""
-    script.begin(threads=2 * script.machine.warp_size, coop="OpenGrid")
-    for number in range(6):
-        script.share_out((8, 36, 600)[number % 3], lambda: script.grid_sync(0))
+    """A sync of one block orders what its threads have written. The barrier is opened twice."""
+    for _ in range(2):
+        script.begin(threads=2 * script.machine.warp_size, coop="OpenGrid")
+        for number in range(3):
+            script.share_out((8, 36, 600)[number], lambda: script.grid_sync(0))
 
 
 def _kept_barrier_and_others(script):

@@ -72,8 +72,8 @@ MUTATIONS = (
         STUCK,
         Edit(
             GRID,
-            "count_ = load_count(comm, family, platform::block_in_grid());",
-            "count_ = load_count(comm, family, 0);",
+            "count_ = load_count(comm, FAMILY, platform::block_in_grid());",
+            "count_ = load_count(comm, FAMILY, 0);",
         ),
     ),
     bug(
@@ -83,8 +83,8 @@ MUTATIONS = (
         RACE,
         Edit(
             GRID,
-            "KcclGridWords family = kKcclGridBarriers",
-            "KcclGridWords family = kKcclGridSyncs",
+            "using GridBarrier = GridBarrierOf<kKcclGridBarriers>;",
+            "using GridBarrier = GridBarrierOf<kKcclGridSyncs>;",
         ),
     ),
     bug(

@@ -11,6 +11,8 @@ from kccl.base import abi
 NARROW = {"epoch_bits": 4}
 # What ranks end with when a message is too long.
 REFUSED = (abi.lib.kKcclMessageTooLong, abi.lib.kKcclAborted)
+# When something is opened that is open.
+OPENED_TWICE = (abi.lib.kKcclOpenedTwice, abi.lib.kKcclAborted)
 # And when a rank does not come.
 TIMED_OUT = (abi.lib.kKcclTimeout, abi.lib.kKcclAborted)
 

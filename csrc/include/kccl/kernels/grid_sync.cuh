@@ -8,7 +8,7 @@ namespace kccl {
 
 // Called by all threads of all blocks of the kernel. Acquire-release.
 KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
-    GridBarrier barrier(comm, kKcclGridSyncs);
+    GridBarrierOf<kKcclGridSyncs> barrier(comm);
     Status status = kKcclOk;
     for (uint64_t i = 0; i < count && status == kKcclOk; ++i) status = barrier.sync();
     return status;
