@@ -48,7 +48,9 @@ CallNode call_before(const KcclGpuQueue& queue, uint64_t stream) {
     return is_own ? before : CallNode{};
 }
 
-// With four or more of each, two chains of such calls have room.
+// How often a call must fit on the device before its dependent comes early. With 4, two chains have
+// room, each with one call that runs and one that waits. More chains can block each other; their
+// waits then time out (DECISIONS.md).
 constexpr uint32_t kLeastFit = 4;
 
 // The argument of a call in a graph; null if it is not known.

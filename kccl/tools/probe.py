@@ -72,8 +72,8 @@ def copy_us(comm: Communicator, nbytes: int) -> float:
     """
     iterations = max(5, min(400, (1 << 24) // max(nbytes, 1)))
     us = ffi.new("double[]", iterations)
-    # The target lies half a page behind a multiple of the page size from the source. Where both
-    # have the same offset in a page, a load can wait for a store that only looks like its own.
+    # The target begins a whole number of pages and half a page after the source. Where both have
+    # the same offset in a page, a load can wait for a store that only looks like its own.
     memory: Any = ffi.from_buffer(bytearray(2 * nbytes + 3 * mmap.PAGESIZE))
     distance = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE // 2
     batches = []

@@ -13,7 +13,9 @@
 // Epochs wrap, and twice a period the channel is scrubbed (scrub.cuh). Between calls the channel
 // lives in registers: opening it is what costs, so a kernel of many calls opens it once.
 //
-// csrc/models/packets.pml models all this, and tests/csrc/test_model.py tries all its runs.
+// csrc/models/packets.pml models calls, credits and scrubs, for two and three ranks, and
+// tests/csrc/test_models.py tries all runs of that model. Closing and opening a channel, and
+// failures, are left to the simulator.
 #pragma once
 
 #include "dependent_launch.cuh"
@@ -131,7 +133,7 @@ class Channel {
     // Called by all threads of the coop, before they rely on each other.
     KCCL_DEVICE void check() {
         look();
-        latch_.agree(coop_, [&] { fail(); });
+        if (!latch_.agree(coop_)) fail();
     }
     // A call of no elements: only says whether a call could be made. Called by all threads of the
     // coop.
@@ -191,7 +193,7 @@ class Channel {
     // This thread has sent what it sends in this call, and state() is what the next call needs.
     // Called by all threads of the coop, once in a call that leave() ends. See DependentLaunch.
     KCCL_DEVICE void sent() {
-        launch_.sent(coop_, [&] { store_state(); });
+        if (launch_.sent(coop_)) store_state();
     }
 
     // Ends a call. failed: a wait of this thread has. Called by all threads of the coop; all get

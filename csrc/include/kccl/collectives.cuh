@@ -15,8 +15,10 @@
 // L2 cache. So a kernel of many calls keeps it open.
 //
 // Each coop's message is at most DeviceComm's max_bytes long (in reduce_scatter and all_gather:
-// what one rank sends to another). A longer one is an error on all ranks. An error stays: every
-// later call on the communicator returns it at once.
+// what one rank sends to another). A longer one is an error. An error stays: whatever is opened
+// after it returns it at once, and so does every later call on what returned it. What was open
+// before may still complete calls whose data has come. It learns of the error in its next wait that
+// is not satisfied at once.
 #pragma once
 
 #include "grid.cuh"
@@ -128,7 +130,7 @@ KCCL_DEVICE Status all_reduce(Coop coop, const DeviceComm& comm, T* out, const T
 template <class T, class Op = Sum, class Coop>
 KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count, int channel) {
-    Channel<Coop> opened(coop, comm, channel);
+    Channel<Coop> opened(coop, comm, channel, 0, Opening::kOneCall);
     return reduce_scatter<T, Op>(opened, out, in, count);
 }
 
@@ -141,7 +143,7 @@ KCCL_DEVICE Status reduce_scatter(Coop coop, const DeviceComm& comm, T* out, con
 template <class T, class Coop>
 KCCL_DEVICE Status all_gather(Coop coop, const DeviceComm& comm, T* out, const T* in,
                               uint64_t count, int channel) {
-    Channel<Coop> opened(coop, comm, channel);
+    Channel<Coop> opened(coop, comm, channel, 0, Opening::kOneCall);
     return all_gather<T>(opened, out, in, count);
 }
 
@@ -191,7 +193,7 @@ KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T*
                                   uint64_t count) {
     const Slice slice = block_slice<T>(count);
     {
-        Channel<Block> opened(block(), comm);
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
         reduce_scatter<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);
@@ -201,7 +203,7 @@ template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     const Slice slice = block_slice<T>(count);
     {
-        Channel<Block> opened(block(), comm);
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
         all_gather<T>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);

@@ -39,22 +39,22 @@ class DependentLaunch {
     KCCL_DEVICE void expect_end() { is_ending_ = is_launch_; }
     KCCL_DEVICE bool is_ending() const { return is_ending_; }
 
-    // What this thread sends in this call is on its way. Called by all threads of the coop. Where
-    // an end is expected it also calls store(), which stores what the next kernel must know; no
-    // thread reads that again. If the call fails after this, what is stored makes no difference:
-    // only reset() may follow, and it clears everything.
+    // What this thread sends in this call is on its way. Called by all threads of the coop. True
+    // where an end is expected: the caller stores what the next kernel must know, and no thread
+    // reads that again. If the call fails after this, what is stored makes no difference: only
+    // reset() may follow, and it clears everything.
     //
     // At most one call of a chain has waiting blocks on the device: a call admits the next only
     // after its own wait. Admitting it earlier, at the kernel's beginning, gains nothing
     // (bench/LOG.md).
-    template <class Coop, class Store>
-    KCCL_DEVICE void sent(Coop coop, Store store) {
+    template <class Coop>
+    KCCL_DEVICE bool sent(Coop coop) {
         if (has_dependent_) mem::launch_dependents();
-        if (!is_ending_) return;
+        if (!is_ending_) return false;
         // The leader overwrites the state only after all threads have read it.
         coop.sync();
-        store();
         is_stored_ = true;
+        return true;
     }
     KCCL_DEVICE bool is_stored() const { return is_stored_; }
 

@@ -101,8 +101,9 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
 // failed. A thread without a packet of its own polls the last one with its warp.
 // are_words: every payload is known to be a whole word in memory.
 //
-// The second path is for calls with at most one whole packet a thread. It has no loop. So nothing
-// delays the way from the last packet of one call to the first packet of the next.
+// The second path is for calls of at most one packet a thread, all whole words. It has no loop. So
+// little code runs between the arrival of a call's last packet and the push of the next call's
+// first.
 template <class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {

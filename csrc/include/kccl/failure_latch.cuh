@@ -5,7 +5,9 @@
 // different values, because the failure may come in between. So they vote before they act on it:
 // agree(), once a channel. A later failure is found by the wait that fails.
 //
-// After a failure every later call returns the status and sends nothing.
+// After fail() every later call of this coop returns the status and sends nothing. In the call that
+// finds the failure, warps that had read ok may still send. reset() waits for the kernel before it
+// clears.
 #pragma once
 
 #include "wait.cuh"
@@ -21,17 +23,18 @@ class FailureLatch {
     // Ok until fail().
     KCCL_DEVICE Status status() const { return status_; }
 
-    // The vote: calls fail() when any thread of the coop found a failure. Also a sync of the coop:
-    // it separates what the threads read when they opened the channel from what they write when
-    // they close it. After the first time it does nothing.
-    template <class Coop, class Fail>
-    KCCL_DEVICE void agree(Coop coop, Fail fail) {
-        if (has_agreed_) return;
+    // The vote. False: a thread of the coop found a failure; then fail() must follow. Also a sync of
+    // the coop: it separates what the threads read when they opened the channel from what they
+    // write when they close it. After the first time it does nothing.
+    template <class Coop>
+    KCCL_DEVICE bool agree(Coop coop) {
+        if (has_agreed_) return true;
         has_agreed_ = true;
-        if (coop.any(found_ != kKcclOk)) fail();
+        return !coop.any(found_ != kKcclOk);
     }
 
-    // Whether the warp may send before the vote. If not, it reports that in Channel::leave().
+    // Whether this thread's warp may send before the vote: none of its threads found a failure. If
+    // it may not, its threads end the call with Channel::leave(true).
     KCCL_DEVICE bool is_usable() const {
         return has_agreed_ || !platform::warp_any(found_ != kKcclOk);
     }

@@ -149,7 +149,7 @@ KCCL_DEVICE void prefetch_slice(const Call& call, const Slice& slice) {
 
 // Makes a call on a slice in rounds of at most max_bytes. Each round is a call of its own on the
 // channel: round(out, in, count) -> Status. It must be the kernel's last act. With EXPECTS_END it
-// calls expect_end() before the last round, where that costs no registers.
+// calls expect_end() before the last round, except on targets where that would spill.
 template <class T, bool EXPECTS_END = true, class Channel, class Round>
 KCCL_DEVICE Status in_rounds(Channel& channel, const Call& call, const Slice& slice,
                              uint64_t max_bytes, Round round) {

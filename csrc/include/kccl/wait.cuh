@@ -84,9 +84,10 @@ struct Missing {
 
 // The state of one wait. Each thread keeps its own.
 struct Patience {
-    uint32_t looks = 0;         // how often the warp has looked; one lane looks at a time
-    uint32_t looked_again = 0;  // lost peers, a bit each, for whose last words it polled once more
-    uint64_t started_ns = 0;    // when this thread first checked the clock; 0: not yet
+    uint32_t looks = 0;  // how often the warp has looked; one lane looks at a time
+    // Lost peers, a bit each, whose words were polled once more after the loss was seen.
+    uint32_t looked_again = 0;
+    uint64_t started_ns = 0;  // when this thread first checked the clock; 0: not yet
 };
 
 // On a GPU a wait checks only the clock and this rank's status in its first millisecond. Reading

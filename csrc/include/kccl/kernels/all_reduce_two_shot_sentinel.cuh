@@ -84,7 +84,7 @@ KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
-    // EXPECTS_END is false: it needs registers that are not there.
+    // EXPECTS_END is false, because this kernel has no registers left for it.
     in_rounds<T, false>(channel, call, slice, two_shot_sentinel_bytes(call.comm),
                         [&](T* out, const T* in, uint32_t count) {
                             return kccl::all_reduce_two_shot_sentinel<T, Op>(channel, out, in,
