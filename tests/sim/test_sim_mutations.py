@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sim_mutations
 from mutations import MUTATIONS
+from mutations.programs import PROGRAMS
 from sim_mutations import BY_NAME, control, controls, hunt
 
 
@@ -26,6 +27,10 @@ def test_the_command_runs_the_bugs_that_are_named():
     command = [sys.executable, Path(sim_mutations.__file__), "never_scrubbed"]
     shown = subprocess.check_output(command, text=True)
     assert "1 of 1 bugs caught; the source as it is passes 1 of 1 programs" in shown
+
+
+def test_every_program_shows_a_mutation():
+    assert {mutation.program for mutation in MUTATIONS} == set(PROGRAMS)
 
 
 def test_names_of_mutations_are_unique():

@@ -17,6 +17,7 @@ from . import (
     grids,
     order,
     packets,
+    results,
     words,
 )
 
@@ -30,6 +31,7 @@ MUTATIONS = (
     *grids.MUTATIONS,
     *words.MUTATIONS,
     *edges.MUTATIONS,
+    *results.MUTATIONS,
     *failures.MUTATIONS,
     *dependents.MUTATIONS,
 )

@@ -138,7 +138,7 @@ _OF_GRIDS = (LL16, "grid_sync", "grid_exchange", LL16, "grid_sync", "grid_exchan
 _OF_EXCHANGES = (LL16, "grid_exchange", LL16, "grid_exchange", LL16, "grid_sync")
 # Each kind comes before a failure, and after it. Only the calls of users' kernels can be too long.
 _OF_ALL_KINDS = (
-    *(SCATTER, SENTINEL, GATHER, PUSH, "signal", "wait", LL16, "put", LOCAL_EXCHANGE),
+    *(SCATTER, "signal", GATHER, PUSH, SENTINEL, "wait", LL16, "put", LOCAL_EXCHANGE),
     *(kind for kind in ALL_KINDS if kind not in ("grid_sync", "grid_exchange")),
     *(SCATTER, SENTINEL, GATHER, PUSH, LOCAL_EXCHANGE, LL16, BARRIER),
 )

@@ -1,6 +1,16 @@
 """Planted bugs: what coops and ranks do behind a failure."""
 
-from .mutation import DIVERGENT, FAILURE, RACE, REFUSED_CALL, REUSED, STALE, STUCK, WRONG, Edit, bug
+from .mutation import (
+    DIVERGENT,
+    FAILURE,
+    RACE,
+    REFUSED_CALL,
+    REUSED,
+    STALE,
+    STUCK,
+    Edit,
+    bug,
+)
 
 CHANNEL = "include/kccl/channel.cuh"
 COLLECTIVES = "include/kccl/collectives.cuh"
@@ -131,6 +141,46 @@ MUTATIONS = (
         Edit(EXCHANGE, "kMark = 1 + REACH", "kMark = 0"),
     ),
     bug(
+        "refused_by_none",
+        "a message that is too long is sent",
+        "refused by all ranks",
+        REUSED | STALE,
+        Edit(
+            COLLECTIVES,
+            "if (num_bytes - 1 < channel.max_bytes()) return true;",
+            "if (num_bytes != 0) return true;",
+        ),
+    ),
+    bug(
+        "exchange_opens_always",
+        "an exchange is opened although the communicator has failed",
+        "refused beside exchanges",
+        FAILURE | STUCK | STALE,
+        Edit(EXCHANGE, "any(status != kKcclOk || second)", "any(second)"),
+    ),
+    bug(
+        "next_not_checked",
+        "a call enters a channel although the communicator had failed when it was opened",
+        "refused among all kinds, each opened",
+        FAILURE | REUSED | STALE,
+        Edit(
+            CHANNEL,
+            "        check();\n        const bool is_plain = is_next_plain();",
+            "        const bool is_plain = is_next_plain();",
+        ),
+    ),
+    bug(
+        "wait_behind_failure",
+        "wait does not ask whether the communicator has failed",
+        "timed out among all kinds, each opened",
+        FAILURE,
+        Edit(
+            "include/kccl/kernels/wait.cuh",
+            "    if (coop.any(status != kKcclOk)) return status_of(comm);\n",
+            "",
+        ),
+    ),
+    bug(
         "fits_not_checked",
         "a call of no elements is ok although the communicator has failed",
         "refused while blocks open",
@@ -161,7 +211,7 @@ MUTATIONS = (
         "failed_flag_not_kept",
         "a channel forgets that a wait for a flag has failed",
         "timed out among all kinds",
-        FAILURE | DIVERGENT | STALE | REUSED,
+        FAILURE | DIVERGENT | STALE | REUSED | RACE,
         Edit(
             CHANNEL,
             "awaited(), first, last) != kKcclOk)\n            fail();",

@@ -188,12 +188,26 @@ def _longest_exchange(script):
     script.exchange(513)
 
 
-def _longest_message(script):
-    """The longest message of a block fits; one byte more does not."""
-    script.begin(threads=script.machine.warp_size, coop="Grid")
-    script.read_at_once(0, script.all_gather(0, GATHER, script.machine.packet_bytes))
-    script.read_at_once(0, script.all_reduce(0, LL16, script.machine.packet_bytes // 4))
-    script.all_gather(0, GATHER, script.machine.packet_bytes + 1)
+def _longest_message(kernel, add, per_element):
+    """The longest message of a block fits; one element more does not.
+
+    add(script, count) -> the result of a call. per_element: bytes.
+    """
+
+    def make(script):
+        script.begin(threads=script.machine.warp_size, coop="Grid")
+        most = script.machine.packet_bytes // per_element
+        script.read_at_once(0, add(script, most))
+        add(script, most + 1)
+
+    return Program(
+        make,
+        3,
+        (kernel, "grid_sync", COPY),
+        {"ends_when_stuck": False},
+        right="failed_call",
+        statuses=REFUSED,
+    )
 
 
 PROGRAMS = {
@@ -251,14 +265,12 @@ PROGRAMS = {
         right="failed_call",
         statuses=REFUSED,
     ),
-    "longest message": Program(
-        _longest_message,
-        3,
-        (LL16, GATHER, "grid_sync", COPY),
-        {"ends_when_stuck": False},
-        right="failed_call",
-        statuses=REFUSED,
+    "longest all_reduce": _longest_message(LL16, lambda s, n: s.all_reduce(0, LL16, n), 4),
+    "longest reduce_scatter": _longest_message(
+        SCATTER, lambda s, n: s.reduce_scatter(0, SCATTER, n), 4
     ),
+    "longest all_gather": _longest_message(GATHER, lambda s, n: s.all_gather(0, GATHER, n), 1),
+    "longest broadcast": _longest_message(BROADCAST, lambda s, n: s.broadcast(0, n, root=1), 1),
     "collectives of grids": Program(
         _grid_calls,
         2,

@@ -1,6 +1,6 @@
 """Planted bugs: barriers and collectives of grids."""
 
-from .mutation import RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
+from .mutation import ACCEPTED_CALL, RACE, STALE, STUCK, TWO_WRITERS, Edit, bug
 
 COLLECTIVES = "include/kccl/collectives.cuh"
 COOP = "include/kccl/coop.cuh"
@@ -101,13 +101,39 @@ MUTATIONS = (
     bug(
         "fits_one_more",
         "a message may be one byte longer than a slot",
-        "longest message",
+        "longest all_gather",
         TWO_WRITERS,
         Edit(
             COLLECTIVES,
             "num_bytes - 1 < channel.max_bytes()",
             "num_bytes - 1 <= channel.max_bytes()",
         ),
+    ),
+    *(
+        bug(
+            f"{collective}_one_more",
+            f"{collective} takes its message to be one element shorter",
+            f"longest {collective}",
+            TWO_WRITERS | ACCEPTED_CALL,
+            Edit(
+                COLLECTIVES,
+                f"fits(channel, {kernel}, {num_bytes})",
+                f"fits(channel, {kernel}, {shorter})",
+            ),
+        )
+        for collective, kernel, num_bytes, shorter in (
+            (
+                "all_reduce",
+                "kKcclAllReduceOneShotLl16",
+                "count * sizeof(T)",
+                "count * sizeof(T) - sizeof(T)",
+            ),
+            (
+                *("reduce_scatter", "kKcclReduceScatterDirectLl16"),
+                *("count * sizeof(T)", "count * sizeof(T) - sizeof(T)"),
+            ),
+            ("broadcast", "kKcclBroadcastDirectLl16", "num_bytes", "num_bytes - 1"),
+        )
     ),
     bug(
         "grid_ar_unsynced",
