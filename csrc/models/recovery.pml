@@ -1,6 +1,7 @@
-/* Failure and reset(), as a Spin model: Communicator.reset(), Mesh.reset(), and what calls do behind
- * a failure (wait.cuh, failure_latch.cuh). tests/csrc/test_recovery_model.py starts the searches and
- * plants bugs that must be found.
+/* Failure and reset(), as a Spin model: Communicator.reset(), Mesh.reset(), and calls after a
+ * failure: a call looks at the status before it pushes. The latch of an open channel is left out.
+ * tests/csrc/test_models.py starts the searches and plants bugs that must be found. It also checks
+ * that what the comments quote of the two reset() is the code, and that no step of them is missing.
  *
  * Modelled: WORLD_SIZE ranks make CALLS calls, each by a kernel that runs beside the rank's program:
  * it pushes a packet to each peer and awaits theirs. Any wait may time out, NUM_FAILURES times in
@@ -14,9 +15,12 @@
  *   - A failure behind a reset has its cause behind it, and each reset has a failure.
  *   - All ranks make all their calls in the end.
  *
- * Left out: how packets are pushed and slots used again (packets.pml); epochs that wrap; shrink().
- * A message of reset() is heard as late as one likes, because a rank looks when it likes; a later
- * one includes the earlier ones. */
+ * Left out: how packets are pushed and slots used again (packets.pml); epochs that wrap; shrink(). A
+ * rank that calls reset() without a failure is left out too: reset() first sets its status, as a
+ * failure does, and its peers' waits for it time out, which is modelled.
+ *
+ * A rank may hear a message of reset() arbitrarily late, because nothing makes it look. A later
+ * message includes the earlier ones. */
 
 #ifndef WORLD_SIZE
 #define WORLD_SIZE 2
@@ -128,6 +132,8 @@ end:
 }
 
 /* Waits until all have announced the phase. */
+/* mesh.py _announce_phase(): got = self._exchange(b"rset", self._phase, b"", "reset", timeout)
+ * self._check_complete(got, "reset") */
 inline hear(phase) {
     is_late = 0;
     FOR_PEERS(p)
@@ -139,6 +145,9 @@ inline hear(phase) {
     p = 0
 }
 
+/* comm.py reset(): def clear() -> None:
+ *     self._backend.clear()
+ *     state.status = lib.kKcclAborted */
 inline clear() {
     atomic {
         FOR_PEERS(p)
@@ -160,16 +169,21 @@ proctype Program(byte me) {
     :: atomic { !failed[me] && made == CALLS && !runs[me] && !is_done[me] -> is_done[me] = 1 }
     :: is_done[me] && !failed[me] && is_done[0] && is_done[1] && is_done[LAST] -> goto end
     :: atomic { is_done[me] && !failed[me] && GAVE_UP -> follow() } /* by its next call */
-    :: failed[me] -> /* reset() */
+    /* comm.py reset(): if state.status == lib.kKcclOk: state.status = lib.kKcclAborted */
+    :: failed[me] ->
         is_done[me] = 0;
+        /* comm.py reset(): self._backend.wait_for_calls() */
         if
         :: PLANTED != CALLS_NOT_AWAITED -> !runs[me]
         :: else
         fi;
+        /* comm.py reset(): self._mesh.reset(clear, self._env.first_timeout) */
+        /* mesh.py reset(): if not self.is_resetting: self._phase += 1 */
         if
         :: phase == completed || PLANTED == PHASE_FORGOTTEN -> phase = completed + 1
         :: else
         fi;
+        /* mesh.py reset(): if self._phase % 2 == 1: self._announce_phase(timeout) */
         if
         :: phase % 2 == 1 ->
             said[me] = phase;
@@ -181,10 +195,16 @@ proctype Program(byte me) {
             :: is_late -> goto again
             :: else
             fi;
+            /* mesh.py reset(): for link in self._links.values(): link.drop_fds()
+             * clear()
+             * self._phase += 1 */
             clear();
             phase++
         :: else
         fi;
+        /* mesh.py reset(): self._announce_phase(timeout)
+         * self._sequence = 0
+         * self._completed = self._phase */
         said[me] = phase;
         if
         :: PLANTED != ONE_PHASE -> hear(phase)
@@ -198,6 +218,7 @@ proctype Program(byte me) {
                 made = 0;
                 resets[me]++;
                 assert(resets[me] <= failures);
+                /* comm.py reset(): state.status = lib.kKcclOk */
                 failed[me] = (PLANTED == STATUS_KEPT -> 1 : 0)
             }
         fi;

@@ -1,7 +1,7 @@
 /* shrink(): how the ranks that are alive agree on who they are, as a Spin model.
  *
  * kccl/ranks/survivors.py argues why it is right; here all its runs are tried.
- * tests/ranks/test_shrink_model.py starts the searches and plants bugs that must be found. It also
+ * tests/csrc/test_models.py starts the searches and plants bugs that must be found. It also
  * checks the quotes: what a comment quotes as "survivors.py function(): code" stands in that
  * function, and no decision or message of the functions modelled is missing.
  *
@@ -28,7 +28,8 @@
  *
  * Simplified: A rank ends as soon as it will send no more, because peers may hear of it later. It
  * sends one message to all peers in one step, because each may read it later. A link holds QUEUE
- * messages that are not read. A later one takes the last one's place: it says all that one says.
+ * messages that are not read. If a link is full, a new message replaces the last one, and includes
+ * what that said.
  * With QUEUE=1 the sockets take every message at once. With QUEUE=2 they may also take it late, or
  * never if the sender ends. */
 

@@ -20,8 +20,10 @@ MODELS = ROOT / "csrc/models"
 _MAX_DEPTH = 1_000_000
 _MAX_MEGABYTES = 1500
 
-# search(definitions): what pan said.
-Search = Callable[[str], str]
+# The file that has the processes, and definitions.
+Run = tuple[str, str]
+# search(*run): what pan said.
+Search = Callable[[str, str], str]
 
 
 def _find_spin() -> str:
@@ -42,28 +44,27 @@ def _find_compiler() -> str:
 
 
 def searches(
-    model: str, complete: Iterable[str], bugs: Iterable[str], new_folder: Callable[[], Path]
+    complete: Iterable[Run], bugs: Iterable[Run], new_folder: Callable[[], Path]
 ) -> Iterator[Search]:
     """Yields a Search, for a fixture. All searches start at once, two at a time.
 
     Args:
-        model: Name of the file that has the processes.
-        complete: Definitions of the runs that are searched completely.
-        bugs: Definitions of the runs that end at the first error.
+        complete: The runs that are searched completely.
+        bugs: The runs that end at the first error.
         new_folder: Makes a folder for one search.
     """
     spin, compiler = _find_spin(), _find_compiler()
     complete = list(complete)
     # Made here: pytest makes its first folder anew when asked for one, which no two threads may do.
-    folders = {definitions: new_folder() for definitions in [*complete, *bugs]}
+    folders = {one: new_folder() for one in [*complete, *bugs]}
 
-    def run(definitions: str) -> str:
-        folder = folders[definitions]
+    def run(one: Run) -> str:
+        folder, (model, definitions) = folders[one], one
         for path in MODELS.glob("*.pml"):
             shutil.copy(path, folder)
         defined = [f"-D{definition}" for definition in definitions.split()]
         # Why so little optimisation: compiling takes longer than most of the searches.
-        level = "-O1" if definitions in complete else "-O0"
+        level = "-O1" if one in complete else "-O0"
         limits = ["-DSAFETY", f"-DMEMLIM={_MAX_MEGABYTES}"]
         for command in (
             [spin, f"-P{compiler} -E -x c", "-a", *defined, model],
@@ -75,10 +76,8 @@ def searches(
         return subprocess.run(pan, cwd=folder, capture_output=True, text=True).stdout
 
     with ThreadPoolExecutor(2) as pool:
-        said: dict[str, Future[str]] = {
-            definitions: pool.submit(run, definitions) for definitions in folders
-        }
-        yield lambda definitions: said[definitions].result()
+        said: dict[Run, Future[str]] = {one: pool.submit(run, one) for one in folders}
+        yield lambda *one: said[one].result()
         pool.shutdown(cancel_futures=True)
 
 
@@ -147,3 +146,35 @@ def quotes(suffixes: str) -> list[tuple[str, str, str]]:
             if quote:
                 found.append((quote[1], quote[2] or "", squeezed(quote[3])))
     return found
+
+
+def check_quotes(
+    suffixes: str,
+    code: Callable[[str, str], str],
+    modelled: dict[str, tuple[str, ...]],
+    steps: str,
+) -> None:
+    """Asserts that what is quoted is there, and that each step of what is modelled is quoted.
+
+    Args:
+        suffixes: As quotes() takes it.
+        code: (file, function or nothing) -> the squeezed code.
+        modelled: File -> its functions that are modelled.
+        steps: What must be quoted there, as a regular expression on squeezed code.
+    """
+    left = {(name, each): code(name, each) for name, every in modelled.items() for each in every}
+    gone = []
+    for name, function, quoted in quotes(suffixes):
+        text = left.get((name, function)) or code(name, function)
+        if quoted not in text:
+            gone.append((name, function, quoted))
+        # What is quoted twice must be there twice.
+        left[name, function] = text.replace(quoted, "", 1)
+    assert gone == []
+    missing = [
+        (name, function, step)
+        for name, functions in modelled.items()
+        for function in functions
+        for step in re.findall(steps, left[name, function])
+    ]
+    assert missing == []
