@@ -1,4 +1,4 @@
-"""reset() clears memory only when no rank's call can write to it any more."""
+"""reset() clears memory only when no rank's call can write to it any more. The order only."""
 
 import threading
 import time

@@ -23,7 +23,7 @@ class FailureLatch {
     // Ok until fail().
     KCCL_DEVICE Status status() const { return status_; }
 
-    // The vote. False: a thread of the coop found a failure; then fail() must follow. Also a sync of
+    // The vote. False: a thread of the coop found a failure, and fail() must follow. Also a sync of
     // the coop: it separates what the threads read when they opened the channel from what they
     // write when they close it. After the first time it does nothing.
     template <class Coop>
