@@ -1,11 +1,12 @@
 """csrc/host/cuda_driver.h has the driver's types as cuda.h has them."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compilers import cxx
 from device_compilers import find_cuda_headers
+from source_tree import replace_once
 
 HERE = Path(__file__).parent
 HEADER = HERE.parents[1] / "csrc/host/cuda_driver.h"
@@ -13,10 +14,9 @@ HEADER = HERE.parents[1] / "csrc/host/cuda_driver.h"
 
 def compiled(header, tmp_path):
     """Whether the comparison of a header with cuda.h compiles, and what the compiler says."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    headers = find_cuda_headers()
-    if compiler is None or headers is None:
-        pytest.skip("no C++ compiler" if compiler is None else "cuda.h is not there")
+    compiler, headers = cxx(), find_cuda_headers()
+    if headers is None:
+        pytest.skip("cuda.h is not there")
     if int((headers / "cuda.h").read_text().split("#define CUDA_VERSION ")[1].split()[0]) < 12030:
         pytest.skip("cuda.h is older than CUDA 12.3")
     (tmp_path / "cuda_driver.h").write_text(header)
@@ -50,8 +50,7 @@ def test_it_has_the_layouts_and_values_of_cuda_h(tmp_path):
     ],
 )
 def test_a_difference_is_seen(tmp_path, right, wrong):
-    text = HEADER.read_text()
-    assert text.count(right) == 1
-    is_right, said = compiled(text.replace(right, wrong), tmp_path)
+    text = replace_once(HEADER.read_text(), right, wrong, HEADER.name)
+    is_right, said = compiled(text, tmp_path)
     assert not is_right
     assert "static assertion failed" in said or "error:" in said

@@ -8,6 +8,7 @@ import subprocess
 from itertools import product
 
 import pytest
+from compilers import CXX
 
 import kccl
 from kccl.base import abi, failure
@@ -43,7 +44,7 @@ IN_CPP = {
     "ended its program, or it called shrink()": "ended its communicator",
     "its device_comm()": "its Options",
 }
-COMPILERS = [name for name in ("g++", "clang++", "nvcc") if shutil.which(name)]
+COMPILERS = [*CXX, *(["nvcc"] if shutil.which("nvcc") else [])]
 
 
 def of_python(fields, reader):

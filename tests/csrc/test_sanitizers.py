@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from compilers import CXX
+from source_tree import replace_once
 
 import kccl
 from kccl.base import abi
@@ -43,13 +45,10 @@ def _works(compiler: str, folder: Path) -> bool:
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("works")
-    found = [name for name in ("g++", "clang++") if shutil.which(name)]
-    for name in found:
+    for name in CXX:
         if _works(name, folder):
             return name
-    pytest.skip(
-        f"no compiler with a working ThreadSanitizer; found {found or 'no g++, no clang++'}"
-    )
+    pytest.skip(f"no compiler with a working ThreadSanitizer; found {CXX or 'none'}")
 
 
 def kernels_h() -> str:
@@ -103,12 +102,10 @@ def _build_and_run(
 def _plant_a_race(csrc: Path) -> None:
     """Lets one kernel say "written" without ordering what it wrote."""
     kernel = csrc / "include" / "kccl" / "kernels" / "all_reduce_one_shot_pull_simple.cuh"
-    text = kernel.read_text()
     right, wrong = (
         f"arrive<mem::Order::{order}>(kKcclFlagWritten" for order in ("kRelease", "kRelaxed")
     )
-    assert text.count(right) == 1, f"{kernel.name} changed: plant the bug at its new place"
-    kernel.write_text(text.replace(right, wrong))
+    kernel.write_text(replace_once(kernel.read_text(), right, wrong, kernel.name))
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,13 @@
 """Facts that several files contain and that must agree: ABI, kernel names, documents, lengths."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import sim_matrix
+from compilers import cxx
 from source_tree import ROOT, source_files
 
 from kccl.base import abi
@@ -89,9 +89,7 @@ def test_abi_has_no_preprocessor_lines():
 
 
 def test_compilers_and_cffi_agree_on_every_offset(tmp_path):
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = cxx()
     structs = re.findall(r"typedef struct (\w+)", ABI.read_text())
     fields = [(struct, name) for struct in structs for name, _ in abi.ffi.typeof(struct).fields]
     lines = [f'std::printf("%zu\\n", sizeof({struct}));' for struct in structs]

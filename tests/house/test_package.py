@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from compilers import cxx
 from source_tree import ROOT
 
 # The build compiles all kernels for every instruction set, without optimisation in a minute.
@@ -149,9 +150,7 @@ def test_installed_copy_works_without_the_checkout(installed, tmp_path):
 
 
 def test_installed_headers_are_all_a_program_needs(installed, tmp_path):
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = cxx()
     program = tmp_path / "program.cpp"
     program.write_text("#include <kccl/kccl.cuh>\n")
     include = installed / "kccl" / "csrc" / "include"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compilers import cxx
 from device_compilers import find_cuda_headers
 
 import kccl
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """The path of the program. The fake driver lies beside it."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
+    compiler = cxx()
     mpi = shutil.which("mpicxx", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    if compiler is None or mpi is None:
-        pytest.skip("no C++ compiler" if compiler is None else "no mpicxx: pip install mpich")
+    if mpi is None:
+        pytest.skip("no mpicxx: pip install mpich")
     folder = tmp_path_factory.mktemp("linking")
     includes = [f"-I{kccl.include_dir()}", "-isystem", find_cuda_headers()]
     driver = [compiler, *FLAGS, *includes, "-shared", "-fPIC", HERE / "fake_cuda.cpp"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compilers import cxx
 from device_compilers import find_cuda_headers, find_nvrtc
 from source_tree import ROOT
 
@@ -125,8 +126,7 @@ def configure(folder, source, *arguments):
 
 
 def test_cmake_finds_the_headers_for_cxx(tmp_path):
-    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        pytest.skip("there is no C++ compiler")
+    cxx()
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
     (tmp_path / "consumer.cpp").write_text(CONSUMER)
     configure(tmp_path / "out", tmp_path)

@@ -28,6 +28,19 @@ struct Made : IsNotMade {};
 template <uint32_t KERNEL>
 struct MadeByUsers : IsNotMade {};
 
+// For Made::make(): the whole call, in rounds of at most max_bytes, or of what a slot of packets
+// takes. round: as in_rounds() takes it.
+template <class T, class Coop, class Round>
+KCCL_DEVICE Status make_in_rounds(Channel<Coop>& channel, const Call& call, Round round,
+                                  uint64_t max_bytes) {
+    return in_rounds<T>(channel, call, Slice{0, call.count}, max_bytes, round);
+}
+
+template <class T, class Coop, class Round>
+KCCL_DEVICE Status make_in_rounds(Channel<Coop>& channel, const Call& call, Round round) {
+    return make_in_rounds<T>(channel, call, round, channel.comm().layout.packet_bytes);
+}
+
 // Makes a call if WAY says how, else otherwise(). Tries the kernels from KERNEL on.
 template <template <uint32_t> class WAY, uint64_t KERNELS, class T, class Op, uint32_t KERNEL = 0,
           class By, class Otherwise>

@@ -1,11 +1,11 @@
 """Waits within a rank: blocks wait for each other in grid_sync, and a ring's warps for copies."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from compilers import cxx
 
 import kccl
 from kccl.base import abi, failure
@@ -204,9 +204,7 @@ def test_an_interrupted_rank_did_not_wait_for_itself():
 
 def test_a_ring_on_the_host(tmp_path):
     """A block of one thread copies ahead and consumes, by turns."""
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = cxx()
     program = tmp_path / "stage_sum"
     command = [compiler, "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

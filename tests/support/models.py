@@ -170,11 +170,11 @@ def check_quotes(
             gone.append((name, function, quoted))
         # What is quoted twice must be there twice.
         left[name, function] = text.replace(quoted, "", 1)
-    assert gone == []
+    assert not gone, f"quoted, and not there: {gone}"
     missing = [
         (name, function, step)
         for name, functions in modelled.items()
         for function in functions
         for step in re.findall(steps, left[name, function])
     ]
-    assert missing == []
+    assert not missing, f"there, and not quoted: {missing}"

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 
-from source_tree import ROOT
+from source_tree import ROOT, replace_once
 
 ABI = "csrc/include/kccl/abi.inc"
 NOT_SOURCE = (".*", "build", "dist", "out", "*.egg-info", "*.so", "__pycache__", "kccl._*.cpp")
@@ -27,8 +27,7 @@ class Tree:
         """Replaces texts that each occur once."""
         text = self.text(file)
         for before, after in changes:
-            assert text.count(before) == 1, f"{file} changed: {before} is not there once"
-            text = text.replace(before, after)
+            text = replace_once(text, before, after, file)
         (self.folder / file).write_text(text)
 
     def repeat(self, file, pattern, old, new):

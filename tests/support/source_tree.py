@@ -37,6 +37,12 @@ def python_files(folder: str) -> list[Path]:
     return source_files(folder, "py")
 
 
+def replace_once(text: str, old: str, new: str, where: object) -> str:
+    """A text with another in place of `old`, which occurs once. where: for the message."""
+    assert text.count(old) == 1, f"{where} has changed: this is not there once: {old}"
+    return text.replace(old, new)
+
+
 def without_comments(path: Path) -> str:
     """C++ text without comments; strings stay."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)

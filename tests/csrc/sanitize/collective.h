@@ -36,13 +36,39 @@ struct Buffer {
     uint8_t* data;
 };
 
-// A checked call of a collective that reduces.
-using Reduce = void(const Rank& rank, int kernel, int dtype, int op, uint64_t count, int channel,
-                    uint64_t seed, uint64_t misalignment, bool in_place);
+// Collectives that reduce. HAS_CHUNKS: each rank gets its chunk of the result only, and `count` is
+// a chunk's.
+template <bool HAS_CHUNKS>
+void reduce(const Rank& rank, int kernel, int dtype, int op, uint64_t count, int channel,
+            uint64_t seed, uint64_t misalignment, bool in_place) {
+    const int world_size = rank.comm.world_size;
+    const uint64_t num_inputs = HAS_CHUNKS ? world_size * count : count;
+    const uint64_t first = HAS_CHUNKS ? rank.comm.rank * count : 0;
+    Buffer in(num_inputs * kItemBytes[dtype], misalignment);
+    Buffer out(count * kItemBytes[dtype], misalignment);
+    for (uint64_t i = 0; i < num_inputs; ++i) {
+        const int value = oracle::input(op, seed, rank.comm.rank, i, world_size);
+        oracle::encode(in.data + i * kItemBytes[dtype], dtype, value);
+    }
+    uint8_t* result = in_place ? in.data + first * kItemBytes[dtype] : out.data;
+    call(rank, kernel, {result, in.data, count, 0, channel, dtype, op});
+    for (uint64_t i = 0; i < count; ++i) {
+        uint8_t wanted[8];
+        oracle::encode(wanted, dtype, oracle::reduced(op, seed, first + i, world_size));
+        check(memcmp(result + i * kItemBytes[dtype], wanted, kItemBytes[dtype]) == 0,
+              "kernel %d dtype %d op %d count %zu: element %zu on rank %d is wrong", kernel, dtype,
+              op, size_t(count), size_t(i), rank.comm.rank);
+    }
+}
 
-// The matrix of such a collective.
-inline void matrix_of_reductions(const Rank& rank, int kernel, bool needs_floats, uint64_t& seed,
-                                 Reduce* reduce) {
+template <bool HAS_CHUNKS>
+void any_reduction(const Rank& rank, int kernel, uint64_t num_bytes, int channel, uint64_t seed) {
+    reduce<HAS_CHUNKS>(rank, kernel, kKcclFloat32, kKcclSum, num_bytes / 4, channel, seed, 0,
+                       false);
+}
+
+template <bool HAS_CHUNKS>
+void matrix_of_reductions(const Rank& rank, int kernel, bool needs_floats, uint64_t& seed) {
     for (const int dtype : kDtypes) {
         if (needs_floats && oracle::is_integer(dtype)) continue;
         for (int op = 0; op < kKcclNumOps; ++op) {
@@ -50,9 +76,13 @@ inline void matrix_of_reductions(const Rank& rank, int kernel, bool needs_floats
             for (const uint64_t length : kLengths) {
                 // Every second message is one element shorter. Some begin on odd addresses.
                 const uint64_t count = length / kItemBytes[dtype] - (seed % 2 && length > 8);
-                reduce(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
+                reduce<HAS_CHUNKS>(rank, kernel, dtype, op, count, 0, seed, seed % 3, seed % 5 < 2);
                 ++seed;
             }
         }
     }
 }
+
+template <bool HAS_CHUNKS>
+constexpr Collective kReduction = {any_reduction<HAS_CHUNKS>, matrix_of_reductions<HAS_CHUNKS>,
+                                   true};

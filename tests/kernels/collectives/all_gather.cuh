@@ -12,13 +12,10 @@ template <>
 struct Made<kKcclAllGatherDirectLl16> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        const DeviceComm& comm = channel.comm();
-        return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
-                                  [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                      return all_gather_direct_ll16(channel, out, in, count,
-                                                                    call.count);
-                                  });
+        return make_in_rounds<uint8_t>(
+            channel, call, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                return all_gather_direct_ll16(channel, out, in, count, call.count);
+            });
     }
 };
 

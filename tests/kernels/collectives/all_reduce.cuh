@@ -14,12 +14,9 @@ template <>
 struct Made<kKcclAllReduceOneShotLl16> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        const DeviceComm& comm = channel.comm();
-        return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
-                            [&](T* out, const T* in, uint32_t count) {
-                                return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
-                            });
+        return make_in_rounds<T>(channel, call, [&](T* out, const T* in, uint32_t count) {
+            return all_reduce_one_shot_ll16<T, Op>(channel, out, in, count);
+        });
     }
 };
 
@@ -27,12 +24,9 @@ template <>
 struct Made<kKcclAllReduceOneShotSentinel> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        const DeviceComm& comm = channel.comm();
-        return in_rounds<T>(channel, call, all, comm.layout.packet_bytes,
-                            [&](T* out, const T* in, uint32_t count) {
-                                return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
-                            });
+        return make_in_rounds<T>(channel, call, [&](T* out, const T* in, uint32_t count) {
+            return all_reduce_one_shot_sentinel<T, Op>(channel, out, in, count);
+        });
     }
 };
 
@@ -40,11 +34,12 @@ template <>
 struct Made<kKcclAllReduceTwoShotSentinel> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        return in_rounds<T>(channel, call, all, two_shot_sentinel_bytes(channel.comm()),
-                            [&](T* out, const T* in, uint32_t count) {
-                                return all_reduce_two_shot_sentinel<T, Op>(channel, out, in, count);
-                            });
+        return make_in_rounds<T>(
+            channel, call,
+            [&](T* out, const T* in, uint32_t count) {
+                return all_reduce_two_shot_sentinel<T, Op>(channel, out, in, count);
+            },
+            two_shot_sentinel_bytes(channel.comm()));
     }
 };
 

@@ -11,13 +11,10 @@ template <>
 struct Made<kKcclBroadcastDirectLl16> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        const DeviceComm& comm = channel.comm();
-        return in_rounds<uint8_t>(channel, call, all, comm.layout.packet_bytes,
-                                  [&](uint8_t* out, const uint8_t* in, uint32_t count) {
-                                      return broadcast_direct_ll16(channel, out, in, count,
-                                                                   call.peer);
-                                  });
+        return make_in_rounds<uint8_t>(
+            channel, call, [&](uint8_t* out, const uint8_t* in, uint32_t count) {
+                return broadcast_direct_ll16(channel, out, in, count, call.peer);
+            });
     }
 };
 

@@ -12,12 +12,9 @@ template <>
 struct Made<kKcclReduceScatterDirectLl16> : IsMade {
     template <class T, class Op, class Coop>
     KCCL_DEVICE static Status make(Channel<Coop>& channel, const Call& call) {
-        const Slice all = {0, call.count};
-        const DeviceComm& comm = channel.comm();
-        return in_rounds<T>(
-            channel, call, all, comm.layout.packet_bytes, [&](T* out, const T* in, uint32_t count) {
-                return reduce_scatter_direct_ll16<T, Op>(channel, out, in, count, call.count);
-            });
+        return make_in_rounds<T>(channel, call, [&](T* out, const T* in, uint32_t count) {
+            return reduce_scatter_direct_ll16<T, Op>(channel, out, in, count, call.count);
+        });
     }
 };
 
