@@ -24,6 +24,7 @@ from mutations import MUTATIONS
 from mutations.programs import PROGRAMS
 from rich.console import Console
 from rich.table import Table
+from source_tree import replace_once
 
 from kccl.bench.harness import document
 from kccl.jit import cache as jit
@@ -54,15 +55,22 @@ class Row:
     message: str
 
 
+def edited(mutation):
+    """File of csrc -> its text with the bug in it."""
+    texts = {}
+    for edit in mutation.edits:
+        text = texts.get(edit.file) or (jit.CSRC / edit.file).read_text()
+        where = f"{edit.file}, for {mutation.name},"
+        texts[edit.file] = replace_once(text, edit.old, edit.new, where)
+    return texts
+
+
 def plant(mutation, folder):
     """A copy of the device source with the bug in it. Returns its root."""
     root = Path(folder) / "csrc"
     shutil.copytree(jit.CSRC, root)
-    for edit in mutation.edits:
-        path = root / edit.file
-        text = path.read_text()
-        assert text.count(edit.old) == 1, f"{mutation.name}: not once in {edit.file}: {edit.old}"
-        path.write_text(text.replace(edit.old, edit.new))
+    for file, text in edited(mutation).items():
+        (root / file).write_text(text)
     return root
 
 

@@ -5,12 +5,13 @@ import textwrap
 
 import pytest
 import sim_recovery
+from source_tree import replace_once
 
 import kccl
 from kccl import comm
 from kccl.backends import host_memory, scratch, sim
 
-SEEDS = 3
+SEEDS = 2
 
 
 def run(program, seed, world_size=3):
@@ -18,9 +19,17 @@ def run(program, seed, world_size=3):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_reset(world_size, seed):
-    run(sim_recovery.go_on, seed, world_size)
+def test_reset_of_two_ranks(seed):
+    run(sim_recovery.go_on, seed, 2)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_reset_of_three_ranks(monkeypatch, seed):
+    """Functions in which bugs are planted below are planted with the text they have."""
+    for module, owner, name, old, _ in BUGS.values():
+        if getattr(owner, name).__code__.co_filename != "<string>":
+            plant(monkeypatch, module, owner, name, old, old)
+    run(sim_recovery.go_on, seed, 3)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -67,9 +76,8 @@ BUGS = {
 def plant(monkeypatch, module, owner, name, old, new):
     """Replaces a function by one whose text differs."""
     text = textwrap.dedent(inspect.getsource(getattr(owner, name)))
-    assert text.count(old) == 1, (name, old)
     functions = {}
-    exec(text.replace(old, new), vars(module), functions)
+    exec(replace_once(text, old, new, name), vars(module), functions)
     monkeypatch.setattr(owner, name, functions[name])
 
 
@@ -80,11 +88,3 @@ def test_a_planted_bug_is_caught(monkeypatch, bug):
     with pytest.raises((kccl.Error, AssertionError, pytest.fail.Exception)):
         for seed in range(SEEDS):
             run(sim_recovery.go_on, seed)
-
-
-def test_the_source_as_it_is_passes(monkeypatch):
-    """Functions that are planted with the text they have."""
-    for module, owner, name, old, _ in BUGS.values():
-        if getattr(owner, name).__code__.co_filename != "<string>":
-            plant(monkeypatch, module, owner, name, old, old)
-    run(sim_recovery.go_on, 0)

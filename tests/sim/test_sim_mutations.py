@@ -1,17 +1,29 @@
-"""The simulator finds every bug of the folder mutations, and nothing in the source as it is."""
+"""The simulator finds bugs of the folder mutations, and nothing in the source as it is.
+
+A third of the bugs are hunted here, and `make sim-mutations` hunts all.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import sim_mutations
 from mutations import MUTATIONS
 from mutations.programs import PROGRAMS
-from sim_mutations import BY_NAME, control, controls, hunt
+from sim_mutations import BY_NAME, control, controls, edited, hunt
+
+# The same ones every time, and others than a name's neighbours.
+HUNTED = [name for name in BY_NAME if crc32(name.encode()) % 3 == 0]
 
 
-@pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
+def test_every_bug_can_be_planted():
+    for mutation in MUTATIONS:
+        edited(mutation)
+
+
+@pytest.mark.parametrize("name", HUNTED)
 def test_it_is_caught(name):
     row = hunt(name)
     assert row.is_right, f"{row.verdict or 'nothing'} after {row.seeds} seeds: {row.message}"

@@ -80,8 +80,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/dependent_launch.cuh",
-            "        coop.sync();\n        store();\n",
-            "        store();\n",
+            "        coop.sync();\n        is_stored_",
+            "        is_stored_",
         ),
     ),
     bug(
@@ -90,9 +90,9 @@ MUTATIONS = (
         "launches",
         STUCK | REUSED | STALE,
         Edit(
-            "include/kccl/dependent_launch.cuh",
-            "        store();\n",
-            "",
+            "include/kccl/channel.cuh",
+            "if (launch_.sent(coop_)) store_state();",
+            "launch_.sent(coop_);",
         ),
     ),
     bug(
@@ -242,7 +242,7 @@ MUTATIONS = (
         RACE | STUCK,
         Edit(
             "include/kccl/grid.cuh",
-            "        if (leads(block())) store_count(comm_, family_, mine, count_);\n",
+            "        if (leads(block())) store_count(comm_, FAMILY, mine, count_);\n",
             "",
         ),
         max_seeds=60,

@@ -19,7 +19,7 @@ WINDOW = "include/kccl/window.cuh"
 
 MUTATIONS = (
     bug(
-        "meet_once",
+        "await_previous_once",
         "a block awaits packets of two slices a thread only",
         "more slices than threads",
         REUSED,
@@ -31,7 +31,7 @@ MUTATIONS = (
         max_seeds=5,
     ),
     bug(
-        "meet_stride",
+        "await_previous_stride",
         "of the slices that a thread looks for at once, both are the same",
         "more slices than threads",
         REUSED,

@@ -63,13 +63,6 @@ MUTATIONS = (
             "void begin_call(KcclKernel last) { if (is_launch_) mem::await_kernels_before();",
         ),
     ),
-    bug(
-        "dependent_state_stored_unsynced",
-        "a call stores what the next one must know while its threads still read it",
-        "dependents",
-        RACE,
-        Edit(LAUNCH, "        coop.sync();\n        is_stored_", "        is_stored_"),
-    ),
     *(_without_wait(kernel, "one-sided dependents") for kernel in ("put", "get", "signal", "wait")),
     *(_without_wait(kernel, "dependents of grids") for kernel in ("grid_sync", "grid_exchange")),
     bug(

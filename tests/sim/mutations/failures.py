@@ -118,6 +118,7 @@ MUTATIONS = (
         "second exchange",
         FAILURE | DIVERGENT,
         Edit(EXCHANGE, "any(status != kKcclOk || second)", "any(status != kKcclOk)"),
+        max_seeds=40,
     ),
     bug(
         "barrier_stays_marked",

@@ -54,6 +54,6 @@ class Mutation:
     machine: dict
 
 
-def bug(name, broken, program, verdicts, *edits, max_seeds=20, **machine):
+def bug(name, broken, program, verdicts, *edits, max_seeds=6, **machine):
     """A Mutation; further keywords are fields of Machine."""
     return Mutation(name, broken, program, verdicts, edits, max_seeds, machine)

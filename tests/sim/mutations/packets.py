@@ -248,17 +248,6 @@ MUTATIONS = (
         ),
     ),
     bug(
-        "flags_not_scrubbed",
-        "credits of half a period ago look like new ones",
-        "broadcast seldom",
-        STUCK | REUSED,
-        Edit(
-            "include/kccl/scrub.cuh",
-            "for (int flag = kKcclFlagCredit; flag < kKcclNumFlags; ++flag) {",
-            "for (int flag = kKcclNumFlags; flag < kKcclNumFlags; ++flag) {",
-        ),
-    ),
-    bug(
         "epoch_by_every_thread",
         "every thread writes the channel's epoch",
         "reductions",
