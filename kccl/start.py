@@ -34,7 +34,9 @@ def _check_backend(backend: str, known: Sequence[str]) -> None:
 def init(backend: str = "auto") -> Communicator:
     """Makes the communicator of all ranks of this job. Collective.
 
-    Works under mpirun, torchrun, srun and `kccl run`, and without a launcher as one rank.
+    Works under mpirun, torchrun, srun and `kccl run`, and without a launcher as one rank. Under
+    mpirun a process whose init() timed out does not end alone: MPI_Finalize, which mpi4py calls at
+    its end, waits until the absent rank comes or mpirun ends the job.
 
     Args:
         backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs. On

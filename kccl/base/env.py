@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from . import arguments
 from .errors import InvalidArgument
 
 WINDOWS = ("vmm", "ipc", "peer")
@@ -73,9 +74,6 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
         raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")
     if not 4 <= env.epoch_bits <= 32:
         raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
-    if env.timeout <= 0 or env.first_timeout <= 0:
-        raise InvalidArgument(
-            f"KCCL_TIMEOUT={env.timeout} and KCCL_FIRST_TIMEOUT={env.first_timeout}, "
-            "must be positive"
-        )
+    arguments.nanoseconds("KCCL_TIMEOUT", env.timeout)
+    arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout)
     return env

@@ -126,7 +126,7 @@ def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | No
         if its_color == color
     )
     names = {rank: everyone[rank][2] for _, rank in members}
-    return connect_part(ranks, names, listener, timeout)
+    return connect_part(ranks, names, listener, timeout, what="split")
 
 
 def connect_part(
@@ -135,6 +135,8 @@ def connect_part(
     listener: socket,
     timeout: float,
     look: Callable[[], None] = lambda: None,
+    *,
+    what: str = "shrink",
 ) -> Mesh:
     """Connects some of the ranks. Collective among them.
 
@@ -144,8 +146,12 @@ def connect_part(
         listener: This rank's. It is closed.
         timeout: Seconds to wait for the others.
         look: Called now and then during the wait. What it raises ends the wait.
+        what: What the ranks are doing, for error messages.
     """
     members, listeners = list(names), list(names.values())
     rank = members.index(ranks.rank)
-    streams = sockets.connect(rank, listeners, listener, time.monotonic() + timeout, look)
+    deadline = time.monotonic() + timeout
+    streams = sockets.connect(
+        rank, listeners, listener, deadline, what=what, numbers=members, look=look
+    )
     return ranks.part(rank, members, " ".join(listeners), streams)

@@ -25,6 +25,9 @@ _RETRY_S = 0.002
 # After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
 _LAST_REPLY_S = 1.0
 
+# The string of a rank in an exchange by MPI, padded with zeros.
+_MPI_TEXT = struct.Struct("1024s")
+
 _rendezvous_numbers = itertools.count()
 
 
@@ -47,7 +50,7 @@ class JobRank:
 
 
 def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
-    """Finds out from the environment which launcher started this process.
+    """Finds out from the environment which launcher started this process. Under MPI collective.
 
     Raises:
         InvalidArgument: The launcher's variables contradict each other, or one is missing.
@@ -136,16 +139,36 @@ def _by_mpi(timeout: float) -> JobRank:
             f"mpi4py was built for another MPI ({library.strip()}); use that MPI's mpirun, or "
             "`kccl run`"
         )
-    # MPI's blocking calls have no limit. Behind this barrier all ranks are here, so the calls end.
-    arrival, deadline = world.Ibarrier(), time.monotonic() + timeout
-    while not arrival.Test():
-        if time.monotonic() > deadline:
-            raise _absent(world.Get_rank(), None)
-        time.sleep(_RETRY_S)
-    local = world.Split_type(MPI.COMM_TYPE_SHARED)
-    local_rank = local.Get_rank()
-    local.Free()
-    return JobRank("mpi", world.Get_rank(), world.Get_size(), local_rank, world.allgather)
+    rank = world.Get_rank()
+
+    def exchange(text: str) -> list[str]:
+        return _mpi_exchange(MPI, text, timeout)
+
+    machines = exchange(_machine_id())
+    local_rank = machines[:rank].count(machines[rank])
+    return JobRank("mpi", rank, world.Get_size(), local_rank, exchange)
+
+
+# Exchanges of MPI that were given up. MPI may still write to their memory.
+_given_up: list[Any] = []
+
+
+def _mpi_exchange(mpi: Any, text: str, timeout: float) -> list[str]:
+    """See JobRank.exchange. Makes no blocking call of MPI, because those have no limit."""
+    world = mpi.COMM_WORLD
+    assert len(text) <= _MPI_TEXT.size
+    mine, everyone = _MPI_TEXT.pack(text.encode()), bytearray(_MPI_TEXT.size * world.Get_size())
+    request = world.Iallgather([mine, mpi.BYTE], [everyone, mpi.BYTE])
+    deadline = time.monotonic() + timeout
+    try:
+        while not request.Test():
+            if time.monotonic() > deadline:
+                raise _absent(world.Get_rank(), None)
+            time.sleep(_RETRY_S)
+    except BaseException:
+        _given_up.append((request, mine, everyone))
+        raise
+    return [its_text.rstrip(b"\0").decode() for (its_text,) in _MPI_TEXT.iter_unpack(everyone)]
 
 
 def _by_socket(
@@ -197,8 +220,9 @@ def _host_rendezvous(
             try:
                 sockets.peer_pid(connection)
                 rank, its_text = _receive(connection, deadline)
-            except ConnectionError:
-                # It ended before it sent its rank. The time-out will name that rank.
+            except (BackendError, ConnectionError):
+                # A stranger; or a rank that ended before it sent its rank, which the time-out will
+                # name.
                 connection.close()
                 continue
             except BaseException:
@@ -221,8 +245,7 @@ def _host_rendezvous(
         raise _absent(0, missing) from None
     except PeerLost as error:
         # All hear of the same rank.
-        with contextlib.suppress(PeerLost):
-            _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
+        _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
         raise
     finally:
         for connection in connections.values():
@@ -231,16 +254,13 @@ def _host_rendezvous(
 
 
 def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
-    for rank, connection in connections.items():
-        try:
+    """Sends a message to all ranks that are still there; sockets.connect() names those that went.
+
+    So a rank that has ended keeps the message from no other, which would take rank 0 for lost.
+    """
+    for connection in connections.values():
+        with contextlib.suppress(OSError):
             _send(connection, message, deadline)
-        except ConnectionError as error:
-            raise PeerLost(
-                f"rank 0 lost rank {rank} at start-up: {error}",
-                rank=0,
-                peer=rank,
-                collective="start-up",
-            ) from error
 
 
 def _absent(rank: int, missing: int | None) -> Timeout:

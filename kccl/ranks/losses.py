@@ -1,7 +1,6 @@
 """`kccl run` tells the ranks that wait at start-up which rank has ended and will not come."""
 
 import hashlib
-import math
 import os
 import select
 import selectors
@@ -20,7 +19,11 @@ def _name(job: str) -> str:
 
 
 class Announcer:
-    """The launcher's side. It waits nowhere: the launcher calls the data of the selector's keys."""
+    """The launcher's side. It never blocks.
+
+    It registers callbacks with the launcher's selector, as the data of the keys, and the launcher
+    calls them.
+    """
 
     def __init__(self, job: str, selector: selectors.BaseSelector) -> None:
         """`job` is the job's unique name, which the ranks pass to Watch."""
@@ -73,7 +76,7 @@ class Watch:
     """The rank's side, for a wait of start-up."""
 
     def __init__(self, rank: int, job: str) -> None:
-        """`job` may also be one that no launcher announces anything of."""
+        """If there is no announcer for `job`, wait() waits for `source` alone."""
         self._rank = rank
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -103,7 +106,7 @@ class Watch:
         poll = select.poll()
         for each in filter(None, (source, self._socket)):
             poll.register(each, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(math.ceil(max(seconds, 0) * 1000))]
+        ready = [fd for fd, _ in poll.poll(sockets.poll_ms(seconds))]
         if source is not None and source.fileno() in ready:
             return True
         if ready and self._socket is not None:

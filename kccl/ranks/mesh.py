@@ -7,7 +7,6 @@ sockets.py makes the connections, and link.py says what a message is.
 
 import contextlib
 import json
-import math
 import os
 import select
 import socket
@@ -19,7 +18,7 @@ from typing import Protocol
 
 from ..base.errors import BackendError, Timeout
 from .link import Link
-from .sockets import peer_lost, peer_pid
+from .sockets import peer_lost, peer_pid, poll_ms
 
 
 class Closable(Protocol):
@@ -298,7 +297,7 @@ class Mesh:
             poll = select.poll()
             for fd, link in links.items():
                 poll.register(fd, select.POLLIN | (select.POLLOUT if link.unsent else 0))
-            for fd, events in poll.poll(math.ceil(remaining * 1000)):
+            for fd, events in poll.poll(poll_ms(remaining)):
                 if events & ~select.POLLOUT:
                     links[fd].fill()
                 links[fd].flush()

@@ -3,17 +3,19 @@
 Their names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
 
+import math
 import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..base.errors import BackendError, PeerLost, Timeout
 
 _UCRED = struct.Struct("3i")
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
+_MOST_POLL_MS = 2**31 - 1
 
 
 def listen() -> tuple[socket.socket, str]:
@@ -67,11 +69,19 @@ def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes
     return data
 
 
+def poll_ms(seconds: float) -> int:
+    """The argument of poll() for a wait of so many seconds; it may be less, but is not 0 then."""
+    return min(math.ceil(max(seconds, 0) * 1000), _MOST_POLL_MS)
+
+
 def connect(
     rank: int,
     names: list[str],
     listener: socket.socket,
     deadline: float,
+    *,
+    what: str = "start-up",
+    numbers: Sequence[int] = (),
     look: Callable[[], None] = lambda: None,
 ) -> dict[int, socket.socket]:
     """Connects this rank with every other one. Collective.
@@ -81,6 +91,8 @@ def connect(
         names: Name of each rank's listener, in rank order.
         listener: This rank's listener. It is closed.
         deadline: A value of time.monotonic().
+        what: What the ranks are doing, for error messages.
+        numbers: The numbers of the ranks in error messages; () for 0, 1, ...
         look: Called now and then during the wait. What it raises ends the wait.
 
     Returns:
@@ -90,7 +102,30 @@ def connect(
         Timeout: A rank did not connect before the deadline.
         PeerLost: A rank's process has ended.
     """
+    numbers = numbers or range(len(names))
     sockets: dict[int, socket.socket] = {}
+
+    def lost(peer: int) -> PeerLost:
+        return peer_lost(numbers[rank], numbers[peer], what)
+
+    def check(absent: set[int]) -> None:
+        """Raises if one of the absent peers will not come."""
+        look()
+        # A connected peer may be lost too. The absent ones may know it already and never come. If
+        # one has ended, others give up for that reason, so the first is named.
+        ended = [peer for peer in (*sockets, *absent) if not _is_running(_pid_in(names[peer]))]
+        ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
+        if ended:
+            raise lost(ended[0])
+        if time.monotonic() > deadline:
+            late = numbers[min(absent)]
+            raise Timeout(
+                f"rank {late} did not connect to rank {numbers[rank]} in time during {what}",
+                rank=numbers[rank],
+                peer=late,
+                collective=what,
+            )
+
     try:
         for peer in range(rank):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -100,19 +135,22 @@ def connect(
                 peer_pid(connection)
                 connection.sendall(struct.pack("<I", rank))
             except ConnectionError:
-                raise peer_lost(rank, peer, "start-up") from None
-        absent = {peer: _pid_in(names[peer]) for peer in range(rank + 1, len(names))}
+                raise lost(peer) from None
+        absent = set(range(rank + 1, len(names)))
+        listener.settimeout(_POLL_S)
         while absent:
-            connection = _accept(rank, listener, sockets, absent, deadline, look)
-            peer_pid(connection)
             try:
-                (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
-            except (ConnectionError, TimeoutError):
-                # It ended before it sent its rank. _accept() will see which rank is gone.
-                connection.close()
+                connection, _ = listener.accept()
+            except TimeoutError:
+                check(absent)
                 continue
-            sockets[peer] = connection
-            del absent[peer]
+            found = _rank_of(connection, deadline)
+            if found in absent:
+                sockets[found] = connection
+                absent.remove(found)
+            else:
+                # A stranger; or a rank that has ended, which check() will see.
+                connection.close()
     except BaseException:
         for connection in sockets.values():
             connection.close()
@@ -122,34 +160,14 @@ def connect(
     return sockets
 
 
-def _accept(
-    rank: int,
-    listener: socket.socket,
-    sockets: dict[int, socket.socket],
-    absent: dict[int, int],
-    deadline: float,
-    look: Callable[[], None],
-) -> socket.socket:
-    """The connection of the next peer. `absent`: rank -> process id, of ranks still to come."""
-    while True:
-        listener.settimeout(_POLL_S)
-        try:
-            return listener.accept()[0]
-        except TimeoutError:
-            look()
-            # A connected peer may be lost too. The absent ranks may know it already and never come.
-            lost = [peer for peer, connection in sockets.items() if _has_ended(connection)]
-            lost += [peer for peer, pid in absent.items() if not _is_running(pid)]
-            if lost:
-                raise peer_lost(rank, lost[0], "start-up") from None
-            if time.monotonic() > deadline:
-                late = min(absent)
-                raise Timeout(
-                    f"rank {late} did not connect to rank {rank} in time",
-                    rank=rank,
-                    peer=late,
-                    collective="start-up",
-                ) from None
+def _rank_of(connection: socket.socket, deadline: float) -> int:
+    """The rank that a new connection's other end says; -1 if it does not, or is a stranger."""
+    try:
+        peer_pid(connection)
+        (peer,) = struct.unpack("<I", receive(connection, 4, deadline))
+    except (BackendError, ConnectionError, TimeoutError):
+        return -1
+    return int(peer)
 
 
 def _pid_in(name: str) -> int:

@@ -22,7 +22,7 @@ Why all that return from an attempt have the same members, and none returns from
   all members voted cannot have a rank in common. Nor can they be apart: the voters of each have
   seen the others end.
 - Let a rank return from an attempt with members M. Nobody in M has begun a later attempt before it
-  voted, because it would not have voted then. Behind its vote a member x leaves the attempt only
+  voted, because it would not have voted then. After its vote, a member x leaves the attempt only
   (a) if a member of M has voted otherwise or began a later attempt unvoted, which is not so here,
   or (b) if the vote of an ended m in M is missing, and all peers that x hears have said, in this
   attempt, that they hear just the ranks that x hears. The vote could then reach x, or any of these
@@ -175,7 +175,7 @@ class _Survivor(Generic[Part]):
         text = said.text()
         if text != self._told:
             self._ranks.tell(text)
-            # Behind tell(): if Ctrl-C stops that, the next shrink() tells all peers again.
+            # After tell(): if Ctrl-C stops that, the next shrink() tells all peers again.
             self._told = text
 
     def _begin(self, attempt: int) -> None:

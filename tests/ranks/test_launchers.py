@@ -1,11 +1,9 @@
 """What kccl.init() makes of the launchers' variables."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from ranks import PRELUDE, environment
+from ranks import start
 
 import kccl
 from kccl.base import env
@@ -93,16 +91,6 @@ x = np.full(5, comm.rank + 1, np.float64)
 comm.all_reduce(x)
 say(rank=comm.rank, world_size=comm.world_size, launcher=comm.launcher, sum=x.tolist())
 """
-
-
-def start(program, **variables):
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + program],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_torchruns_variables():

@@ -72,6 +72,37 @@ os._exit(0)
         assert "KCCL_FIRST_TIMEOUT is the limit" in fact["message"]
 
 
+def test_a_rank_comes_too_late_under_mpirun():
+    """The others have timed out, and make no more calls of MPI."""
+    program = """
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.Get_rank()
+threading.Timer(9, os._exit, [7]).start()
+started = time.monotonic()
+if rank == 1:
+    time.sleep(1.5)
+try:
+    kccl.init()
+except kccl.Timeout as error:
+    say(rank=rank, seconds=time.monotonic() - started, message=str(error))
+time.sleep(max(0, started + 4 - time.monotonic()))
+os._exit(0)
+"""
+    _, said, err = mpirun(2, program, KCCL_FIRST_TIMEOUT="1")
+    assert sorted(said) == [0, 1], err
+    assert 2.4 < said[1]["seconds"] < 7
+    assert "KCCL_FIRST_TIMEOUT is the limit" in said[1]["message"]
+
+
+def test_local_ranks_under_mpirun():
+    program = """
+comm = kccl.init()
+say(rank=comm.rank, local_rank=comm.local_rank, launcher=comm.launcher)
+"""
+    _, said, err = mpirun(3, program)
+    assert said == {r: {"rank": r, "local_rank": r, "launcher": "mpi"} for r in range(3)}, err
+
+
 @pytest.mark.parametrize("which", ["comm", "part"])
 @pytest.mark.parametrize("end", ["raise RuntimeError('mishap')", "sys.exit(0)"])
 def test_a_rank_ends_under_mpirun(end, which):

@@ -99,6 +99,17 @@ class Job:
         return found
 
 
+def start(program, **variables):
+    """Starts a process that the variables make a rank."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def run(world_size, program, *options, timeout=60, **variables):
     """Runs a job to its end: exit code, what ranks said, by rank, and stderr."""
     with Job(world_size, program, *options, **variables) as job:

@@ -1,0 +1,168 @@
+"""How ranks find each other at start-up: who is named when one goes, and who may connect."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from ranks import facts, start
+
+import kccl
+from kccl.base import env
+from kccl.ranks import bootstrap, sockets
+from kccl.ranks.losses import Watch
+
+# Rank 1's process ends when it has sent its string.
+ENDS = """
+from kccl.ranks import bootstrap
+rank = int(os.environ["KCCL_RANK"])
+send = bootstrap._send
+
+def send_and_end(*arguments):
+    send(*arguments)
+    os._exit(0)
+
+if rank == 1:
+    bootstrap._send = send_and_end
+else:
+    time.sleep(0.3)
+try:
+    kccl.init()
+except kccl.PeerLost as error:
+    say(rank=rank, peer=error.peer)
+"""
+
+
+def test_all_name_the_rank_that_ended_at_the_rendezvous(request):
+    variables = {"KCCL_RENDEZVOUS": f"{request.node.name} {time.time()}", "KCCL_WORLD_SIZE": "4"}
+    ranks = [start(ENDS, KCCL_RANK=str(rank), **variables) for rank in range(4)]
+    ended = [rank.communicate(timeout=60) for rank in ranks]
+    said = [fact for out, _ in ended for fact in facts(out)]
+    assert said == [{"rank": rank, "peer": 1} for rank in (0, 2, 3)], ended
+
+
+def host(name, world_size, seconds):
+    with Watch(0, name) as watch:
+        deadline = time.monotonic() + seconds
+        return bootstrap._host_rendezvous(name, world_size, "0's", deadline, watch)
+
+
+def join(name, rank):
+    """What a rank gets as it joins, in a thread of its own."""
+    got = []
+
+    def run():
+        with Watch(rank, name) as watch:
+            try:
+                deadline = time.monotonic() + 20
+                got.append(bootstrap._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
+            except kccl.Error as error:
+                got.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, got
+
+
+def join_and_go(name, rank):
+    """A rank that sends its string and ends."""
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(f"\0{name}")
+            except ConnectionRefusedError:
+                continue
+            with suppress(BrokenPipeError):  # it was taken for a stranger
+                bootstrap._send(connection, [rank, f"{rank}'s"], time.monotonic() + 20)
+            return
+
+
+def test_a_rank_that_went_keeps_no_other_from_hearing_who_is_absent(request):
+    name = f"{request.node.name} {time.time()}"
+    gone = threading.Thread(target=join_and_go, args=(name, 1))
+    gone.start()
+    thread, got = join(name, 2)
+    with pytest.raises(kccl.Timeout, match="rank 0 waited too long for rank 3") as caught:
+        host(name, 4, 0.5)
+    gone.join()
+    thread.join()
+    assert caught.value.peer == 3
+    assert isinstance(got[0], kccl.Timeout) and got[0].peer == 3
+
+
+def refuse_first(monkeypatch):
+    """The process behind the first connection that is accepted is another user's."""
+    check, seen = sockets.peer_pid, []
+
+    def peer_pid(connection):
+        is_accepted = connection.getsockname() != ""
+        if is_accepted and not seen:
+            seen.append(connection)
+            raise kccl.BackendError("the process at the other end is of user 1, must be of user 2")
+        return check(connection)
+
+    monkeypatch.setattr(sockets, "peer_pid", peer_pid)
+
+
+def test_strangers_do_not_end_the_rendezvous(request, monkeypatch):
+    name = f"{request.node.name} {time.time()}"
+    results = []
+    thread = threading.Thread(target=lambda: results.append(host(name, 2, 20)))
+    thread.start()
+    refuse_first(monkeypatch)
+    join_and_go(name, 1)
+    joined, got = join(name, 1)
+    thread.join()
+    joined.join()
+    assert results == [["0's", "1's"]] == got
+
+
+def test_strangers_do_not_end_the_connecting(monkeypatch):
+    listener, name = sockets.listen()
+    strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(4)]
+    for stranger in strangers:
+        stranger.connect(f"\0{name}")
+    strangers[1].sendall(struct.pack("<I", 7))  # no rank
+    strangers[2].close()
+    strangers[3].sendall(struct.pack("<I", 1))
+    refuse_first(monkeypatch)
+    found = sockets.connect(0, [name, name], listener, time.monotonic() + 20)
+    strangers[3].sendall(b"hello")
+    assert found[1].recv(5) == b"hello"
+    for each in (found[1], *strangers):
+        each.close()
+
+
+def test_errors_name_ranks_by_the_numbers_of_the_parent():
+    for pid, error in (
+        (os.getpid(), "rank 5 did not connect to rank 3 in time during split"),
+        (2**22 + 1, "rank 3 lost rank 5 during split"),  # more than Linux gives
+    ):
+        listener, name = sockets.listen()
+        names = [name, f"kccl-{pid}-nobody"]
+        with pytest.raises(kccl.Error, match=error) as caught:
+            sockets.connect(0, names, listener, 0.0, what="split", numbers=[3, 5])
+        assert (caught.value.rank, caught.value.peer) == (3, 5)
+        assert caught.value.collective == "split"
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "-1", "1e10"])
+@pytest.mark.parametrize("name", ["KCCL_TIMEOUT", "KCCL_FIRST_TIMEOUT"])
+def test_limits_that_no_clock_can_count_are_refused(name, seconds):
+    with pytest.raises(kccl.InvalidArgument, match=f"{name} is .*, must be positive and at most"):
+        env.read({name: seconds})
+
+
+def test_limits_of_years_are_none_for_poll(monkeypatch):
+    assert sockets.poll_ms(1e9) == 2**31 - 1
+    assert (sockets.poll_ms(-1), sockets.poll_ms(1e-6)) == (0, 1)
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1e9")
+    kccl.run_threads(lambda comm: comm.split(0).barrier(), 2)
+    with Watch(0, "nobody") as watch:
+        left, right = socket.socketpair()
+        with left, right:
+            right.sendall(b"1")
+            assert watch.wait(left, 1e9)
