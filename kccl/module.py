@@ -124,9 +124,11 @@ class Kernel:
         grid, block = check_grid(grid, block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
-        view = next((each for each in keep if isinstance(each, arrays.ArrayView)), None)
+        current = next((each.stream for each in keep if isinstance(each, arrays.Pointer)), None)
+        if stream is None and current is not None:
+            stream = current()
         comm.context.launch(
-            self, data, view, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
+            self, data, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
         )
         del keep
 
@@ -176,10 +178,10 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     if target == "cuda":
         from .gpu import arrays as device_arrays
 
-        address, keep = device_arrays.pointer(arg, name)
-        return bytes(ctypes.c_uint64(address)), keep
-    address, keep = arrays.pointer(arg, name)
-    return bytes(ctypes.c_uint64(address)), keep
+        found = device_arrays.pointer(arg, name)
+    else:
+        found = arrays.pointer(arg, name)
+    return bytes(ctypes.c_uint64(found.address)), found
 
 
 def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:

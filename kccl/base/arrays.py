@@ -1,6 +1,7 @@
 """Looks at a caller's array in host memory: address, size and element type. Copies nothing."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,21 @@ class ArrayView:
         return self.count * self.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel's argument that is an array of any element type.
+
+    Attributes:
+        address: Address of the first element.
+        keep: An object that keeps the memory alive.
+        stream: Says which stream the array's library uses now; None: there are no streams.
+    """
+
+    address: int
+    keep: Any
+    stream: Callable[[], int] | None = None
+
+
 def view(array: Any, name: str, *, writable: bool) -> ArrayView:
     """The view of a caller's array, by the buffer protocol or else by DLPack.
 
@@ -69,8 +85,8 @@ def offers_exchange(kind: type) -> bool:
     return hasattr(kind, _EXCHANGE)
 
 
-def pointer(array: Any, name: str) -> tuple[int, Any]:
-    """The address of a writable array of any element type, and what keeps its memory alive.
+def pointer(array: Any, name: str) -> Pointer:
+    """The pointer to a writable array, whose element type is one that NumPy or KCCL has.
 
     Raises:
         InvalidArgument: It is not an array in host memory, not C-contiguous, masked, or read-only.
@@ -79,9 +95,9 @@ def pointer(array: Any, name: str) -> tuple[int, Any]:
     try:
         buffer = ffi.from_buffer(_BYTES, array, require_writable=True)
     except (BufferError, TypeError, ValueError):
-        found = _view_of_others(array, name, writable=True)
-        return found.address, found.keep
-    return _address(buffer), buffer
+        source, memory, _ = _source(array, name)
+        buffer = _buffer_of(source, memory, name, writable=True)
+    return Pointer(_address(buffer), buffer)
 
 
 def _check_unmasked(array: Any, name: str) -> None:
@@ -101,35 +117,48 @@ def _address(buffer: Any) -> int:
 
 def _view_of_others(array: Any, name: str, writable: bool) -> ArrayView:
     """view() for everything but plain NumPy arrays. Raises the error that says what is wrong."""
+    source, memory, is_buffer = _source(array, name)
+    dtype = _dtype_of(source, memory, name)
+    buffer = _buffer_of(source, memory, name, writable)
+    count = len(buffer) // dtype.itemsize
+    if not is_buffer:
+        kind = type(array)
+        is_direct = offers_exchange(kind) and hasattr(array, "dtype")
+        return ArrayView(_address(buffer), count, dtype, is_direct, buffer, kind)
+    return ArrayView(_address(buffer), count, dtype, memory is None, buffer)
+
+
+def _source(array: Any, name: str) -> tuple[Any, memoryview | None, bool]:
+    """What gives the memory of an array that is no plain NumPy array.
+
+    Returns:
+        The array, or a NumPy array of the memory that it gives by DLPack; a memoryview, which says
+        the type of elements, if it has no dtype; whether it is the array itself.
+    """
     if hasattr(array, "__cuda_array_interface__"):
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in GPU memory, must be in host memory: "
             "this communicator's backend is host or sim"
         )
-    given, is_buffer = array, True
     try:
         memory = memoryview(array) if not hasattr(array, "dtype") else None
     except TypeError:
-        memory = None
-        is_buffer = False
-    if not is_buffer or (memory is None and not _has_buffer(array)):
-        array = _from_dlpack(array, name)
-        is_buffer = False
-    dtype = _dtype_of(array, memory, name)
+        return _from_dlpack(array, name), None, False
+    if memory is None and not _has_buffer(array):
+        return _from_dlpack(array, name), None, False
+    return array, memory, True
+
+
+def _buffer_of(array: Any, memory: memoryview | None, name: str, writable: bool) -> Any:
+    """The memory of what _source() found."""
     if not _is_contiguous(array, memory):
         raise _not_contiguous(name, _shape_of(array, memory))
     try:
-        buffer = ffi.from_buffer(_BYTES, array, require_writable=writable)
+        return ffi.from_buffer(_BYTES, array, require_writable=writable)
     except (BufferError, ValueError, TypeError) as error:
         if writable and _is_readonly(array, memory):
             raise InvalidArgument(f"{name} is read-only, must be writable") from None
         raise InvalidArgument(f"{name} does not give its memory: {error}") from error
-    count = len(buffer) // dtype.itemsize
-    if not is_buffer:
-        kind = type(given)
-        is_direct = offers_exchange(kind) and hasattr(given, "dtype")
-        return ArrayView(_address(buffer), count, dtype, is_direct, buffer, kind)
-    return ArrayView(_address(buffer), count, dtype, memory is None, buffer)
 
 
 def _has_buffer(array: Any) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..base.abi import lib
-from ..base.arrays import ArrayView
 from ..base.env import Env
 from ..base.errors import InvalidArgument
 from ..base.failure import error_of, unfinished_reset
@@ -37,19 +36,16 @@ class Context:
         self.backend = backend
         self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
 
-    def launch(
-        self, kernel: Any, data: bytes, view: ArrayView | None, *, stream: Any, **shape: int
-    ) -> None:
+    def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: int) -> None:
         """Runs a module.Kernel to its end, or enqueues it on a GPU.
 
         Args:
             kernel: The kernel.
             data: The bytes of its arguments.
-            view: The first array among the arguments.
-            stream: The stream. When None, the current stream of that array's library.
+            stream: The stream. When None, that of the array that was used last.
             shape: grid, block, shared_bytes.
         """
-        stream = self.backend.stream(stream, view)
+        stream = self.backend.stream(stream, None)
         self.check_usable()
         self.backend.launch(kernel, data, stream=stream, **shape)
         self.check_usable()

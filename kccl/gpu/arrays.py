@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..base import dlpack, dtypes
-from ..base.arrays import ArrayView, offers_exchange
+from ..base.arrays import ArrayView, Pointer, offers_exchange
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
@@ -162,8 +162,8 @@ def like(array: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
-def pointer(array: Any, name: str) -> tuple[int, Any]:
-    """The address of a kernel's argument, and what keeps its memory.
+def pointer(array: Any, name: str) -> Pointer:
+    """The pointer to a kernel's argument, with the stream that its library uses now.
 
     The kernel may write the array. It may have any element type and be on any device.
 
@@ -172,13 +172,14 @@ def pointer(array: Any, name: str) -> tuple[int, Any]:
     """
     if _is_of_torch(array):
         _check_of_torch(array, name)
-        return array.data_ptr(), array
+        return Pointer(array.data_ptr(), array, _stream_of_torch(int(array.device.index)))
     if hasattr(array, "__cuda_array_interface__") and _library(array) not in _IMMUTABLE:
         facts = array.__cuda_array_interface__
         _check_interface(facts, int(facts["typestr"][2:]), name, writable=True)
-        return int(facts["data"][0] or 0), array
+        stream = _stream_of_library(array, facts.get("stream"))
+        return Pointer(int(facts["data"][0] or 0), array, stream)
     found = view(array, name, writable=True, device=None)
-    return found.address, found
+    return Pointer(found.address, found, found.stream)
 
 
 def stream_of(stream: Any) -> int:
@@ -225,10 +226,6 @@ def _check_of_torch(array: Any, name: str) -> None:
 def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
     _check_of_torch(array, name)
     on = int(array.device.index)
-    torch = sys.modules["torch"]
-    # What current_stream() calls; it returns a number instead of an object.
-    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
     kind = type(array)
     is_direct = offers_exchange(kind)
     return (
@@ -240,11 +237,19 @@ def _view_of_torch(array: Any, name: str) -> tuple[DeviceView, int]:
             array,
             exchange_type=kind if is_direct else None,
             exchange_device=(driver.table().dlpack_type, on),
-            # Called before each run of a prepared call: a partial adds no Python frame.
-            stream=partial(current_stream, on),
+            stream=_stream_of_torch(on),
         ),
         on,
     )
+
+
+def _stream_of_torch(device: int) -> Callable[[], int]:
+    torch = sys.modules["torch"]
+    # What current_stream() calls; it returns a number instead of an object.
+    ask = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    current_stream = ask or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+    # Called before each run of a prepared call: a partial adds no Python frame.
+    return partial(current_stream, device)
 
 
 def _check_interface(facts: Any, itemsize: int, name: str, *, writable: bool) -> None:

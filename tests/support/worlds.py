@@ -331,4 +331,4 @@ class World:
 def _address(array: Any) -> int:
     if array is None:
         return 0
-    return array if isinstance(array, int) else arrays.pointer(array, "array")[0]
+    return array if isinstance(array, int) else arrays.pointer(array, "array").address
