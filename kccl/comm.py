@@ -131,17 +131,21 @@ class Communicator(OneSided):
             are_threads=launcher == "threads",
             timeout=env.first_timeout,
         )
-        for name, limit in limits.items():
-            setattr(self._backend.state, name, limit)
-        self.context = Context(ranks, self._backend, env, settings.num_channels)
-        super().__init__()
-        self.all_gather = AllGather(self.context)
-        self.all_reduce = AllReduce(self.context)
-        self.broadcast = Broadcast(self.context)
-        self.reduce_scatter = ReduceScatter(self.context)
-        self.barrier = barrier(self.context)
-        self._meet_at_start()
-        lifetime.add(self, Communicator._disown)
+        try:
+            for name, limit in limits.items():
+                setattr(self._backend.state, name, limit)
+            self.context = Context(ranks, self._backend, env, settings.num_channels)
+            super().__init__()
+            self.all_gather = AllGather(self.context)
+            self.all_reduce = AllReduce(self.context)
+            self.broadcast = Broadcast(self.context)
+            self.reduce_scatter = ReduceScatter(self.context)
+            self.barrier = barrier(self.context)
+            self._meet_at_start()
+        except BaseException:
+            self._backend.leave()
+            raise
+        lifetime.add(self, Communicator._refuse_in_fork, Communicator._release_in_fork)
 
     def _meet_at_start(self) -> None:
         """Waits until every rank has mapped the windows. From then on peers may write to them."""
@@ -193,9 +197,10 @@ class Communicator(OneSided):
             BackendError: The memory could not be allocated or mapped.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        self.context.check_usable()
         nbytes = arguments.integer("nbytes", nbytes)
-        return self._backend.allocate(nbytes, self._env.first_timeout)
+        with self.context.alone():
+            self.context.check_usable()
+            return self._backend.allocate(nbytes, self._env.first_timeout)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
         """Allocates an array in a window of its own, filled with zeros. Collective.
@@ -236,12 +241,13 @@ class Communicator(OneSided):
             BackendError: The memory could not be allocated or mapped.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        self.context.check_usable()
         arguments.between("channels", channels, 1, 2**20)
         arguments.between("max_bytes", max_bytes, 1, 2**31)
         arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
         timeout = self._env.first_timeout
-        return self._backend.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
+        with self.context.alone():
+            self.context.check_usable()
+            return self._backend.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
@@ -265,9 +271,11 @@ class Communicator(OneSided):
         """Names of a collective's algorithms, for the `algorithm` arguments."""
         return specs.algorithms(collective)
 
-    def _disown(self) -> None:
-        """In a forked child: makes every use an error, without telling the parent's peers."""
+    def _refuse_in_fork(self) -> None:
+        """Makes every use an error. From then on close() does not tell the parent's peers."""
         self._backend.state.status = lib.kKcclForked
+
+    def _release_in_fork(self) -> None:
         self._mesh.close()
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -277,10 +285,11 @@ class Communicator(OneSided):
             InvalidArgument: JSON would not give back the same value, as of a tuple or int keys.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        self._check_open()
-        if self._mesh.is_resetting:
-            self.context.raise_failure()
-        return agreement.gather_objects(self._mesh, value, self._env.first_timeout)
+        with self.context.alone():
+            self._check_open()
+            if self._mesh.is_resetting:
+                self.context.raise_failure()
+            return agreement.gather_objects(self._mesh, value, self._env.first_timeout)
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Splits the ranks into communicators, one for each `color`. Collective.
@@ -298,33 +307,37 @@ class Communicator(OneSided):
         """
         color = None if color is None else arguments.integer("color", color)
         key = arguments.integer("key", key)
-        self.context.check_usable()
-        ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
-        return None if ranks is None else self._part(ranks)
+        with self.context.alone():
+            self.context.check_usable()
+            ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
+            return None if ranks is None else self._part(ranks)
 
     def reset(self) -> None:
         """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
 
         Drops all unfinished calls and signals. Until reset() succeeds, all calls fail except
-        reset(), shrink() and close().
+        reset(), shrink() and close(). On a GPU it first waits for all work on the device, also of
+        other libraries.
 
         Raises:
             PeerLost: A rank is gone; use shrink().
-            Timeout: A rank did not call reset() in time; call reset() again.
+            Timeout: A rank did not call reset() within KCCL_FIRST_TIMEOUT, or the device's work did
+                not end; call reset() again.
         """
-        self._check_open()
         state = self._backend.state
 
         def clear() -> None:
             self._backend.clear()
             state.status = lib.kKcclAborted
 
-        # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
-        if state.status == lib.kKcclOk:
-            state.status = lib.kKcclAborted
-        self._backend.wait_for_calls()
-        self._mesh.reset(clear, self._env.first_timeout)
-        state.status = lib.kKcclOk
+        with self.context.alone():
+            self._check_open()
+            # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
+            if state.status == lib.kKcclOk:
+                state.status = lib.kKcclAborted
+            self._backend.wait_for_calls()
+            self._mesh.reset(clear, self._env.first_timeout)
+            state.status = lib.kKcclOk
 
     def shrink(self) -> "Communicator":
         """Makes a communicator of the survivors after a rank was lost. Collective among them.
@@ -338,12 +351,13 @@ class Communicator(OneSided):
         Raises:
             Timeout: A rank that is alive did not call shrink() in time; call shrink() again.
         """
-        self._check_open()
-        # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
-        self.context.give_up()
-        smaller = survivors.shrink(self._mesh, self._part, self._env.first_timeout)
-        self.close()
-        return smaller
+        with self.context.alone():
+            self._check_open()
+            # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
+            self.context.give_up()
+            smaller = survivors.shrink(self._mesh, self._part, self._env.first_timeout)
+            self.close()
+            return smaller
 
     def _part(self, ranks: Mesh) -> "Communicator":
         """A communicator of the ranks of a mesh. Collective among them."""
@@ -368,17 +382,28 @@ class Communicator(OneSided):
     def close(self) -> None:
         """Ends this rank's use of the communicator. Idempotent.
 
-        Peers that wait for this rank get an error. Arrays in windows stay valid.
+        Peers that wait for this rank get an error. Arrays in windows stay valid. On a GPU it waits
+        for all work on the device, also of other libraries, unless a call has failed.
+
+        Raises:
+            Timeout: The device's work did not end within KCCL_FIRST_TIMEOUT. The communicator is
+                closed, and the peers' waits fail.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        self._backend.leave()
-        self._mesh.close()
-        self._backend.state.status = lib.kKcclClosed
-        for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
-            known.forget()
-        lifetime.discard(self)
+        try:
+            self._backend.leave()
+        except BaseException:
+            # The peers hear at least that this rank does not go on.
+            self.context.give_up()
+            raise
+        finally:
+            self._mesh.close()
+            self._backend.state.status = lib.kKcclClosed
+            for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
+                known.forget()
+            lifetime.discard(self)
 
     def _check_open(self) -> None:
         if self.context.has_left():

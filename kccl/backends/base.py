@@ -22,6 +22,7 @@ class Backend(ABC):
     Attributes:
         name: "host", "sim" or "cuda".
         state: The rank's KcclState, or an object with its fields.
+        context: The rank's KcclHostContext.
         can_attach: Every rank's process may read every other's memory.
         has_streams: Calls are enqueued on a stream and return before they have run.
         caveat: What a survivor must know when a peer is lost; "" for nothing.
@@ -29,6 +30,7 @@ class Backend(ABC):
 
     name: str
     state: Any
+    context: Any
     can_attach: bool
     has_streams: bool
     caveat: str
@@ -179,13 +181,20 @@ class Backend(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Tells the peers that this rank makes no more calls. Called once, at the end."""
+        """Tells the peers that this rank makes no more calls. Called once, at the end.
+
+        Raises:
+            Timeout: Where has_streams: the device's kernels did not end in time.
+        """
 
     @abstractmethod
     def wait_for_calls(self) -> None:
         """Returns when no call of this rank is running.
 
         Running calls end soon, because the status is an error. Until then a kernel may still push.
+
+        Raises:
+            Timeout: Where has_streams: the device's kernels did not end in time.
         """
 
     @abstractmethod

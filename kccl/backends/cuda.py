@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
 from ..base.arrays import ArrayView
-from ..base.errors import BackendError, Error, InvalidArgument
+from ..base.errors import BackendError, Error, InvalidArgument, Timeout
 from ..gpu import arrays, driver, sharing
 from ..gpu.arrays import DeviceView
 from ..gpu.graphs import KernelGraph
@@ -126,6 +126,7 @@ class CudaBackend(Backend):
         """See Opener; `device` is the rank's."""
         variables = env.read()
         self.device = device
+        self._first_timeout = timeout
         self._pid = os.getpid()
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
@@ -136,12 +137,12 @@ class CudaBackend(Backend):
             mesh, device, are_threads=are_threads, forced=variables.windows, timeout=timeout
         )
         self.caveat = shared.caveat
-        self._context = ffi.new("KcclHostContext *")
-        self._context.shares_cores = shares_cores
+        self.context = ffi.new("KcclHostContext *")
+        self.context.shares_cores = shares_cores
         # Calls give the interpreter's lock up: a launch may have to wait until the stream has room.
-        self._context.holds_gil = False
+        self.context.holds_gil = False
         self._memory = GpuMemory(mesh, device, are_threads=are_threads, way=shared.way)
-        self.state = DeviceState(device, self._context, has_dependents=variables.dependents != 0)
+        self.state = DeviceState(device, self.context, has_dependents=variables.dependents != 0)
         self._scratches = Scratches(
             mesh,
             settings,
@@ -329,15 +330,18 @@ class CudaBackend(Backend):
         self._depart(lib.kKcclGaveUp, bytes(ffi.buffer(record)))
 
     def leave(self) -> None:
-        """See Backend; waits for this rank's calls to end first."""
+        """See Backend; waits for this rank's calls to end first, unless they have failed."""
         if os.getpid() != self._pid:
             return
-        # After an error of the device nothing can be written to the peers.
-        with contextlib.suppress(BackendError):
-            driver.synchronize(self.device)
-            if self.state.status == lib.kKcclOk:
-                self._depart(lib.kKcclLeft)
-        self._watcher.stop()
+        try:
+            # After an error of the device nothing can be written to the peers.
+            with contextlib.suppress(BackendError):
+                if self.state.status == lib.kKcclOk:
+                    self._wait_for_device("close()")
+                if self.state.status == lib.kKcclOk:
+                    self._depart(lib.kKcclLeft)
+        finally:
+            self._watcher.stop()
 
     def _depart(self, departure: int, record: bytes = b"") -> None:
         """Writes this rank's KcclDeparture, and its record, into every peer's window."""
@@ -353,7 +357,20 @@ class CudaBackend(Backend):
 
     def wait_for_calls(self) -> None:
         """See Backend."""
-        driver.synchronize(self.device)
+        self._wait_for_device("reset()")
+
+    def _wait_for_device(self, what: str) -> None:
+        """Waits for all kernels of the device, because the driver cannot wait for this rank's."""
+        if not driver.synchronize_within(self.device, self._first_timeout):
+            rank = self._comm.rank
+            raise Timeout(
+                f"rank {rank}: the kernels on device {self.device.ordinal} did not end within "
+                f"{self._first_timeout:.3g} s; {what} waits for all of them (KCCL_FIRST_TIMEOUT is "
+                "the limit)",
+                rank=rank,
+                collective=what.removesuffix("()"),
+                waited_s=self._first_timeout,
+            )
 
     def clear(self) -> None:
         """See Backend."""

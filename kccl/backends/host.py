@@ -48,10 +48,10 @@ class HostBackend(Backend):
         timeout: float,
     ) -> None:
         """See Opener."""
-        self._context = host_state.new_context(
+        self.context = host_state.new_context(
             mesh, shares_cores=shares_cores, are_threads=are_threads
         )
-        self.state = host_state.new_state(self._context)
+        self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
         self._scratches = Scratches(
             mesh,
@@ -81,7 +81,7 @@ class HostBackend(Backend):
         is_able = True
         for rank, reply in enumerate(replies):
             theirs = json.loads(reply)
-            self._context.pid[rank] = theirs["pid"]
+            self.context.pid[rank] = theirs["pid"]
             error = lib.kccl_host_read_peer(
                 self.state.idle_context, rank, word, theirs["address"], ffi.sizeof("uint64_t")
             )

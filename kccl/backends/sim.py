@@ -1,6 +1,5 @@
 """The sim backend: ranks are threads of this process on one simulated machine (csrc/sim)."""
 
-import mmap
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
-from ..ranks.windows import HostWindow, Window, made_by_all
+from ..ranks.windows import HostWindow, Window, agree_on_size, map_memory
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
@@ -62,12 +61,12 @@ class SimMemory:
         The machine knows memory by its address, and keeps the mapping as long as it lives.
         """
         mesh, machine = self._mesh, self._mesh.meetings.machine
-        with made_by_all(mesh, nbytes, what, timeout):
-            mine = mmap.mmap(-1, nbytes)
-            address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
-            machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
-            everyone = mesh.allgather(str(address).encode(), what, timeout)
-            return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
+        agree_on_size(mesh, nbytes, what, timeout)
+        mine = map_memory(-1, nbytes, mesh.rank)
+        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
+        machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
+        everyone = mesh.allgather(str(address).encode(), what, timeout)
+        return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
 
 
 class SimBackend(Backend):
@@ -98,8 +97,8 @@ class SimBackend(Backend):
         assert isinstance(mesh, SimMesh)
         self._mesh = mesh
         self._machine = mesh.meetings.machine
-        self._context = host_state.new_context(mesh, shares_cores=True, are_threads=True)
-        self.state = host_state.new_state(self._context)
+        self.context = host_state.new_context(mesh, shares_cores=True, are_threads=True)
+        self.state = host_state.new_state(self.context)
         self._memory = SimMemory(mesh)
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout

@@ -1,46 +1,82 @@
 """Watches the peers' processes, so that waiting kernels hear that one has ended."""
 
+import contextlib
 import os
 import select
 import threading
+import weakref
 from collections.abc import Callable
 
 
 class Watcher:
-    """A thread that sleeps until a process ends."""
+    """A thread that sleeps until a process ends.
+
+    The thread ends with stop(), or when the watcher is collected. It refers neither to the watcher
+    nor to the object of `on_end`, so it keeps none of them alive.
+    """
 
     def __init__(self, pidfds: dict[int, int], on_end: Callable[[int], None]) -> None:
         """Begins.
 
         Args:
             pidfds: By rank; negative: a thread of this process. They stay the caller's.
-            on_end: Called with the rank, in the thread.
+            on_end: An object's method. Called with the rank, in the thread.
         """
-        self._ranks = {os.dup(fd): rank for rank, fd in pidfds.items() if fd >= 0}
-        self._on_end = on_end
-        self._wake, self._stop = os.pipe()
-        self._thread = threading.Thread(target=self._watch, name="kccl watcher", daemon=True)
-        if self._ranks:
-            self._thread.start()
+        self._thread: threading.Thread | None = None
+        ranks = {os.dup(fd): rank for rank, fd in pidfds.items() if fd >= 0}
+        if not ranks:
+            return
+        wake, stop = os.pipe()
+        self._end = weakref.finalize(self, _wake_up, stop, os.getpid())
+        self._end.atexit = False
+        self._thread = threading.Thread(
+            target=_watch,
+            args=(wake, ranks, weakref.WeakMethod(on_end)),
+            name="kccl watcher",
+            daemon=True,
+        )
+        self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread. Idempotent."""
-        if self._stop < 0:
+        if self._thread is None:
             return
-        os.close(self._stop)
-        self._stop = -1
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        self._end()
+        if self._thread is not threading.current_thread():
             self._thread.join()
-        for fd in (self._wake, *self._ranks):
-            os.close(fd)
 
-    def _watch(self) -> None:
-        poll = select.poll()
-        for fd in (self._wake, *self._ranks):
-            poll.register(fd, select.POLLIN)
+
+def _wake_up(stop: int, pid: int) -> None:
+    # Why a byte: a fork of this process has a copy of the pipe's end, so closing it may end
+    # nothing. And the fork must not end the thread of process `pid`.
+    if os.getpid() == pid:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(stop, b"\0")
+    os.close(stop)
+
+
+def _watch(
+    wake: int, ranks: dict[int, int], on_end: "weakref.WeakMethod[Callable[[int], None]]"
+) -> None:
+    """What the thread runs.
+
+    Args:
+        wake: The end of a pipe. The thread ends when it can be read.
+        ranks: Descriptor of a process -> rank. The thread closes these and `wake`.
+        on_end: Weak reference to the method.
+    """
+    poll = select.poll()
+    for fd in (wake, *ranks):
+        poll.register(fd, select.POLLIN)
+    try:
         while True:
             for fd, _ in poll.poll():
-                if fd == self._wake:
+                method = on_end()
+                if fd == wake or method is None:
                     return
                 poll.unregister(fd)
-                self._on_end(self._ranks[fd])
+                method(ranks[fd])
+                del method
+    finally:
+        for fd in (wake, *ranks):
+            os.close(fd)

@@ -18,20 +18,29 @@ class Ends(Protocol):
     def close(self) -> None: ...
 
 
-# Communicator -> what disowns it in a forked child. It must not refer to the communicator.
-_open: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
+Step = Callable[[Any], None]
+"""What a forked child does to a communicator. It must not refer to one."""
+
+_open: "weakref.WeakKeyDictionary[Any, tuple[Step, Step]]" = weakref.WeakKeyDictionary()
 _has_hooks = False
 
 
-def add(comm: Ends, disown: Callable[[Any], None]) -> None:
-    """Watches over a communicator until discard()."""
+def add(comm: Ends, refuse: Step, release: Step) -> None:
+    """Watches over a communicator until discard().
+
+    Args:
+        comm: The communicator.
+        refuse: In a forked child, makes every use an error.
+        release: In a forked child, closes the descriptors. Called when all communicators refuse:
+            what it closes may be a communicator, which must not tell the parent's peers.
+    """
     global _has_hooks
     if not _has_hooks:
         os.register_at_fork(after_in_child=_at_fork)
-        # MPI_Finalize waits for all ranks. mpi4py calls it behind all hooks of atexit.
+        # MPI_Finalize waits for all ranks. mpi4py calls it after all hooks of atexit.
         atexit.register(_at_exit)
         _has_hooks = True
-    _open[comm] = disown
+    _open[comm] = refuse, release
 
 
 def discard(comm: Ends) -> None:
@@ -40,8 +49,11 @@ def discard(comm: Ends) -> None:
 
 
 def _at_fork() -> None:
-    for comm, disown in list(_open.items()):
-        disown(comm)
+    found = list(_open.items())
+    for comm, (refuse, _) in found:
+        refuse(comm)
+    for comm, (_, release) in found:
+        release(comm)
     _open.clear()
 
 
@@ -52,8 +64,12 @@ def _at_exit() -> None:
     """
     has_raised = hasattr(sys, "last_value")  # an uncaught exception, which has been printed
     for comm in list(_open):
-        if comm.launcher == "mpi":
-            # Behind an error, calls of this rank on a GPU may still wait for peers.
+        if comm.launcher != "mpi":
+            continue
+        try:
+            # After an error, calls of this rank on a GPU may still wait for peers.
             if has_raised:
                 comm.abort()
             comm.close()
+        except Exception:  # the others must be closed too
+            sys.excepthook(*sys.exc_info())

@@ -4,12 +4,15 @@ Collectives, prepared calls, one-sided calls and launches of users' kernels get 
 not know the communicator itself.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..backends.base import Backend
 from ..base.abi import lib
 from ..base.env import Env
-from ..base.errors import InvalidArgument
+from ..base.errors import Error, InvalidArgument
 from ..base.failure import error_of, unfinished_reset
 from ..plan.choice import Planner
 from ..ranks.mesh import Mesh
@@ -45,10 +48,34 @@ class Context:
             stream: The stream. When None, that of the array that was used last.
             shape: grid, block, shared_bytes.
         """
-        stream = self.backend.stream(stream, None)
-        self.check_usable()
-        self.backend.launch(kernel, data, stream=stream, **shape)
-        self.check_usable()
+        with self.alone():
+            stream = self.backend.stream(stream, None)
+            self.check_usable()
+            self.backend.launch(kernel, data, stream=stream, **shape)
+            self.check_usable()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it, this thread alone may use the communicator.
+
+        It holds the flag that a call holds while C makes it (Use in csrc/host/fastcall.h).
+
+        Raises:
+            Error: Another thread holds the flag.
+        """
+        context, this_thread = self.backend.context, threading.get_ident()
+        # From here to the assignment the interpreter does not switch threads.
+        before = context.user
+        if before not in (0, this_thread):
+            raise Error(
+                f"rank {self.rank}: another thread is making a call of this communicator, and "
+                "nothing was sent; one thread at a time uses a communicator"
+            )
+        try:
+            context.user = this_thread
+            yield
+        finally:
+            context.user = before
 
     # ---- Checks and failures -----------------------------------------------------------------
 

@@ -5,6 +5,7 @@ DriverError that names the driver's function and error. Handles are integers.
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,10 +38,9 @@ def choose(vendor: Table) -> Table:
     return vendor
 
 
-@lru_cache(maxsize=1)
 def table() -> Table:
-    """The table of the vendor that was chosen; NVIDIA's where none was."""
-    return choose(_chosen or CUDA)
+    """The table of the vendor that was chosen. If none was, this chooses NVIDIA."""
+    return _chosen or choose(CUDA)
 
 
 # ---- Functions by the driver's own names, for programs -----------------------------------------
@@ -230,6 +230,31 @@ def synchronize(where: Device) -> None:
     gpu = table()
     with where.current():
         gpu.call(gpu.names.synchronize_device)
+
+
+def synchronize_within(where: Device, seconds: float) -> bool:
+    """synchronize(), for at most so long. Returns False if something still runs then.
+
+    A thread waits, because the driver's function has no limit. The thread ends with the device's
+    work.
+    """
+    errors: list[BackendError] = []
+    is_over = threading.Event()
+
+    def wait() -> None:
+        try:
+            synchronize(where)
+        except BackendError as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=wait, name="kccl synchronize", daemon=True).start()
+    if not is_over.wait(seconds):
+        return False
+    if errors:
+        raise errors[0]
+    return True
 
 
 def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float]:

@@ -24,7 +24,7 @@ from ..base import dtypes
 from ..base.errors import BackendError
 from ..ranks.mesh import Mesh
 from ..ranks.sockets import peer_lost
-from ..ranks.windows import Window, made_by_all
+from ..ranks.windows import Window, agree_on_size
 from . import driver, release
 from .arrays import DeviceArray
 from .table import DriverError
@@ -233,7 +233,7 @@ class GpuWindow(Window):
         """Allocates this rank's part and maps all parts. Collective.
 
         Args:
-            mesh, nbytes, what, timeout: See windows.made_by_all().
+            mesh, nbytes, what, timeout: See windows.agree_on_size().
             device: This rank's.
             are_threads: All ranks are threads of this process.
             way: "vmm", "ipc" or "peer"; the same on all ranks.
@@ -242,21 +242,21 @@ class GpuWindow(Window):
         self._device = device
         self._stream = stream
         self._parts: Sequence[Shareable | Plain | Opened]
-        with made_by_all(mesh, nbytes, what, timeout):
-            mine: Shareable | Plain
-            if way == "vmm":
-                mine = Shareable(device, nbytes)
-            else:
-                mine = Plain(device, nbytes, is_exported=way == "ipc")
-            with device.current():
-                # Before any peer can write.
-                driver.fill(mine.address, 0, nbytes, stream)
-            if are_threads:
-                self._parts = _with_threads(mesh, mine, what, timeout)
-            elif isinstance(mine, Shareable):
-                self._parts = _with_processes(mesh, mine, what, timeout)
-            else:
-                self._parts = _by_handles(mesh, mine, what, timeout)
+        agree_on_size(mesh, nbytes, what, timeout)
+        mine: Shareable | Plain
+        if way == "vmm":
+            mine = Shareable(device, nbytes)
+        else:
+            mine = Plain(device, nbytes, is_exported=way == "ipc")
+        with device.current():
+            # Before any peer can write.
+            driver.fill(mine.address, 0, nbytes, stream)
+        if are_threads:
+            self._parts = _with_threads(mesh, mine, what, timeout)
+        elif isinstance(mine, Shareable):
+            self._parts = _with_processes(mesh, mine, what, timeout)
+        else:
+            self._parts = _by_handles(mesh, mine, what, timeout)
         super().__init__(mesh, nbytes, [part.address for part in self._parts], None)
 
     def array(self, shape: tuple[int, ...], dtype: dtypes.Dtype) -> DeviceArray:

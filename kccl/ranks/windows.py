@@ -3,12 +3,11 @@
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from ..base import abi
-from ..base.errors import BackendError, InvalidArgument, WaitFailed
+from ..base.errors import BackendError, InvalidArgument
 from .mesh import Mesh
 
 
@@ -71,9 +70,8 @@ class Window(ABC):
         """Writes zeros over this rank's part."""
 
 
-@contextmanager
-def made_by_all(mesh: Mesh, nbytes: int, what: str, timeout: float) -> Iterator[None]:
-    """A context in which each rank allocates its part of a window and maps all parts. Collective.
+def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
+    """Checks the size of a window before it is made. Collective.
 
     Args:
         mesh: The ranks that share the window.
@@ -83,7 +81,6 @@ def made_by_all(mesh: Mesh, nbytes: int, what: str, timeout: float) -> Iterator[
 
     Raises:
         InvalidArgument: The size is not positive, or differs between ranks.
-        BackendError: The operating system refused the memory.
         Timeout, PeerLost: A rank did not come, or went.
     """
     sizes = [text.decode() for text in mesh.allgather(str(nbytes).encode(), what, timeout)]
@@ -95,12 +92,18 @@ def made_by_all(mesh: Mesh, nbytes: int, what: str, timeout: float) -> Iterator[
             )
     if not isinstance(nbytes, int) or not 0 < nbytes < 2**63:
         raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
+
+
+def map_memory(fd: int, nbytes: int, rank: int) -> mmap.mmap:
+    """Maps a file; -1: memory of this process alone.
+
+    Raises:
+        BackendError: The operating system refused.
+    """
     try:
-        yield
-    except WaitFailed:  # Timeout and PeerLost are OSErrors too
-        raise
+        return mmap.mmap(fd, nbytes)
     except OSError as error:
-        raise BackendError(f"mmap of {nbytes} bytes failed on rank {mesh.rank}: {error}") from error
+        raise BackendError(f"mmap of {nbytes} bytes failed on rank {rank}: {error}") from error
 
 
 class HostWindow(Window):
@@ -120,20 +123,23 @@ class HostWindow(Window):
 
 
 def host_window(mesh: Mesh, nbytes: int, what: str, timeout: float) -> HostWindow:
-    """Makes a window of memfd segments. Collective; see made_by_all().
+    """Makes a window of memfd segments. Collective; see agree_on_size().
 
     A segment lives as long as a process maps it or holds its descriptor. So a job that is killed
     leaves nothing behind.
+
+    Raises:
+        BackendError: The operating system refused the memory.
     """
-    with made_by_all(mesh, nbytes, what, timeout):
-        fd = _segment(nbytes, mesh.rank)
-        fds = []
-        try:
-            fds = mesh.exchange_fds(fd, what, timeout)
-            return HostWindow(mesh, [mmap.mmap(peer_fd, nbytes) for peer_fd in fds])
-        finally:
-            for each in (fd, *fds):
-                os.close(each)
+    agree_on_size(mesh, nbytes, what, timeout)
+    fd = _segment(nbytes, mesh.rank)
+    fds = []
+    try:
+        fds = mesh.exchange_fds(fd, what, timeout)
+        return HostWindow(mesh, [map_memory(peer_fd, nbytes, mesh.rank) for peer_fd in fds])
+    finally:
+        for each in (fd, *fds):
+            os.close(each)
 
 
 def _segment(nbytes: int, rank: int) -> int:

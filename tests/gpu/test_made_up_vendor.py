@@ -12,26 +12,9 @@ from ranks import eventually
 import kccl
 from kccl.base import dlpack
 from kccl.base.abi import ffi
-from kccl.gpu import arrays, driver, graphs, library, memory, release, state
+from kccl.gpu import arrays, driver, graphs, library, memory, state
 from kccl.gpu.cuda import CUDA
 from kccl.gpu.table import DriverError, Names, Table
-
-
-@pytest.fixture
-def toys(monkeypatch):
-    made_up = MadeUp()
-    caches = driver.table, driver.device
-    monkeypatch.setattr(driver, "_chosen", None)
-    monkeypatch.setattr(memory, "_streams", {})
-    for each in caches:
-        each.cache_clear()
-    assert driver.choose(made_up) is driver.table() is made_up
-    yield made_up.binding
-    # What the test dropped must be released by this driver.
-    gc.collect()
-    release.drain()
-    for each in caches:
-        each.cache_clear()
 
 
 def test_a_process_drives_gpus_of_one_vendor(toys):

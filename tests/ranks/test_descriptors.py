@@ -2,10 +2,22 @@
 
 import gc
 import os
+import subprocess
+import threading
+import time
 
-from ranks import run
+import pytest
+from ranks import eventually, run
 
 import kccl
+from kccl.backends.host import HostBackend
+from kccl.backends.watch import Watcher
+
+
+def open_now():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
 
 COUNT = """
 def count():
@@ -41,10 +53,6 @@ def test_dropped_parts_of_processes():
 
 
 def test_dropped_communicators_of_threads():
-    def open_now():
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
     def main(comm):
         for _ in range(20):
             comm.split(0).barrier()
@@ -75,3 +83,85 @@ except kccl.PeerLost as error:
     code, said, err = run(2, program)
     assert code == 3, err
     assert said == {1: {"rank": 1, "peer": 0, "sum": 2.0}}
+
+
+class WatchesItsPeers:
+    """A backend, as far as its watcher goes: they refer to each other."""
+
+    def __init__(self, pidfds):
+        self.lost = []
+        self.watcher = Watcher(pidfds, self.lose)
+
+    def lose(self, rank):
+        self.lost.append(rank)
+
+
+@pytest.fixture
+def peer():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        yield process, pidfd
+        os.close(pidfd)
+        process.kill()
+
+
+def test_a_dropped_backend_ends_its_watcher(peer):
+    _, pidfd = peer
+    before, threads = open_now(), threading.active_count()
+    backend = WatchesItsPeers({0: -1, 2: pidfd})
+    assert (open_now() - before, threading.active_count() - threads) == (3, 1)
+    backend.itself = backend
+    del backend
+    assert eventually(lambda: (open_now(), threading.active_count()) == (before, threads))
+
+
+def test_a_watcher_hears_that_a_process_ends(peer):
+    process, pidfd = peer
+    before = open_now()
+    backend = WatchesItsPeers({0: -1, 2: pidfd})
+    process.kill()
+    assert eventually(lambda: backend.lost == [2])
+    backend.watcher.stop()
+    backend.watcher.stop()
+    assert open_now() == before
+
+
+def test_ranks_that_are_threads_are_not_watched():
+    before = open_now()
+    backend = WatchesItsPeers({0: -1, 1: -1})
+    assert open_now() == before
+    backend.watcher.stop()
+
+
+def test_a_fork_does_not_end_its_parents_watcher(peer):
+    """Nor does it keep the parent from ending it."""
+    process, pidfd = peer
+    before = open_now()
+    backend = WatchesItsPeers({2: pidfd})
+    gate, opened = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            backend.watcher._end()
+            os.close(opened)
+            os.read(gate, 1)
+        finally:
+            os._exit(0)
+    time.sleep(0.1)
+    assert backend.watcher._thread.is_alive()
+    process.kill()
+    assert eventually(lambda: backend.lost == [2])
+    backend.watcher.stop()
+    os.close(opened)
+    os.waitpid(pid, 0)
+    os.close(gate)
+    assert open_now() == before
+
+
+def test_a_communicator_that_is_not_made_leaves(monkeypatch):
+    left = []
+    monkeypatch.setattr(HostBackend, "leave", lambda backend: left.append(backend))
+    monkeypatch.setattr(kccl.Communicator, "_meet_at_start", lambda comm: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kccl.run_threads(lambda comm: None, 1)
+    assert len(left) == 1

@@ -131,3 +131,55 @@ def test_threads_may_take_turns_and_use_a_communicator_each():
         return [*results, [float(parts[0].all_reduce(np.ones(4))[0])]]
 
     assert kccl.run_threads(main, 2) == [[[2.0] * 200] * 2 + [[2.0]]] * 2
+
+
+# Methods that Python makes, by the ranks' sockets.
+OF_PYTHON = {
+    "split": lambda comm: comm.split(0),
+    "window": lambda comm: comm.window(8),
+    "empty": lambda comm: comm.empty(3),
+    "device_comm": lambda comm: comm.device_comm(channels=1, max_bytes=64),
+    "gather_objects": lambda comm: comm.gather_objects(1),
+    "reset": lambda comm: comm.reset(),
+    "shrink": lambda comm: comm.shrink(),
+}
+ALL = {
+    **OF_PYTHON,
+    "call": lambda comm: comm.all_reduce(np.ones(9)),
+    "barrier": lambda c: c.barrier(),
+}
+
+
+@pytest.mark.parametrize("first", ["barrier", "split", "gather_objects"])
+def test_methods_that_python_makes(first):
+    """Rank 0 waits in one, and its second thread tries all others."""
+    has_tried = threading.Event()
+
+    def main(comm):
+        errors = []
+
+        def second():
+            while comm.context.backend.context.user == 0:
+                time.sleep(0.001)
+            for name, method in ALL.items():
+                try:
+                    method(comm)
+                except kccl.Error as error:
+                    assert str(error).startswith(REFUSED)
+                    errors.append(name)
+            has_tried.set()
+
+        thread = threading.Thread(target=second)
+        if comm.rank == 0:
+            thread.start()
+        else:
+            has_tried.wait(20)
+        ALL[first](comm)
+        if comm.rank == 0:
+            thread.join()
+        x = comm.all_reduce(np.ones(3))
+        assert comm.gather_objects(comm.rank) == [0, 1]
+        return errors, x.tolist()
+
+    found = kccl.run_threads(main, 2)
+    assert found == [(list(ALL), [2, 2, 2]), ([], [2, 2, 2])]
