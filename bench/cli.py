@@ -65,19 +65,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `kccl bench` to a parser. Flags of nccl-tests keep their names."""
     parser.add_argument("collective", choices=NAMES, help="what to measure; or decode")
     parser.add_argument(
-        "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
+        "-b", "--begin", type=message_size, default=8, metavar="SIZE", help="first size (8)"
     )
     parser.add_argument(
         "-e",
         "--end",
-        type=_size,
+        type=message_size,
         metavar="SIZE",
         help="last size (1M; in kernels 64K; simulated 8K)",
     )
     parser.add_argument("-f", "--factor", type=int, default=2, help="factor between sizes (2)")
     parser.add_argument(
         "--sizes",
-        type=_size,
+        type=message_size,
         nargs="+",
         metavar="SIZE",
         help="measure these sizes; -b, -e and -f are ignored",
@@ -177,7 +177,7 @@ def main(
     return int(any(row["wrong"] for row in rows))
 
 
-def _size(text: str) -> int:
+def message_size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:

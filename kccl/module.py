@@ -18,13 +18,13 @@ from .backends.device_comm import DeviceComm
 from .base import arguments, arrays
 from .base.errors import InvalidArgument
 from .jit import cache
-from .plan.specs import MOST_THREADS
+from .plan.specs import GPUS, MOST_THREADS
 from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
-TARGETS = ("sim", "cuda")
+TARGETS = GPUS
 
 
 class Module:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .backends.base import Opener
-from .backends.host import HostBackend
+from .backends.openers import OF_PROCESSES, OF_THREADS, opener
 from .base import arguments
 from .base.abi import MAX_WORLD_SIZE
 from .base.env import Env, read
@@ -18,9 +18,6 @@ from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
     from .sim.machine import Machine
-
-_BACKENDS = ("auto", "host", "cuda")
-_OF_THREADS = (*_BACKENDS, "sim")
 
 
 def _check_backend(backend: str, known: Sequence[str]) -> None:
@@ -53,27 +50,20 @@ def init(backend: str = "auto") -> Communicator:
             "backend 'sim' simulates all ranks in one process: use "
             'kccl.run_threads(main, world_size, backend="sim") instead of kccl.init()'
         )
-    _check_backend(backend, _BACKENDS)
+    _check_backend(backend, OF_PROCESSES)
     env = read()
     job_rank = bootstrap.detect(env, os.environ)
 
-    def opener() -> Opener:
-        if backend != "cuda":
-            return HostBackend
-        from .backends.cuda import OnDevice
-
-        return OnDevice.of_process(job_rank.local_rank)
-
-    return join(job_rank, env, opener)
+    return join(job_rank, env, lambda: opener(backend, "of_process", job_rank.local_rank))
 
 
-def join(job_rank: bootstrap.JobRank, env: Env, opener: Callable[[], Opener]) -> Communicator:
+def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> Communicator:
     """Makes the communicator of all ranks of a job. Collective.
 
     Args:
         job_rank: This process's rank, and how it reaches the others.
         env: Environment variables. `first_timeout` limits the start-up.
-        opener: Returns the Opener of the backend. It is called once this rank is connected with all
+        find: Returns the Opener of the backend. It is called once this rank is connected with all
             others.
 
     Raises:
@@ -82,7 +72,7 @@ def join(job_rank: bootstrap.JobRank, env: Env, opener: Callable[[], Opener]) ->
     """
     ranks = bootstrap.connect(job_rank, env.first_timeout)
     try:
-        opens = opener()
+        opens = find()
         return Communicator(
             ranks,
             env,
@@ -135,7 +125,7 @@ def run_threads(
         ProtocolError: The simulation found a data race, a deadlock or another bug.
         Exception: Whatever `main` raised.
     """
-    _check_backend(backend, _OF_THREADS)
+    _check_backend(backend, OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
     env = read()
     connect = partial(_connect, env=env, backend=backend)
@@ -158,24 +148,11 @@ def run_threads(
 
 def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:
     """The communicator of a rank that is a thread."""
-    opens = _opener(backend, rank)
+    opens = opener(backend, "of_thread", rank)
     settings = opens.settings(env.epoch_bits)
     return Communicator(
         ranks, env, launcher="threads", local_rank=rank, settings=settings, opens=opens
     )
-
-
-def _opener(backend: str, rank: int) -> Opener:
-    """The Opener of the backend for a rank that is a thread."""
-    if backend == "cuda":
-        from .backends.cuda import OnDevice
-
-        return OnDevice.of_thread(rank)
-    if backend == "sim":
-        from .backends.sim import SimBackend
-
-        return SimBackend
-    return HostBackend
 
 
 def _run(

@@ -12,6 +12,11 @@ import kccl
 
 from ..harness.collective import Array, Comm
 
+_LINES = 64
+LINE_BYTES = 128
+LINES_BYTES = _LINES * LINE_BYTES
+"""Bytes of the lines that one side uses in turn."""
+
 SOURCE = r"""
 #include <kccl/kccl.cuh>
 
@@ -44,7 +49,7 @@ KCCL_DEVICE bool becomes(const uint32_t* word, uint32_t wanted, uint64_t limit_n
 
 // The rounds use this many cache lines in turn. Why: the latency of a word depends on the position
 // of its line in the cache, by a tenth and more, and messages have lines at all positions.
-constexpr uint32_t kLines = 64;
+constexpr uint32_t kLines = LINES;
 constexpr uint32_t kLineWords = kKcclLineBytes / sizeof(uint32_t);
 
 // In round k the leader stores first + k in its peer's memory and polls its own memory for the same
@@ -84,14 +89,11 @@ KCCL_KERNEL void ping_pong_blocks(uint32_t* words, uint32_t first, uint32_t roun
     bounce<Scope::kDevice>(words + index * kAll, words + (1 - index) * kAll, first, rounds,
                            index == 0, limit_ns, elapsed_ns + index);
 }
-"""
+""".replace("LINES", str(_LINES))
 NAMES = ("pause_step", "ping_pong", "ping_pong_blocks")
 
 ROUNDS = 2000
 _LIMIT_NS = 5_000_000_000
-LINE_BYTES = 128
-LINES_BYTES = 64 * LINE_BYTES
-"""Bytes of the lines that one side uses in turn (kLines lines)."""
 
 
 class PingPong:

@@ -41,6 +41,7 @@ class Comm(Protocol):
     rank: int
     world_size: int
     backend: str
+    launcher: str
     barrier: Any
 
     def empty(self, shape: int, dtype: Any = ..., /) -> Any: ...

@@ -85,9 +85,7 @@ def commit() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
     origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
-    path = Path(unquote(urlparse(origin).path))
-    # The Makefile installs a wheel that it built inside the checkout.
-    folder = path.parent if path.is_file() else path
+    folder = Path(unquote(urlparse(origin).path))
     head = _head(folder) if origin.startswith("file://") else None
     return f"{distribution.version} installed from {head}" if head else distribution.version
 

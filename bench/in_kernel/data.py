@@ -16,6 +16,7 @@ import numpy as np
 
 from ..harness.collective import Array, Problem
 from ..harness.data import make_input
+from .forms import TYPES
 
 # Number of elements in a pattern. Not a power of two, so that slices do not start where the pattern
 # does. Small, so that thousands of steps take milliseconds.
@@ -23,7 +24,7 @@ DISTINCT = 1009
 # The powers of two by which sums may grow. All types but float16 have this range.
 _GROWTH = 100
 SHORTEST_TIMED = 8  # kShortestTimed of chains.cuh
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = tuple(TYPES)
 SHIFTS = 0x9E3779B97F4A7C15
 """Bit k % 64 is set if call k of all_gather moves the chunks by one rank. They have no pattern."""
 

@@ -8,7 +8,7 @@ NOTES = ("kMean", "kEach", "kSkewed")
 DELAYS_ALONE = "in_kernel::delays_alone"
 OF_SUMS = "grid_exchange"  # The algorithm of all_reduce that is made of an exchange.
 ORDERS = {"relaxed": "kccl::mem::Order::kRelaxed", "acq_rel": "kccl::mem::Order::kAcqRel"}
-_TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
+TYPES = {"float32": "float", "float64": "double", "bfloat16": "kccl::bf16"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Form:
 
     def names(self, dtype: str | None, world_size: int) -> list[str]:
         """Name expressions of the kernels, in the order of NOTES."""
-        words = {"type": _TYPES.get(dtype or "", ""), "world_size": world_size}
+        words = {"type": TYPES.get(dtype or "", ""), "world_size": world_size}
         return [self.kernel.format(notes=f"in_kernel::Notes::{notes}", **words) for notes in NOTES]
 
 

@@ -54,9 +54,7 @@ class InJob:
         self.missing: str | None = None
         self.library: str | None = None
         self._mpi: Any = None
-        if not any(
-            name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-        ):
+        if comm.launcher != "mpi":
             self.missing = (
                 "MPICH rows need MPICH's mpirun: mpirun -n 2 kccl bench … --baselines "
                 "(pip install mpi4py mpich brings both)"

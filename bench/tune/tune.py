@@ -24,7 +24,7 @@ import numpy as np
 
 import kccl
 
-from ..cli import _size
+from ..cli import message_size
 from ..harness.collective import (
     Buffers,
     Collective,
@@ -230,10 +230,10 @@ def main(argv: list[str] | None = None) -> int:
         "collectives", nargs="*", default=names, metavar="COLLECTIVE", help=", ".join(names)
     )
     parser.add_argument(
-        "-b", "--begin", type=_size, default=8, metavar="SIZE", help="first size (8)"
+        "-b", "--begin", type=message_size, default=8, metavar="SIZE", help="first size (8)"
     )
     parser.add_argument(
-        "-e", "--end", type=_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
+        "-e", "--end", type=message_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
     )
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
     parser.add_argument("--backend", choices=("host", "cuda"), default="host", help="(host)")

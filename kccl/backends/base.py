@@ -49,8 +49,8 @@ class Backend(ABC):
 
         Args:
             channels: How many coops make calls.
-            max_bytes: Of one coop's message.
-            exchange_bytes: Of all slices in publish() and collect().
+            max_bytes: Most bytes in the message of one coop.
+            exchange_bytes: Most bytes of all slices in publish() and collect() together.
             timeout: Seconds to wait for the other ranks.
         """
 

@@ -30,10 +30,10 @@ def make_comm(
 
     Args:
         settings: The communicator's, which have been checked by Settings.layout().
-        rank: Who gets it.
+        rank: The rank whose struct this is.
         addresses, scratch: Of every rank's window and scratch, in rank order.
         state: The rank's KcclState.
-        channels: The rank's KcclChannelState, one a scratch channel.
+        channels: Address of the rank's KcclChannelStates, one for each scratch channel.
         polls_per_check: Polls between two looks at the clock.
     """
     comm = ffi.new("KcclDeviceComm *")

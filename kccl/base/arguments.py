@@ -114,11 +114,6 @@ def _wrong_form(
     named = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
     if len(args) <= len(places):
         return f"{name}(): {reason}; its arguments are {', '.join([*places, *named])}"
-    extra = args[len(places)]
     count = "1 positional argument" if len(places) == 1 else f"{len(places)} positional arguments"
     beginning = f"{name}() takes {count}, {' and '.join(places)}, and got {len(args)}"
-    guess, value = ("op", repr(extra)) if isinstance(extra, str) else ("out", "out")
-    if guess not in named or not (isinstance(extra, str) or hasattr(extra, "__len__")):
-        return f"{beginning}: {', '.join(named)} are keyword arguments"
-    call = f"{name}({', '.join([*places, f'{guess}={value}'])})"
-    return f"{beginning}: {guess} is a keyword argument, write {call}"
+    return f"{beginning}: {', '.join(named)} are keyword arguments"

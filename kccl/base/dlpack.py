@@ -123,10 +123,7 @@ def make(
         owner: The object that has the memory.
     """
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
-    tensor = _Tensor(
-        address, *device, len(shape), _CODES[kind], 8 * dtype.itemsize, 1, sizes, None, 0
-    )
+    tensor = _Tensor(address, *device, len(shape), *_type_of(dtype), sizes, None, 0)
     managed = _Managed(tensor, None, _delete_in_c)
     at = ctypes.addressof(managed)
     _alive[at] = managed, sizes, owner
@@ -211,10 +208,15 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int = 
     return True
 
 
+def _type_of(dtype: dtypes.Dtype) -> tuple[int, int, int]:
+    """DLPack's code, bits and lanes of an element type."""
+    kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
+    return _CODES[kind], 8 * dtype.itemsize, 1
+
+
 def _dtype_of(tensor: _Tensor, name: str) -> dtypes.Dtype:
     for dtype in dtypes.ALL:
-        kind = "bfloat" if dtype.name == "bfloat16" else "float" if dtype.is_float else "int"
-        if (tensor.code, tensor.bits, tensor.lanes) == (_CODES[kind], 8 * dtype.itemsize, 1):
+        if (tensor.code, tensor.bits, tensor.lanes) == _type_of(dtype):
             return dtype
     known = ", ".join(dtype.name for dtype in dtypes.ALL)
     raise InvalidArgument(

@@ -1,6 +1,7 @@
 """NVIDIA's driver, through cuda.bindings: the one module that knows its names."""
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,11 +13,6 @@ from .table import DriverError, Names, Table
 # and which launches programmatic dependents.
 _OLDEST, _HOPPER = (8, 0), (9, 0)
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-
-
-def arch_of(major: int, minor: int) -> str:
-    """The architecture to compile for, with all that only GPUs of this compute capability have."""
-    return f"sm_{major}{minor}{'a' if (major, minor) >= _HOPPER else ''}"
 
 
 class Cuda(Table):
@@ -129,7 +125,16 @@ class Cuda(Table):
                 f"{version[0]}.{version[1]}, must be at least {_OLDEST[0]}.{_OLDEST[1]}; "
                 'use backend="host"'
             )
-        return arch_of(*version)
+        return self._arch_of(*version)
+
+    def arch_for(self, arch: str) -> str:
+        """See Table: with all that only GPUs of this compute capability have."""
+        match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
+        return arch if match is None else self._arch_of(int(match[1]), int(match[2]))
+
+    @staticmethod
+    def _arch_of(major: int, minor: int) -> str:
+        return f"sm_{major}{minor}{'a' if (major, minor) >= _HOPPER else ''}"
 
     def _compute_capability(self, ordinal: int) -> tuple[int, int]:
         return (

@@ -1,4 +1,4 @@
-"""AMD's driver: the one module that knows its names. KCCL only counts its GPUs, as yet."""
+"""The only module that knows names of AMD's driver. So far it counts GPUs and nothing else."""
 
 import ctypes
 

@@ -1,7 +1,7 @@
 """Gives back to the driver what nobody owns any more, in a thread of its own.
 
-Any thread may run a destructor. If it waited for its device, and a kernel there for that thread's
-next call, both would wait for ever. So a thread of this module waits and frees.
+Any thread may run a destructor. Suppose that it waited for its device while a kernel there waits
+for this thread's next call: neither would go on. So a thread of this module waits and frees.
 """
 
 import contextlib

@@ -214,6 +214,10 @@ class Table(ABC):
         """
 
     @abstractmethod
+    def arch_for(self, arch: str) -> str:
+        """The architecture to compile for on GPUs of `arch`; `arch` if it has no such form."""
+
+    @abstractmethod
     def open_device(self, ordinal: int) -> int:
         """The context of a device, which lives as long as the process."""
 

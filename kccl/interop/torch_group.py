@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..backends.base import Opener
-from ..backends.host import HostBackend
+from ..backends.openers import opener
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
 from ..comm import Communicator
@@ -106,17 +106,14 @@ class ProcessGroup(dist.ProcessGroup):
         rank, world_size = self.rank(), self.size()
         keys = [f"{device.type}/{each}" for each in range(world_size)]
 
-        def opener() -> Opener:
+        def find() -> Opener:
             if rank == 0:
                 # All other ranks have connected with this one, so they have read the keys. Delete
                 # them, so that a later group of the same name does not find them.
                 for key in keys:
                     self._store.delete_key(key)
-            if device.type == "cpu":
-                return HostBackend
-            from ..backends.cuda import OnDevice
-
-            return OnDevice.number(device.index)
+            backend = "host" if device.type == "cpu" else device.type
+            return opener(backend, "number", device.index or 0)
 
         def exchange(text: str) -> list[str]:
             self._store.set(keys[rank], text)
@@ -124,7 +121,7 @@ class ProcessGroup(dist.ProcessGroup):
 
         job_rank = bootstrap.JobRank("torch.distributed", rank, world_size, rank, exchange)
         env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
-        self._comms[device.type] = join(job_rank, env, opener)
+        self._comms[device.type] = join(job_rank, env, find)
         self._devices[device.type] = device
         return self._comms[device.type]
 

@@ -10,6 +10,7 @@ from . import specs
 from .specs import MOST_BLOCKS, MOST_THREADS, SPECS
 
 _TABLES = Path(__file__).parent / "tables"
+_UNMEASURED = "the first of the collective's kernels; nothing is measured"
 
 
 @dataclass(frozen=True)
@@ -101,4 +102,4 @@ def _of_simulator() -> Tuning:
         if "sim" in spec.targets:
             first.setdefault(spec.collective, spec.name)
     lines = (Threshold(collective, None, name) for collective, name in first.items())
-    return Tuning(specs.__file__, {1: tuple(lines)}, "as on GPUs")
+    return Tuning(specs.__file__, {1: tuple(lines)}, _UNMEASURED)

@@ -98,6 +98,11 @@ class _Said:
         return json.dumps(said).encode()
 
 
+def ended_in(text: bytes) -> frozenset[int]:
+    """The ranks that a peer does not hear, from what it said."""
+    return _Said.parse(text).ended
+
+
 class _Survivor(Generic[Part]):
     """One rank's part in the agreement, from its first shrink() to the one that returns."""
 

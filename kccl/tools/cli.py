@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from .. import cmake_dir, include_dir
 from ..base import errors
 from ..ranks import launchers
 
-if TYPE_CHECKING:
-    from ..topology import Machine
-
 _USAGE_ERROR = 2
+# As a shell says of a command that signal 2 or 13 ended.
 _INTERRUPTED = 130
+_BROKEN_PIPE = 141
 _SIM_RANKS = 2
 _JSON_HELP = "print one JSON document; tables go to stderr"
 
@@ -39,11 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     rank = 0
+    is_table = False
     try:
         rank = launchers.rank_of(os.environ)
         with _silence(rank != 0):
             args = _parser(arguments).parse_args(arguments)
             command: Command = args.entry
+            is_table = command.run in _OF_TABLES
             if rank != 0 and not command.is_collective:
                 return 0
         return command.run(args)
@@ -56,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has had enough. Python would complain again when it flushes.
+        # Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Who reads a table may have had enough. Elsewhere the rest is missed.
+        return 0 if is_table else _BROKEN_PIPE
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     named = next((word for word in arguments if not word.startswith("-")), "")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, command in _COMMANDS.items():
-        if name == "bench" and "decode" in arguments:
+        if name == "bench" and list(arguments[:2]) == [name, "decode"]:
             command = _BENCH_DECODE
         one = commands.add_parser(name, help=command.help, description=command.help)
         one.set_defaults(entry=command)
@@ -137,7 +139,9 @@ def _topo(args: argparse.Namespace) -> int:
 
     machine = discover()
     if args.probe or args.plot:
-        machine = _probed(machine, args.cpus)
+        from .probe import probed
+
+        machine = probed(machine, args.cpus)
     tables = sys.stderr if args.json else sys.stdout
     Console(file=tables, highlight=False, markup=False, soft_wrap=True).print(table(machine))
     if args.plot:
@@ -152,31 +156,6 @@ def _topo(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(machine.to_dict(), allow_nan=False), flush=True)
     return 0
-
-
-def _probed(machine: "Machine", most: int | None) -> "Machine":
-    """The machine with latencies of at most so many CPUs, with a progress bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from ..topology import core_to_core, spread
-    from .probe import core_to_core_us
-
-    screen = Console(stderr=True)
-    # Drawn between two ping-pongs only: a thread that redraws it would be noise in them.
-    with Progress(
-        console=screen, auto_refresh=False, transient=True, disable=not screen.is_terminal
-    ) as bar:
-        task = bar.add_task("core to core", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, refresh=True)
-
-        try:
-            cpus = None if most is None else spread(machine, most)
-            return core_to_core(machine, core_to_core_us, cpus, on_progress=on_progress)
-        except ValueError as error:
-            raise errors.BackendError(f"cannot probe: {error}") from error
 
 
 # ---- bench -----------------------------------------------------------------------------------
@@ -376,12 +355,15 @@ _BENCH_DECODE = Command(
     _bench_decode,
     is_collective=True,
 )
+_OF_TABLES = (_topo, _bench, _bench_decode, _plan, _doctor)
 _COMMANDS = {
     "topo": Command("what this machine is made of", _topo_arguments, _topo),
     "bench": Command(
         "measure a collective, or decoding", _bench_arguments, _bench, is_collective=True
     ),
-    "generate": Command("a model's answer", _generate_arguments, _generate, is_collective=True),
+    "generate": Command(
+        "generate text with a model", _generate_arguments, _generate, is_collective=True
+    ),
     "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),

@@ -2,11 +2,14 @@
 
 import mmap
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.abi import LINE_BYTES, ffi, lib
-from ..base.errors import InvalidArgument, Timeout
+from ..base.errors import BackendError, InvalidArgument, Timeout
 from ..comm import Communicator
+
+if TYPE_CHECKING:
+    from ..topology import Machine
 
 _ROUND_TRIPS = 20_000
 _LIMIT_NS = 5_000_000_000
@@ -61,6 +64,34 @@ def core_to_core_us(cpu_a: int, cpu_b: int) -> float:
             collective="ping-pong",
         )
     return float(one_way_ns) * 1e-3
+
+
+def probed(machine: "Machine", most: int | None) -> "Machine":
+    """The machine with latencies of at most so many CPUs, with a progress bar on a terminal.
+
+    Raises:
+        BackendError: The CPUs are too few, or one cannot be used.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..topology import core_to_core, spread
+
+    screen = Console(stderr=True)
+    # Drawn between two ping-pongs only: a thread that redraws it would be noise in them.
+    with Progress(
+        console=screen, auto_refresh=False, transient=True, disable=not screen.is_terminal
+    ) as bar:
+        task = bar.add_task("core to core", total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, refresh=True)
+
+        try:
+            cpus = None if most is None else spread(machine, most)
+            return core_to_core(machine, core_to_core_us, cpus, on_progress=on_progress)
+        except ValueError as error:
+            raise BackendError(f"cannot probe: {error}") from error
 
 
 def copy_us(comm: Communicator, nbytes: int) -> float:

@@ -6,7 +6,6 @@ kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,13 +13,14 @@ from pathlib import Path
 
 from ..base import dtypes
 from ..base.errors import InvalidArgument
-from ..gpu import cuda, driver
+from ..collectives.one_sided import OneSided
+from ..gpu import driver
 from ..gpu.library import compile_kernel
 from ..jit import cache, names
-from ..plan.specs import OPS, SPECS, Request
+from ..plan.specs import KERNELS, OPS, SPECS, Request
 
 ELEMENT_TYPES = tuple(dtype.name for dtype in dtypes.ALL)
-_ONE_SIDED = ("put", "get", "signal", "wait")
+_ONE_SIDED = [spec.name for spec in KERNELS if hasattr(OneSided, spec.name)]
 
 Instance = tuple[str, str, str, int]
 """Kernel, element type, operator, world size, as compile_kernel() takes them."""
@@ -80,8 +80,7 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
         BackendError: NVRTC is not installed, or arch is "" and there is no GPU.
     """
     arch = arch or driver.device(0).arch
-    match = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    theirs = cuda.arch_of(int(match[1]), int(match[2])) if match is not None else arch
+    theirs = driver.table().arch_for(arch)
     if arch != theirs:
         raise InvalidArgument(
             f"arch is {arch!r}, must be {theirs!r}: KCCL compiles for that on these GPUs"

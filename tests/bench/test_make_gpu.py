@@ -59,14 +59,13 @@ def arguments(steps, name):
 @pytest.fixture(autouse=True)
 def all_there(monkeypatch):
     monkeypatch.setattr(make_gpu, "_is_there", lambda name: True)
-    monkeypatch.setattr(make_gpu, "_is_built", lambda: True)
 
 
 def run(tmp_path, steps, *options):
     return make_gpu.main(["--out", str(tmp_path / "out"), *options], steps)
 
 
-READY = ["extension", "gpus", "kernels"]
+READY = ["build", "extension", "gpus", "kernels"]
 BENCHES = ["all_reduce", "barrier", "broadcast"]
 FEW_IN_KERNELS = ["all_reduce", "barrier"]
 WITHIN = ["grid_sync", "exchange"]
@@ -148,7 +147,7 @@ def test_parts_are_selectable(part, tmp_path):
         "tests": {*READY, "tests"},
         "torch": {*READY, "torch"},
         "bench": {*READY, "benches"},
-        "plots": {"extension", "plots"},
+        "plots": {"build", "extension", "plots"},
     }
     assert kinds == wanted[part]
     # Benches have kernels of their own, and sum only bfloat16. Tests reduce every type.
@@ -210,8 +209,7 @@ def test_what_the_interpreter_lacks_is_said_and_nothing_runs(tmp_path, monkeypat
     assert "cupy is not installed" in printed
 
 
-def test_the_extension_is_built_when_it_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_gpu, "_is_built", lambda: False)
+def test_nothing_runs_when_the_extension_cannot_be_built(tmp_path):
     steps = Steps(codes={"build": 1})
     assert run(tmp_path, steps) == 1
     assert steps.names == ["build"]
@@ -222,7 +220,7 @@ def test_the_extension_is_built_when_it_is_not_there(tmp_path, monkeypatch):
 def test_no_gpu_and_no_documents_are_failures(part, tmp_path, capsys):
     steps = Steps(num_gpus=0)
     assert run(tmp_path, steps, "--parts", f"{part} plots") == 1
-    assert steps.names == ["extension", "gpus"]
+    assert steps.names == ["build", "extension", "gpus"]
     assert "failed: gpus, plots" in capsys.readouterr().out
 
 

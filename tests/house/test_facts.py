@@ -11,6 +11,7 @@ from compilers import cxx
 from source_tree import ROOT, source_files
 
 from kccl.base import abi
+from kccl.bench.in_kernel.data import SHORTEST_TIMED
 from kccl.plan import specs
 
 ABI = ROOT / "csrc/include/kccl/abi.inc"
@@ -35,6 +36,11 @@ def test_the_simulator_makes_every_kernel_of_gpus_in_its_sequences():
     for path in (ROOT / "tests/kernels/collectives").iterdir():
         made |= set(re.findall(r"\bMade<(\w+)>", path.read_text()))
     assert {spec.constant for spec in specs.KERNELS if "sim" in spec.targets} <= made
+
+
+def test_host_and_kernels_agree_which_launches_of_benches_are_timed():
+    text = (ROOT / "bench/in_kernel/chains.cuh").read_text()
+    assert f"kShortestTimed = {SHORTEST_TIMED};" in text
 
 
 def test_the_simulators_matrix_has_every_collective_and_every_all_reduce():

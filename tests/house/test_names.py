@@ -45,7 +45,8 @@ REFUSED = {
 }
 # MPI's, NCCL's, PyTorch's and FlashInfer's own names; the out-of-band exchange is named as mpi4py
 # names its own.
-FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Allgather", "_allgather_base"}
+FOREIGN = {"Allreduce", "allreduce", "allgather", "Iallreduce", "Iallgather", "Allgather"}
+FOREIGN |= {"_allgather_base"}
 FOREIGN |= {"MPI_Allgather", "allreduce_fusion", "create_allreduce_fusion_workspace"}
 
 

@@ -65,6 +65,7 @@ class FakeComm:
     """As much of a communicator as the benchmarks use."""
 
     backend = "host"
+    launcher = "kccl run"
 
     def __init__(self, world: FakeWorld, rank: int) -> None:
         self.world = world

@@ -13,7 +13,7 @@ from kccl import gpu, run_threads, topology
 from kccl.base import abi
 from kccl.base import errors as kccl_errors
 from kccl.plan import specs
-from kccl.tools import warm
+from kccl.tools import cli, warm
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
@@ -108,6 +108,7 @@ def test_plan_says_what_the_library_does(backend):
         by_table = "by specs.py" if backend == "sim" else f"by {backend}.json"
         assert ("KCCL_ALGORITHM prefers it" in choice) == bool(is_able)
         assert (by_table in choice) == (not is_able)
+        assert ("nothing is measured" in choice) == (backend == "sim" and not is_able)
     if backend == "sim":
 
         def main(comm):
@@ -243,6 +244,28 @@ def test_a_reader_that_leaves_is_no_error():
         ["sh", "-c", command], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("name", "code"), [("plan", 0), ("doctor", 0), ("generate", 141)])
+def test_a_pipe_that_breaks_is_no_error_of_tables_only(name, code):
+    """As when `run` writes to a process of its own that has ended."""
+    program = f"""
+from kccl.tools import cli
+def breaks(args): raise BrokenPipeError
+run = cli._COMMANDS["{name}"].run
+cli._COMMANDS["{name}"] = cli.Command("", lambda parser: None, breaks)
+cli._OF_TABLES = tuple(breaks if each is run else each for each in cli._OF_TABLES)
+raise SystemExit(cli.main(["{name}"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_decode_is_the_word_after_bench():
+    find = lambda *words: cli._parser(words).parse_args(words).entry.run  # noqa: E731
+    assert find("bench", "decode", "--json") is cli._bench_decode
+    assert find("bench", "all_reduce", "--csv", "decode") is cli._bench
+    assert find("bench", "--csv", "decode", "all_reduce") is cli._bench
 
 
 def test_a_json_parser_may_read_the_pipe():

@@ -12,20 +12,22 @@ def cuda() -> Finding:
     from ...jit.nvrtc import compiler_name
 
     reason = "The cuda backend needs cuda-bindings, NVRTC and NVIDIA's driver."
-    cure = "pip install 'kccl[cuda]', and the driver where the GPU is; the host backend needs none."
+    gpu = driver.table()
     try:
         compiler = compiler_name()
         count = driver.num_devices()
         devices = [driver.device(ordinal) for ordinal in range(count)]
     except BackendError as error:
-        return Finding("no", str(error), reason, cure)
+        return Finding("no", str(error), reason, gpu.cure)
     if count == 0:
-        return Finding("no", f"{compiler}, no GPU", "CUDA_VISIBLE_DEVICES may hide them.", cure)
+        return Finding(
+            "no", f"{compiler}, no GPU", f"{gpu.visible_devices} may hide them.", gpu.cure
+        )
     found = ", ".join(f"{each.ordinal}: {each.name} ({each.arch})" for each in devices)
     apart = [(a, b) for a in range(count) for b in range(a) if not driver.can_access(a, b)]
     if apart:
         reason = f"GPUs {apart[0][0]} and {apart[0][1]} cannot access each other's memory."
-        cure = "Choose GPUs with NVLink or peer-to-peer PCIe by CUDA_VISIBLE_DEVICES."
+        cure = f"Choose GPUs with NVLink or peer-to-peer PCIe by {gpu.visible_devices}."
         return Finding("warn", f"{compiler}; {found}", reason, cure)
     forced = env.read().windows
     for each in devices:

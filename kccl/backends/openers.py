@@ -1,0 +1,30 @@
+"""The backends by name. Only that of the host is imported before a program asks for it."""
+
+from typing import Literal
+
+from .base import Opener
+from .host import HostBackend
+
+# "auto" is "host". A simulation has its ranks in one process.
+OF_PROCESSES = ("auto", "host", "cuda")
+OF_THREADS = (*OF_PROCESSES, "sim")
+
+
+def opener(backend: str, way: Literal["of_process", "of_thread", "number"], number: int) -> Opener:
+    """The Opener of a backend.
+
+    Args:
+        backend: A name in OF_THREADS.
+        way: The method of OnDevice that finds a rank's GPU.
+        number: Its argument: a local rank, the rank of a thread, or a GPU's number.
+    """
+    if backend == "cuda":
+        from .cuda import OnDevice
+
+        on_device: Opener = getattr(OnDevice, way)(number)
+        return on_device
+    if backend == "sim":
+        from .sim import SimBackend
+
+        return SimBackend
+    return HostBackend
