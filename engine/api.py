@@ -25,7 +25,7 @@ from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
 
-# Turns of reading all weights in bandwidth(): enough to last longer than a scheduler's time slice.
+# bandwidth() reads all weights so often; the fastest turn counts.
 _TURNS = 4
 
 
@@ -39,7 +39,7 @@ class Answer:
         end: As Piece.end.
         num_prompt: Tokens of the prompt.
         first_token_s: Seconds from the call to the first token.
-        tokens_per_s: Of the tokens behind the first; NaN if there is only one.
+        tokens_per_s: Tokens a second after the first token; NaN if there is only one.
     """
 
     text: str
@@ -255,7 +255,7 @@ class Engine(Closing):
     # ---- logits, ops, bandwidth ------------------------------------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
-        """The logits behind each token of a prompt: float32 [tokens, vocab_size]."""
+        """The logits after each token of a prompt: float32 [tokens, vocab_size]."""
         ids = self._ids(prompt)
         with self._ranks.request(f"logits {ids}"):
             self._cached = []

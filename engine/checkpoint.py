@@ -22,7 +22,7 @@ from .fields import shown
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-# Of a BF16's 16 bits: all but the sign, and the exponent that only infinities and NaN have.
+# Bits of a BF16: a mask of all but the sign, and the smallest magnitude that is infinite or NaN.
 _MAGNITUDE = 0x7FFF
 _NOT_FINITE = 0x7F80
 # Elements that are checked at a time, so that they are still in the cache.

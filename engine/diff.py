@@ -2,7 +2,7 @@
 
     python -m kccl.engine.diff tiny-llama --executor incremental --bisect
 
-An executor runs the same program (program.py) and can stop behind any op:
+An executor runs the same program (program.py) and can stop after any op:
 
     run_until(ids, op_index) -> the op's output, [lanes or residuals, len(ids), values]
 
@@ -108,7 +108,7 @@ class Diff:
     ) -> Difference | None:
         """The first op whose relative error is above the tolerance; None if none is.
 
-        A binary search: it takes for granted that ops behind a wrong one are wrong, too.
+        A binary search. It assumes that every op after a wrong one is wrong too.
 
         Args:
             tolerance: Of the relative error.
@@ -116,7 +116,7 @@ class Diff:
         """
         found = None
         low, high = 0, len(self.ops)
-        # The first wrong op is at low or behind, and at `high` or before.
+        # The first wrong op is at `low` or after it, and at `high` or before it.
         while low < high:
             middle = (low + high) // 2
             difference = self.at(self.ops[middle])

@@ -46,7 +46,7 @@ class Tensor:
 
 
 class _Cursor:
-    """Reads values one behind the other, and never behind the end."""
+    """Reads values one after the other, and never past the end."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path

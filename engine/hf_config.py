@@ -27,7 +27,7 @@ _ONLY: dict[str, tuple[object, str]] = {
     "mlp_bias": (False, "false, because the engine has no biases"),
     "partial_rotary_factor": (1.0, "1"),
     # Laneformer's: the mean over the lanes follows the norm, and one norm serves all lanes.
-    "pre_norm_lane_agg": (False, "false, because the engine averages lanes behind the norm"),
+    "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
     "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
 }
 

@@ -83,7 +83,7 @@ def fetch_smollm2() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    # It was checked when it was written, and it was written at once.
+    # Its hash was checked before os.replace() put it here. So the size is enough.
     return path.is_file() and path.stat().st_size == _NUM_BYTES
 
 

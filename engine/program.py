@@ -136,7 +136,7 @@ class Program:
         return self.config.mlp_comm if module % 2 else self.config.attention_comm
 
     def _sends(self, module: int) -> bool:
-        """The last modules do not: their messages would land behind the last layer."""
+        """The last modules do not: their messages would land after the last layer."""
         c, delay = self.config, self.num_in_flight
         lands = delay > 0 and c.num_lanes > 1 and module + delay < 2 * c.num_layers
         return lands and self._communicates(module) and (c.early_messages or module >= delay)

@@ -32,7 +32,7 @@ class Cache:
         self._layers: dict[int, tuple[Array, Array]] = {}
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Puts what one run adds behind the first `length` positions, and returns all."""
+        """Puts what one run adds after the first `length` positions, and returns all."""
         if self.length:
             old_keys, old_values = (old[:, : self.length] for old in self._layers[layer])
             keys = np.concatenate([old_keys, keys], axis=1)
@@ -57,7 +57,7 @@ class Reference:
     # ---- running -------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int], cache: Cache | None = None) -> Array:
-        """The logits behind each of `ids`: float32 [len(ids), vocab_size]."""
+        """The logits after each of `ids`: float32 [len(ids), vocab_size]."""
         (logits,) = self.run_until(ids, len(self.program.ops) - 1, cache)
         return logits
 
@@ -77,7 +77,7 @@ class Reference:
         max_tokens, or the end of the context. Stop strings are the caller's.
 
         Raises:
-            InvalidArgument: As steps(); or the context has no room behind `ids`.
+            InvalidArgument: As steps(); or the context has no room after `ids`.
         """
         room = self.config.context - len(ids)
         if room < 1:
@@ -96,7 +96,7 @@ class Reference:
             history.append(token)
 
     def steps(self, ids: Sequence[int], cache: Cache | None = None) -> Iterator[tuple[Op, Array]]:
-        """Runs `ids` behind the positions in the cache; yields each op and its output.
+        """Runs `ids` after the positions in the cache; yields each op and its output.
 
         The cache grows when the last op has run: a caller that stops earlier leaves it as it was.
 
@@ -187,7 +187,7 @@ class Reference:
         return by_lane.reshape(lanes, length, -1)
 
     def _exchange(self, op: Op, x: Array, own: Array, messages: dict[int, Array]) -> Array:
-        """The residual behind a module with the outputs `own`, by the rule of program.py."""
+        """The residual after a module with the outputs `own`, by the rule of program.py."""
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
         if op.sends:
             messages[op.module] = sent

@@ -2,8 +2,8 @@
 
 A token is a pure function of logits, parameters, position and history. The noise of token `id` at a
 position depends on (seed, position, id) alone, so it does not matter which rank, block or vector
-lane draws it. Everything behind the logits is computed in float64: executors whose logits have the
-same bits choose the same tokens.
+lane draws it. Everything after the logits is computed in float64: executors whose logits have the
+same bits choose the same tokens, but for ties within the last bit of a sum, exp or log.
 """
 
 import math
@@ -126,7 +126,7 @@ def kept_ids(scores: Array, params: SamplingParams) -> Array:
     """The ids that top_k, top_p and min_p keep, in ascending order.
 
     Args:
-        scores: float64 [vocab_size], behind penalty and temperature.
+        scores: float64 [vocab_size], after penalty and temperature.
     """
     # The largest first; equal ones by their ids.
     order = np.argsort(-scores, kind="stable")

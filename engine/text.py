@@ -52,6 +52,6 @@ class StopText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text the stop string begins with."""
+    """Length of the longest proper beginning of the stop string that the text ends with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

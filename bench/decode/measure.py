@@ -257,7 +257,7 @@ class _Measurement:
         return median(found)
 
     def _prefill(self, prompt: list[int]) -> float:
-        """Runs a prompt, which stays in the cache; returns the seconds of a token behind it."""
+        """Runs a prompt, which stays in the cache; returns the seconds of a token after it."""
         num = min(_TRIAL_TOKENS, self._engine.context - len(prompt) - 1)
         _, times = self._engine.timed(prompt, num + 1)
         return float(np.median(np.diff(times[1:])))

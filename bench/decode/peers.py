@@ -18,7 +18,7 @@ from kccl.engine.checkpoint import Checkpoint
 
 from .files import write_folder, write_gguf
 
-# Of transformers' two caches the one is measured that makes these tokens faster.
+# transformers has two caches. The one that is faster for these tokens is measured.
 _TRIAL_PROMPT, _TRIAL_TOKENS = 64, 6
 # Characters of a foreign error that are shown.
 _CAUSE = 200
@@ -58,7 +58,7 @@ class Peer(ABC):
         """Frees the model."""
 
     def timed(self, token: int, num_tokens: int) -> tuple[list[int], list[float]]:
-        """Decodes behind `token`, after rewind(). As Engine.timed(), from the first token on."""
+        """Decodes after `token`, after rewind(). As Engine.timed(), from the first token on."""
         tokens, times = [], [time.monotonic()]
         for _ in range(num_tokens):
             token = self.step(token)

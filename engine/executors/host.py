@@ -25,7 +25,7 @@ from .packing import (
     shape_of,
 )
 
-# How long one look for the next token lasts: then the interpreter may handle Ctrl-C.
+# Nanoseconds of one wait in C for the next token. Between two waits Python handles Ctrl-C.
 _LOOK_NS = 100_000_000
 _ENDS = {
     lib.kKcclEngineStopId: "stop",
@@ -175,7 +175,7 @@ class HostExecutor:
     # ---- requests --------------------------------------------------------------------------------
 
     def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
-        """Begins to generate behind `ids`, of which the cache has the first num_cached."""
+        """Begins to generate after `ids`, of which the cache has the first num_cached."""
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,
@@ -225,7 +225,7 @@ class HostExecutor:
     def start_scoring(
         self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
-        """Begins to write the logits behind each id to out, float32 [len(ids), vocab_size].
+        """Begins to write the logits after each id to out, float32 [len(ids), vocab_size].
 
         Args:
             ids: The tokens.

@@ -8,7 +8,7 @@
 namespace kccl::engine {
 namespace {
 
-// The last, incomplete vector of an array: zeros behind the end.
+// The last, incomplete vector of an array: zeros past the end.
 inline Floats16 load_part(const float* from, uint32_t n) {
     float all_of[16] = {};
     __builtin_memcpy(all_of, from, n * sizeof(float));

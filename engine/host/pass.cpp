@@ -257,7 +257,7 @@ bool Pass::gate_up(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// A module's last product, its messages, and the residual behind it: program.py has the rule.
+// A module's last product, its messages, and the residual after it: program.py has the rule.
 bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride) {
     const Matrix matrix = matrix_of(op);
     const uint32_t hidden = model_.hidden, slots = num_slots(model_);

@@ -94,7 +94,7 @@ class Pass {
     uint32_t num_ = 0;       // columns of this run
     uint32_t position_ = 0;  // of the first
     Array<uint32_t> steps_of_modules_;
-    Array<const uint8_t*> first_weights_;  // [op]: of this block's next product behind it
+    Array<const uint8_t*> first_weights_;  // [op]: of this block's next product after the op
     const uint64_t packed_stride_;         // of a lane's packed columns
     Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
     Floats packed_;     // [input_of()]: what multiply() takes

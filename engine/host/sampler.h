@@ -1,4 +1,4 @@
-// How the next token is chosen: sample.py in C++. Everything behind the logits is double.
+// How the next token is chosen: sample.py in C++. Everything after the logits is double.
 #pragma once
 
 #include <vector>

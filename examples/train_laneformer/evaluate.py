@@ -3,7 +3,7 @@
     python examples/train_laneformer/evaluate.py --data corpus --model laneformer/model
 
 Bits per byte of all held-out files, the tokens that end them included. Beside it, of the same
-bytes: `xz -9` of all files in a row, the same behind 56 MB of the training files (which its
+bytes: `xz -9` of all files in a row, the same after 56 MB of the training files (which its
 window of 64 MiB sees whole; the difference of both sizes counts), and a 5-gram model of the same
 training tokens (ngram.py).
 
@@ -91,7 +91,7 @@ def bits(module, tokens: np.ndarray, device: str, sequences: int = 8) -> float:
 
 
 def xz_bits(held_out: bytes, training: bytes) -> tuple[int, int]:
-    """Bits of `xz -9` of the held-out bytes, alone and behind the training bytes."""
+    """Bits of `xz -9` of the held-out bytes, alone and after the training bytes."""
     alone, before, both = (
         8 * len(lzma.compress(data, preset=9)) for data in (held_out, training, training + held_out)
     )

@@ -223,7 +223,7 @@ class Laneformer(nn.Module):
         return self.lm_head(self.model.norm(x).mean(dim=0))
 
     def add(self, x, out, module, messages):
-        """The lanes' residuals behind a module with the outputs `out`: FP32.
+        """The lanes' residuals after a module with the outputs `out`: FP32.
 
         `messages` has what earlier modules sent, by module.
         """

@@ -71,7 +71,7 @@ class NgramModel:
             self.tables.insert(0, Table(grams, counts))
 
     def bits(self, tokens: np.ndarray) -> float:
-        """What all tokens behind the first four take."""
+        """Bits of all tokens after the first four."""
         probability = np.full(len(tokens) - ORDER + 1, 1 / self.vocab_size)
         packed = keys(tokens, ORDER)
         for order, table in enumerate(self.tables, start=1):

@@ -4,7 +4,6 @@ Collectives, prepared calls, one-sided calls and launches of users' kernels get 
 not know the communicator itself.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,26 +55,25 @@ class Context:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it, this thread alone may use the communicator.
+        """Within it, nobody else may use the communicator.
 
         It holds the flag that a call holds while C makes it (Use in csrc/host/fastcall.h).
 
         Raises:
-            Error: Another thread holds the flag.
+            Error: A call is under way, in another thread or around this signal handler.
         """
-        context, this_thread = self.backend.context, threading.get_ident()
+        context = self.backend.context
         # From here to the assignment the interpreter does not switch threads.
-        before = context.user
-        if before not in (0, this_thread):
+        if context.is_used:
             raise Error(
-                f"rank {self.rank}: another thread is making a call of this communicator, and "
-                "nothing was sent; one thread at a time uses a communicator"
+                f"rank {self.rank}: a call of this communicator is under way, in another thread or "
+                "around this signal handler; nothing was sent"
             )
         try:
-            context.user = this_thread
+            context.is_used = 1
             yield
         finally:
-            context.user = before
+            context.is_used = 0
 
     # ---- Checks and failures -----------------------------------------------------------------
 

@@ -159,7 +159,7 @@ def test_methods_that_python_makes(first):
         errors = []
 
         def second():
-            while comm.context.backend.context.user == 0:
+            while comm.context.backend.context.is_used == 0:
                 time.sleep(0.001)
             for name, method in ALL.items():
                 try:
