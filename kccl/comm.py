@@ -63,8 +63,9 @@ if TYPE_CHECKING:
 class Communicator(OneSided):
     """The ranks of a job, or of a part of it.
 
-    One thread at a time uses a communicator; a call that another thread makes meanwhile raises
-    kccl.Error and sends nothing. Several communicators are independent of each other.
+    One thread at a time uses a communicator. A call that another thread, or a signal handler within
+    a call, makes meanwhile raises kccl.Error and sends nothing. Several communicators are
+    independent of each other.
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
