@@ -53,10 +53,12 @@ struct Window {
     uint64_t bytes;
 };
 
-// How many modules' messages a rank keeps. A block writes those of module m when it has passed the
-// exchange of module m-1. If that received, every block has written the messages of m-1-f, where f
-// is num_in_flight, and so has read those of m-2-2f. Messages may be switched off for every other
-// module: then these numbers are one less. All blocks wait for each other between passes.
+// How many modules' messages a rank keeps; f is num_in_flight. The messages of module m take slot m
+// modulo this. Before a block writes them it has passed the exchange of m-1. If that one received,
+// every block has written the messages of m-1-f, and before that has read those of m-2-2f: 2f + 2
+// slots suffice. If only every other module sends, the last exchange that received was that of m-2,
+// and every block has read the messages of m-4-2f: 2f + 4 slots. Between passes all blocks wait for
+// each other.
 inline uint32_t num_slots(const KcclEngineModel& model) { return 2 * model.num_in_flight + 4; }
 
 // The most lanes of one rank.
