@@ -1,7 +1,7 @@
 /* The two packet protocols, ll16 and sentinel, and the reuse of their slots, as a Spin model.
  *
  * channel.cuh, scrub.cuh, ll16.cuh and sentinel.cuh argue why they are right; here all their runs
- * are tried. tests/csrc/test_models.py starts the searches and plants bugs that must be found. It
+ * are tried. tests/csrc/test_spin_models.py starts the searches and plants bugs that must be found. It
  * also checks the quotes: what a comment quotes as "file.cuh function(): code" stands in that
  * function, and no access or sync of the functions modelled is missing. mem.pml is the memory;
  * channel.pml has epochs, credits and scrub; packets and calls are here.

@@ -1,6 +1,6 @@
 /* Failure and reset(), as a Spin model: Communicator.reset(), Mesh.reset(), and calls after a
  * failure: a call looks at the status before it pushes. The latch of an open channel is left out.
- * tests/csrc/test_models.py starts the searches and plants bugs that must be found. It also checks
+ * tests/csrc/test_spin_models.py starts the searches and plants bugs that must be found. It also checks
  * that what the comments quote of the two reset() is the code, and that no step of them is missing.
  *
  * Modelled: WORLD_SIZE ranks make CALLS calls, each by a kernel that runs beside the rank's program:

