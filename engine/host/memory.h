@@ -3,6 +3,9 @@
 // times a layer.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <memory>
 
@@ -28,6 +31,19 @@ Array<T> zeros(Factors... factors) {
     return Array<T>(static_cast<T*>(std::calloc(count != 0 ? count : 1, sizeof(T))));
 }
 
+// Asks for huge pages: streaming through them looks up fewer translations. Only speed is lost where
+// there are none.
+template <class T>
+void prefer_huge_pages(const Array<T>& array, uint64_t count) {
+    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    const uint64_t begin = reinterpret_cast<uint64_t>(array.get());
+    const uint64_t first = (begin + page - 1) / page * page;
+    const uint64_t last = (begin + count * sizeof(T)) / page * page;
+    if (array && first < last) {
+        (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    }
+}
+
 struct RankMemory {
     RankMemory(const KcclEngineModel& model, uint32_t num_lanes)
         : qkv_stride(padded((model.heads + 2 * model.kv_heads) * model.head_dim)),
@@ -42,7 +58,10 @@ struct RankMemory {
           activated(zeros(kColumns, num_lanes, ffn_stride)),
           own(zeros(kColumns, num_lanes, hidden_stride)),
           keys(zeros(model.num_layers, num_kv, key_stride)),
-          values(zeros(model.num_layers, num_kv, value_stride)) {}
+          values(zeros(model.num_layers, num_kv, value_stride)) {
+        prefer_huge_pages(keys, model.num_layers * num_kv * key_stride);
+        prefer_huge_pages(values, model.num_layers * num_kv * value_stride);
+    }
 
     bool is_complete() const { return qkv && attended && activated && own && keys && values; }
     float* keys_of(uint32_t layer, uint64_t kv) const {
