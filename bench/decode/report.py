@@ -21,6 +21,7 @@ COLUMNS = (
 """Fields of a row. bench/README.md explains them."""
 
 _MODELS = {"smollm2": "SmolLM2-135M", "llama-1b": "Llama-3.2-1B", "qwen3-0.6b": "Qwen3-0.6B"}
+_MODELS |= {"bundled": "laneformer-python (bundled)", "laneformer-2b": "Laneformer 2B"}
 _HEAD = (
     "| model | ranks | position | tok/s | us a token | p99 | share of the bound | best peer, tok/s "
     "| KCCL / peer | first token, steps |\n"
