@@ -114,7 +114,7 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin):
         qkv = product(x, self.wq, self.wk, self.wv)
         lanes, sequences, tokens, _ = qkv.shape
-        # To attention the lanes are more sequences: [lanes * sequences, heads, tokens, head_dim].
+        # Attention treats each lane as a sequence: [lanes * sequences, heads, tokens, head_dim].
         heads = qkv.reshape(lanes * sequences, tokens, -1, self.head_dim).transpose(1, 2)
         q, k, v = heads.split([self.num_queries, self.num_keys, self.num_keys], dim=1)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)

@@ -190,6 +190,13 @@ LAZY = (
 )
 
 
+def test_records_name_no_path_of_a_machine():
+    """They are published, and such a path says nothing to others."""
+    for path in sorted((ROOT / "bench" / "records").glob("*.json*")):
+        found = re.findall(r"""[\s"'(=](/(?:[\w.-]+/)+[\w.-]+)""", path.read_text())
+        assert not found, f"{path.name} has {found[0]}"
+
+
 def test_import_is_quick_and_loads_no_library():
     program = (
         "import sys, time\n"

@@ -29,7 +29,8 @@ from source_tree import replace_once
 from kccl.bench.harness import document
 from kccl.jit import cache as jit
 
-RECORD = Path(__file__).resolve().parents[2] / "bench" / "records" / "sim_mutations.jsonl"
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "bench" / "records" / "sim_mutations.jsonl"
 BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}
 
 
@@ -153,8 +154,10 @@ def record(rows):
         "command": "make sim-mutations",
         "rows": [{"library": "simulator", **asdict(row)} for row in rows],
     }
+    # Messages name the tests' own device code by its path on this machine.
+    text = json.dumps(whole).replace(f"{ROOT}/", "")
     with RECORD.open("a") as file:
-        file.write(json.dumps(whole) + "\n")
+        file.write(text + "\n")
 
 
 def main():
