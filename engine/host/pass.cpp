@@ -33,7 +33,7 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       packed_(zeros(std::max(num_lanes_, 1u), packed_stride_)),
       normed_(zeros(kColumns, memory.hidden_stride)),
       finals_(zeros(model.num_residuals, kKcclEngineLogitColumns, memory.hidden_stride)),
-      scores_(zeros(padded(model.context))) {
+      scores_(zeros(kQueries, padded(model.context))) {
     if (!first_weights_) return;
     const auto first_of = [&](const KcclEngineOp& op) {
         const Matrix matrix = matrix_of(op);
@@ -223,21 +223,28 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
 }
 
 bool Pass::attend(const KcclEngineOp& op) {
-    const uint32_t d = model_.head_dim;
-    const Share all = share_of(num_lanes_ * model_.heads * num_, block_.index(), team_.num_blocks);
-    for (uint32_t i = all.first; i < all.end; ++i) {
-        const uint32_t c = i % num_, head = i / num_ % model_.heads, lane = i / num_ / model_.heads;
-        const uint64_t kv =
-            uint64_t{lane} * model_.kv_heads + head / (model_.heads / model_.kv_heads);
-        const uint32_t end = position_ + c + 1;
-        const uint32_t first = op.window != 0 && end > op.window ? end - op.window : 0;
-        const uint64_t row = uint64_t{lane} * kColumns + c;
-        const float* query = memory_.qkv.get() + row * memory_.qkv_stride + uint64_t{head} * d;
-        float* out = memory_.attended.get() + row * memory_.attended_stride + uint64_t{head} * d;
-        compute_.attend(query,
-                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), first, end,
-                         d, model_.attention_scale},
-                        scores_.get(), out);
+    const uint32_t d = model_.head_dim, group = model_.heads / model_.kv_heads;
+    // Queries that share a KV head stand side by side: [lane][KV head][column][query head].
+    const uint32_t together = num_ * group;
+    const Share all =
+        share_of(num_lanes_ * model_.kv_heads * together, block_.index(), team_.num_blocks);
+    for (uint32_t i = all.first; i < all.end;) {
+        const uint32_t kv = i / together, lane = kv / model_.kv_heads;
+        const uint32_t some = std::min({all.end - i, together - i % together, uint32_t{kQueries}});
+        Query queries[kQueries];
+        for (uint32_t q = 0; q < some; ++q, ++i) {
+            const uint32_t c = i % together / group;
+            const uint32_t head = kv % model_.kv_heads * group + i % group;
+            const uint64_t row = uint64_t{lane} * kColumns + c, at = uint64_t{head} * d;
+            const uint32_t end = position_ + c + 1;
+            queries[q] = {memory_.qkv.get() + row * memory_.qkv_stride + at,
+                          memory_.attended.get() + row * memory_.attended_stride + at,
+                          op.window != 0 && end > op.window ? end - op.window : 0, end};
+        }
+        compute_.attend(queries, static_cast<int>(some),
+                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), d,
+                         model_.attention_scale, padded(model_.context)},
+                        scores_.get());
     }
     return block_.await_rank(publish());
 }

@@ -100,7 +100,7 @@ class Pass {
     Floats packed_;     // [input_of()]: what multiply() takes
     Floats normed_;     // [column][hidden, padded]
     Floats finals_;     // [residual][column of kKcclEngineLogitColumns][hidden, padded]
-    Floats scores_;     // [position]
+    Floats scores_;     // [query of kQueries][position]
 };
 
 // Multiplies this block's units with `num` packed columns of their lane.

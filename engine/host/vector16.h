@@ -46,7 +46,8 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        return {Register{} + value};
+        // Minus zero, which compilers leave out; plus zero would change -0.
+        return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
     }
@@ -122,6 +123,78 @@ inline Floats16 power_of_two(const Ints16& n) {
 }
 inline Ints16 half_of(const Ints16& n) {
     return each<IntRegister>([](IntRegister x) { return x >> 1; }, n);
+}
+
+// The last, incomplete vector of an array: zeros past the end.
+inline Floats16 load_part(const float* from, uint32_t n) {
+    float all_of[16] = {};
+    __builtin_memcpy(all_of, from, n * sizeof(float));
+    return load(all_of);
+}
+
+inline void store_part(float* to, const Floats16& value, uint32_t n) {
+    float all_of[16];
+    store(all_of, value);
+    __builtin_memcpy(to, all_of, n * sizeof(float));
+}
+
+// Calls f(first element, number of elements) for each vector of an array.
+template <class F>
+inline void each_vector(uint32_t n, F f) {
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) f(i, 16u);
+    if (i < n) f(i, n - i);
+}
+
+inline Floats16 load_some(const float* from, uint32_t n) {
+    return n == 16 ? load(from) : load_part(from, n);
+}
+
+inline void store_some(float* to, const Floats16& value, uint32_t n) {
+    n == 16 ? store(to, value) : store_part(to, value, n);
+}
+
+// In this order: halves are added until one element is left.
+inline float sum_of(const Floats16& v) {
+    float a[16];
+    store(a, v);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) a[i] += a[i + half];
+    }
+    return a[0];
+}
+
+inline float largest_of(const Floats16& v) {
+    float a[16];
+    store(a, v);
+    float most = a[0];
+    for (int i = 1; i < 16; ++i) most = a[i] > most ? a[i] : most;
+    return most;
+}
+
+// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN of NaN. Cephes'
+// polynomial.
+inline Floats16 exp_of(const Floats16& x) {
+    const Floats16 low = all(-87.3f), high = all(88.7f);
+    const Floats16 bounded = larger(low, smaller(x, high));
+    // Adding 1.5 * 2^23 rounds to an integer.
+    const Floats16 rounds = all(12582912.0f);
+    const Floats16 n = (bounded * all(1.44269504f) + rounds) - rounds;
+    const Floats16 r = (bounded - n * all(0.693359375f)) + n * all(2.12194440e-4f);
+    Floats16 p = all(1.9875691500e-4f);
+    p = p * r + all(1.3981999507e-3f);
+    p = p * r + all(8.3334519073e-3f);
+    p = p * r + all(4.1665795894e-2f);
+    p = p * r + all(1.6666665459e-1f);
+    p = p * r + all(5.0000001201e-1f);
+    p = p * r * r + r + all(1.0f);
+    // In two steps, because 2^128 is no float.
+    const Ints16 exponent = to_ints(n), half = half_of(exponent);
+    const Floats16 value = p * power_of_two(half) * power_of_two(exponent - half);
+    const Floats16 of_numbers =
+        select(is_less(x, low), all(0.0f), select(is_less(high, x), all(__builtin_inff()), value));
+    // The bounds turn NaN into a number.
+    return select(is_equal(x, x), of_numbers, x);
 }
 
 }  // namespace
