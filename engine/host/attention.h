@@ -123,26 +123,31 @@ void attend_together(const Query* queries, const Keys& k, float* scores) {
         first = std::min(first, queries[q].first);
         end = std::max(end, queries[q].end);
     }
-    const uint32_t end_block = (end + kKeyBlock - 1) / kKeyBlock;
-    uint32_t block = first / kKeyBlock;
+    const uint32_t first_block = first / kKeyBlock, end_block = (end + kKeyBlock - 1) / kKeyBlock;
+    uint32_t block = first_block;
     Floats16 most[QUERIES];
     for (int q = 0; q < QUERIES; ++q) most[q] = all(-__builtin_inff());
     for (; block + kBlocks <= end_block; block += kBlocks) {
         score_blocks<QUERIES, kBlocks>(queries, k, block, scores, most);
     }
     for (; block < end_block; ++block) score_blocks<QUERIES, 1>(queries, k, block, scores, most);
-    float scales[QUERIES];
+    Floats16 peaks[QUERIES], sums[QUERIES];
+    KCCL_ENGINE_UNROLL
     for (int q = 0; q < QUERIES; ++q) {
-        const Floats16 peak = all(largest_of(most[q]));
-        Floats16 sums = all(0.0f);
-        for (uint32_t i = queries[q].first / kKeyBlock * kKeyBlock; i < queries[q].end; i += 16) {
-            float* at = scores + q * k.scores_stride + i;
-            const Floats16 weight = exp_of(load(at) - peak);
-            store(at, weight);
-            sums = sums + weight;
-        }
-        scales[q] = 1.0f / sum_of(sums);
+        peaks[q] = all(largest_of(most[q]));
+        sums[q] = all(0.0f);
     }
+    for (block = first_block; block < end_block; ++block) {
+        KCCL_ENGINE_UNROLL
+        for (int q = 0; q < QUERIES; ++q) {
+            float* at = scores + q * k.scores_stride + uint64_t{block} * kKeyBlock;
+            const Floats16 weight = exp_of<true>(load(at) - peaks[q]);
+            store(at, weight);
+            sums[q] = sums[q] + weight;
+        }
+    }
+    float scales[QUERIES];
+    for (int q = 0; q < QUERIES; ++q) scales[q] = 1.0f / sum_of(sums[q]);
     uint32_t i = 0;
     const auto is_left = [&](int vectors) { return i + (vectors - 1) * 16 < k.head_dim; };
     for (; is_left(kVectors); i += kVectors * 16) {

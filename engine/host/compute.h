@@ -45,9 +45,6 @@ struct Compute {
     Touch touch;
     // out = x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, uint32_t n, float eps, float* out);
-    // Columns of n values each as multiply() wants them: float [n rounded up to even][columns
-    // rounded up to a power of two].
-    void (*pack)(const float* const* columns, int num_columns, uint32_t n, float* packed);
     // Softmax attention of at most kQueries queries. scores: float [query][scores_stride], of which
     // those up to padded(end) are overwritten.
     void (*attend)(const Query* queries, int num_queries, const Keys& keys, float* scores);

@@ -21,24 +21,6 @@ void rms_norm(const float* x, const float* weight, uint32_t n, float eps, float*
     });
 }
 
-template <int COLUMNS>
-void pack_columns(const float* const* columns, int num_columns, uint32_t n, float* packed) {
-    for (int c = 0; c < COLUMNS; ++c) {
-        const float* from = c < num_columns ? columns[c] : nullptr;
-        for (uint32_t k = 0; k < n; ++k) packed[k * COLUMNS + c] = from != nullptr ? from[k] : 0;
-        if (n % 2 != 0) packed[n * COLUMNS + c] = 0;
-    }
-}
-
-void pack(const float* const* columns, int num_columns, uint32_t n, float* packed) {
-    switch (padded_columns(num_columns)) {
-        case 1: return pack_columns<1>(columns, num_columns, n, packed);
-        case 2: return pack_columns<2>(columns, num_columns, n, packed);
-        case 4: return pack_columns<4>(columns, num_columns, n, packed);
-        default: return pack_columns<kGroup>(columns, num_columns, n, packed);
-    }
-}
-
 void rotate(float* x, const float* cosines, const float* sines, uint32_t head_dim) {
     for (uint32_t i = 0; i < head_dim / 2; ++i) {
         const float a = x[2 * i], b = x[2 * i + 1];
@@ -129,9 +111,9 @@ uint32_t touch(const void* from, uint64_t num_bytes) {
     return static_cast<uint32_t>(result);
 }
 
-[[maybe_unused]] constexpr Compute kTable = {nullptr, multiply,      touch,  rms_norm,   pack,
-                                             attend,  rotate,        swiglu, add_scaled, add_sum,
-                                             mean,    round_to_bf16, peak};
+[[maybe_unused]] constexpr Compute kTable = {nullptr, multiply, touch,         rms_norm,
+                                             attend,  rotate,   swiglu,        add_scaled,
+                                             add_sum, mean,     round_to_bf16, peak};
 
 constexpr Compute named(const char* name) {
     Compute table = kTable;

@@ -27,11 +27,8 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       num_lanes_(model.first_lane[team.comm.rank + 1] - first_lane_),
       steps_of_modules_(zeros<uint32_t>(2, model.num_layers)),
       first_weights_(zeros<const uint8_t*>(model.num_ops)),
-      packed_stride_(uint64_t{kColumns} *
-                     padded(std::max({model.hidden, model.heads * model.head_dim, model.ffn}))),
-      residuals_(zeros(model.num_residuals, kColumns, memory.hidden_stride)),
-      packed_(zeros(std::max(num_lanes_, 1u), packed_stride_)),
-      normed_(zeros(kColumns, memory.hidden_stride)),
+      residuals_(zeros(memory.num_residuals, memory.hidden_stride)),
+      normed_(zeros(memory.num_residuals, memory.hidden_stride)),
       finals_(zeros(model.num_residuals, kKcclEngineLogitColumns, memory.hidden_stride)),
       scores_(zeros(kQueries, padded(model.context))) {
     if (!first_weights_) return;
@@ -83,39 +80,25 @@ Share Pass::share(const KcclEngineOp& op) const {
     return share_of(total, block_.index(), team_.num_blocks);
 }
 
-// Which of the packed inputs a lane's products take; of the head's groups those of their lane.
-uint32_t Pass::input_of(const KcclEngineOp& op, uint32_t lane) const {
-    if (op.kind == kKcclEngineHead) return has_one_head() ? 0 : lane - first_lane_;
-    const bool reads_residual = op.kind == kKcclEngineQkv || op.kind == kKcclEngineGateUp;
-    return reads_residual && has_one_residual() ? 0 : lane;
-}
-
 // Asks for the first weights of the next product while the blocks wait for each other.
 void Pass::prefetch(const KcclEngineOp& op) const {
     const auto* first = first_weights_[static_cast<size_t>(&op - ops_)];
     for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
 }
 
-// Packs the columns of this run, `stride` apart and n values each, as input i.
-void Pass::pack(const float* in, uint64_t stride, uint32_t n, uint32_t i) {
-    float* to = packed_.get() + i * packed_stride_;
-    for (uint32_t column = 0; column < num_; column += kGroup) {
-        const float* columns[kGroup];
-        const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
-        for (uint32_t c = 0; c < some; ++c) columns[c] = in + (column + c) * stride;
-        compute_.pack(columns, static_cast<int>(some), n,
-                      to + uint64_t{column} * ((n + 1) / 2 * 2));
+// Normalises the residuals. False: a wait failed.
+bool Pass::norm_columns(const float* norm) {
+    const Share own = own_columns();
+    for (uint64_t i = own.first; i < own.end; ++i) {
+        const uint64_t at = i * memory_.hidden_stride;
+        compute_.rms_norm(residuals() + at, norm, model_.hidden, model_.norm_eps, normed() + at);
     }
+    return is_alone() || block_.await_rank(publish());
 }
 
-void Pass::pack_normed(const float* norm) {
-    for (uint32_t i = 0; i < num_residuals(); ++i) {
-        for (uint32_t c = 0; c < num_; ++c) {
-            compute_.rms_norm(residual(i, c), norm, model_.hidden, model_.norm_eps,
-                              normed_.get() + c * memory_.hidden_stride);
-        }
-        pack(normed_.get(), memory_.hidden_stride, model_.hidden, i);
-    }
+Columns Pass::normed_columns() const {
+    const uint64_t stride = memory_.hidden_stride;
+    return {normed(), has_one_residual() ? 0 : num_ * stride, stride};
 }
 
 // ---- Windows ------------------------------------------------------------------------------------
@@ -156,26 +139,26 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
         }
         if (!is_fine) return false;
     }
-    return true;
+    // Other blocks read residuals of several columns.
+    return is_alone() || block_.await_rank(publish());
 }
 
 void Pass::embed(const int32_t* ids) {
-    for (uint32_t c = 0; c < num_; ++c) {
-        const auto id = static_cast<uint32_t>(ids[c]);
+    const Share own = own_columns();
+    for (uint32_t i = own.first; i < own.end; ++i) {
+        const auto id = static_cast<uint32_t>(ids[i % num_]);
         int rank = 0;
         while (id >= model_.first_row[rank + 1]) ++rank;
         const auto* row = reinterpret_cast<const uint16_t*>(team_.window[rank] + at_.embedding) +
                           uint64_t{id - model_.first_row[rank]} * model_.hidden;
-        for (uint32_t i = 0; i < num_residuals(); ++i) {
-            float* x = residual(i, c);
-            for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
-        }
+        float* x = residuals() + i * memory_.hidden_stride;
+        for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
     }
 }
 
 bool Pass::qkv(const KcclEngineOp& op) {
-    pack_normed(reinterpret_cast<const float*>(op.norm));
-    multiply(op, matrix_of(op), share(op), num_,
+    if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
+    multiply(op, normed_columns(), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
@@ -250,8 +233,8 @@ bool Pass::attend(const KcclEngineOp& op) {
 }
 
 bool Pass::gate_up(const KcclEngineOp& op) {
-    pack_normed(reinterpret_cast<const float*>(op.norm));
-    multiply(op, matrix_of(op), share(op), num_,
+    if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
+    multiply(op, normed_columns(), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
@@ -266,58 +249,49 @@ bool Pass::gate_up(const KcclEngineOp& op) {
 
 // A module's last product, its messages, and the residual after it: program.py has the rule.
 bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride) {
-    const Matrix matrix = matrix_of(op);
     const uint32_t hidden = model_.hidden, slots = num_slots(model_);
     const auto module = static_cast<uint32_t>(op.module);
     const bool has_message = op.sends != 0 || op.is_blocking != 0;
-    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
-        pack(in + lane * kColumns * in_stride, in_stride, matrix.num_columns, lane);
-    }
-    multiply(op, matrix, share(op), num_,
+    multiply(op, {in, kColumns * in_stride, in_stride}, num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
-                 for (uint32_t c = 0; c < columns; ++c) {
+                 const uint64_t at = (uint64_t{lane} * kColumns + column) * memory_.hidden_stride;
+                 float* own = memory_.own.get() + at + unit * kRows;
+                 float* to =
+                     own_in_window(at_.messages, module % slots, lane, column) + unit * kRows;
+                 for (uint32_t c = 0; c < columns; ++c, own += memory_.hidden_stride) {
                      const float* from = products + c * kPanels * kRows;
-                     const uint32_t row = unit * kRows;
-                     float* own = memory_.own.get() +
-                                  (uint64_t{lane} * kColumns + column + c) * memory_.hidden_stride;
-                     std::copy_n(from, kRows, own + row);
+                     std::copy_n(from, kRows, own);
                      if (!has_message) continue;
-                     float* to =
-                         own_in_window(at_.messages, module % slots, lane, column + c) + row;
                      if (model_.rounds_messages != 0) {
                          compute_.round_to_bf16(from, kRows, to);
                      } else {
                          std::copy_n(from, kRows, to);
                      }
+                     to += memory_.hidden_stride;
                  }
              });
     const uint32_t step = steps_of_modules_[module] = publish();
     if (!(op.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step))) return false;
     if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives])) return false;
     const float* arrays[kKcclEngineMaxLanes];
-    for (uint32_t i = 0; i < num_residuals(); ++i) {
-        for (uint32_t c = 0; c < num_; ++c) {
-            float* x = residual(i, c);
-            if (op.is_blocking != 0) {
-                for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                    arrays[lane] = in_window(at_.messages, module % slots, lane, c);
-                }
-                compute_.add_sum(x, arrays, static_cast<int>(model_.num_lanes), hidden);
-                continue;
-            }
-            const float* own =
-                memory_.own.get() + (uint64_t{i} * kColumns + c) * memory_.hidden_stride;
-            compute_.add_scaled(x, own, op.own_scale, hidden);
-            if (op.receives < 0 || model_.num_lanes == 1) continue;
-            int others = 0;
-            for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                if (lane == first_lane_ + i) continue;
-                arrays[others++] =
-                    in_window(at_.messages, static_cast<uint32_t>(op.receives) % slots, lane, c);
-            }
-            compute_.add_sum(x, arrays, others, hidden);
+    const Share own = own_columns();
+    for (uint32_t i = own.first; i < own.end; ++i) {
+        const uint32_t lane = i / num_, c = i % num_;
+        float* x = residual(lane, c);
+        int num = 0;
+        if (op.is_blocking == 0) {
+            const uint64_t row = uint64_t{lane} * kColumns + c;
+            compute_.add_scaled(x, memory_.own.get() + row * memory_.hidden_stride, op.own_scale,
+                                hidden);
+            if (op.receives < 0) continue;
         }
+        const uint32_t from = op.is_blocking != 0 ? module : static_cast<uint32_t>(op.receives);
+        for (uint32_t other = 0; other < model_.num_lanes; ++other) {
+            if (op.is_blocking == 0 && other == first_lane_ + lane) continue;
+            arrays[num++] = in_window(at_.messages, from % slots, other, c);
+        }
+        if (num != 0) compute_.add_sum(x, arrays, num, hidden);
     }
     return true;
 }

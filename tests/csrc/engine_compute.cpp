@@ -65,12 +65,12 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
         panels[i] = static_cast<uint16_t>(bits >> 16);
     }
     for (int columns = 1; columns <= kGroup; ++columns) {
-        const int width = padded_columns(columns);
-        Floats x = random_floats(elements / kRows * width);
+        const uint64_t stride = elements / kRows + 3;
+        const Floats x = random_floats(stride * padded_columns(columns));
         const auto run = [&](const Compute& on) {
             Floats out(size_t{kGroup} * kPanels * kRows, 7);
             on.multiply(panels.data(), num_panels, static_cast<uint32_t>(elements / kRows / 2),
-                        x.data(), columns, out.data());
+                        x.data(), stride, columns, out.data());
             // What lies behind the last column or panel may be anything.
             for (int c = 0; c < kGroup; ++c) {
                 for (int row = 0; row < kPanels * kRows; ++row) {
@@ -89,7 +89,7 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
                 for (uint32_t k = 0; k < elements / kRows; ++k) {
                     const uint64_t at =
                         row / kRows * elements + k / 2 * 2 * kRows + row % kRows * 2 + k % 2;
-                    const double term = double{bf16(panels[at])} * x[uint64_t{k} * width + c];
+                    const double term = double{bf16(panels[at])} * x[c * stride + k];
                     sum += term;
                     size += std::fabs(term);
                 }
