@@ -56,10 +56,11 @@ struct Compute {
     void (*add_scaled)(float* x, const float* y, float scale, uint32_t n);
     // x += the sum of the arrays, which are added up from left to right; at least one.
     void (*add_sum)(float* x, const float* const* arrays, int num_arrays, uint32_t n);
+    void (*add_sum_of_bf16)(float* x, const uint16_t* const* arrays, int num_arrays, uint32_t n);
     // out = the sum of the arrays / num_arrays.
     void (*mean)(float* out, const float* const* arrays, int num_arrays, uint32_t n);
     // Rounds to BF16, to nearest, ties to even.
-    void (*round_to_bf16)(const float* x, uint32_t n, float* out);
+    void (*round_to_bf16)(const float* x, uint32_t n, uint16_t* out);
     // The largest of n values, at least one.
     Peak (*peak)(const float* x, uint32_t n);
 };

@@ -43,13 +43,15 @@ void add_scaled(float* x, const float* y, float scale, uint32_t n) {
     });
 }
 
-inline Floats16 sum_at(const float* const* arrays, int num_arrays, uint32_t i, uint32_t num) {
+template <class Element>
+inline Floats16 sum_at(const Element* const* arrays, int num_arrays, uint32_t i, uint32_t num) {
     Floats16 sum = load_some(arrays[0] + i, num);
     for (int a = 1; a < num_arrays; ++a) sum = sum + load_some(arrays[a] + i, num);
     return sum;
 }
 
-void add_sum(float* x, const float* const* arrays, int num_arrays, uint32_t n) {
+template <class Element>
+void add_sum(float* x, const Element* const* arrays, int num_arrays, uint32_t n) {
     each_vector(n, [&](uint32_t i, uint32_t num) {
         store_some(x + i, load_some(x + i, num) + sum_at(arrays, num_arrays, i, num), num);
     });
@@ -62,14 +64,13 @@ void mean(float* out, const float* const* arrays, int num_arrays, uint32_t n) {
     });
 }
 
-void round_to_bf16(const float* x, uint32_t n, float* out) {
+void round_to_bf16(const float* x, uint32_t n, uint16_t* out) {
     for (uint32_t i = 0; i < n; ++i) {
         uint32_t bits;
         __builtin_memcpy(&bits, x + i, sizeof(bits));
         const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
         const uint32_t rounded = is_nan ? 0x7fc00000 : bits + 0x7fff + (bits >> 16 & 1);
-        const uint32_t kept = rounded & 0xffff0000;
-        __builtin_memcpy(out + i, &kept, sizeof(kept));
+        out[i] = static_cast<uint16_t>(rounded >> 16);
     }
 }
 
@@ -111,9 +112,9 @@ uint32_t touch(const void* from, uint64_t num_bytes) {
     return static_cast<uint32_t>(result);
 }
 
-[[maybe_unused]] constexpr Compute kTable = {nullptr, multiply, touch,         rms_norm,
-                                             attend,  rotate,   swiglu,        add_scaled,
-                                             add_sum, mean,     round_to_bf16, peak};
+[[maybe_unused]] constexpr Compute kTable = {
+    nullptr,        multiply,          touch, rms_norm,      attend, rotate, swiglu, add_scaled,
+    add_sum<float>, add_sum<uint16_t>, mean,  round_to_bf16, peak};
 
 constexpr Compute named(const char* name) {
     Compute table = kTable;

@@ -19,7 +19,7 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
             compute_.rms_norm(residual(i, first + c), weight, hidden, model_.norm_eps,
                               final_of(i, c));
             if (!is_mean || block_.index() != 0) continue;
-            std::copy_n(final_of(i, c), hidden, own_in_window(at_.finals, 0, i, c));
+            std::copy_n(final_of(i, c), hidden, own_in_window<float>(at_.finals, 0, i, c));
         }
     }
     if (is_mean) {
@@ -27,7 +27,7 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
         const float* arrays[kKcclEngineMaxLanes];
         for (uint32_t c = 0; c < num; ++c) {
             for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                arrays[lane] = in_window(at_.finals, 0, lane, c);
+                arrays[lane] = in_window<float>(at_.finals, 0, lane, c);
             }
             compute_.mean(final_of(0, c), arrays, static_cast<int>(model_.num_lanes), hidden);
         }

@@ -101,21 +101,6 @@ Columns Pass::normed_columns() const {
     return {normed(), has_one_residual() ? 0 : num_ * stride, stride};
 }
 
-// ---- Windows ------------------------------------------------------------------------------------
-
-const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
-    int rank = 0;
-    while (lane >= model_.first_lane[rank + 1]) ++rank;
-    const uint64_t most = most_lanes(model_, team_.comm.world_size);
-    const uint64_t vector = (slot * most + lane - model_.first_lane[rank]) * kColumns + column;
-    return reinterpret_cast<const float*>(team_.window[rank] + region) +
-           vector * memory_.hidden_stride;
-}
-
-float* Pass::own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
-    return const_cast<float*>(in_window(region, slot, first_lane_ + lane, column));
-}
-
 // ---- Ops ----------------------------------------------------------------------------------------
 
 bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t last_op) {
@@ -130,10 +115,9 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
             case kKcclEngineAttend: is_fine = attend(op); break;
             case kKcclEngineGateUp: is_fine = gate_up(op); break;
             case kKcclEngineOut:
-                is_fine = exchange(op, memory_.attended.get(), memory_.attended_stride);
-                break;
             case kKcclEngineDown:
-                is_fine = exchange(op, memory_.activated.get(), memory_.ffn_stride);
+                is_fine =
+                    model_.rounds_messages != 0 ? exchange<uint16_t>(op) : exchange<float>(op);
                 break;
             default: break;
         }
@@ -247,9 +231,34 @@ bool Pass::gate_up(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
+// Adds what a module gave to residual i of a column. messages: of each lane, the first column.
+template <class Element>
+void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
+                       uint32_t column) {
+    const uint64_t stride = memory_.hidden_stride;
+    const bool is_blocking = op.is_blocking != 0;
+    float* x = residual(i, column);
+    if (!is_blocking) {
+        const float* own = memory_.own.get() + (uint64_t{i} * kColumns + column) * stride;
+        compute_.add_scaled(x, own, op.own_scale, model_.hidden);
+        if (op.receives < 0) return;
+    }
+    const Element* arrays[kKcclEngineMaxLanes];
+    int num = 0;
+    for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+        if (!is_blocking && lane == first_lane_ + i) continue;
+        arrays[num++] = messages[lane] + column * stride;
+    }
+    if (num != 0) add_sum(x, arrays, num);
+}
+
 // A module's last product, its messages, and the residual after it: program.py has the rule.
-bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride) {
-    const uint32_t hidden = model_.hidden, slots = num_slots(model_);
+template <class Element>
+bool Pass::exchange(const KcclEngineOp& op) {
+    const bool is_attention = op.kind == kKcclEngineOut;
+    const float* in = (is_attention ? memory_.attended : memory_.activated).get();
+    const uint64_t in_stride = is_attention ? memory_.attended_stride : memory_.ffn_stride;
+    const uint32_t slots = num_slots(model_);
     const auto module = static_cast<uint32_t>(op.module);
     const bool has_message = op.sends != 0 || op.is_blocking != 0;
     multiply(op, {in, kColumns * in_stride, in_stride}, num_,
@@ -257,41 +266,30 @@ bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride)
                  const float* products) {
                  const uint64_t at = (uint64_t{lane} * kColumns + column) * memory_.hidden_stride;
                  float* own = memory_.own.get() + at + unit * kRows;
-                 float* to =
-                     own_in_window(at_.messages, module % slots, lane, column) + unit * kRows;
+                 Element* to = own_in_window<Element>(at_.messages, module % slots, lane, column) +
+                               unit * kRows;
                  for (uint32_t c = 0; c < columns; ++c, own += memory_.hidden_stride) {
                      const float* from = products + c * kPanels * kRows;
                      std::copy_n(from, kRows, own);
                      if (!has_message) continue;
-                     if (model_.rounds_messages != 0) {
-                         compute_.round_to_bf16(from, kRows, to);
-                     } else {
-                         std::copy_n(from, kRows, to);
-                     }
+                     write_message(from, to);
                      to += memory_.hidden_stride;
                  }
              });
     const uint32_t step = steps_of_modules_[module] = publish();
     if (!(op.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step))) return false;
     if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives])) return false;
-    const float* arrays[kKcclEngineMaxLanes];
-    const Share own = own_columns();
-    for (uint32_t i = own.first; i < own.end; ++i) {
-        const uint32_t lane = i / num_, c = i % num_;
-        float* x = residual(lane, c);
-        int num = 0;
-        if (op.is_blocking == 0) {
-            const uint64_t row = uint64_t{lane} * kColumns + c;
-            compute_.add_scaled(x, memory_.own.get() + row * memory_.hidden_stride, op.own_scale,
-                                hidden);
-            if (op.receives < 0) continue;
+    const uint32_t from = op.is_blocking != 0 ? module : static_cast<uint32_t>(op.receives);
+    const Element* messages[kKcclEngineMaxLanes];
+    for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+        messages[lane] = in_window<Element>(at_.messages, from % slots, lane, 0);
+    }
+    // The residuals of a column in a row, because they take the same messages.
+    const Share share = own_columns();
+    for (uint32_t c = 0; c < num_; ++c) {
+        for (uint32_t i = c; i < share.end; i += num_) {
+            if (i >= share.first) add_outputs(op, messages, i / num_, c);
         }
-        const uint32_t from = op.is_blocking != 0 ? module : static_cast<uint32_t>(op.receives);
-        for (uint32_t other = 0; other < model_.num_lanes; ++other) {
-            if (op.is_blocking == 0 && other == first_lane_ + lane) continue;
-            arrays[num++] = in_window(at_.messages, from % slots, other, c);
-        }
-        if (num != 0) compute_.add_sum(x, arrays, num, hidden);
     }
     return true;
 }

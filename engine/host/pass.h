@@ -63,7 +63,22 @@ class Pass {
     bool qkv(const KcclEngineOp& op);
     void prepare_heads(const KcclEngineOp& op);
     bool attend(const KcclEngineOp& op);
-    bool exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride);
+    template <class Element>
+    bool exchange(const KcclEngineOp& op);
+    template <class Element>
+    void add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
+                     uint32_t column);
+    // Messages are BF16 or FP32.
+    void write_message(const float* from, uint16_t* to) const {
+        compute_.round_to_bf16(from, kRows, to);
+    }
+    void write_message(const float* from, float* to) const { std::copy_n(from, kRows, to); }
+    void add_sum(float* x, const uint16_t* const* messages, int num) const {
+        compute_.add_sum_of_bf16(x, messages, num, model_.hidden);
+    }
+    void add_sum(float* x, const float* const* messages, int num) const {
+        compute_.add_sum(x, messages, num, model_.hidden);
+    }
     bool gate_up(const KcclEngineOp& op);
 
     // Of the residuals and columns of this run, counted together, those that this block updates.
@@ -79,8 +94,20 @@ class Pass {
     void prefetch(const KcclEngineOp& op) const;
 
     // Of lane `lane` of the model in the window of the rank that has it.
-    const float* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
-    float* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
+    template <class Element>
+    const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
+        int rank = 0;
+        while (lane >= model_.first_lane[rank + 1]) ++rank;
+        const uint64_t most = most_lanes(model_, team_.comm.world_size);
+        const uint64_t vector = (slot * most + lane - model_.first_lane[rank]) * kColumns + column;
+        return reinterpret_cast<const Element*>(team_.window[rank] + region) +
+               vector * memory_.hidden_stride;
+    }
+    // The same of a lane of this rank.
+    template <class Element>
+    Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
+        return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));
+    }
     // A single position is worth no wait: every block computes all residuals by itself. Those of
     // several positions are shared out, and lie in the rank's memory.
     bool is_alone() const { return num_ == 1; }

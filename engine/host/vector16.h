@@ -19,6 +19,7 @@ constexpr int kPerRegister = 4;
 
 typedef float FloatRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef int32_t IntRegister __attribute__((vector_size(kPerRegister * 4)));
+typedef uint16_t ShortRegister __attribute__((vector_size(kPerRegister * 2)));
 
 // Halves of halves, down to registers. An array of registers would go through memory, too.
 template <class Register, int N>
@@ -70,6 +71,19 @@ inline Wide<Register, N> loaded(const Value* from) {
 
 inline Floats16 load(const float* from) { return loaded<FloatRegister, 16>(from); }
 inline Ints16 load(const int32_t* from) { return loaded<IntRegister, 16>(from); }
+
+// BF16 becomes FP32.
+template <int N>
+inline Wide<FloatRegister, N> widened(const uint16_t* from) {
+    if constexpr (N == kPerRegister) {
+        ShortRegister bits;
+        __builtin_memcpy(&bits, from, sizeof(bits));
+        return {(FloatRegister)(__builtin_convertvector(bits, IntRegister) << 16)};
+    } else {
+        return {widened<N / 2>(from), widened<N / 2>(from + N / 2)};
+    }
+}
+inline Floats16 load(const uint16_t* from) { return widened<16>(from); }
 
 template <class Value, class Register, int N>
 inline void store(Value* to, const Wide<Register, N>& value) {
@@ -126,9 +140,10 @@ inline Ints16 half_of(const Ints16& n) {
 }
 
 // The last, incomplete vector of an array: zeros past the end.
-inline Floats16 load_part(const float* from, uint32_t n) {
-    float all_of[16] = {};
-    __builtin_memcpy(all_of, from, n * sizeof(float));
+template <class Element>
+inline Floats16 load_part(const Element* from, uint32_t n) {
+    Element all_of[16] = {};
+    __builtin_memcpy(all_of, from, n * sizeof(Element));
     return load(all_of);
 }
 
@@ -146,7 +161,8 @@ inline void each_vector(uint32_t n, F f) {
     if (i < n) f(i, n - i);
 }
 
-inline Floats16 load_some(const float* from, uint32_t n) {
+template <class Element>
+inline Floats16 load_some(const Element* from, uint32_t n) {
     return n == 16 ? load(from) : load_part(from, n);
 }
 

@@ -122,10 +122,19 @@ void elementwise(const std::vector<const Compute*>& tables, uint32_t n) {
         sum.insert(sum.end(), out.begin(), out.end());
         return sum;
     });
-    same_bits("round_to_bf16", tables, [&](const Compute& on) {
-        Floats out(n);
-        on.round_to_bf16(x.data(), n, out.data());
-        return out;
+    same_bits("round_to_bf16 and add_sum_of_bf16", tables, [&](const Compute& on) {
+        std::vector<uint16_t> rounded(n);
+        on.round_to_bf16(x.data(), n, rounded.data());
+        const uint16_t* both[] = {rounded.data(), rounded.data()};
+        Floats sum(n);
+        on.add_sum_of_bf16(sum.data(), both, 2, n);
+        for (uint32_t i = 0; i < n; ++i) {
+            if (sum[i] != 2 * bf16(rounded[i]) ||
+                std::fabs(sum[i] / 2 - x[i]) > std::fabs(x[i]) / 256) {
+                fail("round_to_bf16", "every instruction set, from the right result,");
+            }
+        }
+        return sum;
     });
     same_bits("peak", tables, [&](const Compute& on) {
         Floats with_nan = x;
