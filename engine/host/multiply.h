@@ -15,7 +15,9 @@ namespace {
 // lie, a panel at a time, and asks for them this far ahead. Measured: bench/LOG.md.
 constexpr uint64_t kAheadBytes = 8192;
 
-template <int VECTORS, int COLUMNS, bool READS_AHEAD>
+// Several columns take a panel again and again, so that those of the next call have time to come
+// into the L2 cache.
+template <int VECTORS, int COLUMNS, bool DECODES>
 inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t num_pairs,
                           const float* x, uint64_t stride, float* out) {
     constexpr int kPerPanel = kRows / Vector::kWidth;
@@ -32,8 +34,12 @@ inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t nu
         for (int v = 0; v < VECTORS; ++v) {
             typename Vector::Floats of_even, of_odd;
             const uint16_t* from = at[v] + uint64_t{pair} * 2 * kRows;
-            if (READS_AHEAD && v % kPerPanel == 0) {
-                __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + kAheadBytes);
+            if (v % kPerPanel == 0) {
+                if constexpr (DECODES) {
+                    __builtin_prefetch(reinterpret_cast<const uint8_t*>(from) + kAheadBytes);
+                } else {
+                    __builtin_prefetch(from + kPanels * elements, 0, 2);
+                }
             }
             Vector::load(from, &of_even, &of_odd);
             KCCL_ENGINE_UNROLL
