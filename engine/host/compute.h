@@ -1,6 +1,6 @@
 // What a block computes, as a table of functions for each instruction set: products (multiply.h),
-// attention (attention.h), and everything between them (elementwise.h). The order of every sum is written down, so that
-// results are the same bits whatever the instruction set.
+// attention (attention.h), and everything between them (elementwise.h). The order of every sum is
+// written down, so that results are the same bits whatever the instruction set.
 #pragma once
 
 #include "products.h"
