@@ -174,13 +174,17 @@ bool KcclEngine::goes_on(Pass& pass) {
     return !ends;
 }
 
-// Runs the ids that the cache does not have through the ops up to last_op.
+// Runs the ids that the cache does not have. Only the last run goes on to last_op: of the others
+// nothing is read behind the keys and values of the last layer.
 bool KcclEngine::prefill(Pass& pass, uint32_t last_op) {
+    const auto* ops = reinterpret_cast<const KcclEngineOp*>(model.ops);
+    uint32_t last_keys = last_op;
+    while (last_keys > 0 && ops[last_keys].kind != kKcclEngineQkv) --last_keys;
     const uint32_t num = request.num_ids;
     for (uint32_t first = request.start; first < num; first += kColumns) {
-        if (!pass.run(ids_of(request) + first, std::min(num - first, kColumns), first, last_op)) {
-            return false;
-        }
+        const uint32_t some = std::min(num - first, kColumns);
+        const uint32_t end = first + some == num ? last_op : last_keys;
+        if (!pass.run(ids_of(request) + first, some, first, end)) return false;
         // Before the messages of the next pass come.
         if (!goes_on(pass)) return false;
     }

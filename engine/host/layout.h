@@ -47,7 +47,7 @@ struct Window {
     uint64_t chosen;         // Chosen: rank 0's counts
     uint64_t cancelled;      // uint32: number of the request to be cancelled: rank 0's counts
     uint64_t verdict;        // uint32: Pass::meet() has what it says; rank 0's counts
-    uint64_t messages;       // float [slot][lane][column][hidden, padded]
+    uint64_t messages;       // float or BF16 [slot][lane][column][hidden, padded]
     uint64_t finals;         // float [lane][column][hidden, padded]: normalised residuals
     uint64_t logits;         // float [column of kKcclEngineLogitColumns][vocab_size, padded]
     uint64_t bytes;
@@ -82,6 +82,7 @@ inline uint32_t most_rows(const KcclEngineModel& model, int world_size) {
 
 inline Window window_of(const KcclEngineModel& model, int world_size) {
     const uint64_t vector = uint64_t{padded(model.hidden)} * sizeof(float);
+    const uint64_t message = model.rounds_messages != 0 ? vector / 2 : vector;
     const uint64_t lanes = most_lanes(model, world_size);
     Window at;
     uint64_t end = 0;
@@ -95,7 +96,7 @@ inline Window window_of(const KcclEngineModel& model, int world_size) {
     at.chosen = add(sizeof(Chosen));
     at.cancelled = add(sizeof(uint32_t));
     at.verdict = add(sizeof(uint32_t));
-    at.messages = add(num_slots(model) * lanes * kColumns * vector);
+    at.messages = add(num_slots(model) * lanes * kColumns * message);
     at.finals = add(lanes * kColumns * vector);
     at.logits = add(uint64_t{kKcclEngineLogitColumns} * padded(model.vocab_size) * sizeof(float));
     at.bytes = end;

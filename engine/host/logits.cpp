@@ -19,7 +19,7 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
             compute_.rms_norm(residual(i, first + c), weight, hidden, model_.norm_eps,
                               final_of(i, c));
             if (!is_mean || block_.index() != 0) continue;
-            std::copy_n(final_of(i, c), hidden, own_in_window(at_.finals, 0, i, c));
+            std::copy_n(final_of(i, c), hidden, own_in_window<float>(at_.finals, 0, i, c));
         }
     }
     if (is_mean) {
@@ -27,20 +27,17 @@ bool Pass::make_logits(uint32_t first, uint32_t num) {
         const float* arrays[kKcclEngineMaxLanes];
         for (uint32_t c = 0; c < num; ++c) {
             for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                arrays[lane] = in_window(at_.finals, 0, lane, c);
+                arrays[lane] = in_window<float>(at_.finals, 0, lane, c);
             }
             compute_.mean(final_of(0, c), arrays, static_cast<int>(model_.num_lanes), hidden);
         }
     }
-    const Matrix matrix = matrix_of(head);
     const uint32_t rows = model_.vocab_size / model_.num_head_groups;
-    for (uint32_t i = 0; i < (has_one_head() ? 1 : num_lanes_); ++i) {
-        const float* columns[kKcclEngineLogitColumns];
-        for (uint32_t c = 0; c < num; ++c) columns[c] = final_of(i, c);
-        compute_.pack(columns, static_cast<int>(num), hidden, packed_.get() + i * packed_stride_);
-    }
+    const uint64_t stride = memory_.hidden_stride;
+    const Columns in = {finals_.get(), has_one_head() ? 0 : kKcclEngineLogitColumns * stride,
+                        stride};
     auto* logits = reinterpret_cast<float*>(team_.window[team_.comm.rank] + at_.logits);
-    multiply(head, matrix, share(head), num,
+    multiply(head, in, num,
              [&](uint32_t group, uint32_t unit, uint32_t, uint32_t columns, const float* products) {
                  const uint32_t row = unit * kRows, left = std::min(rows - row, uint32_t{kRows});
                  for (uint32_t c = 0; c < columns; ++c) {

@@ -53,17 +53,22 @@ struct RankMemory {
           key_stride(uint64_t{padded(model.context)} * model.head_dim),
           value_stride(uint64_t{padded(model.context)} * padded(model.head_dim)),
           num_kv(uint64_t{num_lanes} * model.kv_heads),
+          num_residuals(model.num_residuals == 1 ? 1 : num_lanes),
           qkv(zeros(kColumns, num_lanes, qkv_stride)),
           attended(zeros(kColumns, num_lanes, attended_stride)),
           activated(zeros(kColumns, num_lanes, ffn_stride)),
           own(zeros(kColumns, num_lanes, hidden_stride)),
+          residuals(zeros(num_residuals, kColumns, hidden_stride)),
+          normed(zeros(num_residuals, kColumns, hidden_stride)),
           keys(zeros(model.num_layers, num_kv, key_stride)),
           values(zeros(model.num_layers, num_kv, value_stride)) {
         prefer_huge_pages(keys, model.num_layers * num_kv * key_stride);
         prefer_huge_pages(values, model.num_layers * num_kv * value_stride);
     }
 
-    bool is_complete() const { return qkv && attended && activated && own && keys && values; }
+    bool is_complete() const {
+        return qkv && attended && activated && own && residuals && normed && keys && values;
+    }
     float* keys_of(uint32_t layer, uint64_t kv) const {
         return keys.get() + (layer * num_kv + kv) * key_stride;
     }
@@ -73,11 +78,15 @@ struct RankMemory {
 
     const uint64_t qkv_stride, attended_stride, ffn_stride, hidden_stride;
     const uint64_t key_stride, value_stride, num_kv;
+    const uint32_t num_residuals;
     // All [lane][column][stride].
     const Floats qkv;        // queries, keys, values
     const Floats attended;   // what attention gives
     const Floats activated;  // what the MLP's first half gives
     const Floats own;        // a module's output, unrounded
+    // [residual][column][stride], for runs of several columns: pass.h.
+    const Floats residuals;
+    const Floats normed;
     // [layer][lane and KV head]: compute.h.
     const Floats keys;
     const Floats values;

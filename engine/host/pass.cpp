@@ -27,13 +27,10 @@ Pass::Pass(const KcclEngineModel& model, const KcclEngineTeam& team, const Windo
       num_lanes_(model.first_lane[team.comm.rank + 1] - first_lane_),
       steps_of_modules_(zeros<uint32_t>(2, model.num_layers)),
       first_weights_(zeros<const uint8_t*>(model.num_ops)),
-      packed_stride_(uint64_t{kColumns} *
-                     padded(std::max({model.hidden, model.heads * model.head_dim, model.ffn}))),
-      residuals_(zeros(model.num_residuals, kColumns, memory.hidden_stride)),
-      packed_(zeros(std::max(num_lanes_, 1u), packed_stride_)),
-      normed_(zeros(kColumns, memory.hidden_stride)),
+      residuals_(zeros(memory.num_residuals, memory.hidden_stride)),
+      normed_(zeros(memory.num_residuals, memory.hidden_stride)),
       finals_(zeros(model.num_residuals, kKcclEngineLogitColumns, memory.hidden_stride)),
-      scores_(zeros(padded(model.context))) {
+      scores_(zeros(kQueries, padded(model.context))) {
     if (!first_weights_) return;
     const auto first_of = [&](const KcclEngineOp& op) {
         const Matrix matrix = matrix_of(op);
@@ -83,54 +80,25 @@ Share Pass::share(const KcclEngineOp& op) const {
     return share_of(total, block_.index(), team_.num_blocks);
 }
 
-// Which of the packed inputs a lane's products take; of the head's groups those of their lane.
-uint32_t Pass::input_of(const KcclEngineOp& op, uint32_t lane) const {
-    if (op.kind == kKcclEngineHead) return has_one_head() ? 0 : lane - first_lane_;
-    const bool reads_residual = op.kind == kKcclEngineQkv || op.kind == kKcclEngineGateUp;
-    return reads_residual && has_one_residual() ? 0 : lane;
-}
-
 // Asks for the first weights of the next product while the blocks wait for each other.
 void Pass::prefetch(const KcclEngineOp& op) const {
     const auto* first = first_weights_[static_cast<size_t>(&op - ops_)];
     for (uint64_t at = 0; at < kFirstBytes; at += 64) __builtin_prefetch(first + at);
 }
 
-// Packs the columns of this run, `stride` apart and n values each, as input i.
-void Pass::pack(const float* in, uint64_t stride, uint32_t n, uint32_t i) {
-    float* to = packed_.get() + i * packed_stride_;
-    for (uint32_t column = 0; column < num_; column += kGroup) {
-        const float* columns[kGroup];
-        const uint32_t some = std::min(num_ - column, uint32_t{kGroup});
-        for (uint32_t c = 0; c < some; ++c) columns[c] = in + (column + c) * stride;
-        compute_.pack(columns, static_cast<int>(some), n,
-                      to + uint64_t{column} * ((n + 1) / 2 * 2));
+// Normalises the residuals. False: a wait failed.
+bool Pass::norm_columns(const float* norm) {
+    const Share own = own_columns();
+    for (uint64_t i = own.first; i < own.end; ++i) {
+        const uint64_t at = i * memory_.hidden_stride;
+        compute_.rms_norm(residuals() + at, norm, model_.hidden, model_.norm_eps, normed() + at);
     }
+    return is_alone() || block_.await_rank(publish());
 }
 
-void Pass::pack_normed(const float* norm) {
-    for (uint32_t i = 0; i < num_residuals(); ++i) {
-        for (uint32_t c = 0; c < num_; ++c) {
-            compute_.rms_norm(residual(i, c), norm, model_.hidden, model_.norm_eps,
-                              normed_.get() + c * memory_.hidden_stride);
-        }
-        pack(normed_.get(), memory_.hidden_stride, model_.hidden, i);
-    }
-}
-
-// ---- Windows ------------------------------------------------------------------------------------
-
-const float* Pass::in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
-    int rank = 0;
-    while (lane >= model_.first_lane[rank + 1]) ++rank;
-    const uint64_t most = most_lanes(model_, team_.comm.world_size);
-    const uint64_t vector = (slot * most + lane - model_.first_lane[rank]) * kColumns + column;
-    return reinterpret_cast<const float*>(team_.window[rank] + region) +
-           vector * memory_.hidden_stride;
-}
-
-float* Pass::own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
-    return const_cast<float*>(in_window(region, slot, first_lane_ + lane, column));
+Columns Pass::normed_columns() const {
+    const uint64_t stride = memory_.hidden_stride;
+    return {normed(), has_one_residual() ? 0 : num_ * stride, stride};
 }
 
 // ---- Ops ----------------------------------------------------------------------------------------
@@ -147,35 +115,34 @@ bool Pass::run(const int32_t* ids, uint32_t num, uint32_t position, uint32_t las
             case kKcclEngineAttend: is_fine = attend(op); break;
             case kKcclEngineGateUp: is_fine = gate_up(op); break;
             case kKcclEngineOut:
-                is_fine = exchange(op, memory_.attended.get(), memory_.attended_stride);
-                break;
             case kKcclEngineDown:
-                is_fine = exchange(op, memory_.activated.get(), memory_.ffn_stride);
+                is_fine =
+                    model_.rounds_messages != 0 ? exchange<uint16_t>(op) : exchange<float>(op);
                 break;
             default: break;
         }
         if (!is_fine) return false;
     }
-    return true;
+    // Other blocks read residuals of several columns.
+    return is_alone() || block_.await_rank(publish());
 }
 
 void Pass::embed(const int32_t* ids) {
-    for (uint32_t c = 0; c < num_; ++c) {
-        const auto id = static_cast<uint32_t>(ids[c]);
+    const Share own = own_columns();
+    for (uint32_t i = own.first; i < own.end; ++i) {
+        const auto id = static_cast<uint32_t>(ids[i % num_]);
         int rank = 0;
         while (id >= model_.first_row[rank + 1]) ++rank;
         const auto* row = reinterpret_cast<const uint16_t*>(team_.window[rank] + at_.embedding) +
                           uint64_t{id - model_.first_row[rank]} * model_.hidden;
-        for (uint32_t i = 0; i < num_residuals(); ++i) {
-            float* x = residual(i, c);
-            for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
-        }
+        float* x = residuals() + i * memory_.hidden_stride;
+        for (uint32_t k = 0; k < model_.hidden; ++k) x[k] = bf16(row[k]);
     }
 }
 
 bool Pass::qkv(const KcclEngineOp& op) {
-    pack_normed(reinterpret_cast<const float*>(op.norm));
-    multiply(op, matrix_of(op), share(op), num_,
+    if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
+    multiply(op, normed_columns(), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
@@ -223,28 +190,35 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
 }
 
 bool Pass::attend(const KcclEngineOp& op) {
-    const uint32_t d = model_.head_dim;
-    const Share all = share_of(num_lanes_ * model_.heads * num_, block_.index(), team_.num_blocks);
-    for (uint32_t i = all.first; i < all.end; ++i) {
-        const uint32_t c = i % num_, head = i / num_ % model_.heads, lane = i / num_ / model_.heads;
-        const uint64_t kv =
-            uint64_t{lane} * model_.kv_heads + head / (model_.heads / model_.kv_heads);
-        const uint32_t end = position_ + c + 1;
-        const uint32_t first = op.window != 0 && end > op.window ? end - op.window : 0;
-        const uint64_t row = uint64_t{lane} * kColumns + c;
-        const float* query = memory_.qkv.get() + row * memory_.qkv_stride + uint64_t{head} * d;
-        float* out = memory_.attended.get() + row * memory_.attended_stride + uint64_t{head} * d;
-        compute_.attend(query,
-                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), first, end,
-                         d, model_.attention_scale},
-                        scores_.get(), out);
+    const uint32_t d = model_.head_dim, group = model_.heads / model_.kv_heads;
+    // Queries that share a KV head stand side by side: [lane][KV head][column][query head].
+    const uint32_t together = num_ * group;
+    const Share all =
+        share_of(num_lanes_ * model_.kv_heads * together, block_.index(), team_.num_blocks);
+    for (uint32_t i = all.first; i < all.end;) {
+        const uint32_t kv = i / together, lane = kv / model_.kv_heads;
+        const uint32_t some = std::min({all.end - i, together - i % together, uint32_t{kQueries}});
+        Query queries[kQueries];
+        for (uint32_t q = 0; q < some; ++q, ++i) {
+            const uint32_t c = i % together / group;
+            const uint32_t head = kv % model_.kv_heads * group + i % group;
+            const uint64_t row = uint64_t{lane} * kColumns + c, at = uint64_t{head} * d;
+            const uint32_t end = position_ + c + 1;
+            queries[q] = {memory_.qkv.get() + row * memory_.qkv_stride + at,
+                          memory_.attended.get() + row * memory_.attended_stride + at,
+                          op.window != 0 && end > op.window ? end - op.window : 0, end};
+        }
+        compute_.attend(queries, static_cast<int>(some),
+                        {memory_.keys_of(op.layer, kv), memory_.values_of(op.layer, kv), d,
+                         model_.attention_scale, padded(model_.context)},
+                        scores_.get());
     }
     return block_.await_rank(publish());
 }
 
 bool Pass::gate_up(const KcclEngineOp& op) {
-    pack_normed(reinterpret_cast<const float*>(op.norm));
-    multiply(op, matrix_of(op), share(op), num_,
+    if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
+    multiply(op, normed_columns(), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
@@ -257,59 +231,64 @@ bool Pass::gate_up(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
+// Adds what a module gave to residual i of a column. messages: of each lane, the first column.
+template <class Element>
+void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
+                       uint32_t column) {
+    const uint64_t stride = memory_.hidden_stride;
+    const bool is_blocking = op.is_blocking != 0;
+    float* x = residual(i, column);
+    if (!is_blocking) {
+        const float* own = memory_.own.get() + (uint64_t{i} * kColumns + column) * stride;
+        compute_.add_scaled(x, own, op.own_scale, model_.hidden);
+        if (op.receives < 0) return;
+    }
+    const Element* arrays[kKcclEngineMaxLanes];
+    int num = 0;
+    for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+        if (!is_blocking && lane == first_lane_ + i) continue;
+        arrays[num++] = messages[lane] + column * stride;
+    }
+    if (num != 0) add_sum(x, arrays, num);
+}
+
 // A module's last product, its messages, and the residual after it: program.py has the rule.
-bool Pass::exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride) {
-    const Matrix matrix = matrix_of(op);
-    const uint32_t hidden = model_.hidden, slots = num_slots(model_);
+template <class Element>
+bool Pass::exchange(const KcclEngineOp& op) {
+    const bool is_attention = op.kind == kKcclEngineOut;
+    const float* in = (is_attention ? memory_.attended : memory_.activated).get();
+    const uint64_t in_stride = is_attention ? memory_.attended_stride : memory_.ffn_stride;
+    const uint32_t slots = num_slots(model_);
     const auto module = static_cast<uint32_t>(op.module);
     const bool has_message = op.sends != 0 || op.is_blocking != 0;
-    for (uint32_t lane = 0; lane < num_lanes_; ++lane) {
-        pack(in + lane * kColumns * in_stride, in_stride, matrix.num_columns, lane);
-    }
-    multiply(op, matrix, share(op), num_,
+    multiply(op, {in, kColumns * in_stride, in_stride}, num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
-                 for (uint32_t c = 0; c < columns; ++c) {
+                 const uint64_t at = (uint64_t{lane} * kColumns + column) * memory_.hidden_stride;
+                 float* own = memory_.own.get() + at + unit * kRows;
+                 Element* to = own_in_window<Element>(at_.messages, module % slots, lane, column) +
+                               unit * kRows;
+                 for (uint32_t c = 0; c < columns; ++c, own += memory_.hidden_stride) {
                      const float* from = products + c * kPanels * kRows;
-                     const uint32_t row = unit * kRows;
-                     float* own = memory_.own.get() +
-                                  (uint64_t{lane} * kColumns + column + c) * memory_.hidden_stride;
-                     std::copy_n(from, kRows, own + row);
+                     std::copy_n(from, kRows, own);
                      if (!has_message) continue;
-                     float* to =
-                         own_in_window(at_.messages, module % slots, lane, column + c) + row;
-                     if (model_.rounds_messages != 0) {
-                         compute_.round_to_bf16(from, kRows, to);
-                     } else {
-                         std::copy_n(from, kRows, to);
-                     }
+                     write_message(from, to);
+                     to += memory_.hidden_stride;
                  }
              });
     const uint32_t step = steps_of_modules_[module] = publish();
     if (!(op.is_blocking != 0 ? block_.await_all(step) : block_.await_rank(step))) return false;
     if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives])) return false;
-    const float* arrays[kKcclEngineMaxLanes];
-    for (uint32_t i = 0; i < num_residuals(); ++i) {
-        for (uint32_t c = 0; c < num_; ++c) {
-            float* x = residual(i, c);
-            if (op.is_blocking != 0) {
-                for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                    arrays[lane] = in_window(at_.messages, module % slots, lane, c);
-                }
-                compute_.add_sum(x, arrays, static_cast<int>(model_.num_lanes), hidden);
-                continue;
-            }
-            const float* own =
-                memory_.own.get() + (uint64_t{i} * kColumns + c) * memory_.hidden_stride;
-            compute_.add_scaled(x, own, op.own_scale, hidden);
-            if (op.receives < 0 || model_.num_lanes == 1) continue;
-            int others = 0;
-            for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
-                if (lane == first_lane_ + i) continue;
-                arrays[others++] =
-                    in_window(at_.messages, static_cast<uint32_t>(op.receives) % slots, lane, c);
-            }
-            compute_.add_sum(x, arrays, others, hidden);
+    const uint32_t from = op.is_blocking != 0 ? module : static_cast<uint32_t>(op.receives);
+    const Element* messages[kKcclEngineMaxLanes];
+    for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
+        messages[lane] = in_window<Element>(at_.messages, from % slots, lane, 0);
+    }
+    // The residuals of a column in a row, because they take the same messages.
+    const Share share = own_columns();
+    for (uint32_t c = 0; c < num_; ++c) {
+        for (uint32_t i = c; i < share.end; i += num_) {
+            if (i >= share.first) add_outputs(op, messages, i / num_, c);
         }
     }
     return true;

@@ -8,6 +8,13 @@
 
 namespace kccl::engine {
 
+// What a product takes: columns of activations.
+struct Columns {
+    const float* first;
+    uint64_t lane_stride;  // 0: all lanes take the same
+    uint64_t stride;       // between columns
+};
+
 // One block. All blocks of all ranks make the same calls.
 class Pass {
   public:
@@ -45,8 +52,7 @@ class Pass {
 
     // Whether there was memory for it. Nothing else may be called if not.
     bool is_complete() const {
-        return steps_of_modules_ && first_weights_ && residuals_ && packed_ && normed_ && finals_ &&
-               scores_;
+        return steps_of_modules_ && first_weights_ && residuals_ && normed_ && finals_ && scores_;
     }
 
   private:
@@ -57,30 +63,63 @@ class Pass {
     bool qkv(const KcclEngineOp& op);
     void prepare_heads(const KcclEngineOp& op);
     bool attend(const KcclEngineOp& op);
-    bool exchange(const KcclEngineOp& op, const float* in, uint64_t in_stride);
+    template <class Element>
+    bool exchange(const KcclEngineOp& op);
+    template <class Element>
+    void add_outputs(const KcclEngineOp& op, const Element* const* messages, uint32_t i,
+                     uint32_t column);
+    // Messages are BF16 or FP32.
+    void write_message(const float* from, uint16_t* to) const {
+        compute_.round_to_bf16(from, kRows, to);
+    }
+    void write_message(const float* from, float* to) const { std::copy_n(from, kRows, to); }
+    void add_sum(float* x, const uint16_t* const* messages, int num) const {
+        compute_.add_sum_of_bf16(x, messages, num, model_.hidden);
+    }
+    void add_sum(float* x, const float* const* messages, int num) const {
+        compute_.add_sum(x, messages, num, model_.hidden);
+    }
     bool gate_up(const KcclEngineOp& op);
-    void final_columns(const KcclEngineOp& op, uint32_t first, uint32_t num);
 
-    void pack_normed(const float* norm);
-    void pack(const float* in, uint64_t stride, uint32_t n, uint32_t i);
-    uint32_t input_of(const KcclEngineOp& op, uint32_t lane) const;
+    // Of the residuals and columns of this run, counted together, those that this block updates.
+    Share own_columns() const {
+        const uint32_t total = num_residuals() * num_;
+        return is_alone() ? Share{0, total} : share_of(total, block_.index(), team_.num_blocks);
+    }
+    bool norm_columns(const float* norm);
+    Columns normed_columns() const;
     template <class Use>
-    void multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num, Use use);
+    void multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use);
 
     void prefetch(const KcclEngineOp& op) const;
 
     // Of lane `lane` of the model in the window of the rank that has it.
-    const float* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
-    float* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const;
-    float* residual(uint32_t i, uint32_t column) {
-        return residuals_.get() + (uint64_t{i} * kColumns + column) * memory_.hidden_stride;
+    template <class Element>
+    const Element* in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
+        int rank = 0;
+        while (lane >= model_.first_lane[rank + 1]) ++rank;
+        const uint64_t most = most_lanes(model_, team_.comm.world_size);
+        const uint64_t vector = (slot * most + lane - model_.first_lane[rank]) * kColumns + column;
+        return reinterpret_cast<const Element*>(team_.window[rank] + region) +
+               vector * memory_.hidden_stride;
     }
-    const float* residual(uint32_t i, uint32_t column) const {
-        return residuals_.get() + (uint64_t{i} * kColumns + column) * memory_.hidden_stride;
+    // The same of a lane of this rank.
+    template <class Element>
+    Element* own_in_window(uint64_t region, uint64_t slot, uint32_t lane, uint32_t column) const {
+        return const_cast<Element*>(in_window<Element>(region, slot, first_lane_ + lane, column));
+    }
+    // A single position is worth no wait: every block computes all residuals by itself. Those of
+    // several positions are shared out, and lie in the rank's memory.
+    bool is_alone() const { return num_ == 1; }
+    // [residual][column of this run]
+    float* residuals() const { return is_alone() ? residuals_.get() : memory_.residuals.get(); }
+    float* normed() const { return is_alone() ? normed_.get() : memory_.normed.get(); }
+    float* residual(uint32_t i, uint32_t column) const {
+        return residuals() + (uint64_t{i} * num_ + column) * memory_.hidden_stride;
     }
     bool has_one_head() const { return model_.num_head_groups == 1; }
     bool has_one_residual() const { return model_.num_residuals == 1; }
-    uint32_t num_residuals() const { return has_one_residual() ? 1 : num_lanes_; }
+    uint32_t num_residuals() const { return memory_.num_residuals; }
 
     const KcclEngineModel& model_;
     const KcclEngineTeam& team_;
@@ -95,20 +134,19 @@ class Pass {
     uint32_t position_ = 0;  // of the first
     Array<uint32_t> steps_of_modules_;
     Array<const uint8_t*> first_weights_;  // [op]: of this block's next product after the op
-    const uint64_t packed_stride_;         // of a lane's packed columns
-    Floats residuals_;  // [residual][column][hidden, padded]: every block has a copy of its own
-    Floats packed_;     // [input_of()]: what multiply() takes
-    Floats normed_;     // [column][hidden, padded]
-    Floats finals_;     // [residual][column of kKcclEngineLogitColumns][hidden, padded]
-    Floats scores_;     // [position]
+    Floats residuals_;                     // [residual][hidden, padded]
+    Floats normed_;                        // [residual][hidden, padded]
+    Floats finals_;  // [residual][column of kKcclEngineLogitColumns][hidden, padded]
+    Floats scores_;  // [query of kQueries][position]
 };
 
-// Multiplies this block's units with `num` packed columns of their lane.
+// Multiplies this block's units with `num` columns of their lane.
 // use(lane, unit of the lane, first column, number of columns, float [column][kPanels * kRows]):
 // takes the products of one unit.
 template <class Use>
-void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, uint32_t num,
-                    Use use) {
+void Pass::multiply(const KcclEngineOp& op, Columns in, uint32_t num, Use use) {
+    const Matrix matrix = matrix_of(op);
+    const Share units = share(op);
     const uint32_t num_pairs = (matrix.num_columns + 1) / 2;
     const uint64_t elements = panel_elements(matrix.num_columns);
     const uint32_t per_lane = matrix.panels_per_lane / matrix.panels_at_once;
@@ -120,14 +158,13 @@ void Pass::multiply(const KcclEngineOp& op, const Matrix& matrix, Share units, u
         const uint32_t lane = (first + unit) / per_lane, in_lane = (first + unit) % per_lane;
         const uint32_t some =
             std::min({units.end - unit, per_lane - in_lane, kPanels / matrix.panels_at_once});
-        const uint32_t input = input_of(op, lane);
+        const uint32_t input = op.kind == kKcclEngineHead ? lane - first_lane_ : lane;
+        const float* of_lane = in.first + input * in.lane_stride;
         const uint16_t* panels = weights + uint64_t{unit} * matrix.panels_at_once * elements;
         for (uint32_t column = 0; column < num; column += kGroup) {
             const int columns = static_cast<int>(std::min(num - column, uint32_t{kGroup}));
-            const float* x =
-                packed_.get() + input * packed_stride_ + uint64_t{column} * num_pairs * 2;
-            compute_.multiply(panels, static_cast<int>(some * matrix.panels_at_once), num_pairs, x,
-                              columns, products);
+            compute_.multiply(panels, static_cast<int>(some * matrix.panels_at_once), num_pairs,
+                              of_lane + column * in.stride, in.stride, columns, products);
             for (uint32_t i = 0; i < some; ++i) {
                 use(lane, in_lane + i, column, static_cast<uint32_t>(columns),
                     products + i * matrix.panels_at_once * kRows);

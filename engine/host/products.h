@@ -34,10 +34,10 @@ inline uint64_t panel_elements(uint32_t num_columns) {
 }
 
 // Multiplies `num_panels` panels, at most kPanels, with `num_columns` columns of activations, at
-// most kGroup. x: float [2 * num_pairs][columns], where columns is num_columns rounded up to a
-// power of two. out: float [columns][kPanels * kRows].
+// most kGroup. x: float [columns][2 * num_pairs], where columns is num_columns rounded up to a
+// power of two, `stride` floats apart. out: float [columns][kPanels * kRows].
 using Multiply = void (*)(const uint16_t* panels, int num_panels, uint32_t num_pairs,
-                          const float* x, int num_columns, float* out);
+                          const float* x, uint64_t stride, int num_columns, float* out);
 
 // Reads memory and does nothing else, as fast as multiplying could.
 using Touch = uint32_t (*)(const void* from, uint64_t num_bytes);

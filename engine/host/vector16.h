@@ -19,6 +19,7 @@ constexpr int kPerRegister = 4;
 
 typedef float FloatRegister __attribute__((vector_size(kPerRegister * 4)));
 typedef int32_t IntRegister __attribute__((vector_size(kPerRegister * 4)));
+typedef uint16_t ShortRegister __attribute__((vector_size(kPerRegister * 2)));
 
 // Halves of halves, down to registers. An array of registers would go through memory, too.
 template <class Register, int N>
@@ -46,7 +47,8 @@ inline Wide<To, N> each(F f, const Wide<From, N>&... from) {
 template <class Register, int N, class Value>
 inline Wide<Register, N> filled(Value value) {
     if constexpr (N == kPerRegister) {
-        return {Register{} + value};
+        // Minus zero, which compilers leave out; plus zero would change -0.
+        return {value - Register{}};
     } else {
         return {filled<Register, N / 2>(value), filled<Register, N / 2>(value)};
     }
@@ -69,6 +71,19 @@ inline Wide<Register, N> loaded(const Value* from) {
 
 inline Floats16 load(const float* from) { return loaded<FloatRegister, 16>(from); }
 inline Ints16 load(const int32_t* from) { return loaded<IntRegister, 16>(from); }
+
+// BF16 becomes FP32.
+template <int N>
+inline Wide<FloatRegister, N> widened(const uint16_t* from) {
+    if constexpr (N == kPerRegister) {
+        ShortRegister bits;
+        __builtin_memcpy(&bits, from, sizeof(bits));
+        return {(FloatRegister)(__builtin_convertvector(bits, IntRegister) << 16)};
+    } else {
+        return {widened<N / 2>(from), widened<N / 2>(from + N / 2)};
+    }
+}
+inline Floats16 load(const uint16_t* from) { return widened<16>(from); }
 
 template <class Value, class Register, int N>
 inline void store(Value* to, const Wide<Register, N>& value) {
@@ -122,6 +137,88 @@ inline Floats16 power_of_two(const Ints16& n) {
 }
 inline Ints16 half_of(const Ints16& n) {
     return each<IntRegister>([](IntRegister x) { return x >> 1; }, n);
+}
+
+// The last, incomplete vector of an array: zeros past the end.
+template <class Element>
+inline Floats16 load_part(const Element* from, uint32_t n) {
+    Element all_of[16] = {};
+    __builtin_memcpy(all_of, from, n * sizeof(Element));
+    return load(all_of);
+}
+
+inline void store_part(float* to, const Floats16& value, uint32_t n) {
+    float all_of[16];
+    store(all_of, value);
+    __builtin_memcpy(to, all_of, n * sizeof(float));
+}
+
+// Calls f(first element, number of elements) for each vector of an array.
+template <class F>
+inline void each_vector(uint32_t n, F f) {
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16) f(i, 16u);
+    if (i < n) f(i, n - i);
+}
+
+template <class Element>
+inline Floats16 load_some(const Element* from, uint32_t n) {
+    return n == 16 ? load(from) : load_part(from, n);
+}
+
+inline void store_some(float* to, const Floats16& value, uint32_t n) {
+    n == 16 ? store(to, value) : store_part(to, value, n);
+}
+
+// In this order: halves are added until one element is left.
+inline float sum_of(const Floats16& v) {
+    float a[16];
+    store(a, v);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) a[i] += a[i + half];
+    }
+    return a[0];
+}
+
+inline float largest_of(const Floats16& v) {
+    float a[16];
+    store(a, v);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) a[i] = a[i + half] > a[i] ? a[i + half] : a[i];
+    }
+    return a[0];
+}
+
+// exp, to within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN of NaN. Cephes'
+// polynomial. IS_NEGATIVE: no element is above 0, which saves a quarter; the bits are the same.
+template <bool IS_NEGATIVE = false>
+inline Floats16 exp_of(const Floats16& x) {
+    const Floats16 low = all(-87.3f), high = all(88.7f);
+    const Floats16 bounded = larger(IS_NEGATIVE ? x : smaller(x, high), low);
+    // Adding 1.5 * 2^23 rounds to an integer.
+    const Floats16 rounds = all(12582912.0f);
+    const Floats16 n = (bounded * all(1.44269504f) + rounds) - rounds;
+    const Floats16 r = (bounded - n * all(0.693359375f)) + n * all(2.12194440e-4f);
+    Floats16 p = all(1.9875691500e-4f);
+    p = p * r + all(1.3981999507e-3f);
+    p = p * r + all(8.3334519073e-3f);
+    p = p * r + all(4.1665795894e-2f);
+    p = p * r + all(1.6666665459e-1f);
+    p = p * r + all(5.0000001201e-1f);
+    p = p * r * r + r + all(1.0f);
+    const Ints16 exponent = to_ints(n);
+    Floats16 value;
+    if constexpr (IS_NEGATIVE) {
+        value = p * power_of_two(exponent);
+    } else {
+        // In two steps, because 2^128 is no float.
+        const Ints16 half = half_of(exponent);
+        value = p * power_of_two(half) * power_of_two(exponent - half);
+        value = select(is_less(high, x), all(__builtin_inff()), value);
+    }
+    const Floats16 of_numbers = select(is_less(x, low), all(0.0f), value);
+    // The bounds turn NaN into a number.
+    return select(is_equal(x, x), of_numbers, x);
 }
 
 }  // namespace

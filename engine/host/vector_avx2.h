@@ -13,6 +13,7 @@ struct Vector {
     static constexpr int kWidth = 8;
     // 4 sums of two registers each, of 16 registers.
     static constexpr int kTile = 4;
+    static constexpr int kTileColumns = 2;
 
     static Floats zero() { return _mm256_setzero_ps(); }
     static void load(const uint16_t* pair, Floats* even, Floats* odd) {

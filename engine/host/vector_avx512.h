@@ -13,6 +13,7 @@ struct Vector {
     static constexpr int kWidth = 16;
     // 8 sums of two registers each, of 32 registers.
     static constexpr int kTile = 8;
+    static constexpr int kTileColumns = 4;
 
     static Floats zero() { return _mm512_setzero_ps(); }
     static void load(const uint16_t* pair, Floats* even, Floats* odd) {

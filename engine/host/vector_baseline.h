@@ -12,6 +12,7 @@ struct Vector {
     };
     static constexpr int kWidth = 16;
     static constexpr int kTile = 2;
+    static constexpr int kTileColumns = 2;
 
     static Floats zero() { return {}; }
     static void load(const uint16_t* pair, Floats* even, Floats* odd) {

@@ -65,12 +65,12 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
         panels[i] = static_cast<uint16_t>(bits >> 16);
     }
     for (int columns = 1; columns <= kGroup; ++columns) {
-        const int width = padded_columns(columns);
-        Floats x = random_floats(elements / kRows * width);
+        const uint64_t stride = elements / kRows + 3;
+        const Floats x = random_floats(stride * padded_columns(columns));
         const auto run = [&](const Compute& on) {
             Floats out(size_t{kGroup} * kPanels * kRows, 7);
             on.multiply(panels.data(), num_panels, static_cast<uint32_t>(elements / kRows / 2),
-                        x.data(), columns, out.data());
+                        x.data(), stride, columns, out.data());
             // What lies behind the last column or panel may be anything.
             for (int c = 0; c < kGroup; ++c) {
                 for (int row = 0; row < kPanels * kRows; ++row) {
@@ -89,7 +89,7 @@ void products(const std::vector<const Compute*>& tables, uint32_t num_columns, i
                 for (uint32_t k = 0; k < elements / kRows; ++k) {
                     const uint64_t at =
                         row / kRows * elements + k / 2 * 2 * kRows + row % kRows * 2 + k % 2;
-                    const double term = double{bf16(panels[at])} * x[uint64_t{k} * width + c];
+                    const double term = double{bf16(panels[at])} * x[c * stride + k];
                     sum += term;
                     size += std::fabs(term);
                 }
@@ -122,10 +122,19 @@ void elementwise(const std::vector<const Compute*>& tables, uint32_t n) {
         sum.insert(sum.end(), out.begin(), out.end());
         return sum;
     });
-    same_bits("round_to_bf16", tables, [&](const Compute& on) {
-        Floats out(n);
-        on.round_to_bf16(x.data(), n, out.data());
-        return out;
+    same_bits("round_to_bf16 and add_sum_of_bf16", tables, [&](const Compute& on) {
+        std::vector<uint16_t> rounded(n);
+        on.round_to_bf16(x.data(), n, rounded.data());
+        const uint16_t* both[] = {rounded.data(), rounded.data()};
+        Floats sum(n);
+        on.add_sum_of_bf16(sum.data(), both, 2, n);
+        for (uint32_t i = 0; i < n; ++i) {
+            if (sum[i] != 2 * bf16(rounded[i]) ||
+                std::fabs(sum[i] / 2 - x[i]) > std::fabs(x[i]) / 256) {
+                fail("round_to_bf16", "every instruction set, from the right result,");
+            }
+        }
+        return sum;
     });
     same_bits("peak", tables, [&](const Compute& on) {
         Floats with_nan = x;
@@ -159,30 +168,57 @@ void elementwise(const std::vector<const Compute*>& tables, uint32_t n) {
     });
 }
 
-void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uint32_t first,
-               uint32_t end) {
-    const Floats query = random_floats(head_dim);
-    const Floats keys = random_floats(size_t{padded(end)} * head_dim);
-    const Floats values = random_floats(size_t{padded(end)} * padded(head_dim));
-    same_bits("attend", tables, [&](const Compute& on) {
-        Floats scores(padded(end) + 64), out(head_dim);
-        on.attend(query.data(), {keys.data(), values.data(), first, end, head_dim, 0.3f},
-                  scores.data(), out.data());
+void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uint32_t end,
+               uint32_t window) {
+    const uint32_t last = end + kQueries;
+    const uint64_t stride = padded(last);
+    const Floats queries = random_floats(size_t{kQueries} * head_dim);
+    const Floats keys = random_floats(stride * head_dim);
+    const Floats values = random_floats(stride * padded(head_dim));
+    const Keys all = {keys.data(), values.data(), head_dim, 0.3f, stride};
+    // The outputs of `num` queries from the first-th on, each of which sees one position more.
+    const auto run = [&](const Compute& on, const Floats& of, int first, int num) {
+        Floats scores(kQueries * stride, 7), out(size_t(num) * head_dim);
+        Query some[kQueries];
+        for (int q = 0; q < num; ++q) {
+            const uint32_t own = end + first + q;
+            some[q] = {of.data() + (first + q) * head_dim, out.data() + q * head_dim,
+                       own > window ? own - window : 0, own};
+        }
+        on.attend(some, num, all, scores.data());
         return out;
-    });
+    };
+    const auto one_by_one = [&](const Compute& on) {
+        Floats out;
+        for (int q = 0; q < kQueries; ++q) {
+            const Floats one = run(on, queries, q, 1);
+            out.insert(out.end(), one.begin(), one.end());
+        }
+        return out;
+    };
+    same_bits("attend", tables, one_by_one);
+    const Floats expected = one_by_one(*tables[0]);
+    for (int num = 2; num <= kQueries; ++num) {
+        same_bits("attend of a few queries", tables, [&](const Compute& on) {
+            const Floats found = run(on, queries, 0, num);
+            if (memcmp(found.data(), expected.data(), found.size() * sizeof(float)) != 0) {
+                fail("attend of a few queries, from one by one,", on.name);
+            }
+            return found;
+        });
+    }
     // A query that is NaN makes its own output NaN, and no number of it.
     same_bits("attend to NaN", tables, [&](const Compute& on) {
-        Floats wrong = query, scores(padded(end) + 64), out(head_dim);
+        Floats wrong = queries;
         wrong[head_dim / 2] = NAN;
-        on.attend(wrong.data(), {keys.data(), values.data(), first, end, head_dim, 0.3f},
-                  scores.data(), out.data());
-        for (const float each : out) {
-            if (!std::isnan(each)) fail("attend to NaN", on.name);
+        const Floats out = run(on, wrong, 0, kQueries);
+        for (uint32_t i = 0; i < out.size(); ++i) {
+            if (std::isnan(out[i]) != (i < head_dim)) fail("attend to NaN", on.name);
         }
         return Floats{};
     });
     same_bits("rotate", tables, [&](const Compute& on) {
-        Floats x = query;
+        Floats x = queries;
         on.rotate(x.data(), keys.data(), values.data(), head_dim);
         return x;
     });
@@ -208,7 +244,11 @@ int main() {
     }
     for (const uint32_t n : {1u, 15u, 16u, 17u, 70u, 1000u}) elementwise(tables, n);
     for (const uint32_t head_dim : {2u, 10u, 64u, 96u}) {
-        for (const uint32_t end : {1u, 16u, 17u, 150u}) attention(tables, head_dim, end / 3, end);
+        for (const uint32_t end : {1u, 14u, 17u, 150u}) {
+            for (const uint32_t window : {1u, 3u, 100u, 1000u}) {
+                attention(tables, head_dim, end, window);
+            }
+        }
     }
     for (const Compute* each : tables) printf("%s\n", each->name);
 }

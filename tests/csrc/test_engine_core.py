@@ -31,6 +31,15 @@ PLANTED = {
         "    prepare_heads(op);\n    return block_.await_rank(publish());",
         "    prepare_heads(op);\n    publish();\n    return true;",
     ),
+    "a product does not wait for the norms of other blocks": (
+        "    return is_alone() || block_.await_rank(publish());\n}\n\nColumns",
+        "    if (!is_alone()) publish();\n    return true;\n}\n\nColumns",
+    ),
+    "the logits do not wait for the residuals of other blocks": (
+        "    // Other blocks read residuals of several columns.\n"
+        "    return is_alone() || block_.await_rank(publish());",
+        "    if (!is_alone()) publish();\n    return true;",
+    ),
     "a message is read before it came": (
         "if (op.receives >= 0 && !block_.await_all(steps_of_modules_[op.receives]))",
         "if (op.receives >= 0 && step == 0)",
