@@ -3,6 +3,7 @@
 Their names are in the abstract namespace, so a killed rank leaves nothing behind.
 """
 
+import contextlib
 import math
 import os
 import select
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from ..base.errors import BackendError, PeerLost, Timeout
 
 _UCRED = struct.Struct("3i")
+# What a rank that gives up says last: that it has lost this rank.
+_LOSS, _LOST = struct.Struct("<16sI"), b"kccl: I lost the"
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
 _MOST_POLL_MS = 2**31 - 1
 
@@ -111,8 +114,12 @@ def connect(
     def check(absent: set[int]) -> None:
         """Raises if one of the absent peers will not come."""
         look()
-        # A connected peer may be lost too. The absent ones may know it already and never come. If
-        # one has ended, others give up for that reason, so the first is named.
+        # Others give up when a rank has ended, and say which one it was.
+        for connection in sockets.values():
+            culprit = _lost_by_peer(connection)
+            if culprit is not None:
+                raise peer_lost(numbers[rank], culprit, what)
+        # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not _is_running(_pid_in(names[peer]))]
         ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
         if ended:
@@ -151,13 +158,33 @@ def connect(
             else:
                 # A stranger; or a rank that has ended, which check() will see.
                 connection.close()
-    except BaseException:
+    except BaseException as error:
         for connection in sockets.values():
+            if isinstance(error, PeerLost) and error.peer is not None:
+                _tell_loss(connection, error.peer)
             connection.close()
         raise
     finally:
         listener.close()
     return sockets
+
+
+def _tell_loss(connection: socket.socket, culprit: int) -> None:
+    """Tells a peer which rank's loss ends this connection."""
+    # The peer may have gone, too.
+    with contextlib.suppress(OSError):
+        connection.send(_LOSS.pack(_LOST, culprit), socket.MSG_DONTWAIT)
+
+
+def _lost_by_peer(connection: socket.socket) -> int | None:
+    """The rank whose loss the peer told of; None if it told of none."""
+    try:
+        said = connection.recv(_LOSS.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    if len(said) < _LOSS.size or not said.startswith(_LOST):
+        return None
+    return int(_LOSS.unpack(said)[1])
 
 
 def _rank_of(connection: socket.socket, deadline: float) -> int:
