@@ -26,12 +26,14 @@ from .driver import (
     uncaptured,
     write,
 )
+from .memory import Memory
 from .table import DriverError
 
 __all__ = [
     "LEGACY_STREAM",
     "Device",
     "DriverError",
+    "Memory",
     "attempt",
     "attribute",
     "call",

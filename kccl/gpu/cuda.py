@@ -189,8 +189,10 @@ class Cuda(Table):
         found: list[tuple[int, int]] = []
         while True:
             code, offset, num_bytes = self.binding.cuKernelGetParamInfo(kernel, len(found))
-            if int(code) != 0:
+            if int(code) == int(self.constant("CUresult.CUDA_ERROR_INVALID_VALUE")):
                 return tuple(found)
+            if int(code) != 0:
+                raise DriverError(self.error_text("cuKernelGetParamInfo", int(code)), int(code))
             found.append((int(offset), int(num_bytes)))
 
     def function(self, kernel: int) -> int:

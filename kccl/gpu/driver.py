@@ -129,6 +129,21 @@ class Device:
         return _Current(self.context)
 
 
+_opened: list[Device] = []
+
+
+@contextmanager
+def any_device() -> Iterator[None]:
+    """Within it this thread has a current device: its own, else one that this process uses already,
+    else the first. For what the driver answers on any device, but not without one.
+    """
+    if table().has_current():
+        yield
+        return
+    with (_opened[0] if _opened else pick_device(0)).current():
+        yield
+
+
 def num_devices() -> int:
     """GPUs that this process may use."""
     gpu = table()
@@ -143,7 +158,7 @@ def device(ordinal: int) -> Device:
         BackendError: There is none, or it is too old.
     """
     gpu = table()
-    return Device(
+    opened = Device(
         ordinal,
         gpu.device_name(ordinal),
         gpu.device_uuid(ordinal),
@@ -151,6 +166,8 @@ def device(ordinal: int) -> Device:
         gpu.attribute(ordinal, gpu.multiprocessors),
         gpu.open_device(ordinal),
     )
+    _opened.append(opened)
+    return opened
 
 
 def uuid(ordinal: int) -> str:

@@ -54,7 +54,7 @@ def load(path: Path) -> tuple[Entry, ...]:
     with _lock:
         if path not in _loaded:
             names, code = nvrtc.read(path)
-            with driver.uncaptured():
+            with driver.any_device(), driver.uncaptured():
                 loaded = driver.table().load_code(code, names)
             _loaded[path] = tuple(Entry(kernel, offsets) for kernel, offsets in loaded)
         return _loaded[path]
