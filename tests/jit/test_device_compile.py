@@ -169,7 +169,11 @@ def without_rarities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     shutil.copytree(INCLUDE.parent, folder)
     for name, old, new in (
         ("channel.cuh", "entered = scrub(coop_, comm_, index_, awaited());", "entered = kKcclOk;"),
-        ("wait.cuh", "!may_go_on(comm, what, spent, now)", "((void)what, (void)spent, true)"),
+        (
+            "wait.cuh",
+            "!warp_may_go_on(comm, what, spent, now)",
+            "((void)what, (void)spent, (void)now, true)",
+        ),
     ):
         header = folder / "include" / "kccl" / name
         text = header.read_text()

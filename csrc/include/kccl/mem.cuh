@@ -34,6 +34,9 @@
 // prefetch(address) asks for what load_plain() will read soon.
 //
 // keep(value) returns the value in registers, for hot loops. On some targets it takes a while.
+// forget(value) returns the value, but on NVIDIA's GPUs the compiler does not know that it is the
+// same one. So in a large loop it computes again what follows from it, instead of keeping that in
+// registers from one turn to the next.
 //
 // tell_host(context, status, record) reports a failure where the host looks without asking the
 // device: on GPUs, in the KcclMailbox.
@@ -71,7 +74,9 @@ KCCL_DEVICE void store_packet(Packet* address, Packet packet);
 //                                both addresses are multiples of 16. Nobody touches either side
 //                                before the phase ends
 //   has_completed(b, parity)     whether the phase of this parity has ended; acquires. The first
-//                                phase has parity 0; before it ends, parity 1 counts as ended
+//                                phase has parity 0; before it ends, parity 1 counts as ended. May
+//                                take some microseconds to say no
+//   has_completed_now(b, parity) the same, at once
 //   fence_copies()               what this thread wrote before comes before copies started later
 struct alignas(8) CopyBarrier {
     uint32_t word[2];

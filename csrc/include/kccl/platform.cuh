@@ -35,7 +35,9 @@ using uint64_t = unsigned long;
 // ---- Qualifiers -----------------------------------------------------------------------------
 // KCCL_KERNEL_OF(n): a kernel whose blocks have at most n threads. So a thread may use more
 // registers.
+// KCCL_CONSTEXPR: a function that device code calls, and constants, too.
 #if defined(KCCL_TARGET_CUDA)
+#define KCCL_CONSTEXPR __host__ __device__ constexpr
 #define KCCL_DEVICE __device__ __forceinline__
 // Inlined although it is cold: around a function call the hot path would keep its registers in
 // memory.
@@ -47,6 +49,7 @@ using uint64_t = unsigned long;
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_HIP)
+#define KCCL_CONSTEXPR constexpr  // clang calls it from anywhere
 #define KCCL_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD __attribute__((device)) inline __attribute__((noinline))
 #define KCCL_DEVICE_SHARED KCCL_DEVICE
@@ -56,6 +59,7 @@ using uint64_t = unsigned long;
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL _Pragma("unroll")
 #elif defined(KCCL_TARGET_SIM)
+#define KCCL_CONSTEXPR constexpr
 #define KCCL_DEVICE inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))
 #define KCCL_DEVICE_SHARED static __attribute__((noinline, unused))
@@ -65,6 +69,7 @@ using uint64_t = unsigned long;
 #define KCCL_INDEPENDENT
 #define KCCL_UNROLL
 #else
+#define KCCL_CONSTEXPR constexpr
 // Always inlined, so that one translation unit per instruction set emits no shared symbols.
 #define KCCL_DEVICE inline __attribute__((always_inline))
 #define KCCL_DEVICE_COLD static __attribute__((noinline, cold, unused))

@@ -137,6 +137,14 @@ class Consumer {
         return wait_until(comm_, awaited, poll, missing) ? ring_.stage[next_.stage] : nullptr;
     }
 
+    // The same without a limit, for producers that copy until the consumers have ended.
+    KCCL_DEVICE const uint8_t* await_front() {
+        while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
+            mem::poll_pause();
+        }
+        return ring_.stage[next_.stage];
+    }
+
     // Lets go of the stage: the producer may copy over its bytes.
     KCCL_DEVICE void pop() {
         warp().sync();

@@ -167,6 +167,13 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     return false;
 }
 
+// The slow path of a wait: whether the warp may poll on. Called by all threads of a warp.
+KCCL_DEVICE bool warp_may_go_on(const DeviceComm& comm, const Awaited& awaited, Patience& patience,
+                                const Missing& missing) {
+    const bool looks = has_turn(platform::warp_ballot(missing.ranks != 0), patience.looks++);
+    return !platform::warp_any(looks && !may_go_on(comm, awaited, patience, missing));
+}
+
 // Polls until is_there() is true in all threads of the warp. False: the wait failed. Called by all
 // threads of a warp, with the same arguments.
 //
@@ -185,8 +192,7 @@ KCCL_DEVICE bool wait_until(const DeviceComm& comm, Awaited awaited, IsThere is_
             const Missing now = missing();
             const Awaited what = awaited;
             Patience spent = patience;
-            const bool looks = has_turn(platform::warp_ballot(now.ranks != 0), spent.looks++);
-            if (platform::warp_any(looks && !may_go_on(comm, what, spent, now))) return false;
+            if (!warp_may_go_on(comm, what, spent, now)) return false;
             patience = spent;
         }
         uint32_t polls = 0;

@@ -99,4 +99,8 @@ KCCL_DEVICE void fence_copies() {
 }
 #endif
 
+KCCL_DEVICE bool has_completed_now(const CopyBarrier* barrier, uint32_t parity) {
+    return has_completed(barrier, parity);
+}
+
 }  // namespace kccl::mem

@@ -5,6 +5,8 @@ namespace kccl::mem {
 
 KCCL_DEVICE void prefetch(const void*) {}
 
+KCCL_DEVICE uint32_t forget(uint32_t value) { return value; }
+
 template <class T>
 KCCL_DEVICE T keep(T value) {
     return value;

@@ -161,6 +161,12 @@ KCCL_DEVICE T keep(T value) {
     return value;
 }
 
+// The same value, of which the compiler knows nothing.
+KCCL_DEVICE uint32_t forget(uint32_t value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 KCCL_DEVICE uint32_t shared_address(const void* address) {
     uint32_t shared;
     asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
@@ -190,17 +196,27 @@ KCCL_DEVICE void arrive_expecting(CopyBarrier* barrier, uint32_t num_bytes) {
                  : "memory");
 }
 
+#define KCCL_MEM_HAS_COMPLETED(wait)                                                              \
+    asm volatile("{ .reg .pred done; mbarrier." wait                                              \
+                 ".parity.acquire.cta.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }" \
+                 : "=r"(completed)                                                                \
+                 : "r"(shared_address(barrier)), "r"(parity)                                      \
+                 : "memory")
+
 // The hardware may suspend the thread for a short time before it answers no.
 KCCL_DEVICE bool has_completed(const CopyBarrier* barrier, uint32_t parity) {
     uint32_t completed;
-    asm volatile(
-        "{ .reg .pred done; mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2; "
-        "selp.u32 %0, 1, 0, done; }"
-        : "=r"(completed)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+    KCCL_MEM_HAS_COMPLETED("try_wait");
     return completed != 0;
 }
+
+KCCL_DEVICE bool has_completed_now(const CopyBarrier* barrier, uint32_t parity) {
+    uint32_t completed;
+    KCCL_MEM_HAS_COMPLETED("test_wait");
+    return completed != 0;
+}
+
+#undef KCCL_MEM_HAS_COMPLETED
 
 KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, CopyBarrier* barrier,
                             uint32_t index, uint32_t) {
