@@ -1,0 +1,132 @@
+// The monokernel: one launch runs a whole request on a rank, token after token.
+//
+//     KCCL_KERNEL_OF(kDecodeThreads<S>) void decode(DeviceComm comm, Task task) {
+//         run<S>(comm, task);
+//     }
+//
+// Launched on every rank, with S::kBlocks blocks of S::kWarps + 1 warps, all resident, and
+// sizeof(Shared<S>) bytes of dynamic shared memory. comm's scratch is not used; its waits are.
+#pragma once
+
+#include "attend.cuh"
+#include "finish.cuh"
+#include "gate_up.cuh"
+#include "head.cuh"
+#include "out.cuh"
+#include "qkv.cuh"
+#include "residual.cuh"
+#include "stream.cuh"
+
+namespace kccl::decode {
+
+template <class S>
+constexpr uint32_t kDecodeThreads = (S::kWarps + 1) * platform::kWarpSize;
+
+// One position through all layers. False: a wait failed.
+template <class S>
+KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token) {
+    using M = typename Shape<S>::Out;
+    const Cut tiles = M::tiles_of(worker.member());
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < Shape<S>::kOwnQuads; ++k) {
+        const uint32_t quad = own_quad(worker, k);
+        const bool is_there = quad < tiles.num * kTileQuads;
+        worker.residual[k] =
+            is_there ? embedded(worker, token, tiles.first * kTileQuads + quad) : Quad{};
+    }
+    // One loop over the products, with what they share written once, keeps the code small enough
+    // for the instruction cache.
+#pragma unroll 1
+    for (uint32_t i = 0; i < 4 * S::kNumLayers; ++i) {
+        const uint32_t layer = i / 4, module = i / 2;
+        const auto product = static_cast<Product>(i % 4);
+        const auto* const rules = reinterpret_cast<const Layer*>(worker.task().layers) + layer;
+        const bool adds = product == Product::kOut || product == Product::kDown;
+        const Module rule =
+            mem::load_plain(product == Product::kOut ? &rules->attention : &rules->mlp);
+        worker.next_op();
+        Landed<S> landed = {};
+        if (adds) {
+            landed = messages_for(worker, rule);
+        } else {
+            prefetch_messages(worker, mem::load_plain(product == Product::kQkv ? &rules->attention
+                                                                               : &rules->mlp));
+        }
+        if (product == Product::kQkv || product == Product::kGateUp) {
+            stage_residual<typename Shape<S>::Qkv>(worker, static_cast<int32_t>(module) - 1, module,
+                                                   token);
+        } else if (product == Product::kOut) {
+            stage_attended<typename Shape<S>::Out>(worker, layer);
+        } else {
+            stage_lanes<typename Shape<S>::Down>(
+                worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
+        }
+        worker.stamp(kArrived);
+        multiply(worker, steps_of_product<S>(worker.block(), product));
+        worker.stamp(kMultiplied);
+        if (!worker.meet()) return false;
+        worker.stamp(kMet);
+        if (product == Product::kQkv) {
+            finish_qkv(worker, layer);
+            if (!attend(worker, layer, mem::load_plain(&rules->window), position)) return false;
+        } else if (product == Product::kGateUp) {
+            finish_gate_up(worker, layer);
+        } else {
+            add_to_residual(worker, module, rule, landed, module + 1 == Shape<S>::kModules);
+        }
+    }
+    return true;
+}
+
+// The warps that multiply.
+template <class S>
+KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
+    Worker<S> worker(comm, task, shared);
+    const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
+    Verdict verdict = {0, kGoesOn};
+    for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
+        for_each_stage<S>(worker.block(), true, [&](uint32_t) {
+            skip(worker);
+            return true;
+        });
+    }
+    if (task.only_reads != 0) verdict.end = kMaxTokens;
+    for (uint32_t position = task.start; verdict.end == kGoesOn; ++position) {
+        const int32_t token =
+            position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
+        Best best = {0, -1, false};
+        if (!run_layers(worker, position, token) ||
+            (wants_head(task, position) && !head(worker, position, &best)) ||
+            !finish(worker, position, best, &verdict)) {
+            break;
+        }
+    }
+    // The producer may end when no warp waits for it any more.
+    worker.meet();
+    if (leads(block())) {
+        mem::arrive(&shared.ended);
+        if (platform::block_in_grid() == 0) {
+            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
+                &reinterpret_cast<Mailbox*>(task.mailbox)->rounds, worker.round());
+        }
+    }
+}
+
+template <class S>
+KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
+    auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
+    if (leads(block())) {
+        shared.failed[0] = shared.failed[1] = 0;
+        mem::init_copies(&shared.met, S::kWarps);
+        mem::init_copies(&shared.ended, 1);
+        mem::init_copies(&shared.gave_up, 1);
+    }
+    init_ring(block(), shared.ring, S::kWarps);
+    if (platform::thread_in_block() / platform::kWarpSize == S::kWarps) {
+        stream(comm, task, shared);
+    } else {
+        multiply_all(comm, task, shared);
+    }
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,154 @@
+// The end of a round: all blocks of all ranks wait for each other, and learn which token is next.
+#pragma once
+
+#include "head.cuh"
+
+namespace kccl::decode {
+
+// A block's word for the others: its best token, and whether the host has cancelled the request,
+// which only block 0 of rank 0 looks at. The lowest bits are tags.
+struct Ending {
+    Best best;
+    bool is_cancelled;
+};
+
+KCCL_DEVICE Quad quad_of(const Ending& ending) {
+    const uint32_t id = static_cast<uint32_t>(ending.best.id + 1);
+    const uint32_t flags = (ending.best.is_nan ? 2u : 0) | (ending.is_cancelled ? 4u : 0);
+    // A score keeps all of its bits: its lowest one goes with the flags.
+    const auto score = platform::bit_cast<uint32_t>(ending.best.score);
+    return {{ending.best.score, platform::bit_cast<float>(id << 1),
+             platform::bit_cast<float>(flags | (score & 1u) << 3), 0}};
+}
+
+KCCL_DEVICE Ending ending_of(const Quad& quad) {
+    const auto flags = platform::bit_cast<uint32_t>(quad.value[2]);
+    const auto score = platform::bit_cast<uint32_t>(quad.value[0]) | (flags >> 3 & 1u);
+    const auto id = platform::bit_cast<uint32_t>(quad.value[1]) >> 1;
+    return {{platform::bit_cast<float>(score), static_cast<int32_t>(id) - 1, (flags & 2u) != 0},
+            (flags & 4u) != 0};
+}
+
+KCCL_DEVICE Best best_of_warp(Best best) {
+    KCCL_UNROLL
+    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
+        const uint32_t other = warp().index() ^ step;
+        const uint32_t score =
+            platform::shuffle_word(platform::bit_cast<uint32_t>(best.score), other);
+        const uint32_t id = platform::shuffle_word(static_cast<uint32_t>(best.id), other);
+        const uint32_t is_nan = platform::shuffle_word(best.is_nan ? 1u : 0u, other);
+        best = better(
+            best, Best{platform::bit_cast<float>(score), static_cast<int32_t>(id), is_nan != 0});
+    }
+    return best;
+}
+
+KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
+    const auto* ids = reinterpret_cast<const int32_t*>(task.stop_ids);
+    for (uint32_t i = 0; i < task.num_stop_ids; ++i) {
+        if (mem::load_plain(ids + i) == id) return true;
+    }
+    return false;
+}
+
+// What a round gives: the token for the next position, and whether and why the request ends.
+struct Verdict {
+    int32_t id;
+    uint32_t end;  // End
+};
+
+// Waits for the endings of all blocks. Warp 0.
+template <class S>
+KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
+    constexpr uint32_t kAll = S::kWorldSize * S::kBlocks;
+    constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
+    uint32_t places[kEach], wanted = 0;
+    Quad quads[kEach];
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        const uint32_t at = worker.thread() + k * platform::kWarpSize;
+        const bool is_there = at < kAll;
+        wanted |= is_there ? 1u << k : 0;
+        const uint32_t from = is_there ? at : 0;
+        places[k] = Places<S>::end(worker.round(), from / S::kBlocks, from % S::kBlocks);
+    }
+    worker.template await<Worker<S>::kReach>(places, wanted, tag_of_end(worker.round()), quads,
+                                             (1u << S::kWorldSize) - 1);
+    Ending all = {{0, -1, false}, false};
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        if ((wanted >> k & 1u) == 0) continue;
+        const Ending one = ending_of(quads[k]);
+        all.best = better(all.best, one.best);
+        all.is_cancelled |= one.is_cancelled;
+    }
+    all.best = best_of_warp(all.best);
+    all.is_cancelled = platform::warp_any(all.is_cancelled);
+    return all;
+}
+
+// Ends the round that ran `position`; `best`: of this thread's logits, if the head ran. Called by
+// all warps that multiply. False: a wait failed.
+template <class S>
+KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict* verdict) {
+    const Task& task = worker.task();
+    Shared<S>& shared = worker.shared();
+    auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
+    const bool is_first = worker.comm().rank == 0 && worker.block() == 0;
+    uint32_t cancelled = 0;
+    worker.stamp(kBegan);
+    if (is_first && worker.warp_index() == 0 && leads(warp())) {
+        cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
+    }
+    best = best_of_warp(best);
+    if (leads(warp())) {
+        mem::store_plain(&shared.best[worker.warp_index()], quad_of(Ending{best, false}));
+    }
+    if (!worker.meet()) return false;
+    if (worker.warp_index() == 0) {
+        if (leads(warp())) {
+            Ending mine = {{0, -1, false}, cancelled == task.number};
+            for (uint32_t each = 0; each < S::kWarps; ++each) {
+                mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
+            }
+            // See board.cuh: releases what the block has written in this round.
+            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
+            worker.publish_to_all(
+                Places<S>::end(worker.round(), worker.comm().rank, worker.block()), quad_of(mine),
+                tag_of_end(worker.round()));
+        }
+        worker.stamp(kArrived);
+        const Ending all = collect_endings(worker);
+        mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
+        worker.stamp(kMultiplied);
+        const bool is_prompt = position + 1 < task.num_ids;
+        const uint32_t count = position + 2 - task.num_ids;
+        const bool makes_token = !is_prompt && task.max_tokens != 0;
+        const uint32_t end = all.is_cancelled                     ? kCancelled
+                             : is_prompt                          ? kGoesOn
+                             : !makes_token                       ? kMaxTokens
+                             : all.best.is_nan || all.best.id < 0 ? kBadLogits
+                             : is_stop_id(task, all.best.id)      ? kStopId
+                             : count == task.max_tokens           ? kMaxTokens
+                             : position + 2 == S::kContext        ? kContextFull
+                                                                  : kGoesOn;
+        if (leads(warp())) {
+            mem::store_plain(&shared.token, all.best.id);
+            mem::store_plain(&shared.end, end);
+            if (worker.block() == 0 && !worker.failed() && (makes_token || end == kCancelled)) {
+                auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
+                const auto id = static_cast<uint32_t>(all.best.id);
+                const uint64_t number = uint64_t{task.number} << 32;
+                mem::store_packet<mem::Scope::kSystem>(tokens + (is_prompt ? 0 : count - 1),
+                                                       mem::Packet{{id | number, end | number}});
+            }
+        }
+    }
+    if (!worker.meet()) return false;
+    *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
+    worker.end_op();
+    worker.next_round();
+    return true;
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,74 @@
+// Products of a warp: a tile of 16 rows x 16 columns, of which each element has 16 bits, times up
+// to kVectors vectors, added up in FP32. One file for each target says how the tile is packed and
+// what each thread of the warp holds. Ops do not know.
+//
+// A vector is FP32. It is split into two parts of the tile's type, high = T(x) and low = T(x -
+// high), which the matrix unit multiplies as two columns. It has columns to spare, so this costs no
+// time. The sums are as exact as products of FP32 vectors that are rounded to twice T's precision.
+//
+//   Mma<T>::offset(row, column)     where an element lies in a packed tile, in bytes
+//   Mma<T>::Lane(num_vectors, stride)
+//                                   which part of everything this thread has: made once for many
+//                                   products. A vector's quads lie `stride` behind those of the one
+//                                   before
+//   lane.weights(tile)              this thread's part of a tile, in shared or global memory
+//   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
+//                                   first one are at `staged`, in shared memory
+//   Mma<T>::multiply(sums, weights, inputs)
+//                                   adds the products. Called by all threads of the warp
+//   lane.scale(sums, factors)       multiplies the sums of vector v by factors[v], in shared memory
+//   lane.totals(sums, f)            calls f(row, vector, sum) for each sum that this thread has.
+//                                   Called by all threads of the warp; a thread without a sum gets
+//                                   row kTileRows
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace kccl::decode {
+
+constexpr uint32_t kTileRows = 16;
+constexpr uint32_t kTileColumns = 16;
+constexpr uint32_t kTileBytes = kTileRows * kTileColumns * 2;
+
+// Four values.
+struct alignas(16) Quad {
+    float value[4];
+};
+
+// Four values of a vector, as they lie in shared memory before a product.
+struct alignas(16) StagedQuad {
+    uint32_t high[2];
+    uint32_t low[2];
+};
+constexpr uint32_t kTileQuads = kTileColumns / 4;
+
+template <class T>
+constexpr bool kIsBfloat16 = false;
+template <>
+constexpr bool kIsBfloat16<bf16> = true;
+
+// An infinity becomes NaN.
+template <class T>
+KCCL_DEVICE StagedQuad split(const Quad& quad) {
+    StagedQuad staged;
+    KCCL_UNROLL
+    for (int pair = 0; pair < 2; ++pair) {
+        const float a = quad.value[2 * pair], b = quad.value[2 * pair + 1];
+        const uint32_t high = Element<T>::narrow_pair(a, b);
+        const float rest_a = a - Element<T>::widen(T{static_cast<uint16_t>(high)});
+        const float rest_b = b - Element<T>::widen(T{static_cast<uint16_t>(high >> 16)});
+        staged.high[pair] = high;
+        staged.low[pair] = Element<T>::narrow_pair(rest_a, rest_b);
+    }
+    return staged;
+}
+
+}  // namespace kccl::decode
+
+#if defined(KCCL_TARGET_CUDA)
+#include "targets/mma_cuda.cuh"
+#elif defined(KCCL_TARGET_HIP)
+#include "targets/mma_hip.cuh"
+#else
+#include "targets/mma_loop.cuh"
+#endif

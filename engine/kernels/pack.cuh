@@ -1,0 +1,92 @@
+// Packs weights into tiles, on the device, so that only mma.cuh knows how a tile is packed, and
+// only shape.cuh which block it belongs to.
+#pragma once
+
+#include "worker.cuh"
+
+namespace kccl::decode {
+
+// Where the tiles of a product begin in what a block has of a layer.
+template <class S>
+KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
+    using Dims = Shape<S>;
+    typename Dims::Rows rows = {};
+    if (product > Product::kQkv) rows.qkv = Dims::Qkv::tiles_of(member).num;
+    if (product > Product::kOut) rows.out = Dims::Out::tiles_of(member).num;
+    if (product > Product::kGateUp) rows.gate_up = Dims::GateUp::tiles_of(member).num;
+    if (product > Product::kDown) rows.down = Dims::Down::tiles_of(member).num;
+    return Dims::packed_of_layer(rows);
+}
+
+template <class M, class S>
+KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t* matrix,
+                              uint32_t layer, uint32_t group) {
+    using Dims = Shape<S>;
+    const uint32_t warps = platform::threads_per_block() / platform::kWarpSize;
+    const uint32_t first =
+        platform::block_in_grid() * warps + platform::thread_in_block() / platform::kWarpSize;
+    for (uint32_t i = first; i < M::kTiles * M::kPacked; i += platform::blocks_per_grid() * warps) {
+        const uint32_t tile = i / M::kPacked, in_row = i % M::kPacked;
+        const uint32_t lane = in_row / (M::kSteps * S::kWarps);
+        const uint32_t step = in_row / S::kWarps % M::kSteps, warp_index = in_row % S::kWarps;
+        const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
+        const uint32_t owner = M::owner_of(tile);
+        const uint32_t block =
+            product == Product::kHead ? owner : group * Dims::kGroupBlocks + owner;
+        const uint32_t member = block % Dims::kGroupBlocks;
+        const uint64_t to = Dims::stream_of(block) + layer * Dims::packed_by(member) +
+                            (product == Product::kHead ? 0 : packed_before<S>(product, member)) +
+                            uint64_t{tile - M::tiles_of(owner).first} * M::kPacked + in_row;
+        uint16_t* const packed = weights + to * (kTileBytes / 2);
+        for (uint32_t at = warp().index(); at < kTileRows * kTileColumns; at += warp().size()) {
+            const uint32_t row = at / kTileColumns, within = at % kTileColumns;
+            const uint64_t from = (uint64_t{tile} * kTileRows + row) * (M::kLanes * M::kColumns) +
+                                  lane * M::kColumns + column + within;
+            const uint16_t value =
+                column < M::kColumns ? mem::load_plain(matrix + from) : uint16_t{0};
+            mem::store_plain(packed + Mma<bf16>::offset(row, within) / 2, value);
+        }
+    }
+}
+
+// Packs one product of a layer and group; the head counts as that of layer kNumLayers. `matrix` is
+// row-major, [rows][lanes of the group][columns], 16 bits each; of gate and up, 8 rows of the one
+// and 8 of the other take turns.
+template <class S>
+KCCL_DEVICE void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
+                      uint64_t group) {
+    using Dims = Shape<S>;
+    const auto which = static_cast<Product>(product);
+    const auto l = static_cast<uint32_t>(layer), g = static_cast<uint32_t>(group);
+    switch (which) {
+        case Product::kQkv:
+            pack_product<typename Dims::Qkv, S>(which, weights, matrix, l, g);
+            break;
+        case Product::kOut:
+            pack_product<typename Dims::Out, S>(which, weights, matrix, l, g);
+            break;
+        case Product::kGateUp:
+            pack_product<typename Dims::GateUp, S>(which, weights, matrix, l, g);
+            break;
+        case Product::kDown:
+            pack_product<typename Dims::Down, S>(which, weights, matrix, l, g);
+            break;
+        case Product::kHead:
+            pack_product<typename Dims::Head, S>(which, weights, matrix, l, g);
+            break;
+    }
+}
+
+// What the host must know of the shape: in this order.
+template <class S>
+KCCL_DEVICE void describe(uint64_t* out) {
+    if (platform::block_in_grid() != 0 || !leads(block())) return;
+    using Dims = Shape<S>;
+    out[0] = sizeof(Shared<S>);
+    out[1] = Places<S>::kQuads * sizeof(Quad);
+    out[2] = Dims::stream_of(S::kBlocks) * kTileBytes;
+    out[3] = uint64_t{S::kNumLayers} * Dims::kLanesHere * S::kKvHeads * Dims::kCacheTiles *
+             Dims::kCacheTileBytes;
+}
+
+}  // namespace kccl::decode

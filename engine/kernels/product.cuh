@@ -1,0 +1,197 @@
+// A product of packed weights, which come through the ring, with the vector that the warp has
+// staged.
+//
+// One loop serves all products, with numbers instead of types: a monokernel whose code does not fit
+// into the instruction cache waits for instructions in every op (bench/LOG.md).
+#pragma once
+
+#include "worker.cuh"
+
+namespace kccl::decode {
+
+// What a warp does in a product. Its steps are one row tile and lane after another; each is one
+// tile times four quads of the staged vector.
+struct Steps {
+    uint32_t num;       // of the block's rows
+    uint32_t each;      // of a row tile and lane
+    uint32_t of_lanes;  // of what is staged: then the vector begins again
+};
+
+template <class M>
+KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
+    return {num_tiles * M::kAllSteps, M::kSteps, M::kAllSteps};
+}
+
+// Of a block, which has so many of the product's rows.
+template <class S>
+KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
+    using Dims = Shape<S>;
+    const uint32_t member = block % Dims::kGroupBlocks;
+    switch (product) {
+        case Product::kQkv: return steps_of<typename Dims::Qkv>(Dims::Qkv::tiles_of(member).num);
+        case Product::kOut: return steps_of<typename Dims::Out>(Dims::Out::tiles_of(member).num);
+        case Product::kGateUp:
+            return steps_of<typename Dims::GateUp>(Dims::GateUp::tiles_of(member).num);
+        case Product::kDown: return steps_of<typename Dims::Down>(Dims::Down::tiles_of(member).num);
+        default: return steps_of<typename Dims::Head>(Dims::Head::tiles_of(block).num);
+    }
+}
+
+// A warp's pass through a product. Its waits have no limit: the producer copies until the warps
+// that multiply have ended, and copies wait for nobody.
+template <class S>
+class Multiplier {
+  public:
+    KCCL_DEVICE Multiplier(Worker<S>& worker, const Steps& steps)
+        : worker_(worker),
+          steps_(steps),
+          lane_(1, 0),
+          warp_(mem::forget(worker.warp_index())),
+          staged_(worker.staged()),
+          area_(reinterpret_cast<float*>(worker.area(worker.warp_index()))),
+          left_(steps.each) {}
+
+    // Takes the product's stages from the ring, multiplies, and leaves the sums in the warp's area,
+    // [row tile][lane][row].
+    KCCL_DEVICE void run() {
+        warp().sync();
+        const bool is_even = steps_.each % kAtOnce == 0;
+        const bool is_whole = steps_.each == kShort;
+#pragma unroll 1
+        for (uint32_t done = 0; done < steps_.num; done += kAtOnce) {
+            Loaded stage;
+            load(stage);
+            if (is_even) {
+                multiply_even(stage);
+            } else if (kAtOnce % kShort == 0 && is_whole) {
+                multiply_whole<kShort>(stage, steps_.num - done);
+            } else if (kHasOthers) {
+                multiply_any(stage, steps_.num - done);
+            }
+        }
+    }
+
+  private:
+    using Unit = Mma<bf16>;
+    static constexpr uint32_t kAtOnce = S::kStageSteps;
+    // The output projection has the fewest steps.
+    static constexpr uint32_t kShort = Shape<S>::Out::kSteps;
+    KCCL_CONSTEXPR static bool fits(uint32_t each) {
+        return each % kAtOnce == 0 || (each == kShort && kAtOnce % kShort == 0);
+    }
+    static constexpr bool kHasOthers =
+        !(fits(Shape<S>::Qkv::kSteps) && fits(kShort) && fits(Shape<S>::Down::kSteps));
+
+    struct Loaded {
+        Unit::Weights tiles[kAtOnce];
+        Unit::Inputs inputs[kAtOnce];
+    };
+
+    // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
+    // not used.
+    KCCL_DEVICE void load(Loaded& loaded) {
+        const uint8_t* const stage = worker_.weights().await_front() + warp_ * kTileBytes;
+        const StagedQuad* const vector = staged_ + at_ * kTileQuads;
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            loaded.tiles[i] = lane_.weights(stage + i * S::kWarps * kTileBytes);
+            loaded.inputs[i] = lane_.inputs(vector + i * kTileQuads);
+        }
+        at_ += kAtOnce;
+        if (at_ >= steps_.of_lanes) at_ = 0;
+        worker_.weights().pop();
+    }
+
+    // All steps of the stage are of one row tile and lane.
+    KCCL_DEVICE void multiply_even(const Loaded& loaded) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+        }
+        left_ -= kAtOnce;
+        if (left_ == 0) store();
+    }
+
+    // The stage has whole row tiles and lanes, of EACH steps.
+    template <uint32_t EACH>
+    KCCL_DEVICE void multiply_whole(const Loaded& loaded, uint32_t num) {
+        KCCL_UNROLL
+        for (uint32_t first = 0; first + EACH <= kAtOnce; first += EACH) {
+            if (first >= num) break;
+            KCCL_UNROLL
+            for (uint32_t i = first; i < first + EACH; ++i) {
+                Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+            }
+            store();
+        }
+    }
+
+    KCCL_DEVICE void multiply_any(const Loaded& loaded, uint32_t num) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            if (i >= num) break;
+            Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
+            if (--left_ == 0) store();
+        }
+    }
+
+    // Stores the sums of a row tile and lane, and begins with the next.
+    KCCL_DEVICE void store() {
+        lane_.totals(sums_, [&](uint32_t row, uint32_t vector, float sum) {
+            if (vector == 0 && row < kTileRows) mem::store_plain(area_ + row, sum);
+        });
+        area_ += kTileRows;
+        sums_ = {};
+        left_ = steps_.each;
+    }
+
+    Worker<S>& worker_;
+    const Steps steps_;
+    const Unit::Lane lane_;
+    const uint32_t warp_;
+    const StagedQuad* const staged_;
+    float* area_;
+    uint32_t at_ = 0;  // the next step's number within all lanes
+    uint32_t left_;    // steps of this row tile and lane
+    Unit::Sums sums_ = {};
+};
+
+// One product of the block: see Multiplier::run(). All threads of the warp.
+template <class S>
+KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps) {
+    if (steps.num == 0) return;
+    Multiplier<S> multiplier(worker, steps);
+    multiplier.run();
+}
+
+// Takes the next stage and does nothing with it.
+template <class S>
+KCCL_DEVICE void skip(Worker<S>& worker) {
+    (void)worker.weights().await_front();
+    worker.weights().pop();
+}
+
+// ---- Rows
+// -----------------------------------------------------------------------------------------
+
+// The k-th quad of a block's rows that this thread finishes; it may lie behind the last one. Quads
+// go round the warps, so that all warps have some.
+template <class S>
+KCCL_DEVICE uint32_t own_quad(const Worker<S>& worker, uint32_t k) {
+    return (k * platform::kWarpSize + worker.thread()) * S::kWarps + worker.warp_index();
+}
+
+// The sums of all warps, in their order, for four rows: quad `quad` of row tile and lane `tile`.
+template <class S>
+KCCL_DEVICE Quad total_of(Worker<S>& worker, uint32_t tile, uint32_t quad) {
+    Quad total = {};
+#pragma unroll 4
+    for (uint32_t each = 0; each < S::kWarps; ++each) {
+        const Quad part = mem::load_plain(worker.area(each) + tile * kTileQuads + quad);
+        KCCL_UNROLL
+        for (int i = 0; i < 4; ++i) total.value[i] += part.value[i];
+    }
+    return total;
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,156 @@
+// What of a model and a machine is known when the kernel is compiled: S, a struct that Python
+// writes (engine/monokernel/source.py), and what follows from it.
+//
+// A *group* is the blocks that share a residual. A Laneformer has one group for each of the rank's
+// lanes; an ordinary model has one group with all of the rank's lanes. The rows of a product are
+// cut into tiles of 16, and the tiles into contiguous parts, one for each block of the group. A
+// warp multiplies the same part of the columns for all rows of its block. So the order of a sum
+// does not depend on the numbers of ranks and blocks.
+#pragma once
+
+#include "mma.cuh"
+
+namespace kccl::decode {
+
+KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
+
+// The products of a layer, in their order, and the one behind the last layer.
+enum class Product : uint32_t { kQkv, kOut, kGateUp, kDown, kHead };
+
+// Part i of n, of `total` things.
+struct Cut {
+    uint32_t first;
+    uint32_t num;
+};
+KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
+    const uint32_t first = static_cast<uint32_t>(uint64_t{total} * i / n);
+    return {first, static_cast<uint32_t>(uint64_t{total} * (i + 1) / n) - first};
+}
+
+// A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart.
+// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp.
+template <class S, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS>
+struct Matrix {
+    static_assert(ROWS % kTileRows == 0 && COLUMNS % kTileColumns == 0, "whole tiles");
+    static constexpr uint32_t kTiles = ROWS / kTileRows;
+    static constexpr uint32_t kColumns = COLUMNS;
+    static constexpr uint32_t kLanes = LANES;
+    static constexpr uint32_t kBlocks = BLOCKS;
+    // Of one block.
+    static constexpr uint32_t kMostTiles = ceil_div(kTiles, BLOCKS);
+    // Steps of a row tile for one lane. Where they are not whole, zeros fill up.
+    static constexpr uint32_t kSteps = ceil_div(COLUMNS / kTileColumns, S::kWarps);
+    static constexpr uint32_t kStepBytes = S::kWarps * kTileBytes;
+    // A warp's quads of one lane's vector.
+    static constexpr uint32_t kQuads = kSteps * kTileQuads;
+    // A stage takes its inputs from one stretch of what is staged. So a vector that is shorter than
+    // a stage is staged several times.
+    static constexpr uint32_t kAllSteps = LANES * kSteps;
+    static constexpr uint32_t kCopies = most_of(S::kStageSteps / kAllSteps, 1);
+    static_assert(kAllSteps % S::kStageSteps == 0 || S::kStageSteps % kAllSteps == 0,
+                  "the steps of a stage, and those of a vector's lanes: one divides the other");
+    static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileQuads;
+
+    KCCL_CONSTEXPR static Cut tiles_of(uint32_t block) { return cut(kTiles, block, BLOCKS); }
+    // Whose row tile that is.
+    KCCL_CONSTEXPR static uint32_t owner_of(uint32_t tile) {
+        return ((tile + 1) * BLOCKS - 1) / kTiles;
+    }
+    // Packed tiles of a row tile.
+    static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
+};
+
+template <class S>
+struct Shape : S {
+    static constexpr uint32_t kLanesHere = S::kNumLanes / S::kWorldSize;
+    static constexpr uint32_t kGroups = S::kNumResiduals == 1 ? 1 : kLanesHere;
+    static constexpr uint32_t kGroupLanes = kLanesHere / kGroups;
+    static constexpr uint32_t kGroupBlocks = S::kBlocks / kGroups;
+    static constexpr uint32_t kModules = 2 * S::kNumLayers;
+    static_assert(kLanesHere * S::kWorldSize == S::kNumLanes, "ranks have equally many lanes");
+    static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
+
+    // Rows of a lane.
+    static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
+    static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
+
+    using Qkv = Matrix<S, kGroupLanes * kQkvRows, S::kHidden, 1, kGroupBlocks>;
+    using Out = Matrix<S, S::kHidden, kAttendedRows, kGroupLanes, kGroupBlocks>;
+    // A tile has 8 rows of the gate, and behind them the same rows of "up".
+    using GateUp = Matrix<S, 2 * kGroupLanes * S::kFfn, S::kHidden, 1, kGroupBlocks>;
+    using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks>;
+    using Head = Matrix<S, S::kVocab / S::kWorldSize, S::kHidden, 1, S::kBlocks>;
+    static_assert(S::kVocab % (S::kWorldSize * kTileRows) == 0, "ranks have whole tiles");
+    // So many row tiles of the head are multiplied before their logits are looked at.
+    static constexpr uint32_t kHeadTiles = 12;
+
+    // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which
+    // one warp goes through. The strands of a KV head are cut into kSplits contiguous parts, each
+    // for one block. Results are merged in a binary tree over the strands. So their bits do not
+    // depend on kSplits.
+    static constexpr uint32_t kHeadsPerKv = S::kHeads / S::kKvHeads;
+    static constexpr uint32_t kSplitStrands = S::kStrands / S::kSplits;
+    static constexpr uint32_t kUnits = kGroupLanes * S::kKvHeads * S::kSplits;
+    static constexpr uint32_t kHeadTilesOfDim = S::kHeadDim / kTileColumns;
+    static constexpr uint32_t kHeadQuads = S::kHeadDim / 4;
+    // A published part: the quads of a head, and one of {maximum, sum, 0, 0}.
+    static constexpr uint32_t kPartQuads = kHeadQuads + 1;
+    static_assert((S::kStrands & (S::kStrands - 1)) == 0 && S::kStrands % S::kSplits == 0,
+                  "a binary tree");
+    static_assert(S::kHeadDim % kTileColumns == 0, "whole tiles");
+    static_assert(kHeadQuads <= platform::kWarpSize, "a thread has one quad of a head");
+    static_assert(kHeadsPerKv <= 4 && kHeadsPerKv <= Mma<f16>::kVectors,
+                  "one multiplication for all query heads");
+    // Bytes of the cache of one KV head for 16 positions: keys, then values turned.
+    static constexpr uint32_t kCacheTileBytes = 2 * kHeadTilesOfDim * kTileBytes;
+    static constexpr uint32_t kCacheTiles = ceil_div(S::kContext, kTileRows);
+
+    // A warp's staged vector, or the queries of a KV head, in quads.
+    KCCL_CONSTEXPR static uint32_t most_staged() {
+        const uint32_t queries = kHeadsPerKv * kHeadQuads;
+        const uint32_t most = most_of(most_of(Qkv::kStaged, Head::kStaged), queries);
+        return most_of(most, most_of(Out::kStaged, Down::kStaged));
+    }
+    static constexpr uint32_t kMostStaged = most_staged();
+
+    // A warp's sums of one op, or what attention needs, in quads.
+    static constexpr uint32_t kAttendQuads = kHeadsPerKv * 2 * kTileQuads + 1;
+    KCCL_CONSTEXPR static uint32_t most_sums() {
+        const uint32_t head = Head::kMostTiles < kHeadTiles ? Head::kMostTiles : kHeadTiles;
+        uint32_t tiles = most_of(Out::kMostTiles, Down::kMostTiles) * kGroupLanes;
+        tiles = most_of(tiles, most_of(Qkv::kMostTiles, GateUp::kMostTiles));
+        return most_of(kAttendQuads, most_of(tiles, head) * kTileQuads);
+    }
+    static constexpr uint32_t kMostSums = most_sums();
+
+    // The residual's quads that a thread keeps.
+    static constexpr uint32_t kConsumers = S::kWarps * platform::kWarpSize;
+    static constexpr uint32_t kOwnQuads = ceil_div(Out::kMostTiles * kTileQuads, kConsumers);
+
+    // Packed tiles of a layer before those of an op, for the first `rows` row tiles of each op.
+    struct Rows {
+        uint32_t qkv, out, gate_up, down;
+    };
+    KCCL_CONSTEXPR static uint64_t packed_of_layer(const Rows& rows) {
+        return uint64_t{rows.qkv} * Qkv::kPacked + uint64_t{rows.out} * Out::kPacked +
+               uint64_t{rows.gate_up} * GateUp::kPacked + uint64_t{rows.down} * Down::kPacked;
+    }
+    KCCL_CONSTEXPR static uint64_t packed_before(uint32_t member) {
+        return packed_of_layer({Qkv::tiles_of(member).first, Out::tiles_of(member).first,
+                                GateUp::tiles_of(member).first, Down::tiles_of(member).first});
+    }
+    KCCL_CONSTEXPR static uint64_t packed_by(uint32_t member) {
+        return packed_before(member + 1) - packed_before(member);
+    }
+    // Where a block's packed tiles begin: those of its layers, and then those of the head.
+    KCCL_CONSTEXPR static uint64_t stream_of(uint32_t block) {
+        return block / kGroupBlocks * (packed_before(kGroupBlocks) * S::kNumLayers) +
+               packed_before(block % kGroupBlocks) * S::kNumLayers +
+               uint64_t{Head::tiles_of(block).first} * Head::kPacked;
+    }
+
+    using WeightRing = Ring<S::kStages, S::kStageSteps * S::kWarps * kTileBytes>;
+};
+
+}  // namespace kccl::decode

@@ -1,0 +1,66 @@
+// The warp that copies the block's weights ahead of the others: one list of stages a round, round
+// after round, held back only by the ring and by a bound on bytes in flight.
+#pragma once
+
+#include "product.cuh"
+
+namespace kccl::decode {
+
+// Whether a round's logits are wanted: the head's weights are read then only.
+KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
+    if (task.logits != 0 || task.only_reads != 0) return true;
+    return task.max_tokens != 0 && position + 1 >= task.num_ids;
+}
+
+// Calls push(bytes) for each stage of a block's round, in order. False as soon as push does. A
+// stage has kStageSteps steps, or what is left of a product; of the head, of kHeadTiles row tiles.
+template <class S, class Push>
+KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
+    constexpr uint32_t kProducts = 4, kStepBytes = S::kWarps * kTileBytes;
+    constexpr uint32_t kOfHead = Shape<S>::kHeadTiles * Shape<S>::Head::kSteps;
+    const uint32_t num = S::kNumLayers * kProducts + (has_head ? 1 : 0);
+    for (uint32_t i = 0; i < num; ++i) {
+        const bool is_head = i == S::kNumLayers * kProducts;
+        uint32_t steps = steps_of_product<S>(
+                             block, is_head ? Product::kHead : static_cast<Product>(i % kProducts))
+                             .num;
+        while (steps > 0) {
+            uint32_t part = is_head && steps > kOfHead ? kOfHead : steps;
+            steps -= part;
+            while (part > 0) {
+                const uint32_t now = part < S::kStageSteps ? part : S::kStageSteps;
+                if (!push(now * kStepBytes)) return false;
+                part -= now;
+            }
+        }
+    }
+    return true;
+}
+
+// Returns when the other warps have ended, and watches over their waits. Called by all threads of
+// the warp.
+template <class S>
+KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
+    const uint32_t block = platform::block_in_grid();
+    Producer<typename Shape<S>::WeightRing> producer(shared.ring, comm);
+    Watch<S> watch(comm, task, &shared.gave_up);
+    const auto* const begin =
+        reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;
+    const uint8_t* from = begin;
+    const auto push = [&](uint32_t num_bytes) {
+        while (!producer.try_push(from, num_bytes, S::kInFlight)) {
+            if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;
+            watch.look();
+            mem::poll_pause();
+        }
+        from += num_bytes;
+        return true;
+    };
+    for (uint32_t position = task.start;; ++position) {
+        from = begin;
+        if (!for_each_stage<S>(block, wants_head(task, position), push)) break;
+    }
+    producer.drain();
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,94 @@
+// mma.cuh on NVIDIA GPUs: mma.sync.m16n8k16. PTX says which thread holds which element.
+//
+// The unit takes columns 2q, 2q + 1, 2q + 8 and 2q + 9 of a tile from thread q of four. Which
+// columns of the matrix those are does not matter as long as the vector's agree. Here they are 4q
+// to 4q + 3, so that a thread needs one quad of the vector. A thread's 16 bytes of a tile are
+// contiguous.
+#pragma once
+
+namespace kccl::decode {
+
+template <class T>
+struct Mma {
+    static constexpr uint32_t kVectors = 4;
+
+    struct Weights {
+        uint32_t word[4];
+    };
+    struct Inputs {
+        uint32_t word[2];
+    };
+    struct Sums {
+        float value[4];
+    };
+
+    KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
+        const uint32_t thread = row % 8 * 4 + column / 4;
+        const uint32_t word = row / 8 + column % 4 / 2 * 2;
+        return thread * 16 + word * 4 + column % 2 * 2;
+    }
+
+    class Lane {
+      public:
+        // In registers, because the special register that it comes from is slow.
+        KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
+            : thread_(mem::forget(warp().index())),
+              num_vectors_(num_vectors),
+              // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
+              has_inputs_(thread_ / 8 < num_vectors),
+              input_(thread_ / 8 * stride * sizeof(StagedQuad) + thread_ % 4 * sizeof(StagedQuad) +
+                     thread_ / 4 % 2 * sizeof(uint64_t)) {}
+
+        KCCL_DEVICE Weights weights(const uint8_t* tile) const {
+            const mem::Line line =
+                mem::load_plain(reinterpret_cast<const mem::Line*>(tile) + thread_);
+            return {{static_cast<uint32_t>(line.word[0]), static_cast<uint32_t>(line.word[0] >> 32),
+                     static_cast<uint32_t>(line.word[1]),
+                     static_cast<uint32_t>(line.word[1] >> 32)}};
+        }
+
+        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+            uint64_t both = 0;
+            const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
+            if (has_inputs_) both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
+            return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
+        }
+
+        KCCL_DEVICE void scale(Sums& sums, const float* factors) const {
+            const uint32_t vector = thread_ % 4;
+            const float factor = vector < num_vectors_ ? mem::load_plain(factors + vector) : 0.0f;
+            KCCL_UNROLL
+            for (float& value : sums.value) value *= factor;
+        }
+
+        template <class F>
+        KCCL_DEVICE void totals(const Sums& sums, F f) const {
+            const uint32_t row = thread_ / 4, vector = thread_ % 4;
+            f(row, vector, sums.value[0] + sums.value[1]);
+            f(row + 8, vector, sums.value[2] + sums.value[3]);
+        }
+
+      private:
+        const uint32_t thread_;
+        const uint32_t num_vectors_;
+        const bool has_inputs_;
+        const uint32_t input_;  // in bytes
+    };
+
+    KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+#define KCCL_DECODE_MMA(type)                                                                     \
+    asm volatile(                                                                                 \
+        "mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+        : "+f"(sums.value[0]), "+f"(sums.value[1]), "+f"(sums.value[2]), "+f"(sums.value[3])      \
+        : "r"(weights.word[0]), "r"(weights.word[1]), "r"(weights.word[2]), "r"(weights.word[3]), \
+          "r"(inputs.word[0]), "r"(inputs.word[1]))
+        if constexpr (kIsBfloat16<T>)
+            KCCL_DECODE_MMA("bf16");
+        else
+            KCCL_DECODE_MMA("f16");
+#undef KCCL_DECODE_MMA
+    }
+};
+
+}  // namespace kccl::decode

@@ -1,0 +1,93 @@
+// mma.cuh without a matrix unit: tiles are row-major, and thread r < 16 multiplies row r. For the
+// simulator.
+#pragma once
+
+namespace kccl::decode {
+
+template <class T>
+struct Mma {
+    static constexpr uint32_t kVectors = 4;
+
+    struct Weights {
+        float value[kTileColumns];
+    };
+    // The same in all threads: both parts of a vector, added up, are one FP32 value.
+    struct Inputs {
+        float value[kVectors][kTileColumns];
+    };
+    struct Sums {
+        float value[kVectors];
+    };
+
+    KCCL_CONSTEXPR static uint32_t offset(uint32_t row, uint32_t column) {
+        return (row * kTileColumns + column) * 2;
+    }
+
+    class Lane {
+      public:
+        KCCL_DEVICE Lane(uint32_t num_vectors, uint32_t stride)
+            : row_(warp().index() < kTileRows ? warp().index() : kTileRows),
+              num_vectors_(num_vectors),
+              stride_(stride) {}
+
+        KCCL_DEVICE Weights weights(const uint8_t* tile) const {
+            Weights weights = {};
+            if (row_ == kTileRows) return weights;
+            const auto* row = reinterpret_cast<const uint64_t*>(tile + offset(row_, 0));
+            for (uint32_t quad = 0; quad < kTileQuads; ++quad) {
+                widen(mem::load_plain(row + quad), weights.value + 4 * quad);
+            }
+            return weights;
+        }
+
+        KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
+            Inputs inputs = {};
+            for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
+                for (uint32_t quad = 0; quad < kTileQuads; ++quad) {
+                    const StagedQuad* mine = staged + vector * stride_ + quad;
+                    float high[4], low[4];
+                    widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->high)), high);
+                    widen(mem::load_plain(reinterpret_cast<const uint64_t*>(mine->low)), low);
+                    for (uint32_t i = 0; i < 4; ++i) {
+                        inputs.value[vector][4 * quad + i] = high[i] + low[i];
+                    }
+                }
+            }
+            return inputs;
+        }
+
+        KCCL_DEVICE void scale(Sums& sums, const float* factors) const {
+            for (uint32_t vector = 0; vector < num_vectors_; ++vector) {
+                sums.value[vector] *= mem::load_plain(factors + vector);
+            }
+        }
+
+        template <class F>
+        KCCL_DEVICE void totals(const Sums& sums, F f) const {
+            for (uint32_t vector = 0; vector < kVectors; ++vector) {
+                f(row_, vector, sums.value[vector]);
+            }
+        }
+
+      private:
+        KCCL_DEVICE static void widen(uint64_t four, float* out) {
+            for (uint32_t i = 0; i < 4; ++i) {
+                out[i] = Element<T>::widen(T{static_cast<uint16_t>(four >> 16 * i)});
+            }
+        }
+
+        const uint32_t row_;
+        const uint32_t num_vectors_;
+        const uint32_t stride_;
+    };
+
+    KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
+        for (uint32_t vector = 0; vector < kVectors; ++vector) {
+            for (uint32_t i = 0; i < kTileColumns; ++i) {
+                sums.value[vector] += weights.value[i] * inputs.value[vector][i];
+            }
+        }
+    }
+};
+
+}  // namespace kccl::decode

@@ -1,0 +1,79 @@
+// What the host tells a decode kernel, and what it gets back.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace kccl::decode {
+
+// A module's rule of delayed tensor parallelism: Op in program.py says what it means.
+struct Module {
+    float own_scale;
+    int32_t receives;  // a module, or -1
+    uint32_t is_blocking;
+    uint32_t sends;
+};
+
+struct Layer {
+    Module attention;
+    Module mlp;
+    uint32_t window;
+    uint32_t reserved[3];
+};
+
+// A request, and where a rank's memory lies; passed by value. Addresses of device memory unless
+// said otherwise.
+struct Task {
+    uint64_t weights;    // packed tiles, each block's contiguous
+    uint64_t embedding;  // bf16 [vocabulary][hidden]
+    uint64_t norms;      // float [2 * layers + 1][hidden], in the order of their use
+    uint64_t qk_norms;   // float [layers][queries, keys][head_dim]; 0: none
+    uint64_t cosines;    // float [context][head_dim / 2]
+    uint64_t sines;
+    uint64_t cache;      // f16 [layer][KV head][tile of 16 positions][keys, values][...]
+    uint64_t layers;     // Layer [layers]
+    uint64_t boards[8];  // every rank's board: board.cuh
+    uint64_t ids;        // int32 [num_ids]
+    uint64_t stop_ids;   // int32 [num_stop_ids]
+    uint64_t logits;     // float [num_ids - start][vocabulary], or 0: this rank's part of each row
+    uint64_t mailbox;    // Mailbox, in host memory that the device maps
+    uint64_t tokens;     // Token [context], likewise
+    uint32_t num_ids;
+    uint32_t num_stop_ids;
+    uint32_t start;       // the first position that runs; the cache has those before it
+    uint32_t max_tokens;  // 0: only the ids run
+    uint32_t round;       // passes that all requests before made
+    uint32_t number;      // of the request, from 1
+    uint32_t only_reads;  // not 0: the weights are read max_tokens times, and nothing else is done
+    uint32_t traced;      // rounds of the request that are traced, if the kernel traces
+    uint64_t trace;       // uint64 [traced][op of a round][Stamp][block], in nanoseconds
+};
+
+// When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
+// and had finished its rows.
+enum Stamp : uint32_t { kBegan, kArrived, kMultiplied, kMet, kFinished, kNumStamps };
+
+// Why a request has ended.
+enum End : uint32_t {
+    kGoesOn = 0,
+    kStopId = 1,
+    kMaxTokens = 2,
+    kContextFull = 3,
+    kCancelled = 4,
+    kBadLogits = 5,
+};
+
+// A token as the host sees it; each half is single-copy atomic. Valid when both numbers are the
+// request's.
+struct alignas(16) Token {
+    int32_t id;
+    uint32_t number;
+    uint32_t end;  // End
+    uint32_t number_again;
+};
+
+struct Mailbox {
+    uint32_t cancelled;  // the host writes: the number of the request that is to end
+    uint32_t rounds;     // the kernel writes, when it ends: Task.round of the next request
+};
+
+}  // namespace kccl::decode

@@ -1,0 +1,1 @@
+"""The monokernel: one launch decodes a whole request. kernels/ has its device code."""

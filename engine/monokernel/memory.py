@@ -1,0 +1,94 @@
+"""A rank's memory for the monokernel, on a GPU or in the simulator."""
+
+import ctypes
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kccl
+
+
+class Arena(ABC):
+    """Allocates memory that kernels reach, and copies to and from it. Zero at first."""
+
+    def __init__(self, comm: kccl.Communicator) -> None:
+        self._comm = comm
+        self._windows: list[Any] = []
+
+    def shared(self, nbytes: int) -> list[int]:
+        """Allocates on every rank; the addresses of all ranks' parts. Collective."""
+        window = self._comm.window(nbytes)
+        self._windows.append(window)
+        return list(window.addresses)
+
+    def allocate(self, nbytes: int) -> int:
+        """Allocates on every rank the same number of bytes; the address here. Collective."""
+        return self.shared(nbytes)[self._comm.rank]
+
+    def place(self, array: NDArray[Any]) -> int:
+        """Allocates, and copies an array there; the address. Collective, of one size."""
+        address = self.allocate(array.nbytes)
+        self.write(address, array)
+        return address
+
+    @abstractmethod
+    def on_host(self, nbytes: int) -> int:
+        """Allocates host memory that kernels read and write at the same address. It lives as long
+        as this.
+        """
+
+    @abstractmethod
+    def write(self, address: int, array: NDArray[Any]) -> None:
+        """Copies an array to an address; returns when it is there."""
+
+    @abstractmethod
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Copies from an address."""
+
+
+class SimArena(Arena):
+    """In the simulator memory is the host's."""
+
+    def on_host(self, nbytes: int) -> int:
+        """See Arena."""
+        return self.allocate(nbytes)
+
+    def write(self, address: int, array: NDArray[Any]) -> None:
+        """See Arena."""
+        array = np.ascontiguousarray(array)
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """See Arena."""
+        return ctypes.string_at(address, nbytes)
+
+
+class GpuArena(Arena):
+    """On a GPU."""
+
+    def __init__(self, comm: kccl.Communicator, device: kccl.gpu.Device) -> None:
+        super().__init__(comm)
+        self._device = device
+        self._pinned: list[Any] = []
+        with device.current():
+            self._stream = kccl.gpu.make_stream()
+
+    def on_host(self, nbytes: int) -> int:
+        """See Arena."""
+        memory = kccl.gpu.Memory(self._device, nbytes, self._stream, on_host=True)
+        self._pinned.append(memory)
+        return memory.address
+
+    def write(self, address: int, array: NDArray[Any]) -> None:
+        """See Arena."""
+        with self._device.current():
+            kccl.gpu.write(
+                address, np.ascontiguousarray(array).reshape(-1).view(np.uint8), self._stream
+            )
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """See Arena."""
+        with self._device.current():
+            return kccl.gpu.read(address, nbytes, self._stream)

@@ -1,0 +1,130 @@
+"""What of a model and a machine is compiled into the monokernel: kernels/shape.cuh calls it S."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import kccl
+
+from ..program import Program
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+_TILE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the monokernel uses a GPU; none of it changes a bit of the results but `warps`.
+
+    Attributes:
+        blocks: Blocks that work on one rank, a multiple of its residuals.
+        warps: Warps of a block that multiply; the columns of each product are cut into as many
+            parts.
+        stages: Of a block's ring of weights.
+        stage_steps: Tiles of each warp in a stage, of 512 bytes each.
+        in_flight: Stages that are copied at the same time.
+        strands: Into how many parts the positions of a KV head are cut, a power of two.
+        splits: Into how many parts the strands are cut, one for each block; a power of two.
+    """
+
+    blocks: int
+    warps: int
+    stages: int
+    stage_steps: int
+    in_flight: int
+    strands: int
+    splits: int
+
+
+def check(program: Program, world_size: int) -> None:
+    """Refuses a model that the monokernel cannot run.
+
+    Raises:
+        InvalidArgument: The text names what does not fit.
+    """
+    c = program.config
+    lane_heads, lane_kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
+    rows = {
+        "hidden": c.hidden,
+        "head_dim": c.head_dim,
+        "ffn / num_lanes": c.ffn // c.num_lanes,
+        f"vocab_size / {world_size} ranks": c.vocab_size // world_size,
+    }
+    for name, size in rows.items():
+        if size % _TILE:
+            raise kccl.InvalidArgument(
+                f"{name} is {size}, must be a multiple of {_TILE} for the monokernel"
+            )
+    if c.num_lanes % world_size or c.vocab_size % world_size:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the model's {c.num_lanes} lanes and "
+            f"{c.vocab_size} tokens for the monokernel"
+        )
+    if c.lm_head != "replicate":
+        raise kccl.InvalidArgument(
+            f"lm_head is {c.lm_head!r}, must be 'replicate' for the monokernel"
+        )
+    if c.head_dim > 128:
+        raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
+    if lane_heads // lane_kv_heads > 4:
+        raise kccl.InvalidArgument(
+            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 4 for the "
+            "monokernel"
+        )
+
+
+def source_of(
+    program: Program, world_size: int, context: int, tuning: Tuning, *, traces: bool = False
+) -> str:
+    """The translation unit: the kernels decode, pack and describe for one shape."""
+    c = program.config
+    lanes = c.num_lanes
+    numbers = {
+        "WorldSize": world_size,
+        "Blocks": tuning.blocks,
+        "Warps": tuning.warps,
+        "Stages": tuning.stages,
+        "StageSteps": tuning.stage_steps,
+        "InFlight": tuning.in_flight,
+        "Strands": tuning.strands,
+        "Splits": tuning.splits,
+        "NumLayers": c.num_layers,
+        "NumLanes": lanes,
+        "NumResiduals": program.num_residuals,
+        "Hidden": c.hidden,
+        "Heads": c.num_heads // lanes,
+        "KvHeads": c.num_kv_heads // lanes,
+        "HeadDim": c.head_dim,
+        "Ffn": c.ffn // lanes,
+        "Vocab": c.vocab_size,
+        "Context": context,
+    }
+    flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
+    flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
+    flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
+    flags["Traces"] = traces
+    floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
+    members = [
+        *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
+        *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
+        *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
+    ]
+    return f"""
+#include "decode.cuh"
+#include "pack.cuh"
+
+struct Model {{
+    {(chr(10) + "    ").join(members)}
+}};
+
+KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
+void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
+    kccl::decode::run<Model>(comm, task);
+}}
+
+KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
+                      uint64_t group) {{
+    kccl::decode::pack<Model>(weights, matrix, product, layer, group);
+}}
+
+KCCL_KERNEL void describe(uint64_t* out) {{ kccl::decode::describe<Model>(out); }}
+"""

@@ -1,0 +1,48 @@
+"""The structs that kernels/task.cuh declares, as ctypes."""
+
+import ctypes
+
+U32, U64 = ctypes.c_uint32, ctypes.c_uint64
+
+
+class Task(ctypes.Structure):
+    """kccl::decode::Task."""
+
+    _fields_ = (
+        *((name, U64) for name in ("weights", "embedding", "norms", "qk_norms")),
+        *((name, U64) for name in ("cosines", "sines", "cache", "layers")),
+        ("boards", U64 * 8),
+        *((name, U64) for name in ("ids", "stop_ids", "logits", "mailbox", "tokens")),
+        *((name, U32) for name in ("num_ids", "num_stop_ids", "start", "max_tokens")),
+        *((name, U32) for name in ("round", "number", "only_reads", "traced")),
+        ("trace", U64),
+    )
+
+
+class Module(ctypes.Structure):
+    """kccl::decode::Module."""
+
+    _fields_ = (
+        ("own_scale", ctypes.c_float),
+        ("receives", ctypes.c_int32),
+        ("is_blocking", U32),
+        ("sends", U32),
+    )
+
+
+class Layer(ctypes.Structure):
+    """kccl::decode::Layer."""
+
+    _fields_ = (("attention", Module), ("mlp", Module), ("window", U32), ("reserved", U32 * 3))
+
+
+class Token(ctypes.Structure):
+    """kccl::decode::Token."""
+
+    _fields_ = (("id", ctypes.c_int32), ("number", U32), ("end", U32), ("number_again", U32))
+
+
+class Mailbox(ctypes.Structure):
+    """kccl::decode::Mailbox."""
+
+    _fields_ = (("cancelled", U32), ("rounds", U32))

@@ -1,0 +1,106 @@
+"""Gives a rank's weights to the device, which packs them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint import Checkpoint
+from ..executors.packing import pair_order
+from ..program import Program
+
+# As kernels/pack.cuh numbers them.
+PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
+# Rows of the gate in a tile, and of "up" behind them.
+_HALF = 8
+_ROWS_AT_ONCE = 4096
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were packed since the last call."""
+
+
+def matrices(
+    checkpoint: Checkpoint, program: Program, lanes: range, rank: int, world_size: int
+) -> Iterator[tuple[int, int, int, NDArray[np.uint16]]]:
+    """A rank's matrices as the device packs them, one after another.
+
+    Yields:
+        The index in PRODUCTS, the layer, the group; and the matrix, uint16 [rows, columns]: a
+        group's lanes lie one below the other, in "out" and "down" side by side.
+    """
+    c = program.config
+    groups = [lanes] if program.num_residuals == 1 else [range(i, i + 1) for i in lanes]
+    order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
+    for layer in range(c.num_layers):
+        for group, those in enumerate(groups):
+
+            def read(name: str, layer: int = layer, those: range = those) -> NDArray[np.uint16]:
+                tensor = checkpoint.tensor(f"layers.{layer}.{name}", those)
+                return np.ascontiguousarray(tensor).view(np.uint16)
+
+            q, k = (_in_pairs(read(name), order, c.head_dim) for name in ("wq", "wk"))
+            qkv = np.concatenate([q, k, read("wv")], axis=1)
+            yield 0, layer, group, qkv.reshape(-1, c.hidden)
+            yield 1, layer, group, _side_by_side(read("wo"))
+            halves = [w.reshape(-1, 1, _HALF, c.hidden) for w in (read("w1"), read("w3"))]
+            yield 2, layer, group, np.concatenate(halves, axis=1).reshape(-1, c.hidden)
+            yield 3, layer, group, _side_by_side(read("w2"))
+    name = program.by_name["head"].weights[0]
+    first, end = (c.vocab_size * i // world_size for i in (rank, rank + 1))
+    head = np.ascontiguousarray(checkpoint.rows(name, first, end)).view(np.uint16)
+    yield 4, c.num_layers, 0, head
+
+
+def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[np.uint16]:
+    """The whole table, uint16 [vocab_size, hidden]."""
+    c = program.config
+    out = np.empty((c.vocab_size, c.hidden), np.uint16)
+    for first in range(0, c.vocab_size, _ROWS_AT_ONCE):
+        end = min(first + _ROWS_AT_ONCE, c.vocab_size)
+        rows = checkpoint.rows("embedding", first, end)
+        out[first:end] = np.ascontiguousarray(rows).view(np.uint16)
+    return out
+
+
+def norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
+    """float32 [2 * layers + 1, hidden], in the order of their use."""
+    names = [
+        f"layers.{layer}.{name}"
+        for layer in range(program.config.num_layers)
+        for name in ("attention_norm", "ffn_norm")
+    ]
+    return np.stack([np.asarray(checkpoint.tensor(n), np.float32) for n in [*names, "norm"]])
+
+
+def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
+    """float32 [layers, queries and keys, head_dim], in the order of the packed rows."""
+    c = program.config
+    order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
+    rows = [
+        np.asarray(checkpoint.tensor(f"layers.{layer}.{name}"), np.float32)[order]
+        for layer in range(c.num_layers)
+        for name in ("q_norm", "k_norm")
+    ]
+    return np.stack(rows)
+
+
+def most_bytes(program: Program, world_size: int) -> int:
+    """Of the largest matrix that matrices() yields."""
+    c = program.config
+    lanes = c.num_lanes // world_size if program.num_residuals == 1 else 1
+    heads = (c.num_heads + 2 * c.num_kv_heads) // c.num_lanes * lanes * c.head_dim
+    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, c.vocab_size // world_size)
+    return 2 * c.hidden * rows
+
+
+def _in_pairs(rows: NDArray[Any], order: NDArray[np.intp], head_dim: int) -> NDArray[Any]:
+    """[lanes, rows, columns] with the elements that RoPE turns together side by side."""
+    lanes, _, columns = rows.shape
+    by_head = rows.reshape(lanes, -1, head_dim, columns)
+    return by_head[:, :, order].reshape(lanes, -1, columns)
+
+
+def _side_by_side(tensor: NDArray[Any]) -> NDArray[Any]:
+    """[lanes, rows, columns] as [rows, lanes * columns]."""
+    return np.ascontiguousarray(tensor.swapaxes(0, 1)).reshape(tensor.shape[1], -1)

@@ -1,0 +1,218 @@
+"""The monokernel in the simulator: the logits of the reference, and no bug of its protocols."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import kccl
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.executors import device
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel.shape import KERNELS, Tuning
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Reference
+from kccl.engine.sample import SamplingParams
+
+TUNING = Tuning(blocks=4, warps=2, stages=4, stage_steps=2, in_flight=2, strands=2, splits=1)
+CONTEXT = 64
+SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": CONTEXT, "ffn": 128}
+SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4}
+IDS = [5, 99, 17, 64, 2, 120]
+NEW = 3
+# The KV cache is f16: 11 bits of keys and values whose products are about 1.
+TOLERANCE = 3e-3
+
+Array = NDArray[np.float32]
+
+
+@cache
+def checkpoint(model: str) -> Checkpoint:
+    # The window ends within the ids, and the messages of five layers land in three.
+    layers = {"window": 4, "window_layers": 3} if model == "tiny-laneformer" else {}
+    num_layers = 5 if model == "tiny-laneformer" else 2
+    return random_checkpoint(model, num_layers=num_layers, **SMALL, **layers)
+
+
+@cache
+def expected(model: str) -> tuple[Array, list[int]]:
+    reference = Reference(checkpoint(model))
+    tokens = reference.generate(IDS, SamplingParams(max_tokens=NEW))
+    return reference.logits(IDS), [token for token, _ in tokens]
+
+
+def run(name: str, ranks: int = 1, tuning: Tuning = TUNING, **simulation: Any) -> tuple[Array, Any]:
+    """The logits after IDS, put together from all ranks, and the new tokens of each rank."""
+
+    def main(comm: kccl.Communicator) -> tuple[Array, list[int]]:
+        executor = DeviceExecutor(
+            checkpoint(name),
+            comm,
+            tuning=tuning,
+            context=CONTEXT,
+            warp_size=simulation.get("warp_size", 32),
+        )
+        logits = executor.logits(IDS)
+        return logits, [token for token, _ in executor.generate(IDS, NEW)]
+
+    results = kccl.run_threads(main, ranks, backend="sim", **simulation)
+    part = SMALL["vocab_size"] // ranks
+    logits = [found[:, r * part : (r + 1) * part] for r, (found, _) in enumerate(results)]
+    return np.concatenate(logits, axis=1), [tokens for _, tokens in results]
+
+
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen3"])
+def test_equals_the_reference_on_any_number_of_ranks(model):
+    wanted, tokens = expected(model)
+    one, found = run(model)
+    np.testing.assert_allclose(one, wanted, atol=TOLERANCE)
+    assert found == [tokens]
+    for ranks in (2, 4):
+        more, found = run(model, ranks, seed=ranks)
+        np.testing.assert_array_equal(more.view(np.uint32), one.view(np.uint32))
+        assert found == [tokens] * ranks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": 8},
+        {"splits": 2},
+        {"in_flight": 1, "stages": 2},
+        # The head's rows are multiplied in two parts; a stage has several row tiles.
+        {"blocks": 4, "stage_steps": 4},
+    ],
+    ids=str,
+)
+def test_tuning_changes_no_bit(change):
+    one, _ = run("tiny-laneformer")
+    other, _ = run("tiny-laneformer", tuning=replace(TUNING, **change))
+    np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "machine", [{"warp_size": 64}, {"warp_size": 64, "model": "gfx942"}], ids=str
+)
+def test_warps_of_64(machine, seed):
+    wanted, tokens = expected("tiny-laneformer")
+    logits, found = run("tiny-laneformer", 2, seed=seed, **machine)
+    np.testing.assert_allclose(logits, wanted, atol=TOLERANCE)
+    assert found == [tokens] * 2
+
+
+def test_a_request_may_be_given_up(monkeypatch):
+    """The iterator is closed; the next request has the rounds of the first one behind it."""
+    _, tokens = expected("tiny-laneformer")
+
+    def main(comm: kccl.Communicator) -> list[list[int]]:
+        executor = DeviceExecutor(
+            checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
+        )
+        first = executor.generate(IDS, NEW)
+        begun = [next(first)[0]]
+        first.close()
+        stopped = [token for token, _ in executor.generate(IDS, NEW, stop_ids=[tokens[1]])]
+        return [begun, stopped, [token for token, _ in executor.generate(IDS, NEW)]]
+
+    (found,) = kccl.run_threads(main, 1, backend="sim")
+    assert found == [tokens[:1], tokens[:2], tokens]
+
+
+# File -> text that is there once, and what takes its place: bugs that the simulator must find.
+BUGS = {
+    "no fence at the end of a round": (
+        "finish.cuh",
+        "            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();\n",
+        "",
+    ),
+    "sums of two ops in one area": ("worker.cuh", "        op_ ^= 1u;\n", ""),
+    "warps do not meet": ("decode.cuh", "        if (!worker.meet()) return false;\n", ""),
+    "one place for the words of all rounds": (
+        "board.cuh",
+        "((round & 1u) * S::kWorldSize + rank)",
+        "((round & 0u) * S::kWorldSize + rank)",
+    ),
+    "a tag that never changes": ("board.cuh", "return (round & 1u) ^ 1u;", "return round | 1u;"),
+}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the kernels that the executor compiles."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(KERNELS, folder)
+    monkeypatch.setattr(device, "KERNELS", folder)
+    yield folder
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_simulator_finds_planted_bugs(bug, kernels):
+    name, right, wrong = BUGS[bug]
+    text = (kernels / name).read_text()
+    assert text.count(right) == 1
+    (kernels / name).write_text(text.replace(right, wrong))
+    wanted, _ = expected("tiny-laneformer")
+    for seed in range(8):
+        try:
+            logits, _ = run("tiny-laneformer", seed=seed)
+        except kccl.Error:
+            return
+        if not np.allclose(logits, wanted, atol=TOLERANCE):
+            return
+    pytest.fail("8 seeds did not show it")
+
+
+def test_a_rank_that_does_not_come_is_named():
+    def main(comm: kccl.Communicator) -> None:
+        executor = DeviceExecutor(
+            checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
+        )
+        if comm.rank == 0:
+            executor.logits(IDS)
+
+    with pytest.raises(kccl.Error, match="rank 1"):
+        kccl.run_threads(main, 2, backend="sim")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        ({"head_dim": 8}, 1, "head_dim is 8, must be a multiple of 16"),
+        ({"ffn": 96}, 1, "ffn / num_lanes is 24, must be a multiple of 16"),
+        ({"lm_head": "vocab_parallel"}, 1, "lm_head is 'vocab_parallel'"),
+        ({"num_heads": 32}, 1, "num_heads / num_kv_heads is 8, must be at most 4"),
+        ({}, 3, "world_size is 3, must divide the model's 4 lanes"),
+    ],
+    ids=str,
+)
+def test_models_that_do_not_fit_are_refused(changes, ranks, message):
+    model = random_checkpoint("tiny-laneformer", **SMALL | {"vocab_size": 192} | changes)
+
+    def main(comm: kccl.Communicator) -> None:
+        DeviceExecutor(model, comm, tuning=TUNING, context=CONTEXT)
+
+    with pytest.raises(kccl.InvalidArgument, match=message):
+        kccl.run_threads(main, ranks, backend="sim")
+
+
+def test_wrong_requests_are_refused():
+    def main(comm: kccl.Communicator) -> None:
+        executor = DeviceExecutor(
+            checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
+        )
+        for ids in ([], [1] * CONTEXT):
+            with pytest.raises(kccl.InvalidArgument, match=f"ids has {len(ids)} tokens"):
+                next(executor.generate(ids, NEW))
+        with pytest.raises(kccl.InvalidArgument, match="stop_ids has 65 ids"):
+            next(executor.generate(IDS, NEW, stop_ids=[1] * 65))
+        with pytest.raises(kccl.InvalidArgument, match="ids has 65 tokens"):
+            executor.logits([1] * (CONTEXT + 1))
+
+    kccl.run_threads(main, 1, backend="sim")

@@ -1,0 +1,75 @@
+"""The whole monokernel for real shapes, as the GPUs' compilers see it. No GPU is needed."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from device_compilers import (
+    amd_functions,
+    amd_metadata,
+    compile_cuda,
+    compile_hip,
+    find_nvrtc,
+    has_zig,
+)
+
+import kccl
+from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
+from kccl.engine.program import Program
+from kccl.engine.random_weights import MODELS
+
+# model -> how one H200 decodes it, and bytes of registers that may go through memory.
+SHAPES = {
+    "laneformer-2b": (
+        Tuning(blocks=128, warps=8, stages=8, stage_steps=6, in_flight=3, strands=64, splits=8),
+        1024,
+    ),
+    "llama-1b": (
+        Tuning(blocks=132, warps=8, stages=5, stage_steps=8, in_flight=2, strands=64, splits=4),
+        2048,
+    ),
+}
+CONTEXT = 4096
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> Path:
+    """One folder with the library's headers and the kernels."""
+    folder = tmp_path / "include"
+    folder.mkdir()
+    (folder / "kccl").symlink_to(Path(kccl.include_dir()) / "kccl")
+    for path in KERNELS.iterdir():
+        (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_it_compiles_for_hopper_and_keeps_its_registers(model, headers):
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
+    tuning, most_bytes = SHAPES[model]
+    source = source_of(Program(MODELS[model]), 1, CONTEXT, tuning)
+    ptx, log = compile_cuda(library, source, ["decode"], "sm_90a", headers)
+    assert "mma.sync.aligned.m16n8k16" in ptx
+    assert "cp.async.bulk" in ptx
+    (numbers,) = re.findall(
+        r"Function properties for _Z6decode\w+\nptxas[ .]*\d+ bytes stack frame, "
+        r"(\d+) bytes spill stores, (\d+) bytes spill loads",
+        log,
+    )
+    assert sum(map(int, numbers)) <= most_bytes
+
+
+@pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_it_compiles_for_amd(arch, headers, tmp_path):
+    """A compute unit has 64 KB of shared memory, so the ring is small."""
+    tuning = replace(SHAPES["laneformer-2b"][0], stages=2, stage_steps=3)
+    source = source_of(Program(MODELS["laneformer-2b"]), 1, CONTEXT, tuning)
+    assembly = compile_hip(source, arch, tmp_path, headers)
+    (decode,) = (body for name, body in amd_functions(assembly).items() if "6decode14" in name)
+    assert "v_mfma_f32_16x16x16_bf16" in decode
+    assert "v_mfma_f32_16x16x16_f16" in decode
+    assert any("decode" in name for name in amd_metadata(assembly))
