@@ -111,14 +111,23 @@ def connect(
     def lost(peer: int) -> PeerLost:
         return peer_lost(numbers[rank], numbers[peer], what)
 
-    def check(absent: set[int]) -> None:
-        """Raises if one of the absent peers will not come."""
-        look()
+    def check_others(refuser: int | None = None) -> None:
+        """Raises if a connected peer has told of a loss; or has ended without a word, while
+        another one refuses to connect.
+        """
         # Others give up when a rank has ended, and say which one it was.
         for connection in sockets.values():
             culprit = _lost_by_peer(connection)
             if culprit is not None:
                 raise peer_lost(numbers[rank], culprit, what)
+        for peer, connection in sockets.items():
+            if refuser is not None and peer != refuser and _has_ended(connection):
+                raise lost(peer)
+
+    def check(absent: set[int]) -> None:
+        """Raises if one of the absent peers will not come."""
+        look()
+        check_others()
         # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not _is_running(_pid_in(names[peer]))]
         ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
@@ -142,6 +151,7 @@ def connect(
                 peer_pid(connection)
                 connection.sendall(struct.pack("<I", rank))
             except ConnectionError:
+                check_others(refuser=peer)
                 raise lost(peer) from None
         absent = set(range(rank + 1, len(names)))
         listener.settimeout(_POLL_S)
