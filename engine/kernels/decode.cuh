@@ -34,8 +34,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         worker.residual[k] =
             is_there ? embedded(worker, token, tiles.first * kTileQuads + quad) : Quad{};
     }
-    // One loop over the products, with what they share written once, keeps the code small enough
-    // for the instruction cache.
+    // One loop over the products, so that what they share is in the code once.
 #pragma unroll 1
     for (uint32_t i = 0; i < 4 * S::kNumLayers; ++i) {
         const uint32_t layer = i / 4, module = i / 2;

@@ -1,4 +1,4 @@
-// Products of a warp: a tile of 16 rows x 16 columns, of which each element has 16 bits, times up
+// How a warp multiplies: a tile of 16 rows x 16 columns with elements of 16 bits, times up
 // to kVectors vectors, added up in FP32. One file for each target says how the tile is packed and
 // what each thread of the warp holds. Ops do not know.
 //

@@ -1,8 +1,7 @@
 // A product of packed weights, which come through the ring, with the vector that the warp has
 // staged.
 //
-// One loop serves all products, with numbers instead of types: a monokernel whose code does not fit
-// into the instruction cache waits for instructions in every op (bench/LOG.md).
+// One loop serves all products, with numbers instead of types, so that its code is there once.
 #pragma once
 
 #include "worker.cuh"
@@ -171,8 +170,7 @@ KCCL_DEVICE void skip(Worker<S>& worker) {
     worker.weights().pop();
 }
 
-// ---- Rows
-// -----------------------------------------------------------------------------------------
+// ---- Rows ---------------------------------------------------------------------------------------
 
 // The k-th quad of a block's rows that this thread finishes; it may lie behind the last one. Quads
 // go round the warps, so that all warps have some.

@@ -18,8 +18,8 @@ KCCL_DEVICE Quad embedded(const Worker<S>& worker, int32_t token, uint32_t quad)
     return values;
 }
 
-// Which quads of a vector of M's columns the warp multiplies: quad i of the warp's part, if it is
-// there at all.
+// The first quad of the part of a vector that the warp multiplies. The last warps' parts may lie
+// behind the vector's end.
 template <class M, class S>
 KCCL_DEVICE uint32_t first_quad(const Worker<S>& worker) {
     return worker.warp_index() * M::kQuads;
@@ -35,7 +35,7 @@ KCCL_DEVICE void stage(Worker<S>& worker, uint32_t i, const Quad& quad) {
     }
 }
 
-// Loads four values of `norm`.
+// Quad `quad` of an array of floats that the host has written.
 KCCL_DEVICE Quad load_quad(uint64_t array, uint64_t quad) {
     const auto lines = mem::load_plain(reinterpret_cast<const mem::Line*>(array) + quad);
     return platform::bit_cast<Quad>(lines);

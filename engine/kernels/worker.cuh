@@ -36,7 +36,6 @@ template <class S>
 class Worker {
   public:
     using Dims = Shape<S>;
-    using At = Places<S>;
 
     // Of what all ranks exchange.
     static constexpr mem::Scope kReach =
@@ -77,7 +76,6 @@ class Worker {
         traced_op_ = 0;
     }
     KCCL_DEVICE bool failed() const { return failed_; }
-    KCCL_DEVICE void fail() { failed_ = true; }
 
     // ---- Areas ----------------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ class Worker {
             wait_at<S>(comm_, task_, warp_index()), ranks == 0 ? 0 : wait_word(ranks, round_));
     }
 
-    // The residual's quads of this thread: see own_quad() in rows.cuh.
+    // The residual's quads of this thread: see own_quad() in product.cuh.
     Quad residual[Dims::kOwnQuads];
 
   private:

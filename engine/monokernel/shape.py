@@ -13,7 +13,7 @@ _TILE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the monokernel uses a GPU; none of it changes a bit of the results but `warps`.
+    """How the monokernel uses a GPU; only `warps` and `strands` change bits of the results.
 
     Attributes:
         blocks: Blocks that work on one rank, a multiple of its residuals.
