@@ -1,6 +1,6 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
-import threading
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 
 import kccl
 
+from .backends import open_ranks
+from .bounds import bytes_per_token
 from .checkpoint import Checkpoint, open_checkpoint
 from .closing import Closing
 from .config import ModelConfig
-from .executors.host import HostExecutor
-from .executors.packing import Parts, Sizes
+from .executors.executor import Executor
 from .models import find_model
-from .placement import place
 from .program import Program
-from .ranks import Ranks, check_same, ranks_of_job, ranks_of_threads
+from .ranks import Ranks
 from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
 
-# bandwidth() reads all weights so often; the fastest turn counts.
-_TURNS = 4
+# bandwidth() reads all weights in so many requests, each of at least so many seconds; the fastest
+# counts.
+_READS, _READ_S = 4, 0.02
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,21 @@ class Engine(Closing):
         Args:
             model: "bundled", "smollm2", a folder, a GGUF file, or an opened checkpoint, which stays
                 open and belongs to the caller.
-            backend: "host".
+            backend: "host": this machine's cores. "cuda": GPUs, one for each rank, with one kernel
+                for a whole answer; ranks that are threads may share one. "sim": the same kernel in
+                the simulator, one rank, for tiny models.
             ranks: Ranks as threads of this process, 1 to 8, outside a job; None: the job's
                 processes, or 1.
-            blocks: Threads of each rank, at most 64; None: one for each of this machine's cores
-                that the ranks may use, at least 1.
+            blocks: On the host, threads of each rank, at most 64; None: one for each of this
+                machine's cores that the ranks may use, at least 1. On a GPU, blocks of each rank;
+                None: one for each multiprocessor that has work.
             context: Tokens to make room for; None: the model's context, at most 4096.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
-            InvalidArgument: An argument is wrong.
+            InvalidArgument: An argument is wrong, or the backend cannot run the model.
             kccl.Error: The model cannot be read.
         """
-        if backend != "host":
-            raise kccl.InvalidArgument(f"backend is {backend!r}, must be 'host'")
         if ranks is not None and kccl.launched_rank() is not None:
             raise kccl.InvalidArgument(
                 f"ranks is {ranks}: they are threads of one process, and a launcher has started "
@@ -114,52 +116,15 @@ class Engine(Closing):
                 raise kccl.InvalidArgument(
                     f"context is {context}, must be from 1 to the model's, {self.config.context}"
                 )
-            self._ranks: Ranks[HostExecutor] = self._open(checkpoint, ranks, blocks, progress)
+            self._ranks: Ranks[Executor] = open_ranks(
+                checkpoint, backend, ranks, blocks, self.context, progress
+            )
         finally:
             if opened is not None:
                 opened.close()
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
-
-    def _open(
-        self,
-        checkpoint: Checkpoint,
-        ranks: int | None,
-        blocks: int | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> "Ranks[HostExecutor]":
-        packed, lock = [0], threading.Lock()
-
-        def make(comm: kccl.Communicator) -> HostExecutor:
-            settings = {"model": repr(self.config), "context": self.context, "blocks": blocks}
-            check_same(comm, settings)
-            number, cpus = place(comm, blocks)
-            program = Program(self.config)
-            parts = Parts(program, comm.world_size)
-            mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
-            total = sum(Sizes(program, parts, rank).total for rank in mine)
-
-            def tell(nbytes: int) -> None:
-                # Raises if Ctrl-C has aborted it: reading may take minutes.
-                comm.check()
-                with lock:
-                    packed[0] += nbytes
-                    if progress is not None:
-                        progress(packed[0], total)
-
-            return HostExecutor(
-                checkpoint,
-                comm,
-                blocks=number,
-                cpus=cpus,
-                context=self.context,
-                progress=tell,
-            )
-
-        if ranks is None:
-            return ranks_of_job(make)
-        return ranks_of_threads(ranks, make)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -288,12 +253,22 @@ class Engine(Closing):
     def bandwidth(self) -> float:
         """Bytes a second at which the same threads read all weights, and do nothing else."""
         with self._ranks.request("bandwidth"):
-            best = float("inf")
-            for _ in range(_TURNS):
-                for each in self._ranks.mine:
-                    each.start_streaming(1)
-                best = min(best, max([each.wait() for each in self._ranks.mine]))
+            best = self._read(1)
+            # The ranks decide alike: they take the slowest one's time.
+            slowest = max(self._ranks.all_gather(best))
+            turns = math.ceil(_READ_S / slowest)
+            best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
         return self.config.streamed_bytes() / best
+
+    def _read(self, turns: int) -> float:
+        """Seconds of one turn."""
+        for each in self._ranks.mine:
+            each.start_streaming(turns)
+        return max([each.wait() for each in self._ranks.mine]) / turns
+
+    def bytes_per_token(self, position: int) -> int:
+        """Bytes of weights, keys and values that the token at a position reads."""
+        return bytes_per_token(self.config, position, self._ranks.mine[0].kv_item_bytes)
 
     def timed(self, prompt: str | Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
         """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.

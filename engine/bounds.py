@@ -2,19 +2,16 @@
 
 from .config import ModelConfig
 
-# Keys and values of the host executor are FP32.
-_KV_BYTES = 4
 
-
-def kv_bytes(config: ModelConfig, position: int) -> int:
+def kv_bytes(config: ModelConfig, position: int, item_bytes: int) -> int:
     """Bytes of keys and values that the token at a position reads, from 0 on, its own included."""
     seen = 0
     for layer in range(config.num_layers):
         window = config.window_of(layer)
         seen += min(position + 1, window) if window else position + 1
-    return seen * 2 * config.num_kv_heads * config.head_dim * _KV_BYTES
+    return seen * 2 * config.num_kv_heads * config.head_dim * item_bytes
 
 
-def bytes_per_token(config: ModelConfig, position: int) -> int:
+def bytes_per_token(config: ModelConfig, position: int, kv_item_bytes: int) -> int:
     """Bytes of weights, keys and values that the token at a position reads."""
-    return config.streamed_bytes() + kv_bytes(config, position)
+    return config.streamed_bytes() + kv_bytes(config, position, kv_item_bytes)

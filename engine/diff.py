@@ -154,7 +154,29 @@ class Incremental:
         return np.concatenate(parts, axis=1)
 
 
-EXECUTORS = {"host": "kccl.engine.api:Engine", "incremental": "kccl.engine.diff:Incremental"}
+def on_gpu(checkpoint: Checkpoint) -> Executor:
+    """The monokernel on a GPU."""
+    return _engine(checkpoint, "cuda")
+
+
+def in_simulator(checkpoint: Checkpoint) -> Executor:
+    """The monokernel in the simulator."""
+    return _engine(checkpoint, "sim")
+
+
+def _engine(checkpoint: Checkpoint, backend: str) -> Executor:
+    # Imported here because the reference alone needs none of it.
+    from .api import Engine
+
+    return Engine(checkpoint, backend)
+
+
+EXECUTORS = {
+    "host": "kccl.engine.api:Engine",
+    "cuda": "kccl.engine.diff:on_gpu",
+    "sim": "kccl.engine.diff:in_simulator",
+    "incremental": "kccl.engine.diff:Incremental",
+}
 
 
 def make_executor(name: str, checkpoint: Checkpoint) -> Executor:

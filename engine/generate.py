@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import kccl
 
 from .api import Engine
-from .bounds import bytes_per_token
+from .backends import BACKENDS
 from .sample import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,9 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable"
     )
     parser.add_argument(
+        "--backend", default="host", choices=BACKENDS, help="what runs the model (host)"
+    )
+    parser.add_argument(
         "-n", type=int, metavar="RANKS", help="ranks as threads; in a job its processes (1)"
     )
-    parser.add_argument("--blocks", type=int, metavar="N", help="threads of each rank (all cores)")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="threads of each rank, or blocks on its GPU (all cores)",
+    )
     parser.add_argument("--context", type=int, metavar="N", help="tokens to make room for (4096)")
     parser.add_argument("--quiet", action="store_true", help="print the answer only")
 
@@ -74,7 +82,12 @@ def main(args: argparse.Namespace) -> int:
         prompt = _standard_input()
     with _progress(screen) as tell:
         engine = Engine(
-            args.model, ranks=args.n, blocks=args.blocks, context=args.context, progress=tell
+            args.model,
+            args.backend,
+            args.n,
+            blocks=args.blocks,
+            context=args.context,
+            progress=tell,
         )
     with engine:
         screen.quiet |= engine.rank != 0
@@ -126,7 +139,7 @@ def _summary(engine: Engine, ids: list[int], times: list[float], began: float, e
     if len(times) > 1:
         rate = (len(times) - 1) / (times[-1] - times[0])
         middle = len(ids) + len(times) // 2
-        bound = engine.bandwidth() / bytes_per_token(engine.config, middle)
+        bound = engine.bandwidth() / engine.bytes_per_token(middle)
         parts.append(f"{rate:.0f} tok/s, {rate / bound:.0%} of what the memory allows")
     return "; ".join(parts)
 

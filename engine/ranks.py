@@ -3,24 +3,11 @@
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import kccl
 
-
-class Executor(Protocol):
-    """What a rank works with."""
-
-    def end(self) -> None:
-        """Cancels the request that runs, if one does, and waits until no thread works on it.
-
-        Raises:
-            kccl.Error: The request failed.
-        """
-
-    def close(self) -> None:
-        """Ends a request as end() does, then the threads."""
-
+from .executors.executor import Executor
 
 T = TypeVar("T", bound=Executor)
 
@@ -152,9 +139,11 @@ def check_same(comm: kccl.Communicator, settings: Mapping[str, Any]) -> None:
             raise kccl.InvalidArgument(f"{name} differs between the ranks, must be the same on all")
 
 
-def ranks_of_job(make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
+def ranks_of_job(
+    init: Callable[[], kccl.Communicator], make: Callable[[kccl.Communicator], T]
+) -> "Ranks[T]":
     """The rank that this process is; rank 0 of 1 outside a job. Collective."""
-    comm = kccl.init(backend="host")
+    comm = init()
     try:
         mine = make(comm)
     except BaseException:
@@ -165,7 +154,9 @@ def ranks_of_job(make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
     return Ranks([mine], comm.rank, comm.world_size, comm.gather_objects, comm.close)
 
 
-def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ranks[T]":
+def ranks_of_threads(
+    ranks: int, backend: str, make: Callable[[kccl.Communicator], T]
+) -> "Ranks[T]":
     """Ranks as threads of this process. They stay until close()."""
     made: dict[int, T] = {}
     comms: list[kccl.Communicator] = []
@@ -187,7 +178,7 @@ def ranks_of_threads(ranks: int, make: Callable[[kccl.Communicator], T]) -> "Ran
 
     def run() -> None:
         try:
-            kccl.run_threads(main, world_size=ranks)
+            kccl.run_threads(main, world_size=ranks, backend=backend)
         except BaseException as error:
             errors.append(error)
         finally:

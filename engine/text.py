@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .executors.host import Token
+from .executors.executor import Token
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import numpy as np
 
 import kccl
 from kccl.engine import Engine
-from kccl.engine.bounds import bytes_per_token
 from kccl.engine.checkpoint import Checkpoint
 
 from ..harness.measure import Row
@@ -328,7 +327,7 @@ class _Measurement:
                 row |= {"ttft_ms": first_us * 1e-3, "ttft_steps": first_us / row["us_per_token"]}
                 if is_ours:
                     # Of the token in the middle.
-                    nbytes = bytes_per_token(self._config, position + num // 2)
+                    nbytes = self._engine.bytes_per_token(position + num // 2)
                     row["bandwidth_share"] = found.share(nbytes)
             elif is_ours:
                 self._result.is_right = False

@@ -1,10 +1,12 @@
 """One rank of the monokernel: a GPU, or one in the simulator, that decodes a whole request."""
 
 import ctypes
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,31 +15,35 @@ from numpy.typing import NDArray
 import kccl
 
 from ..checkpoint import Checkpoint
+from ..monokernel import task as structs
 from ..monokernel import weights
 from ..monokernel.memory import Arena, GpuArena, SimArena
+from ..monokernel.outputs import Outputs, Places, embedded
 from ..monokernel.shape import KERNELS, Tuning, check, source_of
-from ..monokernel.task import Layer, Mailbox, Module, Task, Token
 from ..program import Op, Program
+from ..sample import SamplingParams
+from .executor import Token
 
 # As kernels/task.cuh numbers the ends of a request.
-_BAD_LOGITS = 5
+_ENDS = {0: "", 1: "stop", 2: "max_tokens", 3: "context"}
+_CANCELLED, _BAD_LOGITS = 4, 5
 _MOST_STOP_IDS = 64
+# Positions whose logits a launch writes at most.
+_SCORED_AT_ONCE = 64
 # Seconds between two looks at the tokens, and without a token until the communicator is checked.
 _LOOK_S, _CHECK_S = 20e-6, 0.1
 # Warps of a block that packs.
 _PACKERS = 8
+_NO_LOGITS = (ctypes.c_uint64 * 8)()
 
 
 class DeviceExecutor:
-    """One rank's weights, KV cache and board on a device. All ranks make the same calls.
+    """One rank's weights, KV cache and board on a device: an Executor (executor.py).
 
     The communicator's backend is "cuda" or "sim". Tokens are the most likely ones.
-
-    Attributes:
-        program: The model's program.
-        context: Positions that the KV cache has room for.
-        nbytes: Of this rank's packed weights.
     """
+
+    kv_item_bytes = 2
 
     def __init__(
         self,
@@ -88,13 +94,16 @@ class DeviceExecutor:
                 self._stream = kccl.gpu.make_stream()
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
-        self._task = Task()
+        self._task = structs.Task()
+        # Of the request that runs: what waits for it here, if anything does, and what that found.
+        self._is_running = self._makes_tokens = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        # The address and the size of the logits' memory.
-        self._logits = (0, 0)
-        self._describe()
+        self._seconds = math.nan
+        self._is_closed = False
+        places = self._describe()
         self._load(checkpoint, progress)
+        self._outputs = self._make_outputs(checkpoint, places)
         # All boards are there. The second barrier sees that the first one succeeded: from then on
         # waits have the usual limit instead of that of the first call.
         comm.barrier()
@@ -115,17 +124,20 @@ class DeviceExecutor:
             )
 
     def _wait_for_device(self) -> None:
+        """Waits for what this rank has launched. Others may use the device, too."""
         if self._device is not None:
-            kccl.gpu.synchronize(self._device)
+            with self._device.current():
+                kccl.gpu.synchronize_stream(self._stream)
 
-    def _describe(self) -> None:
+    def _describe(self) -> Places:
         """Asks the device what kernels/pack.cuh tells of the shape."""
-        nbytes = 4 * 8
+        nbytes = 8 * 8
         numbers = self._arena.allocate(nbytes)
         self._launch("describe", numbers, grid=1, warps=1)
         self._wait_for_device()
-        found = np.frombuffer(self._arena.read(numbers, nbytes), np.uint64)
-        self._shared_bytes, self._board_bytes, self.nbytes, self._cache_bytes = map(int, found)
+        found = np.frombuffer(self._arena.read(numbers, nbytes), np.uint64).tolist()
+        self._shared_bytes, self._board_bytes, self.nbytes, self._cache_bytes, *places = found
+        return Places(*places)
 
     def _load(self, checkpoint: Checkpoint, progress: weights.Progress) -> None:
         program, arena, task = self.program, self._arena, self._task
@@ -154,23 +166,25 @@ class DeviceExecutor:
         task.layers = arena.place(np.frombuffer(self._layers(), np.uint8))
         for each, address in enumerate(arena.shared(self._board_bytes)):
             task.boards[each] = address
+        rows = 4 * _SCORED_AT_ONCE * c.vocab_size
+        self._logits = arena.shared(rows)
         task.ids = arena.allocate(4 * self.context)
         task.stop_ids = arena.allocate(4 * _MOST_STOP_IDS)
-        task.tokens = arena.on_host(ctypes.sizeof(Token) * self.context)
-        task.mailbox = arena.on_host(ctypes.sizeof(Mailbox))
-        self._tokens = (Token * self.context).from_address(task.tokens)
-        self._mailbox = Mailbox.from_address(task.mailbox)
+        task.tokens = arena.on_host(ctypes.sizeof(structs.Token) * self.context)
+        task.mailbox = arena.on_host(ctypes.sizeof(structs.Mailbox))
+        self._tokens = (structs.Token * self.context).from_address(task.tokens)
+        self._mailbox = structs.Mailbox.from_address(task.mailbox)
 
     def _layers(self) -> bytes:
         """The layers' rules, as kernels/task.cuh has them."""
 
-        def rule(op: Op) -> Module:
+        def rule(op: Op) -> structs.Module:
             receives = -1 if op.receives is None else op.receives
-            return Module(op.own_scale, receives, int(op.is_blocking), int(op.sends))
+            return structs.Module(op.own_scale, receives, int(op.is_blocking), int(op.sends))
 
         ops = self.program.by_name
         layers = [
-            Layer(
+            structs.Layer(
                 rule(ops[f"layers.{i}.out"]),
                 rule(ops[f"layers.{i}.down"]),
                 ops[f"layers.{i}.attend"].window,
@@ -179,134 +193,219 @@ class DeviceExecutor:
         ]
         return b"".join(map(bytes, layers))
 
+    def _make_outputs(self, checkpoint: Checkpoint, places: Places) -> Outputs:
+        program, rank = self.program, self._comm.rank
+        num = program.config.num_lanes // self._comm.world_size
+        return Outputs(
+            program,
+            range(rank * num, (rank + 1) * num),
+            places,
+            self._tuning.splits,
+            weights.norms(checkpoint, program),
+            weights.qk_norms(checkpoint, program) if program.config.has_qk_norm else None,
+            lambda offset, nbytes: self._arena.read(self._task.boards[rank] + offset, nbytes),
+        )
+
     # ---- requests --------------------------------------------------------------------------------
 
-    def generate(
-        self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = ()
-    ) -> Iterator[tuple[int, float]]:
-        """Yields the most likely tokens after `ids`, until a stop id, which it yields too, or
-        max_tokens, or the end of the context.
-
-        Yields:
-            A token, and when it was seen, by time.monotonic(). In the simulator all come at the
-            end.
-
-        Raises:
-            InvalidArgument: An argument is wrong.
-            kccl.Error: The logits are NaN. Or a rank was lost, or did not come.
-        """
+    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
+        """See Executor."""
         if not 0 < len(ids) < self.context:
             raise kccl.InvalidArgument(
                 f"ids has {len(ids)} tokens, must have at least one and fewer than the context, "
                 f"{self.context}"
             )
-        if len(stop_ids) > _MOST_STOP_IDS:
+        if len(params.stop_ids) > _MOST_STOP_IDS:
             raise kccl.InvalidArgument(
-                f"stop_ids has {len(stop_ids)} ids, must have at most {_MOST_STOP_IDS}"
+                f"stop_ids has {len(params.stop_ids)} ids, must have at most {_MOST_STOP_IDS}"
             )
-        self._start(ids, max_tokens=max_tokens, stop_ids=stop_ids)
-        has_ended = False
-        try:
-            if self._device is None:
-                self._finish()
-            for index in range(max_tokens):
-                token = self._await(self._tokens[index])
-                has_ended = token.end != 0
-                if token.end == _BAD_LOGITS:
-                    raise kccl.Error("the model's logits are NaN, or none is finite")
-                yield token.id, time.monotonic()
-                if has_ended:
-                    break
-        finally:
-            if not has_ended:
-                # The caller has enough. Every rank ends its iterator: rank 0 decides for all.
+        self._begin(makes_tokens=True)
+        if params.stop_ids:
+            self._arena.write(self._task.stop_ids, np.asarray(params.stop_ids, np.int32))
+        self._task.num_stop_ids = len(params.stop_ids)
+        self._set_ids(ids, num_cached)
+        self._task.max_tokens = params.max_tokens
+        if self._device is not None:
+            self._launch_decode()
+        else:
+            # In the simulator a launch returns when the kernel has ended.
+            self._in_thread(self._launch_decode)
+
+    def tokens(self) -> Iterator[Token]:
+        """See Executor."""
+        for index in count():
+            token = self._await(self._tokens[index])
+            if token.end == _BAD_LOGITS:
+                raise kccl.Error("the model's logits are NaN, or none is finite")
+            if token.end == _CANCELLED:
+                raise kccl.Error("another rank ended the request before its end")
+            yield Token(token.id, math.nan, _ENDS[token.end], time.monotonic())
+            if token.end:
+                break
+        self.wait()
+
+    def end(self) -> None:
+        """See Executor."""
+        if self._is_running:
+            # Requests without tokens end by themselves, on all ranks after the same launch.
+            if self._makes_tokens:
                 self._mailbox.cancelled = self._task.number
-            self._finish()
+            self.wait()
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each id: float32 [len(ids), vocab_size]. Of other ranks' parts of the
-        vocabulary they are undefined.
+    def start_scoring(
+        self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """See Executor."""
+        self._check_ids(ids)
+        ids = list(ids)
 
-        Raises:
-            InvalidArgument: No ids, or more than the context.
-            kccl.Error: A rank was lost, or did not come.
-        """
+        def work() -> None:
+            for first in range(0, len(ids), _SCORED_AT_ONCE):
+                some = ids[: first + _SCORED_AT_ONCE]
+                self._run_ids(some, first, logits=self._logits)
+                if writes_shared:
+                    out[first : len(some)] = self._scored(len(some) - first)
+
+        self._begin()
+        self._in_thread(work)
+
+    def start_trace(
+        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """See Executor."""
+        self._check_ids(ids)
+        ids = list(ids)
+        c = self.program.config
+        is_shared = op.shape[0] == 1
+
+        def work() -> None:
+            for position, token in enumerate(ids):
+                self._run_ids(ids[: position + 1], position, logits=self._logits)
+                if is_shared and not writes_shared:
+                    continue
+                if op.kind == "embed":
+                    at = self._task.embedding + 2 * c.hidden * token
+                    row = embedded(self._arena.read(at, 2 * c.hidden))
+                    found = {each: row for each in self._outputs.residuals()}
+                elif op.kind == "head":
+                    found = {0: self._scored(1)[0]}
+                else:
+                    found = self._outputs.of(op, position)
+                for index, values in found.items():
+                    out[index, position] = values
+
+        self._begin()
+        self._in_thread(work)
+
+    def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See Executor."""
+        return out
+
+    def start_streaming(self, turns: int) -> None:
+        """See Executor."""
+
+        def work() -> None:
+            self._set_ids([0], 0)
+            self._task.max_tokens, self._task.only_reads = turns, 1
+            self._launch_decode()
+            self._wait_for_device()
+
+        self._begin()
+        self._in_thread(work)
+
+    def wait(self) -> float:
+        """See Executor."""
+        if not self._is_running:
+            return self._seconds
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._wait_for_device()
+        self._is_running = False
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        self._comm.check()
+        return self._seconds
+
+    def close(self) -> None:
+        """See Executor."""
+        self._is_closed = True
+        self.end()
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
         if not 0 < len(ids) <= self.context:
             raise kccl.InvalidArgument(
                 f"ids has {len(ids)} tokens, must have at least one and at most the context, "
                 f"{self.context}"
             )
-        vocab_size = self.program.config.vocab_size
-        nbytes = 4 * len(ids) * vocab_size
-        if self._logits[1] < nbytes:
-            self._logits = self._arena.allocate(nbytes), nbytes
-        self._start(ids, logits=self._logits[0])
-        self._finish()
-        data = np.frombuffer(self._arena.read(self._logits[0], nbytes), np.float32)
-        return data.reshape(len(ids), vocab_size)
 
-    def read_weights(self, turns: int) -> None:
-        """Reads all weights so many times as decoding does, and does nothing else."""
-        self._start([0], max_tokens=turns, only_reads=True)
-        self._finish()
+    def _begin(self, *, makes_tokens: bool = False) -> None:
+        """Notes that a request runs."""
+        if self._is_closed:
+            raise kccl.Error("the engine is closed")
+        if self._is_running:
+            raise kccl.Error(f"rank {self._comm.rank} still works on the request before")
+        self._is_running, self._makes_tokens = True, makes_tokens
 
-    def _start(
-        self,
-        ids: Sequence[int],
-        *,
-        max_tokens: int = 0,
-        stop_ids: Sequence[int] = (),
-        logits: int = 0,
-        only_reads: bool = False,
-    ) -> None:
-        task = self._task
-        self._arena.write(task.ids, np.asarray(ids, np.int32))
-        if stop_ids:
-            self._arena.write(task.stop_ids, np.asarray(stop_ids, np.int32))
-        task.num_ids, task.num_stop_ids = len(ids), len(stop_ids)
-        task.max_tokens, task.logits, task.only_reads = max_tokens, logits, only_reads
-        task.round, task.number = self._mailbox.rounds, task.number + 1
-
-        def launch() -> None:
-            self._launch(
-                "decode",
-                self._device_comm,
-                task,
-                grid=self._tuning.blocks,
-                warps=self._tuning.warps + 1,
-                shared_bytes=self._shared_bytes,
-            )
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Does the work of a request in a thread, and notes how long it took."""
 
         def run() -> None:
+            began = time.monotonic()
             try:
-                launch()
+                work()
             except BaseException as error:
                 self._failure = error
+            self._seconds = time.monotonic() - began
 
-        if self._device is not None:
-            launch()
-            return
-        # In the simulator a launch returns when the kernel has ended.
         self._thread = threading.Thread(target=run, name="kccl decode")
         self._thread.start()
 
-    def _await(self, token: Token) -> Token:
+    def _set_ids(self, ids: Sequence[int], first: int) -> None:
+        """Gives a task its ids, of which those from `first` on are to run."""
+        task = self._task
+        self._arena.write(task.ids, np.asarray(ids, np.int32))
+        task.num_ids, task.start = len(ids), first
+        task.round, task.number = self._mailbox.rounds, task.number + 1
+        task.max_tokens = task.only_reads = 0
+        task.logits = _NO_LOGITS
+
+    def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
+        """Runs the ids from `first` on, and returns when this rank's kernel has ended."""
+        self._set_ids(ids, first)
+        self._task.logits = type(_NO_LOGITS)(*logits)
+        self._launch_decode()
+        self._wait_for_device()
+        self._comm.check()
+
+    def _scored(self, num: int) -> NDArray[np.float32]:
+        """What the last run has written of the logits of its first `num` positions."""
+        vocab_size = self.program.config.vocab_size
+        nbytes = 4 * num * vocab_size
+        data = self._arena.read(self._logits[self._comm.rank], nbytes)
+        return np.frombuffer(data, np.float32).reshape(num, vocab_size)
+
+    def _launch_decode(self) -> None:
+        self._launch(
+            "decode",
+            self._device_comm,
+            self._task,
+            grid=self._tuning.blocks,
+            warps=self._tuning.warps + 1,
+            shared_bytes=self._shared_bytes,
+        )
+
+    def _await(self, token: structs.Token) -> structs.Token:
         """Waits for the kernel to write a token of this request."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:
+            if self._is_closed:
+                raise kccl.Error("the engine is closed")
+            if self._failure is not None:
+                self.wait()
             if time.monotonic() - looked > _CHECK_S:
                 self._comm.check()
                 looked = time.monotonic()
             time.sleep(_LOOK_S)
         return token
-
-    def _finish(self) -> None:
-        """Waits until the kernel has ended, and raises if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        self._wait_for_device()
-        self._comm.check()

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .core import ffi, lib
+from .executor import Token
 from .packing import (
     KINDS,
     PANELS_AT_ONCE,
@@ -34,30 +35,12 @@ _ENDS = {
 }
 
 
-class Token(NamedTuple):
-    """A token as it was chosen.
-
-    Attributes:
-        id: The token.
-        logprob: Its log-probability; NaN unless asked for.
-        end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
-        time_s: When it was chosen, by time.monotonic().
-    """
-
-    id: int
-    logprob: float
-    end: str
-    time_s: float
-
-
 class HostExecutor:
-    """One rank's threads, weights and KV cache. All ranks make the same calls.
-
-    Attributes:
-        program: The model's program.
-        context: Positions that the KV cache has room for.
-        nbytes: Of this rank's packed weights, the embedding's rows included.
+    """One rank's threads, weights and KV cache: an Executor (executor.py). Its packed weights
+    include the embedding's rows.
     """
+
+    kv_item_bytes = 4
 
     def __init__(
         self,
@@ -175,7 +158,7 @@ class HostExecutor:
     # ---- requests --------------------------------------------------------------------------------
 
     def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
-        """Begins to generate after `ids`, of which the cache has the first num_cached."""
+        """See Executor."""
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,
@@ -192,12 +175,7 @@ class HostExecutor:
         )
 
     def tokens(self) -> Iterator[Token]:
-        """The tokens of the request that was started, each as soon as it is chosen.
-
-        Raises:
-            kccl.Error: The logits are NaN. Or a rank was lost, did not come, or ended the request
-                before its end.
-        """
+        """See Executor."""
         token = ffi.new("KcclEngineToken *")
         while (found := self._call(lib.kccl_engine_next, token, _LOOK_NS)) >= 0:
             if found == 0:
@@ -210,11 +188,7 @@ class HostExecutor:
         self._check()
 
     def end(self) -> None:
-        """Cancels the request that runs, if one does, and waits until no thread works on it.
-
-        Raises:
-            kccl.Error: A rank was lost, or did not come.
-        """
+        """See Executor."""
         self._call(lib.kccl_engine_cancel)
         token = ffi.new("KcclEngineToken *")
         while self._call(lib.kccl_engine_next, token, _LOOK_NS) >= 0:
@@ -225,14 +199,7 @@ class HostExecutor:
     def start_scoring(
         self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
-        """Begins to write the logits after each id to out, float32 [len(ids), vocab_size].
-
-        Args:
-            ids: The tokens.
-            out: Where to.
-            writes_shared: Whether this rank writes what is the same on all ranks. Of ranks with the
-                same array one does.
-        """
+        """See Executor."""
         self._start(
             ids,
             task=lib.kKcclEngineScore,
@@ -244,9 +211,7 @@ class HostExecutor:
     def start_trace(
         self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
-        """Begins to write what this rank has of an op's output to out, float32 [lanes or
-        residuals, len(ids), values]. writes_shared as in start_scoring().
-        """
+        """See Executor."""
         self._start(
             ids,
             task=lib.kKcclEngineTrace,
@@ -257,7 +222,7 @@ class HostExecutor:
         )
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A trace with the elements in the reference's order."""
+        """See Executor."""
         c = self.program.config
         if op.kind != "qkv":
             return out
@@ -269,17 +234,17 @@ class HostExecutor:
         return np.concatenate(parts, axis=-1)
 
     def start_streaming(self, turns: int) -> None:
-        """Begins to read all weights so many times, and to do nothing else."""
+        """See Executor."""
         self._start([0], task=lib.kKcclEngineStream, max_tokens=turns)
 
     def wait(self) -> float:
-        """Waits for the end of a request without tokens; returns the seconds that it took."""
+        """See Executor."""
         for _ in self.tokens():
             pass
         return self._check()
 
     def close(self) -> None:
-        """Ends the threads, also in the midst of a request. May be called again."""
+        """See Executor."""
         with self._guard:
             engine, self._engine = self._engine, ffi.NULL
         if engine != ffi.NULL:

@@ -5,8 +5,8 @@
 
 namespace kccl::decode {
 
-// A block's word for the others: its best token, and whether the host has cancelled the request,
-// which only block 0 of rank 0 looks at. The lowest bits are tags.
+// A block's word for the others: its best token, and whether its host has cancelled the request,
+// which only block 0 of a rank looks at. The lowest bits are tags.
 struct Ending {
     Best best;
     bool is_cancelled;
@@ -94,10 +94,9 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     const Task& task = worker.task();
     Shared<S>& shared = worker.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
-    const bool is_first = worker.comm().rank == 0 && worker.block() == 0;
     uint32_t cancelled = 0;
     worker.stamp(kBegan);
-    if (is_first && worker.warp_index() == 0 && leads(warp())) {
+    if (worker.block() == 0 && worker.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
     }
     best = best_of_warp(best);

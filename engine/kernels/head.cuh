@@ -81,7 +81,6 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
     const Cut tiles = M::tiles_of(worker.block());
     const uint32_t first_id = worker.comm().rank * (S::kVocab / S::kWorldSize);
     const Task& task = worker.task();
-    auto* const logits = reinterpret_cast<Quad*>(task.logits);
     constexpr bool kHasMean = S::kNumResiduals > 1;
     worker.next_op();
     if constexpr (kHasMean) {
@@ -109,8 +108,11 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
                 *best = better(*best, Best{score, static_cast<int32_t>(first_id + row * 4 + i),
                                            !(score - score == 0)});
             }
-            if (task.logits != 0) {
-                const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
+            if (task.logits[0] == 0) continue;
+            const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
+            for (uint32_t rank = 0; rank < S::kWorldSize; ++rank) {
+                // The end of the round orders it before the end of any rank's kernel.
+                auto* const logits = reinterpret_cast<Quad*>(task.logits[rank]);
                 mem::store_plain(logits + at + first_id / 4 + row, total);
             }
         }

@@ -87,6 +87,10 @@ KCCL_DEVICE void describe(uint64_t* out) {
     out[2] = Dims::stream_of(S::kBlocks) * kTileBytes;
     out[3] = uint64_t{S::kNumLayers} * Dims::kLanesHere * S::kKvHeads * Dims::kCacheTiles *
              Dims::kCacheTileBytes;
+    out[4] = Places<S>::kResiduals;
+    out[5] = Places<S>::kQkv;
+    out[6] = Places<S>::kAttended;
+    out[7] = Places<S>::kActs;
 }
 
 }  // namespace kccl::decode

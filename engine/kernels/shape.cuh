@@ -150,7 +150,7 @@ struct Shape : S {
                uint64_t{Head::tiles_of(block).first} * Head::kPacked;
     }
 
-    using WeightRing = Ring<S::kStages, S::kStageSteps * S::kWarps * kTileBytes>;
+    static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kTileBytes;
 };
 
 }  // namespace kccl::decode

@@ -8,7 +8,7 @@ namespace kccl::decode {
 
 // Whether a round's logits are wanted: the head's weights are read then only.
 KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
-    if (task.logits != 0 || task.only_reads != 0) return true;
+    if (task.logits[0] != 0 || task.only_reads != 0) return true;
     return task.max_tokens != 0 && position + 1 >= task.num_ids;
 }
 
@@ -42,7 +42,7 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
 template <class S>
 KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& shared) {
     const uint32_t block = platform::block_in_grid();
-    Producer<typename Shape<S>::WeightRing> producer(shared.ring, comm);
+    Producer<WeightRing<S>> producer(shared.ring, comm);
     Watch<S> watch(comm, task, &shared.gave_up);
     const auto* const begin =
         reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;

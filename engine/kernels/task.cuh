@@ -34,7 +34,7 @@ struct Task {
     uint64_t boards[8];  // every rank's board: board.cuh
     uint64_t ids;        // int32 [num_ids]
     uint64_t stop_ids;   // int32 [num_stop_ids]
-    uint64_t logits;     // float [num_ids - start][vocabulary], or 0: this rank's part of each row
+    uint64_t logits[8];  // every rank's float [num_ids - start][vocabulary], or 0
     uint64_t mailbox;    // Mailbox, in host memory that the device maps
     uint64_t tokens;     // Token [context], likewise
     uint32_t num_ids;
@@ -72,7 +72,7 @@ struct alignas(16) Token {
 };
 
 struct Mailbox {
-    uint32_t cancelled;  // the host writes: the number of the request that is to end
+    uint32_t cancelled;  // the host writes: its request that is to end, on any rank
     uint32_t rounds;     // the kernel writes, when it ends: Task.round of the next request
 };
 

@@ -12,10 +12,9 @@
 
 namespace kccl::decode {
 
-// In block-shared memory.
+// In block-shared memory, beside the ring.
 template <class S>
-struct Shared {
-    typename Shape<S>::WeightRing ring;
+struct Beside {
     StagedQuad staged[S::kWarps][Shape<S>::kMostStaged];
     // [op % 2][warp]
     Quad area[2][S::kWarps][Shape<S>::kMostSums];
@@ -30,6 +29,24 @@ struct Shared {
     uint32_t failed[2];        // by the parity of the meeting
     int32_t token;
     uint32_t end;  // End
+};
+
+// Stages of the ring: as many as fit.
+template <class S>
+KCCL_CONSTEXPR uint32_t num_stages() {
+    constexpr uint32_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
+    constexpr uint32_t kRest = sizeof(Beside<S>) + 2 * kKcclLineBytes;  // and what aligns the ring
+    static_assert(kRest + kEach <= S::kSharedBytes, "a block has enough memory");
+    constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
+    return kFit < S::kMostStages ? kFit : S::kMostStages;
+}
+
+template <class S>
+using WeightRing = Ring<num_stages<S>(), Shape<S>::kStageBytes>;
+
+template <class S>
+struct Shared : Beside<S> {
+    WeightRing<S> ring;
 };
 
 template <class S>
@@ -51,7 +68,7 @@ class Worker {
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE const Task& task() const { return task_; }
     KCCL_DEVICE Shared<S>& shared() { return shared_; }
-    KCCL_DEVICE Consumer<typename Dims::WeightRing>& weights() { return weights_; }
+    KCCL_DEVICE Consumer<WeightRing<S>>& weights() { return weights_; }
 
     // What follows from the special registers is computed when it is needed. Otherwise the compiler
     // keeps dozens of such values from one op to the next, and has too few registers for the rest.
@@ -115,7 +132,11 @@ class Worker {
         const Warp coop = warp();
         coop.sync();
         if (leads(coop)) {
-            if (failed_) mem::store_plain(&shared_.failed[met_parity_], 1u);
+            // Several warps may write it.
+            if (failed_) {
+                mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&shared_.failed[met_parity_],
+                                                                      1u);
+            }
             mem::arrive(&shared_.met);
         }
         // Every warp comes, also one whose waits fail. So this ends.
@@ -203,7 +224,7 @@ class Worker {
     const DeviceComm& comm_;
     const Task& task_;
     Shared<S>& shared_;
-    Consumer<typename Dims::WeightRing> weights_;
+    Consumer<WeightRing<S>> weights_;
     uint32_t round_;
     uint32_t op_ = 0;
     uint32_t traced_op_ = 0;

@@ -8,7 +8,9 @@ import kccl
 from ..program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-_TILE = 16
+TILE = 16
+# What a block may have on sm_90.
+SHARED_BYTES = 227 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +21,12 @@ class Tuning:
         blocks: Blocks that work on one rank, a multiple of its residuals.
         warps: Warps of a block that multiply; the columns of each product are cut into as many
             parts.
-        stages: Of a block's ring of weights.
+        stages: Most stages of a block's ring of weights.
         stage_steps: Tiles of each warp in a stage, of 512 bytes each.
         in_flight: Stages that are copied at the same time.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
+        shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
     """
 
     blocks: int
@@ -33,6 +36,7 @@ class Tuning:
     in_flight: int
     strands: int
     splits: int
+    shared_bytes: int = SHARED_BYTES
 
 
 def check(program: Program, world_size: int) -> None:
@@ -50,9 +54,9 @@ def check(program: Program, world_size: int) -> None:
         f"vocab_size / {world_size} ranks": c.vocab_size // world_size,
     }
     for name, size in rows.items():
-        if size % _TILE:
+        if size % TILE:
             raise kccl.InvalidArgument(
-                f"{name} is {size}, must be a multiple of {_TILE} for the monokernel"
+                f"{name} is {size}, must be a multiple of {TILE} for the monokernel"
             )
     if c.num_lanes % world_size or c.vocab_size % world_size:
         raise kccl.InvalidArgument(
@@ -82,7 +86,8 @@ def source_of(
         "WorldSize": world_size,
         "Blocks": tuning.blocks,
         "Warps": tuning.warps,
-        "Stages": tuning.stages,
+        "MostStages": tuning.stages,
+        "SharedBytes": tuning.shared_bytes,
         "StageSteps": tuning.stage_steps,
         "InFlight": tuning.in_flight,
         "Strands": tuning.strands,

@@ -85,6 +85,13 @@ def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
+def total_bytes(program: Program, world_size: int) -> int:
+    """Of all matrices that matrices() yields for a rank."""
+    c = program.config
+    heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+    return 2 * c.hidden * (c.num_layers * (heads + 3 * c.ffn) + c.vocab_size) // world_size
+
+
 def most_bytes(program: Program, world_size: int) -> int:
     """Of the largest matrix that matrices() yields."""
     c = program.config

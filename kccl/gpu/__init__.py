@@ -23,6 +23,7 @@ from .driver import (
     read,
     read_into,
     synchronize,
+    synchronize_stream,
     uncaptured,
     write,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "read",
     "read_into",
     "synchronize",
+    "synchronize_stream",
     "uncaptured",
     "write",
 ]

@@ -217,7 +217,7 @@ def write(to: int, data: Any, stream: int) -> None:
     gpu = table()
     note = f"of {len(data)} bytes"
     gpu.call(gpu.names.copy_to_device, to, data, len(data), stream, note=note)
-    gpu.call(gpu.names.synchronize_stream, stream)
+    synchronize_stream(stream)
 
 
 def read(address: int, num_bytes: int, stream: int) -> bytes:
@@ -232,13 +232,19 @@ def read_into(data: Any, address: int, stream: int) -> None:
     gpu = table()
     note = f"of {len(data)} bytes"
     gpu.call(gpu.names.copy_to_host, data, address, len(data), stream, note=note)
-    gpu.call(gpu.names.synchronize_stream, stream)
+    synchronize_stream(stream)
 
 
 def fill(address: int, byte: int, num_bytes: int, stream: int) -> None:
     """Writes one byte value over device memory, and waits until it is there."""
     gpu = table()
     gpu.call(gpu.names.fill, address, byte, num_bytes, stream)
+    synchronize_stream(stream)
+
+
+def synchronize_stream(stream: int) -> None:
+    """Waits for everything that was launched on a stream of the current device."""
+    gpu = table()
     gpu.call(gpu.names.synchronize_stream, stream)
 
 

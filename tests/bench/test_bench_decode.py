@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from kccl.bench import check
-from kccl.bench.decode import files, measure, report, tokens
+from kccl.bench.decode import files, report, tokens
 from kccl.bench.decode.peers import PEERS, Peer
 from kccl.engine import Engine
+from kccl.engine.bounds import bytes_per_token
 from kccl.engine.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
@@ -100,7 +101,7 @@ def test_rows_are_complete(
         assert row["ttft_steps"] == pytest.approx(row["ttft_ms"] * 1e3 / row["us_per_token"])
         assert row["bandwidth_gbps"] == 2
         config = random_checkpoint("tiny-laneformer").config
-        bound_us = measure.bytes_per_token(config, row["position"] + 2) / 2e9 * 1e6
+        bound_us = bytes_per_token(config, row["position"] + 2, 4) / 2e9 * 1e6
         assert row["bandwidth_share"] * row["us_per_token"] == pytest.approx(bound_us)
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))

@@ -47,8 +47,21 @@ def expected(model: str) -> tuple[Array, list[int]]:
     return reference.logits(IDS), [token for token, _ in tokens]
 
 
+def generate(executor: DeviceExecutor, num: int, stop_ids: tuple[int, ...] = ()) -> list[int]:
+    """Tokens after IDS."""
+    executor.start(IDS, SamplingParams(max_tokens=num, stop_ids=stop_ids))
+    return [token.id for token in executor.tokens()]
+
+
+def logits_of(executor: DeviceExecutor, ids: list[int]) -> Array:
+    out = np.empty((len(ids), SMALL["vocab_size"]), np.float32)
+    executor.start_scoring(ids, out, writes_shared=True)
+    executor.wait()
+    return out
+
+
 def run(name: str, ranks: int = 1, tuning: Tuning = TUNING, **simulation: Any) -> tuple[Array, Any]:
-    """The logits after IDS, put together from all ranks, and the new tokens of each rank."""
+    """The logits after IDS, which all ranks have, and the new tokens of each rank."""
 
     def main(comm: kccl.Communicator) -> tuple[Array, list[int]]:
         executor = DeviceExecutor(
@@ -58,13 +71,12 @@ def run(name: str, ranks: int = 1, tuning: Tuning = TUNING, **simulation: Any) -
             context=CONTEXT,
             warp_size=simulation.get("warp_size", 32),
         )
-        logits = executor.logits(IDS)
-        return logits, [token for token, _ in executor.generate(IDS, NEW)]
+        return logits_of(executor, IDS), generate(executor, NEW)
 
     results = kccl.run_threads(main, ranks, backend="sim", **simulation)
-    part = SMALL["vocab_size"] // ranks
-    logits = [found[:, r * part : (r + 1) * part] for r, (found, _) in enumerate(results)]
-    return np.concatenate(logits, axis=1), [tokens for _, tokens in results]
+    for logits, _ in results:
+        np.testing.assert_array_equal(logits, results[0][0])
+    return results[0][0], [tokens for _, tokens in results]
 
 
 @pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen3"])
@@ -108,18 +120,18 @@ def test_warps_of_64(machine, seed):
 
 
 def test_a_request_may_be_given_up(monkeypatch):
-    """The iterator is closed; the next request has the rounds of the first one behind it."""
+    """The next request has the rounds of the first one behind it."""
     _, tokens = expected("tiny-laneformer")
 
     def main(comm: kccl.Communicator) -> list[list[int]]:
         executor = DeviceExecutor(
             checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
         )
-        first = executor.generate(IDS, NEW)
-        begun = [next(first)[0]]
-        first.close()
-        stopped = [token for token, _ in executor.generate(IDS, NEW, stop_ids=[tokens[1]])]
-        return [begun, stopped, [token for token, _ in executor.generate(IDS, NEW)]]
+        executor.start(IDS, SamplingParams(max_tokens=NEW))
+        begun = [next(executor.tokens()).id]
+        executor.end()
+        stopped = generate(executor, NEW, stop_ids=(tokens[1],))
+        return [begun, stopped, generate(executor, NEW)]
 
     (found,) = kccl.run_threads(main, 1, backend="sim")
     assert found == [tokens[:1], tokens[:2], tokens]
@@ -175,7 +187,7 @@ def test_a_rank_that_does_not_come_is_named():
             checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
         )
         if comm.rank == 0:
-            executor.logits(IDS)
+            logits_of(executor, IDS)
 
     with pytest.raises(kccl.Error, match="rank 1"):
         kccl.run_threads(main, 2, backend="sim")
@@ -209,10 +221,10 @@ def test_wrong_requests_are_refused():
         )
         for ids in ([], [1] * CONTEXT):
             with pytest.raises(kccl.InvalidArgument, match=f"ids has {len(ids)} tokens"):
-                next(executor.generate(ids, NEW))
+                executor.start(ids, SamplingParams(max_tokens=NEW))
         with pytest.raises(kccl.InvalidArgument, match="stop_ids has 65 ids"):
-            next(executor.generate(IDS, NEW, stop_ids=[1] * 65))
+            generate(executor, NEW, stop_ids=(1,) * 65)
         with pytest.raises(kccl.InvalidArgument, match="ids has 65 tokens"):
-            executor.logits([1] * (CONTEXT + 1))
+            logits_of(executor, [1] * (CONTEXT + 1))
 
     kccl.run_threads(main, 1, backend="sim")

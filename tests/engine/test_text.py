@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kccl.engine.executors.host import Token
+from kccl.engine.executors.executor import Token
 from kccl.engine.text import StopText
 
 # Few characters, so that stop strings and their beginnings are found often.

@@ -1,0 +1,118 @@
+"""Opens a model's ranks on a backend: which executor a rank has, and how it is set up."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import kccl
+
+from .checkpoint import Checkpoint
+from .executors.device import DeviceExecutor
+from .executors.executor import Executor
+from .executors.host import HostExecutor
+from .executors.packing import Parts, Sizes
+from .monokernel.tuning import machine_of, tuning_for
+from .monokernel.weights import total_bytes
+from .placement import place
+from .program import Program
+from .ranks import Ranks, check_same, ranks_of_job, ranks_of_threads
+
+Told = Callable[[int], None]
+"""Called with the number of bytes that were packed since the last call."""
+
+
+class Backend(NamedTuple):
+    """What a rank has on a backend.
+
+    Attributes:
+        bytes_of: Gives what a rank of so many packs, in bytes.
+        make: Makes a rank's executor: (checkpoint, comm, blocks, context, progress). Collective.
+    """
+
+    bytes_of: Callable[[Program, int, int], int]
+    make: Callable[[Checkpoint, kccl.Communicator, int | None, int, Told], Executor]
+
+
+def _host_bytes(program: Program, rank: int, world_size: int) -> int:
+    return Sizes(program, Parts(program, world_size), rank).total
+
+
+def _make_host(
+    checkpoint: Checkpoint,
+    comm: kccl.Communicator,
+    blocks: int | None,
+    context: int,
+    progress: Told,
+) -> Executor:
+    number, cpus = place(comm, blocks)
+    return HostExecutor(
+        checkpoint, comm, blocks=number, cpus=cpus, context=context, progress=progress
+    )
+
+
+def _make_device(
+    checkpoint: Checkpoint,
+    comm: kccl.Communicator,
+    blocks: int | None,
+    context: int,
+    progress: Told,
+) -> Executor:
+    program = Program(checkpoint.config)
+    tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
+    return DeviceExecutor(checkpoint, comm, tuning=tuning, context=context, progress=progress)
+
+
+_ON_DEVICE = Backend(lambda program, _, world_size: total_bytes(program, world_size), _make_device)
+BACKENDS = {
+    "host": Backend(_host_bytes, _make_host),
+    "cuda": _ON_DEVICE,
+    "sim": _ON_DEVICE,
+}
+
+
+def open_ranks(
+    checkpoint: Checkpoint,
+    backend: str,
+    ranks: int | None,
+    blocks: int | None,
+    context: int,
+    progress: Callable[[int, int], None] | None,
+) -> Ranks[Executor]:
+    """The ranks of a model, or what this process has of them: the arguments are Engine's.
+
+    Raises:
+        InvalidArgument: An argument is wrong, or the backend cannot run the model.
+        kccl.Error: The model cannot be read.
+    """
+    if backend not in BACKENDS:
+        names = ", ".join(map(repr, BACKENDS))
+        raise kccl.InvalidArgument(f"backend is {backend!r}, must be one of {names}")
+    kind = BACKENDS[backend]
+    packed, lock = [0], threading.Lock()
+
+    def make(comm: kccl.Communicator) -> Executor:
+        settings = {"model": repr(checkpoint.config), "context": context, "blocks": blocks}
+        check_same(comm, settings)
+        program = Program(checkpoint.config)
+        mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
+        total = sum(kind.bytes_of(program, rank, comm.world_size) for rank in mine)
+
+        def tell(nbytes: int) -> None:
+            # Raises if Ctrl-C has aborted it: reading may take minutes.
+            comm.check()
+            with lock:
+                packed[0] += nbytes
+                if progress is not None:
+                    progress(packed[0], total)
+
+        return kind.make(checkpoint, comm, blocks, context, tell)
+
+    if backend == "sim" and kccl.launched_rank() is None:
+        # A rank that has no launch of its own under way would hold up the simulator's others.
+        if ranks not in (None, 1):
+            raise kccl.InvalidArgument(f"ranks is {ranks}, must be 1 on backend 'sim'")
+        ranks = 1
+    if ranks is None:
+        return ranks_of_job(partial(kccl.init, backend=backend), make)
+    return ranks_of_threads(ranks, backend, make)

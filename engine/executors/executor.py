@@ -1,0 +1,91 @@
+"""What the engine asks of a rank, whatever runs it."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Op, Program
+from ..sample import SamplingParams
+
+
+class Token(NamedTuple):
+    """A token as it was chosen.
+
+    Attributes:
+        id: The token.
+        logprob: Its log-probability; NaN unless asked for.
+        end: "" while the request goes on; "stop", "max_tokens" or "context" at its last token.
+        time_s: When it was chosen, by time.monotonic().
+    """
+
+    id: int
+    logprob: float
+    end: str
+    time_s: float
+
+
+class Executor(Protocol):
+    """One rank's weights and KV cache. All ranks make the same calls.
+
+    Attributes:
+        program: The model's program.
+        context: Positions that the KV cache has room for.
+        nbytes: Of this rank's packed weights.
+        kv_item_bytes: Of an element of the KV cache.
+    """
+
+    program: Program
+    context: int
+    nbytes: int
+    kv_item_bytes: int
+
+    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
+        """Begins to generate after `ids`, of which the cache has the first num_cached."""
+
+    def tokens(self) -> Iterator[Token]:
+        """The tokens of the request that was started, each as soon as it is chosen.
+
+        Raises:
+            kccl.Error: The logits are NaN. Or a rank was lost, did not come, or ended the request
+                before its end.
+        """
+
+    def end(self) -> None:
+        """Cancels the request that runs, if one does, and waits until no thread works on it.
+
+        Raises:
+            kccl.Error: A rank was lost, or did not come.
+        """
+
+    def start_scoring(
+        self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """Begins to write the logits after each id to out, float32 [len(ids), vocab_size].
+
+        Args:
+            ids: The tokens.
+            out: Where to.
+            writes_shared: Whether this rank writes what is the same on all ranks. Of ranks with the
+                same array one does.
+        """
+
+    def start_trace(
+        self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
+    ) -> None:
+        """Begins to write what this rank has of an op's output to out, float32 [lanes or
+        residuals, len(ids), values]. writes_shared as in start_scoring().
+        """
+
+    def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A trace with the elements in the reference's order."""
+
+    def start_streaming(self, turns: int) -> None:
+        """Begins to read all weights so many times, and to do nothing else."""
+
+    def wait(self) -> float:
+        """Waits for the end of a request without tokens; returns the seconds that it took."""
+
+    def close(self) -> None:
+        """Ends a request as end() does, then frees what the rank has. May be called again."""

@@ -1,0 +1,135 @@
+"""What each op gave at the position that ran last, read from a rank's board: kernels/board.cuh.
+
+Four ops are not there as the reference has them, and are completed here: rows of the embedding,
+queries and keys before norm and RoPE, parts of attention, the last residual before its norm. What
+the kernel itself makes of them shows in the op behind.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executors.packing import pair_order
+from ..program import Op, Program
+
+Array = NDArray[Any]
+_QUAD_BYTES = 16
+
+
+class Places(NamedTuple):
+    """Where vectors begin on a board, in quads, as kernels/pack.cuh tells."""
+
+    residuals: int
+    qkv: int
+    attended: int
+    acts: int
+
+
+class Outputs:
+    """Reads a rank's board.
+
+    Args:
+        program: The model's.
+        lanes: The rank's.
+        places: Of the board.
+        splits: See Tuning.
+        norms: As weights.norms() gives them.
+        qk_norms: As weights.qk_norms() gives them; None without.
+        read: Gives so many bytes of the board from an offset on.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        lanes: range,
+        places: Places,
+        splits: int,
+        norms: Array,
+        qk_norms: Array | None,
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        self._program, self._lanes, self._places = program, lanes, places
+        self._splits, self._norms, self._qk_norms, self._read = splits, norms, qk_norms, read
+        c = program.config
+        self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
+        self._cosines, self._sines = program.rotations(c.context)
+
+    def residuals(self) -> Sequence[int]:
+        """The residuals of which the rank has all."""
+        return [0] if self._program.num_residuals == 1 else self._lanes
+
+    def of(self, op: Op, position: int) -> dict[int, Array]:
+        """An op's output by lane or residual: float32 [values]. Not of "embed" and "head"."""
+        match op.kind:
+            case "qkv":
+                return {lane: self._qkv(op, lane, position) for lane in self._lanes}
+            case "attend":
+                return {lane: self._attended(op, lane) for lane in self._lanes}
+            case "gate_up":
+                begin = self._places.acts
+                return {lane: self._of_lane(op, lane, begin, op.shape[1]) for lane in self._lanes}
+            case "out" | "down":
+                return {each: self._residual(op.module, each) for each in self.residuals()}
+            case "final":
+                return {0: self._final()}
+            case _:
+                raise ValueError(op.kind)
+
+    def _floats(self, quad: int, num: int) -> Array:
+        return np.frombuffer(self._read(quad * _QUAD_BYTES, 4 * num), np.float32)
+
+    def _of_lane(self, op: Op, lane: int, begin: int, num: int) -> Array:
+        lanes = self._program.config.num_lanes
+        return self._floats(begin + (op.layer * lanes + lane) * (num // 4), num)
+
+    def _residual(self, module: int, residual: int) -> Array:
+        hidden = self._program.config.hidden
+        at = module * self._program.num_residuals + residual
+        return self._floats(self._places.residuals + at * (hidden // 4), hidden)
+
+    def _qkv(self, op: Op, lane: int, position: int) -> Array:
+        c = self._program.config
+        heads = self._of_lane(op, lane, self._places.qkv, op.shape[1]).reshape(-1, c.head_dim)
+        num_queries = c.num_heads // c.num_lanes
+        num_turned = num_queries + c.num_kv_heads // c.num_lanes
+        turned = heads[:num_turned]
+        if self._qk_norms is not None:
+            squares = (turned * turned).mean(axis=-1, keepdims=True)
+            both = self._qk_norms[2 * op.layer : 2 * op.layer + 2]
+            norms = both[(np.arange(num_turned) >= num_queries).astype(int)]
+            turned = turned / np.sqrt(squares + np.float32(c.norm_eps)) * norms
+        cosine, sine = self._cosines[position], self._sines[position]
+        a, b = turned[:, ::2], turned[:, 1::2]
+        pairs = np.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+        in_order = np.empty_like(turned)
+        in_order[:, self._order] = pairs.reshape(turned.shape)
+        return np.concatenate([in_order, heads[num_turned:]]).ravel()
+
+    def _attended(self, op: Op, lane: int) -> Array:
+        c = self._program.config
+        heads, part = c.num_heads // c.num_lanes, c.head_dim + 4
+        found = self._of_lane(op, lane, self._places.attended, heads * self._splits * part)
+        parts = found.reshape(heads, self._splits, part)
+        maxima, weights = parts[..., c.head_dim, None], parts[..., c.head_dim + 1, None]
+        scales = np.exp2(maxima - maxima.max(axis=1, keepdims=True))
+        sums: Array = (parts[..., : c.head_dim] * scales).sum(axis=1)
+        sums /= (weights * scales).sum(axis=1)
+        return sums.ravel()
+
+    def _final(self) -> Array:
+        c = self._program.config
+        last = 2 * c.num_layers - 1
+        x = np.stack([self._residual(last, each) for each in range(self._program.num_residuals)])
+        squares = (x * x).mean(axis=-1, keepdims=True)
+        n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[-1]
+        mean: Array = n.mean(axis=0, dtype=np.float32)
+        return mean
+
+
+def embedded(rows: bytes) -> Array:
+    """A row of the embedding in FP32."""
+    row: Array = np.frombuffer(rows, ml_dtypes.bfloat16).astype(np.float32)
+    return row

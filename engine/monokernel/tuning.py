@@ -1,0 +1,158 @@
+"""Chooses how the monokernel uses a machine: shape.Tuning."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import kccl
+
+from ..config import ModelConfig
+from ..program import Program
+from .shape import SHARED_BYTES, TILE, Tuning
+
+_TILE_BYTES = 2 * TILE * TILE
+# Of each block: what the memory needs to be busy, by measurement on one H200 (bench/LOG.md).
+_BYTES_IN_FLIGHT = 72 << 10
+# Smaller stages cost more to hand over than to multiply.
+_LEAST_STAGE_BYTES = 12 << 10
+# A thread of so many warps has as many registers as the products need: the first choice first.
+_WARPS = (8, 6, 4)
+_MOST_STEPS = 8
+_MOST_STAGES = 16
+_STRANDS = 64
+# Each block of the output projection reads so much of attention's parts, at most.
+_MOST_PART_BYTES = 36 << 10
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank may use of its device.
+
+    Attributes:
+        multiprocessors: Each runs one block.
+        shared_bytes: Of a block's shared memory.
+    """
+
+    multiprocessors: int
+    shared_bytes: int = SHARED_BYTES
+
+
+def num_groups(program: Program, world_size: int) -> int:
+    """Residuals of a rank: its blocks are cut into so many groups."""
+    return 1 if program.num_residuals == 1 else program.config.num_lanes // world_size
+
+
+def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
+    """This rank's share of its device. Collective.
+
+    Ranks that are threads of one process may share a GPU.
+    """
+    if comm.backend == "sim":
+        # Simulated blocks cost real time: as few as the model can have.
+        return Machine(multiprocessors=num_groups(program, comm.world_size))
+    device = kccl.gpu.device(comm.empty(1).device)
+    uuids = comm.gather_objects(device.uuid)
+    return Machine(
+        device.multiprocessors // uuids.count(device.uuid),
+        kccl.gpu.attribute(device.ordinal, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    )
+
+
+def tuning_for(
+    program: Program, world_size: int, machine: Machine, blocks: int | None = None
+) -> Tuning:
+    """How a machine runs a model.
+
+    Args:
+        program: The model's.
+        world_size: Number of ranks.
+        machine: What each of them has.
+        blocks: Blocks of each rank; None: as many as have work.
+
+    Raises:
+        InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks.
+    """
+    c = program.config
+    lanes = c.num_lanes // world_size
+    groups = num_groups(program, world_size)
+    if blocks is None:
+        # A block without a row of the longest product would only wait.
+        longest = max(rows for rows, _, _ in _products(c, lanes // groups)) // TILE
+        blocks = min(machine.multiprocessors // groups, longest) * groups
+    if not 0 < blocks <= machine.multiprocessors or blocks % groups:
+        raise kccl.InvalidArgument(
+            f"blocks is {blocks}, must be a multiple of the rank's {groups} residuals, and at most "
+            f"its {machine.multiprocessors} multiprocessors"
+        )
+    warps, steps = _warps_and_steps(program, world_size)
+    stage = steps * warps * _TILE_BYTES
+    return Tuning(
+        blocks=blocks,
+        warps=warps,
+        stages=_MOST_STAGES,
+        stage_steps=steps,
+        in_flight=max(1, _BYTES_IN_FLIGHT // stage),
+        strands=_STRANDS,
+        splits=_splits(program, lanes // groups, blocks // groups),
+        shared_bytes=machine.shared_bytes,
+    )
+
+
+def _products(c: ModelConfig, lanes: int) -> Iterator[tuple[int, int, int]]:
+    """Rows, columns of a lane and lanes of the layers' products, for a group of lanes."""
+    heads, kv_heads = c.num_heads // c.num_lanes, c.num_kv_heads // c.num_lanes
+    ffn = c.ffn // c.num_lanes
+    yield lanes * (heads + 2 * kv_heads) * c.head_dim, c.hidden, 1
+    yield c.hidden, heads * c.head_dim, lanes
+    yield 2 * lanes * ffn, c.hidden, 1
+    yield c.hidden, ffn, lanes
+
+
+def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
+    """The warps that pad the model least, and the steps of a stage. The warps change bits, so they
+    depend on the model alone.
+    """
+    c = program.config
+
+    def padded(warps: int) -> int:
+        """Bytes of a layer, with the zeros that fill up the warps' parts."""
+        return sum(
+            rows * lanes * -(-columns // (TILE * warps)) * warps
+            for rows, columns, lanes in _products(c, c.num_lanes)
+        )
+
+    def steps(warps: int, lanes: int) -> int:
+        """The most that are a whole part, or a multiple, of each product's."""
+        all_steps = [
+            of_group * -(-columns // (TILE * warps)) for _, columns, of_group in _products(c, lanes)
+        ]
+        return max(
+            num
+            for num in range(1, _MOST_STEPS + 1)
+            if all(each % num == 0 or num % each == 0 for each in all_steps)
+        )
+
+    def key(warps: int) -> tuple[bool, int]:
+        is_small = steps(warps, most_lanes) * warps * _TILE_BYTES < _LEAST_STAGE_BYTES
+        return is_small, padded(warps)
+
+    is_ordinary = program.num_residuals == 1
+    most_lanes = c.num_lanes if is_ordinary else 1
+    warps = min(_WARPS, key=key)
+    return warps, steps(warps, c.num_lanes // world_size if is_ordinary else 1)
+
+
+def _splits(program: Program, lanes: int, blocks: int) -> int:
+    """Parts of each KV head's strands: as many as there are blocks, unless reading them again costs
+    more.
+    """
+    c = program.config
+    kv_heads = lanes * c.num_kv_heads // c.num_lanes
+    part_bytes = lanes * c.num_heads // c.num_lanes * (c.head_dim + 4) * 4
+    splits = 1
+    while (
+        2 * splits <= _STRANDS
+        and 2 * splits * kv_heads <= blocks
+        and 2 * splits * part_bytes <= _MOST_PART_BYTES
+    ):
+        splits *= 2
+    return splits

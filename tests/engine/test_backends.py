@@ -1,0 +1,84 @@
+"""Engines on a GPU's code: the monokernel in the simulator behind the same interface."""
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.engine import Engine
+from kccl.engine.diff import Diff
+from kccl.engine.monokernel.tuning import Machine, tuning_for
+from kccl.engine.program import Program
+from kccl.engine.random_weights import MODELS, random_checkpoint
+
+SMALL = {"hidden": 64, "head_dim": 16, "vocab_size": 128, "context": 64, "ffn": 128}
+SMALL |= {"num_lanes": 4, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}
+IDS = [5, 99, 17, 64]
+# The KV cache is f16.
+TOLERANCE = 1e-2
+
+
+def checkpoint(model):
+    layers = {"window": 3, "window_layers": 1} if model == "tiny-laneformer" else {}
+    return random_checkpoint(model, **SMALL, **layers)
+
+
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-qwen3"])
+def test_every_op_equals_the_reference(model):
+    with Engine(checkpoint(model), "sim") as engine:
+        differences = list(Diff(checkpoint(model), engine, IDS).all())
+        assert [d.op.name for d in differences if d.relative > TOLERANCE] == []
+        # Something was compared: attention reads an f16 cache.
+        assert any(d.relative > 1e-5 for d in differences)
+
+
+def test_answers_are_those_of_the_host():
+    model = checkpoint("tiny-laneformer")
+    with Engine(model, "sim") as engine, Engine(model, blocks=1) as host:
+        wanted = host.generate(IDS, max_tokens=6)
+        found = engine.generate(IDS, max_tokens=6)
+        assert (found.ids, found.end) == (wanted.ids, "max_tokens")
+        np.testing.assert_allclose(engine.logits(IDS), host.logits(IDS), atol=TOLERANCE)
+        # An answer that is given up; the next one finds its beginning in the cache.
+        pieces = engine.stream(IDS, max_tokens=6)
+        first = [next(pieces).id, next(pieces).id]
+        pieces.close()
+        rest = engine.generate([*IDS, *first], max_tokens=4, stop_ids=(wanted.ids[3],))
+        assert (first, rest.ids) == (wanted.ids[:2], wanted.ids[2:4])
+        assert rest.end == "stop"
+        assert engine.bandwidth() > 0
+        assert engine.bytes_per_token(3) < host.bytes_per_token(3)
+
+
+def test_the_end_of_the_context_ends_an_answer():
+    model = random_checkpoint("tiny-llama", **SMALL)
+    with Engine(model, "sim", context=16) as engine:
+        answer = engine.generate([1] * 14, max_tokens=9)
+        assert (answer.end, len(answer.ids)) == ("context", 2)
+
+
+def test_arguments_that_a_backend_does_not_take_are_refused():
+    model = checkpoint("tiny-laneformer")
+    for given, message in (
+        ({"backend": "tpu"}, "backend is 'tpu', must be one of 'host', 'cuda', 'sim'"),
+        ({"backend": "sim", "ranks": 2}, "ranks is 2, must be 1"),
+        ({"backend": "sim", "blocks": 3}, "blocks is 3, must be a multiple of the rank's 4"),
+        ({"backend": "sim", "blocks": 64}, "blocks is 64"),
+    ):
+        with pytest.raises(kccl.InvalidArgument, match=message):
+            Engine(model, **given)
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if not name.startswith("tiny")])
+def test_a_tuning_fits_the_kernel(model):
+    """On H200: the warps are the same on any number of ranks, because they change bits."""
+    program = Program(MODELS[model])
+    tunings = [
+        tuning_for(program, ranks, Machine(132))
+        for ranks in (1, 2, 4, 8)
+        if program.config.num_lanes % ranks == 0
+    ]
+    assert len({(t.warps, t.strands) for t in tunings}) == 1
+    for tuning in tunings:
+        assert 64 <= tuning.blocks <= 132 or model == "smollm2"
+        stage = tuning.stage_steps * tuning.warps * 512
+        assert 32 << 10 <= tuning.in_flight * stage <= 80 << 10
