@@ -97,6 +97,8 @@ def test_a_chat_goes_through_the_template(tiny, capsys):
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
         (["--stop", ""], "stop is ('',), must be a tuple of strings that are not empty"),
+        (["--stop", "\udcff"], "stop is ('\\udcff',), must be a tuple of strings"),
+        (["--temperature", "1e-310"], "temperature is 1e-310, must be 0, or 1e-06 or more"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
