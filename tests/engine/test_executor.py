@@ -107,10 +107,12 @@ def test_decoding_and_prefill_give_the_same_bits():
         {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
     ],
 )
-def test_tokens_are_the_references(given):
+@pytest.mark.parametrize("length", [10, 70])
+def test_tokens_are_the_references(given, length):
     # FP32 messages: roundings to BF16 that fall differently could change a token.
     checkpoint = random_checkpoint("tiny-laneformer", message_dtype="float32")
-    ids, params = ids_for(checkpoint, 10), SamplingParams(max_tokens=40, **given)
+    # One pass, and three, of which only the last goes on behind the keys of the last layer.
+    ids, params = ids_for(checkpoint, length), SamplingParams(max_tokens=40, **given)
     expected = [token for token, _ in Reference(checkpoint).generate(ids, params)]
     with Engine(checkpoint, ranks=2, blocks=1) as engine:
         assert engine.generate(ids, params).ids == expected
