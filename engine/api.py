@@ -1,6 +1,7 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class Engine(Closing):
             InvalidArgument: An argument is wrong, or the backend cannot run the model.
             kccl.Error: The model cannot be read.
         """
+        blocks = None if blocks is None else _integer("blocks", blocks)
         if ranks is not None and kccl.launched_rank() is not None:
             raise kccl.InvalidArgument(
                 f"ranks is {ranks}: they are threads of one process, and a launcher has started "
@@ -111,10 +113,11 @@ class Engine(Closing):
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if checkpoint.has_tokenizer else None
             )
-            self.context = min(self.config.context, 4096) if context is None else context
-            if not 1 <= self.context <= self.config.context:
+            most = self.config.context
+            self.context = min(most, 4096) if context is None else _integer("context", context)
+            if not 1 <= self.context <= most:
                 raise kccl.InvalidArgument(
-                    f"context is {context}, must be from 1 to the model's, {self.config.context}"
+                    f"context is {context}, must be from 1 to the model's, {most}"
                 )
             self._ranks: Ranks[Executor] = open_ranks(
                 checkpoint, backend, ranks, blocks, self.context, progress
@@ -161,20 +164,18 @@ class Engine(Closing):
                 stop ids unless `stop_ids` is given.
 
         Raises:
-            InvalidArgument: The prompt is empty, longer than the context, or not valid UTF-8; or a
-                parameter is wrong.
+            InvalidArgument: The prompt is empty, leaves no room in the context, or is not valid
+                UTF-8; or a parameter is wrong.
             kccl.Error: The logits are NaN; or a rank was lost.
         """
-        ids = self._ids(prompt)
-        params = self._params(params, given)
-        return self._pieces(ids, params)
+        return self._pieces(self._prompt(prompt), self._params(params, given))
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
     ) -> Answer:
         """The whole answer; arguments and errors as stream()."""
-        ids, params = self._ids(prompt), self._params(params, given)
         began = time.monotonic()
+        ids, params = self._prompt(prompt), self._params(params, given)
         times: list[float] = []
         pieces = list(self._pieces(ids, params, times))
         rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
@@ -191,10 +192,6 @@ class Engine(Closing):
     def _pieces(
         self, ids: list[int], params: SamplingParams, times: list[float] | None = None
     ) -> Iterator[Piece]:
-        if len(ids) >= self.context:
-            raise kccl.InvalidArgument(
-                f"the prompt has {len(ids)} tokens, must be below the context, {self.context}"
-            )
         text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
         # At least one id must run, for its logits.
         cached = min(_common_prefix(self._cached, ids), len(ids) - 1)
@@ -276,7 +273,7 @@ class Engine(Closing):
         Returns:
             The ids; and the time of the call and of each token, in seconds of time.monotonic().
         """
-        ids, times = self._ids(prompt), [time.monotonic()]
+        ids, times = self._prompt(prompt), [time.monotonic()]
         pieces = list(self._pieces(ids, SamplingParams(max_tokens=max_tokens), times))
         return [piece.id for piece in pieces], times
 
@@ -288,8 +285,18 @@ class Engine(Closing):
 
     # ---- arguments -------------------------------------------------------------------------------
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+    def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt that leaves room for a token of an answer."""
+        return self._ids(prompt, room=1)
+
+    def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
+        if isinstance(prompt, bytes | bytearray):
+            raise kccl.InvalidArgument("the prompt is bytes, must be text or ids")
+        if isinstance(prompt, str):
+            # An empty text is refused even where the tokenizer would make it one BOS.
+            ids = self.tokenizer.encode(prompt) if prompt else []
+        else:
+            ids = [_integer("an id of the prompt", number) for number in prompt]
         if not ids:
             raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
         wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
@@ -297,9 +304,10 @@ class Engine(Closing):
             raise kccl.InvalidArgument(
                 f"the prompt has id {wrong[0]}, must be from 0 to {self.config.vocab_size - 1}"
             )
-        if len(ids) > self.context:
+        if len(ids) > self.context - room:
             raise kccl.InvalidArgument(
-                f"the prompt has {len(ids)} tokens, must be at most the context, {self.context}"
+                f"the prompt has {len(ids)} tokens, must have at most {self.context - room} in a "
+                f"context of {self.context}"
             )
         return ids
 
@@ -318,6 +326,13 @@ class Engine(Closing):
                 f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"
             )
         return params
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise kccl.InvalidArgument(f"{name} is {value!r}, must be an integer") from None
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -246,6 +246,9 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.op is not None and options.layers is not None:
         raise InvalidArgument("--op and --layers are given, must be one of them")
+    for name, least in (("tokens", 1), ("seed", 0)):
+        if (value := getattr(options, name)) < least:
+            raise InvalidArgument(f"--{name} is {value}, must be at least {least}")
     random = options.model in MODELS
     opened = (
         random_checkpoint(options.model, seed=options.seed)

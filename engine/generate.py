@@ -62,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads of each rank, or blocks on its GPU (all cores)",
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens to make room for (4096)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens to make room for (the model's, at most 4096)",
+    )
     parser.add_argument("--quiet", action="store_true", help="print the answer only")
 
 
@@ -76,10 +81,14 @@ def main(args: argparse.Namespace) -> int:
     params |= {"max_tokens": args.max_tokens, "stop": tuple(args.stop)}
     # A wrong option is told before the model is read.
     SamplingParams(**params)
+    if args.system is not None and not args.chat:
+        raise kccl.InvalidArgument("--system is given, which needs --chat")
     prompt = args.prompt
     # The launcher gives its standard input to rank 0 only.
     if prompt is None and not kccl.launched_rank():
         prompt = _standard_input()
+    if prompt == "":
+        raise kccl.InvalidArgument("the prompt is empty")
     with _progress(screen) as tell:
         engine = Engine(
             args.model,
@@ -123,8 +132,6 @@ def _write(engine: Engine, text: str) -> None:
 def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
     tokenizer = engine.tokenizer
     if not args.chat:
-        if args.system is not None:
-            raise kccl.InvalidArgument("--system is given, which needs --chat")
         return tokenizer.encode(prompt)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     text = tokenizer.chat([*system, {"role": "user", "content": prompt}])

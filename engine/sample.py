@@ -23,6 +23,9 @@ _PHILOX_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
+# Beyond these a logit that a parameter divides or multiplies could overflow: float64 would give
+# infinities, whose differences are NaN, and a NaN chooses any token.
+_LEAST_DIVISOR, _MOST_PENALTY = 1e-6, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +35,17 @@ class SamplingParams:
     The filters apply in this order: repetition_penalty, temperature, top_k, top_p, min_p.
 
     Attributes:
-        temperature: Divides the logits. 0: the largest logit wins, of equal ones the lowest id, and
-            top_k, top_p and min_p have no effect.
+        temperature: Divides the logits, by 1e-6 or more. 0: the largest logit wins, of equal ones
+            the lowest id, and top_k, top_p and min_p have no effect.
         top_k: Keeps the logits that are not below the k-th largest; 0: all.
         top_p: Keeps the most likely tokens until their probabilities sum to this; 1: all.
         min_p: Keeps tokens at least this likely in relation to the most likely one; 0: all.
         repetition_penalty: Divides the positive logits of ids in the prompt or the answer, and
-            multiplies the negative ones.
+            multiplies the negative ones; from 1e-6 to 1e6.
         seed: Of the noise, 64 bits.
         max_tokens: Most tokens to generate.
         stop_ids: Tokens that end the answer.
-        stop: Strings that end the answer.
+        stop: Strings that end the answer, of characters that UTF-8 can encode.
         logprobs: Whether each token comes with its log-probability.
 
     Raises:
@@ -61,20 +64,22 @@ class SamplingParams:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        self._check("temperature", 0 <= _number(self.temperature) < math.inf, "0 or more")
+        temperature = _number(self.temperature)
+        is_right = temperature == 0 or _LEAST_DIVISOR <= temperature < math.inf
+        self._check("temperature", is_right, f"0, or {_LEAST_DIVISOR:g} or more")
         self._check_int("top_k", 0, 2**32 - 1)
         self._check("top_p", 0 < _number(self.top_p) <= 1, "above 0 and at most 1")
         self._check("min_p", 0 <= _number(self.min_p) <= 1, "from 0 to 1")
-        penalty = _number(self.repetition_penalty)
-        self._check("repetition_penalty", 0 < penalty < math.inf, "above 0")
+        is_right = _LEAST_DIVISOR <= _number(self.repetition_penalty) <= _MOST_PENALTY
+        self._check("repetition_penalty", is_right, f"from {_LEAST_DIVISOR:g} to {_MOST_PENALTY:g}")
         self._check_int("seed", 0, 2**64 - 1)
         self._check_int("max_tokens", 1, 2**32 - 1)
         ids = isinstance(self.stop_ids, tuple) and all(
             _is_int(i) and 0 <= i < 2**31 for i in self.stop_ids
         )
         self._check("stop_ids", ids, f"a tuple of integers from 0 to {2**31 - 1}")
-        texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        self._check("stop", texts, "a tuple of strings that are not empty")
+        texts = isinstance(self.stop, tuple) and all(map(_is_text, self.stop))
+        self._check("stop", texts, "a tuple of strings that are not empty, and valid UTF-8")
         self._check("logprobs", isinstance(self.logprobs, bool), "True or False")
 
     def _check(self, name: str, is_right: bool, wanted: str) -> None:
@@ -168,6 +173,16 @@ def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Ar
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a text may hold this string: it is not empty, and UTF-8 can encode it."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _number(value: Any) -> float:

@@ -14,7 +14,7 @@
 namespace kccl::engine {
 namespace {
 
-// Sums that fill half of the registers, in vectors of 16.
+// Sums that fill half of the registers of AVX-512 and AVX2, in vectors of 16.
 constexpr int kSums = kPerRegister == 16 ? 16 : 4;
 
 // The scores of BLOCKS blocks of keys. most: the largest of each place so far.

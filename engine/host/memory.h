@@ -1,6 +1,6 @@
 // Memory of one rank that its blocks share, outside the window. Why nothing is overwritten too
-// early: between two ops that write the same buffer all blocks of the rank wait for each other, six
-// times a layer.
+// early: between two ops that write the same buffer all blocks of the rank wait for each other, at
+// least six times a layer.
 #pragma once
 
 #include <sys/mman.h>

@@ -15,8 +15,9 @@ namespace {
 // lie, a panel at a time, and asks for them this far ahead. Measured: bench/LOG.md.
 constexpr uint64_t kAheadBytes = 8192;
 
-// Several columns take a panel again and again, so that those of the next call have time to come
-// into the L2 cache.
+// The sums of a few vectors of rows, all of COLUMNS columns. Decoding asks for weights just ahead.
+// With several columns a call reads its panels several times, and meanwhile those of the next call
+// come into the L2 cache.
 template <int VECTORS, int COLUMNS, bool DECODES>
 inline void multiply_tile(const uint16_t* panels, uint64_t elements, uint32_t num_pairs,
                           const float* x, uint64_t stride, float* out) {

@@ -1,5 +1,6 @@
 // Every function of the engine's compute.h on every instruction set of this CPU: the same bits. And
 // the products and exp against double precision. Exits with 1 at the first difference.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -177,7 +178,7 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
     const Floats values = random_floats(stride * padded(head_dim));
     const Keys all = {keys.data(), values.data(), head_dim, 0.3f, stride};
     // The outputs of `num` queries from the first-th on, each of which sees one position more.
-    const auto run = [&](const Compute& on, const Floats& of, int first, int num) {
+    const auto run = [&](const Compute& on, const Floats& of, int first, int num, const Keys& to) {
         Floats scores(kQueries * stride, 7), out(size_t(num) * head_dim);
         Query some[kQueries];
         for (int q = 0; q < num; ++q) {
@@ -185,13 +186,13 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
             some[q] = {of.data() + (first + q) * head_dim, out.data() + q * head_dim,
                        own > window ? own - window : 0, own};
         }
-        on.attend(some, num, all, scores.data());
+        on.attend(some, num, to, scores.data());
         return out;
     };
     const auto one_by_one = [&](const Compute& on) {
         Floats out;
         for (int q = 0; q < kQueries; ++q) {
-            const Floats one = run(on, queries, q, 1);
+            const Floats one = run(on, queries, q, 1, all);
             out.insert(out.end(), one.begin(), one.end());
         }
         return out;
@@ -200,7 +201,7 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
     const Floats expected = one_by_one(*tables[0]);
     for (int num = 2; num <= kQueries; ++num) {
         same_bits("attend of a few queries", tables, [&](const Compute& on) {
-            const Floats found = run(on, queries, 0, num);
+            const Floats found = run(on, queries, 0, num, all);
             if (memcmp(found.data(), expected.data(), found.size() * sizeof(float)) != 0) {
                 fail("attend of a few queries, from one by one,", on.name);
             }
@@ -211,12 +212,28 @@ void attention(const std::vector<const Compute*>& tables, uint32_t head_dim, uin
     same_bits("attend to NaN", tables, [&](const Compute& on) {
         Floats wrong = queries;
         wrong[head_dim / 2] = NAN;
-        const Floats out = run(on, wrong, 0, kQueries);
+        const Floats out = run(on, wrong, 0, kQueries, all);
         for (uint32_t i = 0; i < out.size(); ++i) {
             if (std::isnan(out[i]) != (i < head_dim)) fail("attend to NaN", on.name);
         }
         return Floats{};
     });
+    // Nor does it reach a query that does not see its position, though others do.
+    for (uint32_t q = 0; q < kQueries; ++q) {
+        const uint32_t own = end + q, seen_from = own > window ? own - window : 0;
+        Floats wrong(values.size(), NAN);
+        const uint32_t row = padded(head_dim);
+        std::copy(values.begin() + seen_from * row, values.begin() + own * row,
+                  wrong.begin() + seen_from * row);
+        same_bits("attend beside NaN", tables, [&](const Compute& on) {
+            const Floats out =
+                run(on, queries, 0, kQueries, {keys.data(), wrong.data(), head_dim, 0.3f, stride});
+            if (memcmp(&out[q * head_dim], &expected[q * head_dim], head_dim * sizeof(float))) {
+                fail("attend beside NaN", on.name);
+            }
+            return Floats{};
+        });
+    }
     same_bits("rotate", tables, [&](const Compute& on) {
         Floats x = queries;
         on.rotate(x.data(), keys.data(), values.data(), head_dim);

@@ -107,10 +107,12 @@ def test_decoding_and_prefill_give_the_same_bits():
         {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
     ],
 )
-def test_tokens_are_the_references(given):
+@pytest.mark.parametrize("length", [10, 70])
+def test_tokens_are_the_references(given, length):
     # FP32 messages: roundings to BF16 that fall differently could change a token.
     checkpoint = random_checkpoint("tiny-laneformer", message_dtype="float32")
-    ids, params = ids_for(checkpoint, 10), SamplingParams(max_tokens=40, **given)
+    # One pass, and three, of which only the last goes on behind the keys of the last layer.
+    ids, params = ids_for(checkpoint, length), SamplingParams(max_tokens=40, **given)
     expected = [token for token, _ in Reference(checkpoint).generate(ids, params)]
     with Engine(checkpoint, ranks=2, blocks=1) as engine:
         assert engine.generate(ids, params).ids == expected
@@ -197,8 +199,11 @@ def test_one_request_at_a_time():
         ([], {}, "empty"),
         ([1, 256], {}, "id 256, must be from 0 to 255"),
         ([-1], {}, "id -1"),
-        ([1] * 129, {}, "129 tokens, must be at most the context, 128"),
-        ([1] * 128, {}, "must be below the context, 128"),
+        ([1.5], {}, r"^an id of the prompt is 1\.5, must be an integer"),
+        (["1"], {}, "^an id of the prompt is '1', must be an integer"),
+        (b"1", {}, "^the prompt is bytes, must be text or ids"),
+        ([1] * 129, {}, "129 tokens, must have at most 127 in a context of 128"),
+        ([1] * 128, {}, "128 tokens, must have at most 127 in a context of 128"),
         ([1], {"top_p": 1.5}, "top_p"),
         ([1], {"heat": 1}, "no parameter heat"),
         ([1], {"stop": ("a",)}, "must be empty: random weights of tiny-llama has no tokenizer"),
@@ -207,9 +212,17 @@ def test_one_request_at_a_time():
 )
 def test_bad_requests_are_refused(prompt, given, message):
     with Engine(checkpoint_of("llama"), blocks=1) as engine:
+        # At the call, not at the first piece.
         with pytest.raises(kccl.InvalidArgument, match=message):
-            list(engine.stream(prompt, **given))
+            engine.stream(prompt, **given)
         assert engine.generate([1], max_tokens=2).end == "max_tokens"
+
+
+def test_logits_need_no_room_behind_the_prompt():
+    with Engine(checkpoint_of("llama"), blocks=1) as engine:
+        assert engine.logits([1] * 128).shape == (128, 256)
+        with pytest.raises(kccl.InvalidArgument, match="129 tokens, must have at most 128 in a"):
+            engine.logits([1] * 129)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +231,8 @@ def test_bad_requests_are_refused(prompt, given, message):
         ({"backend": "cuda"}, "backend is 'cuda'"),
         ({"ranks": 9}, "world_size is 9"),
         ({"blocks": 0}, "blocks is 0"),
+        ({"blocks": 1.5}, r"blocks is 1\.5, must be an integer"),
+        ({"context": "9"}, "context is '9', must be an integer"),
         ({"context": 129}, "context is 129, must be from 1 to the model's, 128"),
         ({"context": 0}, "context is 0, must be from 1 to the model's, 128"),
     ],

@@ -73,6 +73,13 @@ def test_standard_input_that_is_not_utf8_is_told_before_the_model_is_read(capsys
     assert told.err.count("\n") == 1
 
 
+def test_an_empty_standard_input_is_told_before_the_model_is_read(capsys, monkeypatch):
+    for content in (b"", b"\n"):
+        monkeypatch.setattr(sys, "stdin", Standard(content))
+        assert main(["generate", "--model", "no/such/model"]) != 0
+        assert capsys.readouterr().err.endswith("the prompt is empty\n")
+
+
 def test_a_chat_goes_through_the_template(tiny, capsys):
     with Engine(tiny, blocks=1) as engine:
         messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
@@ -92,11 +99,16 @@ def test_a_chat_goes_through_the_template(tiny, capsys):
         (["--max-tokens", str(2**32)], "max_tokens is 4294967296, must be an integer from 1 to"),
         (["--model", "no/such/model"], "model 'no/such/model' is neither"),
         (["--system", "Be"], "--system is given, which needs --chat"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
+        (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
         (["--chat"], "has no chat template"),
         (["-n", "9"], "world_size is 9"),
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
         (["--stop", ""], "stop is ('',), must be a tuple of strings that are not empty"),
+        (["--stop", "\udcff"], "stop is ('\\udcff',), must be a tuple of strings"),
+        (["--temperature", "1e-310"], "temperature is 1e-310, must be 0, or 1e-06 or more"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):

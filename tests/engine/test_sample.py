@@ -150,15 +150,16 @@ def test_logits_that_are_not_numbers_are_refused(logits):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (-0.1, math.nan, math.inf, "1", True, 10**400)),
+        *(("temperature", value) for value in (-0.1, 1e-310, math.nan, math.inf, "1", True)),
+        ("temperature", 10**400),
         *(("top_k", value) for value in (-1, 1.5, True, 2**32)),
         *(("top_p", value) for value in (0, 1.01, -1, math.nan, None)),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
-        *(("repetition_penalty", value) for value in (0, -1, math.inf)),
+        *(("repetition_penalty", value) for value in (0, -1, 1e-310, 1e7, math.nan)),
         *(("seed", value) for value in (-1, 2**64, 0.5)),
         *(("max_tokens", value) for value in (0, -1, 2.0, 2**32)),
         *(("stop_ids", value) for value in ([1], (-1,), ("a",), 3, (2**31,), tuple([-1] * 999))),
-        *(("stop", value) for value in ("ab", ("",), (1,))),
+        *(("stop", value) for value in ("ab", ("",), (1,), ("\udcff",))),
         ("logprobs", 1),
     ],
 )
@@ -166,6 +167,17 @@ def test_wrong_parameters_are_named(name, value):
     with pytest.raises(kccl.InvalidArgument, match=f"^{name} is .*, must be ") as told:
         SamplingParams(**{name: value})
     assert len(str(told.value)) < 200
+
+
+@pytest.mark.parametrize("penalty", [1e-6, 1e6])
+def test_no_logit_overflows(penalty):
+    """The largest that FP32 holds, one after the other as the likeliest."""
+    most = np.finfo(np.float32).max
+    for likeliest in range(3):
+        logits = np.full(3, -most)
+        logits[likeliest] = most
+        params = SamplingParams(temperature=1e-6, repetition_penalty=penalty, top_p=0.9)
+        assert sample(logits, params, 0, [0, 1, 2])[0] == likeliest
 
 
 def test_a_number_that_python_does_not_print_is_one_line():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import memory_of_opening
 from smollm2 import find_smollm2
 
 from kccl.engine import Engine, SamplingParams
@@ -86,3 +87,8 @@ def test_the_executor_answers(smollm2):
     logits -= logits.max(axis=1, keepdims=True)
     logprobs = logits[range(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(axis=1))
     assert np.exp(-logprobs.mean()) < 16
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loading_takes_a_tenth_more_than_the_packed_weights_at_most(ranks):
+    assert 0.9 < memory_of_opening(find_smollm2(), ranks) < 1.1

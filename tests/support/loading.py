@@ -1,5 +1,10 @@
-"""Loads all of a model that may be damaged: it loads, or it ends in one line."""
+"""Loads all of a model that may be damaged: it loads, or it ends in one line. And what memory an
+engine takes to load.
+"""
 
+import subprocess
+import sys
+import textwrap
 import time
 import tracemalloc
 from contextlib import contextmanager
@@ -48,3 +53,29 @@ def outcome(path):
         assert "\n" not in told and len(told) < 1000, told
     assert time.process_time() - started < MOST_SECONDS
     return told
+
+
+def memory_of_opening(path, ranks):
+    """The most memory that opening an engine adds to its process, as a multiple of the packed
+    weights: measured in a process of its own, behind a tiny engine and the tokenizer.
+    """
+    program = f"""
+    def peak():
+        lines = open("/proc/self/status").read().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+    from kccl.engine import Engine, open_checkpoint
+    from kccl.engine.random_weights import random_checkpoint
+
+    Engine(random_checkpoint("tiny-llama"), ranks={ranks}, blocks=1).close()
+    with open_checkpoint({str(path)!r}) as checkpoint:
+        checkpoint.tensor("layers.0.attention_norm")
+        if checkpoint.has_tokenizer:
+            checkpoint.tokenizer()
+        before = peak()
+        with Engine(checkpoint, ranks={ranks}, blocks=1, context=16) as engine:
+            print((peak() - before) / engine.nbytes)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return float(done.stdout)
