@@ -63,6 +63,7 @@ class Engine(Closing):
     Attributes:
         config: The model's configuration.
         tokenizer: The model's tokenizer.
+        backend: What runs the model.
         context: Most tokens of prompt and answer together.
         nbytes: Of the packed weights of this process's ranks.
     """
@@ -125,6 +126,7 @@ class Engine(Closing):
         finally:
             if opened is not None:
                 opened.close()
+        self.backend = backend
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
@@ -145,6 +147,11 @@ class Engine(Closing):
     def world_size(self) -> int:
         """Over how many ranks the lanes are spread."""
         return self._ranks.world_size
+
+    def devices(self) -> list[str]:
+        """The name of each rank's GPU, "" for a CPU. Collective."""
+        names = self._ranks.all_gather([each.device for each in self._ranks.mine])
+        return [name for some in names for name in some]
 
     def of_rank_0(self, value: Any) -> Any:
         """What rank 0 gives, on all ranks; JSON must represent it. Collective."""

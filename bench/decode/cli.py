@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="RANKS", help="ranks as threads; not in a job (1)"
     )
     parser.add_argument(
+        "--backend", default="host", choices=("host", "cuda"), help="what runs the model (host)"
+    )
+    parser.add_argument(
         "--baselines",
         action="store_true",
         help="also measure transformers and llama.cpp on the same weights in BF16",
@@ -90,7 +93,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             ranks=args.ranks,
             has_baselines=args.baselines,
         )
-        with Engine(checkpoint, ranks=args.ranks, context=request.context) as engine:
+        with Engine(checkpoint, args.backend, args.ranks, context=request.context) as engine:
             tables = sys.stderr if args.json else sys.stdout
             out = console(tables)
             out.quiet = engine.rank != 0
@@ -101,8 +104,8 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             is_right = bool(engine.of_rank_0(result.is_right))
             world_size = engine.world_size
             is_first = engine.rank == 0
+            facts = {"peers": result.versions, "notes": result.notes} | result.facts
     if is_first:
-        facts = {"peers": result.versions, "notes": result.notes}
         made = document(result.rows, world_size, facts, command)
         print_rows(out, result.rows)
         for note in result.notes:

@@ -22,6 +22,7 @@ from kccl.engine import Engine
 from kccl.engine.checkpoint import Checkpoint
 
 from ..harness.measure import Row
+from .gpu import gpu_facts
 from .peers import PEERS, Peer, cause_of
 from .report import COLUMNS
 from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts
@@ -83,12 +84,14 @@ class Result:
         notes: A sentence for each check, and for each peer without rows.
         versions: Of the peers.
         is_right: Whether all of KCCL's tokens were right.
+        facts: Of the GPUs.
     """
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     is_right: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,6 +177,7 @@ class _Measurement:
             measured[position] = self._repeat(prompt, num, firsts)
             for peer in self._peers:
                 peer.rewind()
+        self._result.facts = gpu_facts(self._engine)
         self._ends.close()
         gc.collect()
         self._show("the check of the timed tokens")
@@ -195,7 +199,7 @@ class _Measurement:
         oracle = Oracle(self._request.checkpoint) if self._is_first else None
         known = self._expected(oracle, prompt, answer)
         if known is not None:
-            verdict, took = known.ours(), time.monotonic() - began
+            verdict, took = self._verdict(known), time.monotonic() - began
             self._result.is_right = verdict.is_right
             self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
         return known
@@ -203,7 +207,10 @@ class _Measurement:
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
         """How KCCL's answer compares with the reference's; nothing on all ranks but 0."""
         known = self._expected(oracle, prompt, answer)
-        return Verdict(0, 0, 0) if known is None else known.ours()
+        return Verdict(0, 0, 0) if known is None else self._verdict(known)
+
+    def _verdict(self, known: Expected) -> Verdict:
+        return known.ours(has_f16_cache=self._engine.backend != "host")
 
     def _expected(
         self, oracle: Oracle | None, prompt: list[int], answer: list[int]
@@ -311,7 +318,7 @@ class _Measurement:
             row: Row = {name: None for name in COLUMNS} | {
                 "library": library,
                 "model": self._request.name,
-                "backend": "host" if is_ours else "cpu",
+                "backend": engine.backend if is_ours else "cpu",
                 "form": forms.get(library) or None,
                 "world_size": engine.world_size if is_ours else 1,
                 "dtype": "bfloat16",

@@ -71,6 +71,7 @@ class DeviceExecutor:
         """
         self.program = Program(checkpoint.config)
         self.context = context
+        self.device = ""
         self._comm = comm
         self._tuning = tuning
         self._warp_size = warp_size
@@ -89,6 +90,7 @@ class DeviceExecutor:
             self._arena = SimArena(comm)
         else:
             self._device = kccl.gpu.device(comm.empty(1).device)
+            self.device = self._device.name
             self._arena = GpuArena(comm, self._device)
             with self._device.current():
                 self._stream = kccl.gpu.make_stream()
@@ -163,7 +165,7 @@ class DeviceExecutor:
         cosines, sines = program.rotations(self.context)
         task.cosines, task.sines = arena.place(cosines), arena.place(sines)
         task.cache = arena.allocate(self._cache_bytes)
-        task.layers = arena.place(np.frombuffer(self._layers(), np.uint8))
+        task.layers = arena.place(np.frombuffer(structs.layers(program), np.uint8))
         for each, address in enumerate(arena.shared(self._board_bytes)):
             task.boards[each] = address
         rows = 4 * _SCORED_AT_ONCE * c.vocab_size
@@ -174,24 +176,6 @@ class DeviceExecutor:
         task.mailbox = arena.on_host(ctypes.sizeof(structs.Mailbox))
         self._tokens = (structs.Token * self.context).from_address(task.tokens)
         self._mailbox = structs.Mailbox.from_address(task.mailbox)
-
-    def _layers(self) -> bytes:
-        """The layers' rules, as kernels/task.cuh has them."""
-
-        def rule(op: Op) -> structs.Module:
-            receives = -1 if op.receives is None else op.receives
-            return structs.Module(op.own_scale, receives, int(op.is_blocking), int(op.sends))
-
-        ops = self.program.by_name
-        layers = [
-            structs.Layer(
-                rule(ops[f"layers.{i}.out"]),
-                rule(ops[f"layers.{i}.down"]),
-                ops[f"layers.{i}.attend"].window,
-            )
-            for i in range(self.program.config.num_layers)
-        ]
-        return b"".join(map(bytes, layers))
 
     def _make_outputs(self, checkpoint: Checkpoint, places: Places) -> Outputs:
         program, rank = self.program, self._comm.rank

@@ -34,12 +34,14 @@ class Executor(Protocol):
         context: Positions that the KV cache has room for.
         nbytes: Of this rank's packed weights.
         kv_item_bytes: Of an element of the KV cache.
+        device: The name of the rank's GPU; "" on a CPU.
     """
 
     program: Program
     context: int
     nbytes: int
     kv_item_bytes: int
+    device: str
 
     def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
         """Begins to generate after `ids`, of which the cache has the first num_cached."""

@@ -41,6 +41,7 @@ class HostExecutor:
     """
 
     kv_item_bytes = 4
+    device = ""
 
     def __init__(
         self,

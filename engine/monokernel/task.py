@@ -2,6 +2,8 @@
 
 import ctypes
 
+from ..program import Op, Program
+
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 
 
@@ -48,3 +50,22 @@ class Mailbox(ctypes.Structure):
     """kccl::decode::Mailbox."""
 
     _fields_ = (("cancelled", U32), ("rounds", U32))
+
+
+def layers(program: Program) -> bytes:
+    """The rules of all layers, as the kernel reads them."""
+
+    def rule(op: Op) -> Module:
+        receives = -1 if op.receives is None else op.receives
+        return Module(op.own_scale, receives, int(op.is_blocking), int(op.sends))
+
+    ops = program.by_name
+    rules = [
+        Layer(
+            rule(ops[f"layers.{i}.out"]),
+            rule(ops[f"layers.{i}.down"]),
+            ops[f"layers.{i}.attend"].window,
+        )
+        for i in range(program.config.num_layers)
+    ]
+    return b"".join(map(bytes, rules))

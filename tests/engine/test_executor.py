@@ -228,7 +228,7 @@ def test_logits_need_no_room_behind_the_prompt():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backend": "cuda"}, "backend is 'cuda'"),
+        ({"backend": "tpu"}, "backend is 'tpu'"),
         ({"ranks": 9}, "world_size is 9"),
         ({"blocks": 0}, "blocks is 0"),
         ({"blocks": 1.5}, r"blocks is 1\.5, must be an integer"),

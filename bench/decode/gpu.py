@@ -1,0 +1,50 @@
+"""What a record of GPUs says of them: which they are, and how fast and hot they ran."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import kccl
+from kccl.engine import Engine
+
+# So often the weights are read meanwhile, which takes most of a second: longer than an answer does.
+_READS = 8
+_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+
+
+def gpu_facts(engine: Engine) -> dict[str, Any]:
+    """Facts for a document; none on CPUs. Collective.
+
+    Clocks and power are those while the weights are read again and again.
+    """
+    names = engine.devices()
+    if not any(names):
+        return {}
+    return {
+        "gpus": names,
+        "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),
+        "gpu_state": _state(engine),
+    }
+
+
+def _state(engine: Engine) -> list[dict[str, str]] | str:
+    """Of each GPU of the machine; or why it is not known."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "nvidia-smi is not installed"
+    query = f"--query-gpu={','.join(_FIELDS)}"
+    asked = subprocess.Popen(
+        [command, query, "--format=csv,noheader"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for _ in range(_READS):
+        engine.bandwidth()
+    text, _ = asked.communicate(timeout=30)
+    if asked.returncode != 0:
+        return text.strip()
+    lines = text.strip().splitlines()
+    return [dict(zip(_FIELDS, map(str.strip, line.split(",")), strict=True)) for line in lines]
