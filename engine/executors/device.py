@@ -16,11 +16,15 @@ from ..checkpoint import Checkpoint
 from ..monokernel import weights
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.shape import KERNELS, Tuning, check, source_of
-from ..monokernel.task import Layer, Mailbox, Module, Task, Token
+from ..monokernel.task import Layer, Mailbox, Module, Sampling, Task
+from ..monokernel.task import Token as Slot
 from ..program import Op, Program
+from ..sample import SamplingParams
+from .host import Token
 
 # As kernels/task.cuh numbers the ends of a request.
 _BAD_LOGITS = 5
+_ENDS = {1: "stop", 2: "max_tokens", 3: "context"}
 _MOST_STOP_IDS = 64
 # Seconds between two looks at the tokens, and without a token until the communicator is checked.
 _LOOK_S, _CHECK_S = 20e-6, 0.1
@@ -31,7 +35,7 @@ _PACKERS = 8
 class DeviceExecutor:
     """One rank's weights, KV cache and board on a device. All ranks make the same calls.
 
-    The communicator's backend is "cuda" or "sim". Tokens are the most likely ones.
+    The communicator's backend is "cuda" or "sim".
 
     Attributes:
         program: The model's program.
@@ -156,9 +160,12 @@ class DeviceExecutor:
             task.boards[each] = address
         task.ids = arena.allocate(4 * self.context)
         task.stop_ids = arena.allocate(4 * _MOST_STOP_IDS)
-        task.tokens = arena.on_host(ctypes.sizeof(Token) * self.context)
+        own_logits_bytes = 4 * c.vocab_size // world_size
+        task.own_logits = arena.allocate(own_logits_bytes)
+        self._marks = arena.allocate(own_logits_bytes)
+        task.tokens = arena.on_host(ctypes.sizeof(Slot) * self.context)
         task.mailbox = arena.on_host(ctypes.sizeof(Mailbox))
-        self._tokens = (Token * self.context).from_address(task.tokens)
+        self._tokens = (Slot * self.context).from_address(task.tokens)
         self._mailbox = Mailbox.from_address(task.mailbox)
 
     def _layers(self) -> bytes:
@@ -181,15 +188,9 @@ class DeviceExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def generate(
-        self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = ()
-    ) -> Iterator[tuple[int, float]]:
-        """Yields the most likely tokens after `ids`, until a stop id, which it yields too, or
-        max_tokens, or the end of the context.
-
-        Yields:
-            A token, and when it was seen, by time.monotonic(). In the simulator all come at the
-            end.
+    def generate(self, ids: Sequence[int], params: SamplingParams) -> Iterator[Token]:
+        """Yields the tokens after `ids`, until a stop id, which it yields too, or max_tokens, or
+        the end of the context. In the simulator all come at the end.
 
         Raises:
             InvalidArgument: An argument is wrong.
@@ -200,21 +201,21 @@ class DeviceExecutor:
                 f"ids has {len(ids)} tokens, must have at least one and fewer than the context, "
                 f"{self.context}"
             )
-        if len(stop_ids) > _MOST_STOP_IDS:
+        if len(params.stop_ids) > _MOST_STOP_IDS:
             raise kccl.InvalidArgument(
-                f"stop_ids has {len(stop_ids)} ids, must have at most {_MOST_STOP_IDS}"
+                f"stop_ids has {len(params.stop_ids)} ids, must have at most {_MOST_STOP_IDS}"
             )
-        self._start(ids, max_tokens=max_tokens, stop_ids=stop_ids)
+        self._start(ids, params)
         has_ended = False
         try:
             if self._device is None:
                 self._finish()
-            for index in range(max_tokens):
+            for index in range(params.max_tokens):
                 token = self._await(self._tokens[index])
                 has_ended = token.end != 0
                 if token.end == _BAD_LOGITS:
                     raise kccl.Error("the model's logits are NaN, or none is finite")
-                yield token.id, time.monotonic()
+                yield Token(token.id, token.logprob, _ENDS.get(token.end, ""), time.monotonic())
                 if has_ended:
                     break
         finally:
@@ -247,25 +248,31 @@ class DeviceExecutor:
 
     def read_weights(self, turns: int) -> None:
         """Reads all weights so many times as decoding does, and does nothing else."""
-        self._start([0], max_tokens=turns, only_reads=True)
+        self._start([0], SamplingParams(max_tokens=turns), only_reads=True)
         self._finish()
 
     def _start(
         self,
         ids: Sequence[int],
+        params: SamplingParams | None = None,
         *,
-        max_tokens: int = 0,
-        stop_ids: Sequence[int] = (),
         logits: int = 0,
         only_reads: bool = False,
     ) -> None:
+        """Starts the kernel. Without params only the ids run."""
         task = self._task
         self._arena.write(task.ids, np.asarray(ids, np.int32))
+        stop_ids = params.stop_ids if params else ()
         if stop_ids:
             self._arena.write(task.stop_ids, np.asarray(stop_ids, np.int32))
         task.num_ids, task.num_stop_ids = len(ids), len(stop_ids)
-        task.max_tokens, task.logits, task.only_reads = max_tokens, logits, only_reads
-        task.round, task.number = self._mailbox.rounds, task.number + 1
+        task.max_tokens = params.max_tokens if params else 0
+        task.logits, task.only_reads = logits, only_reads
+        task.sampling = _sampling(params) if params else Sampling()
+        is_penalised = params is not None and params.repetition_penalty != 1
+        task.marks = self._marks if is_penalised else 0
+        task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
+        task.number += 1
 
         def launch() -> None:
             self._launch(
@@ -290,7 +297,7 @@ class DeviceExecutor:
         self._thread = threading.Thread(target=run, name="kccl decode")
         self._thread.start()
 
-    def _await(self, token: Token) -> Token:
+    def _await(self, token: Slot) -> Slot:
         """Waits for the kernel to write a token of this request."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:
@@ -310,3 +317,17 @@ class DeviceExecutor:
             raise failure
         self._wait_for_device()
         self._comm.check()
+
+
+def _sampling(params: SamplingParams) -> Sampling:
+    is_on = params.temperature > 0 or params.repetition_penalty != 1 or params.logprobs
+    return Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed,
+        top_k=params.top_k,
+        wants_logprobs=params.logprobs,
+        is_on=is_on,
+    )

@@ -47,6 +47,10 @@ def expected(model: str) -> tuple[Array, list[int]]:
     return reference.logits(IDS), [token for token, _ in tokens]
 
 
+def generated(executor: DeviceExecutor, **params: Any) -> list[int]:
+    return [token.id for token in executor.generate(IDS, SamplingParams(max_tokens=NEW, **params))]
+
+
 def run(name: str, ranks: int = 1, tuning: Tuning = TUNING, **simulation: Any) -> tuple[Array, Any]:
     """The logits after IDS, put together from all ranks, and the new tokens of each rank."""
 
@@ -59,7 +63,7 @@ def run(name: str, ranks: int = 1, tuning: Tuning = TUNING, **simulation: Any) -
             warp_size=simulation.get("warp_size", 32),
         )
         logits = executor.logits(IDS)
-        return logits, [token for token, _ in executor.generate(IDS, NEW)]
+        return logits, generated(executor)
 
     results = kccl.run_threads(main, ranks, backend="sim", **simulation)
     part = SMALL["vocab_size"] // ranks
@@ -115,11 +119,11 @@ def test_a_request_may_be_given_up(monkeypatch):
         executor = DeviceExecutor(
             checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
         )
-        first = executor.generate(IDS, NEW)
-        begun = [next(first)[0]]
+        first = executor.generate(IDS, SamplingParams(max_tokens=NEW))
+        begun = [next(first).id]
         first.close()
-        stopped = [token for token, _ in executor.generate(IDS, NEW, stop_ids=[tokens[1]])]
-        return [begun, stopped, [token for token, _ in executor.generate(IDS, NEW)]]
+        stopped = generated(executor, stop_ids=(tokens[1],))
+        return [begun, stopped, generated(executor)]
 
     (found,) = kccl.run_threads(main, 1, backend="sim")
     assert found == [tokens[:1], tokens[:2], tokens]
@@ -209,9 +213,9 @@ def test_wrong_requests_are_refused():
         )
         for ids in ([], [1] * CONTEXT):
             with pytest.raises(kccl.InvalidArgument, match=f"ids has {len(ids)} tokens"):
-                next(executor.generate(ids, NEW))
+                next(executor.generate(ids, SamplingParams()))
         with pytest.raises(kccl.InvalidArgument, match="stop_ids has 65 ids"):
-            next(executor.generate(IDS, NEW, stop_ids=[1] * 65))
+            next(executor.generate(IDS, SamplingParams(stop_ids=(1,) * 65)))
         with pytest.raises(kccl.InvalidArgument, match="ids has 65 tokens"):
             executor.logits([1] * (CONTEXT + 1))
 
