@@ -73,13 +73,9 @@ class DeviceExecutor:
         self._tuning = tuning
         self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._module = kccl.compile(
-            source_of(self.program, comm.world_size, context, tuning),
-            ["decode", "pack", "describe"],
-            target=comm.backend,
-            warp_size=warp_size,
-            include_dirs=[KERNELS],
-        )
+        self._module = self._compile(["decode", "pack", "describe"], samples=False)
+        # Compiled when a request first needs it.
+        self._sampling_module: Any = None
         self._device: Any = None
         self._stream: Any = None
         self._arena: Arena
@@ -107,9 +103,28 @@ class DeviceExecutor:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _launch(self, name: str, *args: Any, grid: int, warps: int, shared_bytes: int = 0) -> None:
+    def _compile(self, names: list[str], *, samples: bool) -> Any:
+        return kccl.compile(
+            source_of(
+                self.program, self._comm.world_size, self.context, self._tuning, samples=samples
+            ),
+            names,
+            target=self._comm.backend,
+            warp_size=self._warp_size,
+            include_dirs=[KERNELS],
+        )
+
+    def _launch(
+        self,
+        name: str,
+        *args: Any,
+        grid: int,
+        warps: int,
+        shared_bytes: int = 0,
+        module: Any = None,
+    ) -> None:
         with self._device.current() if self._device else nullcontext():
-            self._module.kernel(name)(
+            (module or self._module).kernel(name)(
                 self._comm,
                 *args,
                 grid=grid,
@@ -268,7 +283,12 @@ class DeviceExecutor:
         task.num_ids, task.num_stop_ids = len(ids), len(stop_ids)
         task.max_tokens = params.max_tokens if params else 0
         task.logits, task.only_reads = logits, only_reads
-        task.sampling = _sampling(params) if params else Sampling()
+        module = self._module
+        if params is not None and _samples(params):
+            if self._sampling_module is None:
+                self._sampling_module = self._compile(["decode"], samples=True)
+            module = self._sampling_module
+            task.sampling = _sampling(params)
         is_penalised = params is not None and params.repetition_penalty != 1
         task.marks = self._marks if is_penalised else 0
         task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
@@ -282,6 +302,7 @@ class DeviceExecutor:
                 grid=self._tuning.blocks,
                 warps=self._tuning.warps + 1,
                 shared_bytes=self._shared_bytes,
+                module=module,
             )
 
         def run() -> None:
@@ -319,8 +340,12 @@ class DeviceExecutor:
         self._comm.check()
 
 
+def _samples(params: SamplingParams) -> bool:
+    """Whether a token is more than the most likely one."""
+    return params.temperature > 0 or params.repetition_penalty != 1 or params.logprobs
+
+
 def _sampling(params: SamplingParams) -> Sampling:
-    is_on = params.temperature > 0 or params.repetition_penalty != 1 or params.logprobs
     return Sampling(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -329,5 +354,4 @@ def _sampling(params: SamplingParams) -> Sampling:
         seed=params.seed,
         top_k=params.top_k,
         wants_logprobs=params.logprobs,
-        is_on=is_on,
     )

@@ -90,7 +90,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
         });
     }
     if (task.only_reads != 0) verdict.end = kMaxTokens;
-    if (task.marks != 0) mark_ids(worker);
+    if constexpr (S::kSamples) mark_ids(worker);
     for (uint32_t position = task.start; verdict.end == kGoesOn; ++position) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;

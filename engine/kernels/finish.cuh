@@ -46,6 +46,11 @@ KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
     return false;
 }
 
+// Whether the logits after `position` give a token.
+KCCL_DEVICE bool makes_token(const Task& task, uint32_t position) {
+    return position + 1 >= task.num_ids && task.max_tokens != 0;
+}
+
 // What a round gives: the token for the next position, and whether and why the request ends.
 struct Verdict {
     int32_t id;
@@ -89,11 +94,10 @@ KCCL_DEVICE void judge(Worker<S>& worker, uint32_t position, const Ending& all,
     const Task& task = worker.task();
     Shared<S>& shared = worker.shared();
     const bool is_prompt = position + 1 < task.num_ids;
-    const bool makes_token = !is_prompt && task.max_tokens != 0;
     const uint32_t count = position + 2 - task.num_ids;
     const uint32_t end = all.is_cancelled                     ? kCancelled
                          : is_prompt                          ? kGoesOn
-                         : !makes_token                       ? kMaxTokens
+                         : !makes_token(task, position)       ? kMaxTokens
                          : all.best.is_nan || all.best.id < 0 ? kBadLogits
                          : is_stop_id(task, chosen.id)        ? kStopId
                          : count == task.max_tokens           ? kMaxTokens
@@ -102,8 +106,11 @@ KCCL_DEVICE void judge(Worker<S>& worker, uint32_t position, const Ending& all,
     if (!leads(warp())) return;
     mem::store_plain(&shared.token, chosen.id);
     mem::store_plain(&shared.end, end);
-    if (end == kGoesOn && makes_token && task.marks != 0) mark(worker, chosen.id);
-    if (worker.block() == 0 && !worker.failed() && (makes_token || end == kCancelled)) {
+    if constexpr (S::kSamples) {
+        if (end == kGoesOn && makes_token(task, position)) mark(worker, chosen.id);
+    }
+    if (worker.block() == 0 && !worker.failed() &&
+        (makes_token(task, position) || end == kCancelled)) {
         auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
         const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kEndAt) - 1);
         const auto logprob = platform::bit_cast<uint32_t>(chosen.logprob);
@@ -122,8 +129,6 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     Shared<S>& shared = worker.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
     const bool is_first = worker.comm().rank == 0 && worker.block() == 0;
-    const bool samples =
-        task.sampling.is_on != 0 && task.max_tokens != 0 && position + 1 >= task.num_ids;
     uint32_t cancelled = 0;
     worker.stamp(kBegan);
     if (is_first && worker.warp_index() == 0 && leads(warp())) {
@@ -133,12 +138,7 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     if (leads(warp())) {
         mem::store_plain(&shared.best[worker.warp_index()], note_of(Ending{best, false}));
     }
-    // The logits are looked at by other threads than have made them.
-    if (samples && !worker.meet()) return false;
-    Sampler<S> sampler(worker, position + 1);
-    if (samples) sampler.look();
     if (!worker.meet()) return false;
-    if (samples) sampler.send();
     Ending all = {{0, -1, false}, false};
     if (worker.warp_index() == 0) {
         if (leads(warp())) {
@@ -156,14 +156,17 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
         all = collect_endings(worker);
         mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
         worker.stamp(kMultiplied);
-        if (leads(warp())) mem::store_plain(&shared.ending, note_of(all));
+        if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
     }
     Chosen chosen = {all.best.id, platform::bit_cast<float>(kNoNumber)};
-    if (samples) {
+    if constexpr (S::kSamples) {
         if (!worker.meet()) return false;
         all = ending_of(mem::load_plain(&shared.ending));
         const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
-        if (is_good && !sampler.choose(all.best.score, &chosen)) return false;
+        if (is_good && makes_token(task, position)) {
+            Sampler<S> sampler(worker, position + 1, all.best.score);
+            if (!sampler.choose(&chosen)) return false;
+        }
     }
     if (worker.warp_index() == 0) judge(worker, position, all, chosen);
     if (!worker.meet()) return false;

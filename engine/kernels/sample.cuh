@@ -101,22 +101,86 @@ struct Chosen {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;  // NaN
 
-// One token's choice, by all warps that multiply:
-//
-//   look(); meet(); send(); choose()
-//
-// The first exchange is sent before the round's end and received behind it, so that it costs no
-// time of its own.
+// One token's choice, by all warps that multiply.
 template <class S>
 class Sampler {
   public:
-    // For the token at `position`. All warps have met since the logits were stored.
-    KCCL_DEVICE Sampler(Worker<S>& worker, uint32_t position)
+    // For the token at `position`. All warps have met since the logits were stored. `peak`: the
+    // largest of all logits, which are numbers.
+    KCCL_DEVICE Sampler(Worker<S>& worker, uint32_t position, float peak)
         : worker_(worker),
           rules_(worker.task().sampling),
           position_(position),
           exchange_(mem::load_plain(&worker.shared().exchanges)),
-          is_random_(worker.task().sampling.temperature > 0) {}
+          is_random_(worker.task().sampling.temperature > 0),
+          peak_(double{peak}) {}
+
+    // False: a wait failed.
+    KCCL_DEVICE bool choose(Chosen* chosen) {
+        const uint32_t top_k = is_random_ ? rules_.top_k : 0;
+        const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
+        const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
+        const bool needs_sums = k < S::kVocab || top_p < 1 || rules_.wants_logprobs != 0;
+        // Bounds of the k-th largest score, and of the weight of all that are not below it. Scores
+        // below `low` weigh nothing.
+        double low = 0, high = 0;
+        uint64_t least = kOne, most = 0;  // 0: not known
+        for (bool is_kept = false; !is_kept;) {
+            look();
+            if (!worker_.meet()) return false;
+            send();
+            if (!receive()) return false;
+            if (is_first_) {
+                is_first_ = false;
+                take(found_candidate(kBest));
+                high = largest_ = found_candidate(kBelow).key;
+                low = high - kSpan;
+                pivot_ = k == S::kVocab ? kLowest : low + (high - low) / 2;
+                is_kept = !needs_sums && !(share_of_x() < min_p);
+                continue;
+            }
+            const Tally before = found_tally(kBefore), from_pivot = found_tally(kFromPivot);
+            if (from_pivot.num <= k && from_pivot.weight > least) least = from_pivot.weight;
+            if (from_pivot.num >= k) {
+                most = from_pivot.weight;
+                low = -found_candidate(kReached).key;
+            } else {
+                const Candidate below = found_candidate(kBelow);
+                high = below.id < 0 ? kLowest : below.key;
+            }
+            if (!(low < high)) {
+                // The k-th largest score is `low`. Or it lies so low that what is left of top_k's
+                // weighs nothing.
+                if (most == 0) most = least;
+                least = most;
+            }
+            const auto weight = static_cast<double>(before.weight);
+            const bool is_out =
+                before.num >= k || share_of_x() < min_p ||
+                (top_p < 1 && most != 0 && weight >= top_p * static_cast<double>(most));
+            is_kept = !is_out && (!(top_p < 1) || weight < top_p * static_cast<double>(least));
+            if (is_out) take(found_candidate(kBest));
+            if (least != most) {
+                pivot_ = low + (high - low) / 2;
+                if (!(pivot_ > low)) pivot_ = high;
+            }
+        }
+        chosen->id = x_.id;
+        if (rules_.wants_logprobs != 0) {
+            const double sum = static_cast<double>(found_tally(kAll).weight) / kOne;
+            chosen->logprob = static_cast<float>(double{x_.logit} - peak_ - logarithm(sum));
+        }
+        return true;
+    }
+
+  private:
+    using Head = typename Shape<S>::Head;
+    static constexpr uint32_t kRows = S::kVocab / S::kWorldSize;
+    // The weight of the largest score. That of kSpan less is 0, rounded.
+    static constexpr uint64_t kOne = uint64_t{1} << 44;
+    static constexpr double kSpan = 32;
+    static constexpr double kLowest = -1.7976931348623157e308;
+    static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
 
     // Looks at this thread's share of the block's logits, and leaves what its warp has found.
     KCCL_DEVICE void look() {
@@ -132,7 +196,8 @@ class Sampler {
             const uint32_t seen = seen_of(quad);
             Philox words = {};
             if (is_random_) words = philox(rules_.seed, first_quad + quad, position_);
-            KCCL_UNROLL
+            // Four at a time would be faster here, but take registers from the ops.
+#pragma unroll 1
             for (uint32_t i = 0; i < 4; ++i) {
                 const auto id = static_cast<int32_t>((first_quad + quad) * 4 + i);
                 const float logit = logits.value[i];
@@ -187,72 +252,6 @@ class Sampler {
         }
     }
 
-    // Receives, and goes on until the token is found. `peak`: the largest logit, a number. False: a
-    // wait failed.
-    KCCL_DEVICE bool choose(float peak, Chosen* chosen) {
-        if (!receive()) return false;
-        is_first_ = false;
-        peak_ = double{peak};
-        take(found_candidate(kBest));
-        largest_ = found_candidate(kBelow).key;
-        const uint32_t top_k = is_random_ ? rules_.top_k : 0;
-        const uint32_t k = top_k == 0 || top_k > S::kVocab ? S::kVocab : top_k;
-        const double top_p = is_random_ ? rules_.top_p : 1, min_p = is_random_ ? rules_.min_p : 0;
-        // Bounds of the k-th largest score, and of the weight of all that are not below it. Scores
-        // below `low` weigh nothing.
-        double low = largest_ - kSpan, high = largest_;
-        uint64_t least = kOne, most = 0;  // 0: not known
-        pivot_ = k == S::kVocab ? kLowest : low + (high - low) / 2;
-        const bool needs_sums = k < S::kVocab || top_p < 1 || rules_.wants_logprobs != 0;
-        bool is_kept = !needs_sums && !(share_of_x() < min_p);
-        while (!is_kept) {
-            look();
-            if (!worker_.meet()) return false;
-            send();
-            if (!receive()) return false;
-            const Tally before = found_tally(kBefore), from_pivot = found_tally(kFromPivot);
-            if (from_pivot.num <= k && from_pivot.weight > least) least = from_pivot.weight;
-            if (from_pivot.num >= k) {
-                most = from_pivot.weight;
-                low = -found_candidate(kReached).key;
-            } else {
-                const Candidate below = found_candidate(kBelow);
-                high = below.id < 0 ? kLowest : below.key;
-            }
-            if (!(low < high)) {
-                // The k-th largest score is `low`. Or it lies so low that what is left of top_k's
-                // weighs nothing.
-                if (most == 0) most = least;
-                least = most;
-            }
-            const auto weight = static_cast<double>(before.weight);
-            const bool is_out =
-                before.num >= k || share_of_x() < min_p ||
-                (top_p < 1 && most != 0 && weight >= top_p * static_cast<double>(most));
-            is_kept = !is_out && (!(top_p < 1) || weight < top_p * static_cast<double>(least));
-            if (is_out) take(found_candidate(kBest));
-            if (least != most) {
-                pivot_ = low + (high - low) / 2;
-                if (!(pivot_ > low)) pivot_ = high;
-            }
-        }
-        chosen->id = x_.id;
-        if (rules_.wants_logprobs != 0) {
-            const double sum = static_cast<double>(found_tally(kAll).weight) / kOne;
-            chosen->logprob = static_cast<float>(double{x_.logit} - peak_ - logarithm(sum));
-        }
-        return true;
-    }
-
-  private:
-    using Head = typename Shape<S>::Head;
-    static constexpr uint32_t kRows = S::kVocab / S::kWorldSize;
-    // The weight of the largest score. That of kSpan less is 0, rounded.
-    static constexpr uint64_t kOne = uint64_t{1} << 44;
-    static constexpr double kSpan = 32;
-    static constexpr double kLowest = -1.7976931348623157e308;
-    static_assert(S::kVocab <= 1u << 19, "all weights together have 64 bits");
-
     KCCL_DEVICE uint32_t own_thread() const {
         return worker_.warp_index() * platform::kWarpSize + worker_.thread();
     }
@@ -297,7 +296,7 @@ class Sampler {
     KCCL_DEVICE bool receive() {
         constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;
         constexpr uint32_t kEach = ceil_div(kBlocks, platform::kWarpSize);
-        constexpr uint32_t kAtOnce = kEach < 4 ? kEach : 4;
+        constexpr uint32_t kAtOnce = kEach < 2 ? kEach : 2;
 #pragma unroll 1
         for (uint32_t kind = worker_.warp_index(); kind < kNumNotes; kind += S::kWarps) {
             Note all[1] = {};
@@ -337,8 +336,8 @@ class Sampler {
     const uint32_t position_;
     uint32_t exchange_;
     const bool is_random_;
+    const double peak_;
     bool is_first_ = true;
-    double peak_ = 0;
     double largest_ = 0;
     double pivot_ = 0;
     Candidate x_ = {0, 0, -1, false};
@@ -351,8 +350,9 @@ KCCL_DEVICE void mark(const Worker<S>& worker, int32_t id) {
     const Cut tiles = Shape<S>::Head::tiles_of(worker.block());
     const uint32_t row =
         static_cast<uint32_t>(id) - worker.comm().rank * (S::kVocab / S::kWorldSize);
-    if (row - tiles.first * kTileRows >= tiles.num * kTileRows) return;
     const Task& task = worker.task();
+    const bool is_here = row - tiles.first * kTileRows < tiles.num * kTileRows;
+    if (!is_here || task.marks == 0) return;
     mem::store<mem::Order::kRelaxed, mem::Scope::kBlock>(
         reinterpret_cast<uint32_t*>(task.marks) + row, task.number);
 }

@@ -20,7 +20,7 @@ struct Layer {
     uint32_t reserved[3];
 };
 
-// What of SamplingParams in sample.py the kernel needs; the names are its names.
+// What of SamplingParams in sample.py a kernel that samples needs; the names are its names.
 struct Sampling {
     double temperature;
     double top_p;
@@ -29,8 +29,6 @@ struct Sampling {
     uint64_t seed;
     uint32_t top_k;
     uint32_t wants_logprobs;
-    uint32_t is_on;  // 0: the largest logit wins, and no other field counts
-    uint32_t reserved;
 };
 
 // A request, and where a rank's memory lies; passed by value. Addresses of device memory unless
@@ -48,7 +46,7 @@ struct Task {
     uint64_t ids;         // int32 [num_ids]
     uint64_t stop_ids;    // int32 [num_stop_ids]
     uint64_t logits;      // float [num_ids - start][vocabulary], or 0: this rank's part of each row
-    uint64_t own_logits;  // float [vocabulary / ranks]: the newest ones; if sampling is on
+    uint64_t own_logits;  // float [vocabulary / ranks]: the newest ones, if the kernel samples
     uint64_t marks;       // uint32 [vocabulary / ranks], or 0: no penalty. The numbers of the last
                           // requests whose text has the ids
     uint64_t mailbox;     // Mailbox, in host memory that the device maps

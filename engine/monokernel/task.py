@@ -12,7 +12,7 @@ class Sampling(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
         ("repetition_penalty", ctypes.c_double),
         ("seed", U64),
-        *((name, U32) for name in ("top_k", "wants_logprobs", "is_on", "reserved")),
+        *((name, U32) for name in ("top_k", "wants_logprobs")),
     )
 
 
