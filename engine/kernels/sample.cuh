@@ -9,11 +9,12 @@
 //    keep x, it is the token. If not, they keep no id at or behind x either. Then the best id
 //    before x, which the same look at the logits has found, is the next x; and again.
 //
-// x is as likely kept as a sample is. So there are about two exchanges.
+// The filters keep x as often as their ids have a share of all. So there are about two exchanges.
 //
 // top_p's shares are of what top_k keeps. How much that weighs is not known, but each exchange
 // narrows it down: scores at and above a pivot, if they are not more than k, are all kept; if not
-// fewer, none of the others. The pivot halves what lies between, until x is decided.
+// fewer, none of the others. The pivot halves what lies between, until x is decided. That takes
+// about two more.
 //
 // Weights are summed as integers. So the sums, and the tokens, do not depend on blocks and ranks.
 #pragma once

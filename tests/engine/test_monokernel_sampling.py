@@ -1,4 +1,4 @@
-"""Sampling in the monokernel, in the simulator: the tokens that sample.py chooses from its logits."""
+"""Sampling in the monokernel, in the simulator: sample.py chooses the same from its logits."""
 
 import math
 from collections.abc import Sequence
