@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 import kccl
 
 from ..checkpoint import Checkpoint
+from ..monokernel import loading, weights
 from ..monokernel import task as structs
-from ..monokernel import weights
 from ..monokernel.memory import Arena, GpuArena, SimArena
-from ..monokernel.outputs import Outputs, Places, embedded
+from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.shape import KERNELS, Tuning, check, source_of
 from ..program import Op, Program
 from ..sample import SamplingParams
@@ -27,9 +27,6 @@ from .executor import Token
 # As kernels/task.cuh numbers the ends of a request.
 _ENDS = {0: "", 1: "stop", 2: "max_tokens", 3: "context"}
 _CANCELLED, _BAD_LOGITS = 4, 5
-_MOST_STOP_IDS = 64
-# Positions whose logits a launch writes at most.
-_SCORED_AT_ONCE = 64
 # Seconds between two looks at the tokens, and without a token until the communicator is checked.
 _LOOK_S, _CHECK_S = 20e-6, 0.1
 # Warps of a block that packs.
@@ -40,7 +37,7 @@ _NO_LOGITS = (ctypes.c_uint64 * 8)()
 class DeviceExecutor:
     """One rank's weights, KV cache and board on a device: an Executor (executor.py).
 
-    The communicator's backend is "cuda" or "sim". Tokens are the most likely ones.
+    The communicator's backend is "cuda" or "sim".
     """
 
     kv_item_bytes = 2
@@ -76,13 +73,9 @@ class DeviceExecutor:
         self._tuning = tuning
         self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._module = kccl.compile(
-            source_of(self.program, comm.world_size, context, tuning),
-            ["decode", "pack", "describe"],
-            target=comm.backend,
-            warp_size=warp_size,
-            include_dirs=[KERNELS],
-        )
+        self._module = self._compile(["decode", "pack", "describe"], samples=False)
+        # Compiled when a request first needs it.
+        self._sampling_module: Any = None
         self._device: Any = None
         self._stream: Any = None
         self._arena: Arena
@@ -96,16 +89,19 @@ class DeviceExecutor:
                 self._stream = kccl.gpu.make_stream()
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
-        self._task = structs.Task()
         # Of the request that runs: what waits for it here, if anything does, and what that found.
         self._is_running = self._makes_tokens = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._seconds = math.nan
         self._is_closed = False
-        places = self._describe()
-        self._load(checkpoint, progress)
-        self._outputs = self._make_outputs(checkpoint, places)
+        self._sizes = self._describe()
+        self.nbytes = self._sizes.weights
+        self._loaded = loading.load(
+            checkpoint, self.program, comm, self._arena, self._sizes, context, self._pack, progress
+        )
+        self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
+        self._outputs = self._make_outputs(checkpoint)
         # All boards are there. The second barrier sees that the first one succeeded: from then on
         # waits have the usual limit instead of that of the first call.
         comm.barrier()
@@ -114,9 +110,22 @@ class DeviceExecutor:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _launch(self, name: str, *args: Any, grid: int, warps: int, shared_bytes: int = 0) -> None:
+    def _compile(self, names: list[str], *, samples: bool) -> Any:
+        return kccl.compile(
+            source_of(
+                self.program, self._comm.world_size, self.context, self._tuning, samples=samples
+            ),
+            names,
+            target=self._comm.backend,
+            warp_size=self._warp_size,
+            include_dirs=[KERNELS],
+        )
+
+    def _launch(
+        self, kernel: Any, *args: Any, grid: int, warps: int, shared_bytes: int = 0
+    ) -> None:
         with self._device.current() if self._device else nullcontext():
-            self._module.kernel(name)(
+            kernel(
                 self._comm,
                 *args,
                 grid=grid,
@@ -131,59 +140,25 @@ class DeviceExecutor:
             with self._device.current():
                 kccl.gpu.synchronize_stream(self._stream)
 
-    def _describe(self) -> Places:
-        """Asks the device what kernels/pack.cuh tells of the shape."""
-        nbytes = 8 * 8
-        numbers = self._arena.allocate(nbytes)
-        self._launch("describe", numbers, grid=1, warps=1)
+    def _describe(self) -> loading.Sizes:
+        numbers = self._arena.allocate(loading.SIZES_BYTES)
+        self._launch(self._module.kernel("describe"), numbers, grid=1, warps=1)
         self._wait_for_device()
-        found = np.frombuffer(self._arena.read(numbers, nbytes), np.uint64).tolist()
-        self._shared_bytes, self._board_bytes, self.nbytes, self._cache_bytes, *places = found
-        return Places(*places)
+        return loading.sizes_of(self._arena.read(numbers, loading.SIZES_BYTES))
 
-    def _load(self, checkpoint: Checkpoint, progress: weights.Progress) -> None:
-        program, arena, task = self.program, self._arena, self._task
-        rank, world_size = self._comm.rank, self._comm.world_size
-        c = program.config
-        num = c.num_lanes // world_size
-        task.weights = arena.allocate(self.nbytes)
-        staging = arena.allocate(weights.most_bytes(program, world_size))
-        lanes = range(rank * num, (rank + 1) * num)
-        for product, layer, group, matrix in weights.matrices(
-            checkpoint, program, lanes, rank, world_size
-        ):
-            arena.write(staging, matrix)
-            place = (task.weights, staging, product, layer, group)
-            self._launch("pack", *place, grid=self._tuning.blocks, warps=_PACKERS)
-            # The next matrix comes to the same place.
-            self._wait_for_device()
-            progress(matrix.nbytes)
-        task.embedding = arena.place(weights.embedding(checkpoint, program))
-        task.norms = arena.place(weights.norms(checkpoint, program))
-        if c.has_qk_norm:
-            task.qk_norms = arena.place(weights.qk_norms(checkpoint, program))
-        cosines, sines = program.rotations(self.context)
-        task.cosines, task.sines = arena.place(cosines), arena.place(sines)
-        task.cache = arena.allocate(self._cache_bytes)
-        task.layers = arena.place(np.frombuffer(structs.layers(program), np.uint8))
-        for each, address in enumerate(arena.shared(self._board_bytes)):
-            task.boards[each] = address
-        rows = 4 * _SCORED_AT_ONCE * c.vocab_size
-        self._logits = arena.shared(rows)
-        task.ids = arena.allocate(4 * self.context)
-        task.stop_ids = arena.allocate(4 * _MOST_STOP_IDS)
-        task.tokens = arena.on_host(ctypes.sizeof(structs.Token) * self.context)
-        task.mailbox = arena.on_host(ctypes.sizeof(structs.Mailbox))
-        self._tokens = (structs.Token * self.context).from_address(task.tokens)
-        self._mailbox = structs.Mailbox.from_address(task.mailbox)
+    def _pack(self, *place: int) -> None:
+        pack = self._module.kernel("pack")
+        self._launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
+        # The next matrix comes to the same place.
+        self._wait_for_device()
 
-    def _make_outputs(self, checkpoint: Checkpoint, places: Places) -> Outputs:
+    def _make_outputs(self, checkpoint: Checkpoint) -> Outputs:
         program, rank = self.program, self._comm.rank
         num = program.config.num_lanes // self._comm.world_size
         return Outputs(
             program,
             range(rank * num, (rank + 1) * num),
-            places,
+            self._sizes.places,
             self._tuning.splits,
             weights.norms(checkpoint, program),
             weights.qk_norms(checkpoint, program) if program.config.has_qk_norm else None,
@@ -199,9 +174,10 @@ class DeviceExecutor:
                 f"ids has {len(ids)} tokens, must have at least one and fewer than the context, "
                 f"{self.context}"
             )
-        if len(params.stop_ids) > _MOST_STOP_IDS:
+        most = loading.MOST_STOP_IDS
+        if len(params.stop_ids) > most:
             raise kccl.InvalidArgument(
-                f"stop_ids has {len(params.stop_ids)} ids, must have at most {_MOST_STOP_IDS}"
+                f"stop_ids has {len(params.stop_ids)} ids, must have at most {most}"
             )
         self._begin(makes_tokens=True)
         if params.stop_ids:
@@ -209,6 +185,7 @@ class DeviceExecutor:
         self._task.num_stop_ids = len(params.stop_ids)
         self._set_ids(ids, num_cached)
         self._task.max_tokens = params.max_tokens
+        self._set_sampling(params)
         if self._device is not None:
             self._launch_decode()
         else:
@@ -218,12 +195,12 @@ class DeviceExecutor:
     def tokens(self) -> Iterator[Token]:
         """See Executor."""
         for index in count():
-            token = self._await(self._tokens[index])
+            token = self._await(self._loaded.tokens[index])
             if token.end == _BAD_LOGITS:
                 raise kccl.Error("the model's logits are NaN, or none is finite")
             if token.end == _CANCELLED:
                 raise kccl.Error("another rank ended the request before its end")
-            yield Token(token.id, math.nan, _ENDS[token.end], time.monotonic())
+            yield Token(token.id, token.logprob, _ENDS[token.end], time.monotonic())
             if token.end:
                 break
         self.wait()
@@ -244,9 +221,9 @@ class DeviceExecutor:
         ids = list(ids)
 
         def work() -> None:
-            for first in range(0, len(ids), _SCORED_AT_ONCE):
-                some = ids[: first + _SCORED_AT_ONCE]
-                self._run_ids(some, first, logits=self._logits)
+            for first in range(0, len(ids), loading.SCORED_AT_ONCE):
+                some = ids[: first + loading.SCORED_AT_ONCE]
+                self._run_ids(some, first, logits=self._loaded.logits)
                 if writes_shared:
                     out[first : len(some)] = self._scored(len(some) - first)
 
@@ -264,7 +241,7 @@ class DeviceExecutor:
 
         def work() -> None:
             for position, token in enumerate(ids):
-                self._run_ids(ids[: position + 1], position, logits=self._logits)
+                self._run_ids(ids[: position + 1], position, logits=self._loaded.logits)
                 if is_shared and not writes_shared:
                     continue
                 if op.kind == "embed":
@@ -351,9 +328,32 @@ class DeviceExecutor:
         task = self._task
         self._arena.write(task.ids, np.asarray(ids, np.int32))
         task.num_ids, task.start = len(ids), first
-        task.round, task.number = self._mailbox.rounds, task.number + 1
-        task.max_tokens = task.only_reads = 0
+        task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
+        task.number += 1
+        task.max_tokens = task.only_reads = task.marks = 0
         task.logits = _NO_LOGITS
+        self._decode = self._module.kernel("decode")
+
+    def _set_sampling(self, params: SamplingParams) -> None:
+        """Gives a task what chooses its tokens. A kernel that only takes the most likely ones has
+        more registers for the rest.
+        """
+        is_penalised = params.repetition_penalty != 1
+        if not (params.temperature > 0 or is_penalised or params.logprobs):
+            return
+        if self._sampling_module is None:
+            self._sampling_module = self._compile(["decode"], samples=True)
+        self._decode = self._sampling_module.kernel("decode")
+        self._task.marks = self._loaded.marks if is_penalised else 0
+        self._task.sampling = structs.Sampling(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            seed=params.seed,
+            top_k=params.top_k,
+            wants_logprobs=params.logprobs,
+        )
 
     def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
         """Runs the ids from `first` on, and returns when this rank's kernel has ended."""
@@ -367,17 +367,17 @@ class DeviceExecutor:
         """What the last run has written of the logits of its first `num` positions."""
         vocab_size = self.program.config.vocab_size
         nbytes = 4 * num * vocab_size
-        data = self._arena.read(self._logits[self._comm.rank], nbytes)
+        data = self._arena.read(self._loaded.logits[self._comm.rank], nbytes)
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
 
     def _launch_decode(self) -> None:
         self._launch(
-            "decode",
+            self._decode,
             self._device_comm,
             self._task,
             grid=self._tuning.blocks,
             warps=self._tuning.warps + 1,
-            shared_bytes=self._shared_bytes,
+            shared_bytes=self._sizes.shared,
         )
 
     def _await(self, token: structs.Token) -> structs.Token:

@@ -15,6 +15,12 @@
 // changes every other round: a block may write those of round r + 1 while another still reads those
 // of round r. But it writes those of round r + 2 only when all have read those of round r.
 //
+// Where sampling needs more (sample.cuh), blocks tell each other notes after that, in exchanges
+// that have numbers of their own, over all rounds and requests. They have two places as well, and
+// need no fence: a place is read by the same thread each time, and a thread that has read the word
+// of exchange e - 2 cannot find that of e - 4, which has the tag of e. So every exchange has all
+// its notes. Vectors are ordered by the fences before.
+//
 // The board is zero before round 0. Its tag is 1.
 #pragma once
 
@@ -23,7 +29,7 @@
 
 namespace kccl::decode {
 
-// The tag of a round, and of the words at its end.
+// The tag of a round, and of the words at its end, or of an exchange.
 KCCL_CONSTEXPR uint32_t tag_of(uint32_t round) { return (round & 1u) ^ 1u; }
 KCCL_CONSTEXPR uint32_t tag_of_end(uint32_t round) { return (round >> 1 & 1u) ^ 1u; }
 
@@ -66,6 +72,40 @@ KCCL_DEVICE Quad quad_of(mem::Packet packet) {
     return quad;
 }
 
+// What a block tells all blocks of all ranks: three words, and one of 28 bits.
+struct alignas(16) Note {
+    uint32_t word[3];
+    uint32_t small;
+};
+
+// The tags take the words' lowest bits, which go with the small one.
+KCCL_DEVICE Quad quad_of(const Note& note) {
+    Quad quad;
+    uint32_t last = note.small << 4;
+    KCCL_UNROLL
+    for (int i = 0; i < 3; ++i) {
+        quad.value[i] = platform::bit_cast<float>(note.word[i]);
+        last |= (note.word[i] & 1u) << (i + 1);
+    }
+    quad.value[3] = platform::bit_cast<float>(last);
+    return quad;
+}
+
+KCCL_DEVICE Note note_of(const Quad& quad) {
+    const auto last = platform::bit_cast<uint32_t>(quad.value[3]);
+    Note note;
+    KCCL_UNROLL
+    for (int i = 0; i < 3; ++i) {
+        const auto word = platform::bit_cast<uint32_t>(quad.value[i]);
+        note.word[i] = (word & ~1u) | (last >> (i + 1) & 1u);
+    }
+    note.small = last >> 4;
+    return note;
+}
+
+// The notes of an exchange: sample.cuh says what they mean.
+enum NoteKind : uint32_t { kBest, kBelow, kReached, kBefore, kFromPivot, kAll, kNumNotes };
+
 // Where vectors lie on a board, in quads. Lanes are counted over all ranks.
 template <class S>
 struct Places {
@@ -85,8 +125,10 @@ struct Places {
     static constexpr uint32_t kActs = kAttended + S::kNumLayers * S::kNumLanes * kAttendedQuads;
     // [round % 2][rank][block]
     static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnQuads;
+    // [exchange % 2][note][rank][block]
+    static constexpr uint32_t kNotes = kEnds + 2 * S::kWorldSize * S::kBlocks;
     // [block][warp], a packet each: what a warp waits for (watch.cuh). Only this rank uses them.
-    static constexpr uint32_t kWaits = kEnds + 2 * S::kWorldSize * S::kBlocks;
+    static constexpr uint32_t kWaits = kNotes + 2 * kNumNotes * S::kWorldSize * S::kBlocks;
     static constexpr uint32_t kQuads = kWaits + S::kBlocks * S::kWarps;
 
     KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
@@ -108,6 +150,10 @@ struct Places {
     }
     KCCL_DEVICE static uint32_t end(uint32_t round, uint32_t rank, uint32_t block) {
         return kEnds + ((round & 1u) * S::kWorldSize + rank) * S::kBlocks + block;
+    }
+    // Of block 0 of rank 0; the others follow.
+    KCCL_DEVICE static uint32_t note(uint32_t exchange, uint32_t kind) {
+        return kNotes + ((exchange & 1u) * kNumNotes + kind) * S::kWorldSize * S::kBlocks;
     }
 };
 

@@ -90,6 +90,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
         });
     }
     if (task.only_reads != 0) verdict.end = kMaxTokens;
+    if constexpr (S::kSamples) mark_ids(worker);
     for (uint32_t position = task.start; verdict.end == kGoesOn; ++position) {
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
@@ -105,8 +106,10 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     if (leads(block())) {
         mem::arrive(&shared.ended);
         if (platform::block_in_grid() == 0) {
+            auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
+            mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->rounds, worker.round());
             mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(
-                &reinterpret_cast<Mailbox*>(task.mailbox)->rounds, worker.round());
+                &mailbox->exchanges, mem::load_plain(&shared.exchanges));
         }
     }
 }
@@ -116,6 +119,7 @@ KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.failed[0] = shared.failed[1] = 0;
+        shared.exchanges = task.exchange;
         mem::init_copies(&shared.met, S::kWarps);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);

@@ -1,32 +1,27 @@
 // The end of a round: all blocks of all ranks wait for each other, and learn which token is next.
 #pragma once
 
-#include "head.cuh"
+#include "sample.cuh"
 
 namespace kccl::decode {
 
-// A block's word for the others: its best token, and whether its host has cancelled the request,
-// which only block 0 of a rank looks at. The lowest bits are tags.
+// A block's word for the others: its most likely token, and whether its host has cancelled the
+// request, which only block 0 of a rank looks at.
 struct Ending {
     Best best;
     bool is_cancelled;
 };
 
-KCCL_DEVICE Quad quad_of(const Ending& ending) {
-    const uint32_t id = static_cast<uint32_t>(ending.best.id + 1);
-    const uint32_t flags = (ending.best.is_nan ? 2u : 0) | (ending.is_cancelled ? 4u : 0);
-    // A score keeps all of its bits: its lowest one goes with the flags.
-    const auto score = platform::bit_cast<uint32_t>(ending.best.score);
-    return {{ending.best.score, platform::bit_cast<float>(id << 1),
-             platform::bit_cast<float>(flags | (score & 1u) << 3), 0}};
+KCCL_DEVICE Note note_of(const Ending& ending) {
+    return {{platform::bit_cast<uint32_t>(ending.best.score),
+             static_cast<uint32_t>(ending.best.id + 1), 0},
+            (ending.best.is_nan ? 1u : 0) | (ending.is_cancelled ? 2u : 0)};
 }
 
-KCCL_DEVICE Ending ending_of(const Quad& quad) {
-    const auto flags = platform::bit_cast<uint32_t>(quad.value[2]);
-    const auto score = platform::bit_cast<uint32_t>(quad.value[0]) | (flags >> 3 & 1u);
-    const auto id = platform::bit_cast<uint32_t>(quad.value[1]) >> 1;
-    return {{platform::bit_cast<float>(score), static_cast<int32_t>(id) - 1, (flags & 2u) != 0},
-            (flags & 4u) != 0};
+KCCL_DEVICE Ending ending_of(const Note& note) {
+    return {{platform::bit_cast<float>(note.word[0]), static_cast<int32_t>(note.word[1]) - 1,
+             (note.small & 1u) != 0},
+            (note.small & 2u) != 0};
 }
 
 KCCL_DEVICE Best best_of_warp(Best best) {
@@ -49,6 +44,11 @@ KCCL_DEVICE bool is_stop_id(const Task& task, int32_t id) {
         if (mem::load_plain(ids + i) == id) return true;
     }
     return false;
+}
+
+// Whether the logits after `position` give a token.
+KCCL_DEVICE bool makes_token(const Task& task, uint32_t position) {
+    return position + 1 >= task.num_ids && task.max_tokens != 0;
 }
 
 // What a round gives: the token for the next position, and whether and why the request ends.
@@ -78,13 +78,47 @@ KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
     KCCL_UNROLL
     for (uint32_t k = 0; k < kEach; ++k) {
         if ((wanted >> k & 1u) == 0) continue;
-        const Ending one = ending_of(quads[k]);
+        const Ending one = ending_of(note_of(quads[k]));
         all.best = better(all.best, one.best);
         all.is_cancelled |= one.is_cancelled;
     }
     all.best = best_of_warp(all.best);
     all.is_cancelled = platform::warp_any(all.is_cancelled);
     return all;
+}
+
+// Leaves the verdict for the block, and tells the host. Warp 0.
+template <class S>
+KCCL_DEVICE void judge(Worker<S>& worker, uint32_t position, const Ending& all,
+                       const Chosen& chosen) {
+    const Task& task = worker.task();
+    Shared<S>& shared = worker.shared();
+    const bool is_prompt = position + 1 < task.num_ids;
+    const uint32_t count = position + 2 - task.num_ids;
+    const uint32_t end = all.is_cancelled                     ? kCancelled
+                         : is_prompt                          ? kGoesOn
+                         : !makes_token(task, position)       ? kMaxTokens
+                         : all.best.is_nan || all.best.id < 0 ? kBadLogits
+                         : is_stop_id(task, chosen.id)        ? kStopId
+                         : count == task.max_tokens           ? kMaxTokens
+                         : position + 2 == S::kContext        ? kContextFull
+                                                              : kGoesOn;
+    if (!leads(warp())) return;
+    mem::store_plain(&shared.token, chosen.id);
+    mem::store_plain(&shared.end, end);
+    if constexpr (S::kSamples) {
+        if (end == kGoesOn && makes_token(task, position)) mark(worker, chosen.id);
+    }
+    if (worker.block() == 0 && !worker.failed() &&
+        (makes_token(task, position) || end == kCancelled)) {
+        auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
+        const uint32_t id = static_cast<uint32_t>(chosen.id) & ((1u << kEndAt) - 1);
+        const auto logprob = platform::bit_cast<uint32_t>(chosen.logprob);
+        const uint64_t number = uint64_t{task.number} << 32;
+        mem::store_packet<mem::Scope::kSystem>(
+            tokens + (is_prompt ? 0 : count - 1),
+            mem::Packet{{(id | end << kEndAt) | number, logprob | number}});
+    }
 }
 
 // Ends the round that ran `position`; `best`: of this thread's logits, if the head ran. Called by
@@ -101,9 +135,10 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     }
     best = best_of_warp(best);
     if (leads(warp())) {
-        mem::store_plain(&shared.best[worker.warp_index()], quad_of(Ending{best, false}));
+        mem::store_plain(&shared.best[worker.warp_index()], note_of(Ending{best, false}));
     }
     if (!worker.meet()) return false;
+    Ending all = {{0, -1, false}, false};
     if (worker.warp_index() == 0) {
         if (leads(warp())) {
             Ending mine = {{0, -1, false}, cancelled == task.number};
@@ -113,36 +148,26 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
             // See board.cuh: releases what the block has written in this round.
             mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
             worker.publish_to_all(
-                Places<S>::end(worker.round(), worker.comm().rank, worker.block()), quad_of(mine),
-                tag_of_end(worker.round()));
+                Places<S>::end(worker.round(), worker.comm().rank, worker.block()),
+                quad_of(note_of(mine)), tag_of_end(worker.round()));
         }
         worker.stamp(kArrived);
-        const Ending all = collect_endings(worker);
+        all = collect_endings(worker);
         mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
         worker.stamp(kMultiplied);
-        const bool is_prompt = position + 1 < task.num_ids;
-        const uint32_t count = position + 2 - task.num_ids;
-        const bool makes_token = !is_prompt && task.max_tokens != 0;
-        const uint32_t end = all.is_cancelled                     ? kCancelled
-                             : is_prompt                          ? kGoesOn
-                             : !makes_token                       ? kMaxTokens
-                             : all.best.is_nan || all.best.id < 0 ? kBadLogits
-                             : is_stop_id(task, all.best.id)      ? kStopId
-                             : count == task.max_tokens           ? kMaxTokens
-                             : position + 2 == S::kContext        ? kContextFull
-                                                                  : kGoesOn;
-        if (leads(warp())) {
-            mem::store_plain(&shared.token, all.best.id);
-            mem::store_plain(&shared.end, end);
-            if (worker.block() == 0 && !worker.failed() && (makes_token || end == kCancelled)) {
-                auto* const tokens = reinterpret_cast<mem::Packet*>(task.tokens);
-                const auto id = static_cast<uint32_t>(all.best.id);
-                const uint64_t number = uint64_t{task.number} << 32;
-                mem::store_packet<mem::Scope::kSystem>(tokens + (is_prompt ? 0 : count - 1),
-                                                       mem::Packet{{id | number, end | number}});
-            }
+        if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
+    }
+    Chosen chosen = {all.best.id, platform::bit_cast<float>(kNoNumber)};
+    if constexpr (S::kSamples) {
+        if (!worker.meet()) return false;
+        all = ending_of(mem::load_plain(&shared.ending));
+        const bool is_good = !all.is_cancelled && !all.best.is_nan && all.best.id >= 0;
+        if (is_good && makes_token(task, position)) {
+            Sampler<S> sampler(worker, position + 1, all.best.score);
+            if (!sampler.choose(&chosen)) return false;
         }
     }
+    if (worker.warp_index() == 0) judge(worker, position, all, chosen);
     if (!worker.meet()) return false;
     *verdict = {mem::load_plain(&shared.token), mem::load_plain(&shared.end)};
     worker.end_op();

@@ -108,6 +108,9 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
                 *best = better(*best, Best{score, static_cast<int32_t>(first_id + row * 4 + i),
                                            !(score - score == 0)});
             }
+            if constexpr (S::kSamples) {
+                mem::store_plain(reinterpret_cast<Quad*>(task.own_logits) + row, total);
+            }
             if (task.logits[0] == 0) continue;
             const uint64_t at = uint64_t{position - task.start} * (S::kVocab / 4);
             for (uint32_t rank = 0; rank < S::kWorldSize; ++rank) {

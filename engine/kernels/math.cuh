@@ -36,6 +36,60 @@ constexpr float kLog2E = 1.44269504088896341f;
 
 KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
 
+// ---- double -------------------------------------------------------------------------------------
+
+// e to the power of x, within 2 units of the last place; 0 below -708. x is at most 708.
+KCCL_DEVICE double exponential(double x) {
+    constexpr double kLog2E = 1.4426950408889634, kRounder = 6755399441055744.0;  // 1.5 * 2^52
+    // The high part has 33 bits, so its product with n is exact.
+    constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;
+    if (x < -708.0) return 0.0;
+    const double n = (x * kLog2E + kRounder) - kRounder;
+    const double r = x - n * kLn2High - n * kLn2Low;
+    // r^i / i!, of at most 0.35.
+    constexpr double kTerms[] = {1.0 / 6227020800.0,
+                                 1.0 / 479001600.0,
+                                 1.0 / 39916800.0,
+                                 1.0 / 3628800.0,
+                                 1.0 / 362880.0,
+                                 1.0 / 40320.0,
+                                 1.0 / 5040.0,
+                                 1.0 / 720.0,
+                                 1.0 / 120.0,
+                                 1.0 / 24.0,
+                                 1.0 / 6.0,
+                                 0.5,
+                                 1.0,
+                                 1.0};
+    double sum = 0;
+    KCCL_UNROLL
+    for (const double term : kTerms) sum = sum * r + term;
+    const auto bits = static_cast<uint64_t>(static_cast<int64_t>(n) + 1023) << 52;
+    return sum * platform::bit_cast<double>(bits);
+}
+
+// The natural logarithm, within 3 units of the last place. x is positive and not subnormal.
+KCCL_DEVICE double logarithm(double x) {
+    constexpr double kLn2 = 0.6931471805599453, kRoot2 = 1.4142135623730951;
+    constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1, kOne = uint64_t{1023} << 52;
+    const auto bits = platform::bit_cast<uint64_t>(x);
+    // x is 2^n * m, and m lies between the roots of 1/2 and of 2.
+    int32_t n = static_cast<int32_t>(bits >> 52) - 1023;
+    double m = platform::bit_cast<double>((bits & kMantissa) | kOne);
+    if (m > kRoot2) {
+        m *= 0.5;
+        ++n;
+    }
+    // log(m) = 2 * artanh(s) = 2 * (s + s^3 / 3 + s^5 / 5 + ...), and s is at most 0.172.
+    const double s = (m - 1.0) / (m + 1.0), square = s * s;
+    constexpr double kTerms[] = {1.0 / 21.0, 1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0,
+                                 1.0 / 11.0, 1.0 / 9.0,  1.0 / 7.0,  1.0 / 5.0,  1.0 / 3.0};
+    double sum = 0;
+    KCCL_UNROLL
+    for (const double term : kTerms) sum = sum * square + term;
+    return n * kLn2 + (2.0 * s + 2.0 * s * square * sum);
+}
+
 KCCL_DEVICE float silu(float x) { return x / (1.0f + exponential(-x)); }
 
 }  // namespace kccl::decode

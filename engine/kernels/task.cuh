@@ -20,6 +20,17 @@ struct Layer {
     uint32_t reserved[3];
 };
 
+// What of SamplingParams in sample.py a kernel that samples needs; the names are its names.
+struct Sampling {
+    double temperature;
+    double top_p;
+    double min_p;
+    double repetition_penalty;
+    uint64_t seed;
+    uint32_t top_k;
+    uint32_t wants_logprobs;
+};
+
 // A request, and where a rank's memory lies; passed by value. Addresses of device memory unless
 // said otherwise.
 struct Task {
@@ -29,23 +40,29 @@ struct Task {
     uint64_t qk_norms;   // float [layers][queries, keys][head_dim]; 0: none
     uint64_t cosines;    // float [context][head_dim / 2]
     uint64_t sines;
-    uint64_t cache;      // f16 [layer][KV head][tile of 16 positions][keys, values][...]
-    uint64_t layers;     // Layer [layers]
-    uint64_t boards[8];  // every rank's board: board.cuh
-    uint64_t ids;        // int32 [num_ids]
-    uint64_t stop_ids;   // int32 [num_stop_ids]
-    uint64_t logits[8];  // every rank's float [num_ids - start][vocabulary], or 0
-    uint64_t mailbox;    // Mailbox, in host memory that the device maps
-    uint64_t tokens;     // Token [context], likewise
+    uint64_t cache;       // f16 [layer][KV head][tile of 16 positions][keys, values][...]
+    uint64_t layers;      // Layer [layers]
+    uint64_t boards[8];   // every rank's board: board.cuh
+    uint64_t ids;         // int32 [num_ids]
+    uint64_t stop_ids;    // int32 [num_stop_ids]
+    uint64_t logits[8];   // every rank's float [num_ids - start][vocabulary], or 0
+    uint64_t own_logits;  // float [vocabulary / ranks]: the newest ones, if the kernel samples
+    uint64_t marks;       // uint32 [vocabulary / ranks], or 0: no penalty. The numbers of the last
+                          // requests whose text has the ids
+    uint64_t mailbox;     // Mailbox, in host memory that the device maps
+    uint64_t tokens;      // Token [context], likewise
     uint32_t num_ids;
     uint32_t num_stop_ids;
     uint32_t start;       // the first position that runs; the cache has those before it
     uint32_t max_tokens;  // 0: only the ids run
     uint32_t round;       // passes that all requests before made
+    uint32_t exchange;    // exchanges of notes that they made: board.cuh
     uint32_t number;      // of the request, from 1
     uint32_t only_reads;  // not 0: the weights are read max_tokens times, and nothing else is done
     uint32_t traced;      // rounds of the request that are traced, if the kernel traces
-    uint64_t trace;       // uint64 [traced][op of a round][Stamp][block], in nanoseconds
+    uint32_t reserved;
+    Sampling sampling;
+    uint64_t trace;  // uint64 [traced][op of a round][Stamp][block], in nanoseconds
 };
 
 // When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
@@ -65,15 +82,17 @@ enum End : uint32_t {
 // A token as the host sees it; each half is single-copy atomic. Valid when both numbers are the
 // request's.
 struct alignas(16) Token {
-    int32_t id;
+    uint32_t id_and_end;  // the id, and kEndAt bits above End
     uint32_t number;
-    uint32_t end;  // End
+    float logprob;  // NaN unless it is wanted
     uint32_t number_again;
 };
+constexpr uint32_t kEndAt = 28;
 
 struct Mailbox {
     uint32_t cancelled;  // the host writes: its request that is to end, on any rank
     uint32_t rounds;     // the kernel writes, when it ends: Task.round of the next request
+    uint32_t exchanges;  // likewise, Task.exchange
 };
 
 }  // namespace kccl::decode

@@ -22,7 +22,13 @@ struct Beside {
     Quad parts[Shape<S>::kSplitStrands][Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
     // Sums of squares of each warp's part of a vector: [op % 2][warp][residual].
     float squares[2][S::kWarps][S::kNumResiduals];
-    Quad best[S::kWarps];
+    // At the end of a round: each warp's most likely token, and what all blocks say.
+    Note best[S::kWarps];
+    Note ending;
+    // What each warp, and then all blocks, have found: sample.cuh.
+    Note notes[S::kWarps][kNumNotes];
+    Note found[kNumNotes];
+    uint32_t exchanges;  // the next exchange's number
     mem::CopyBarrier met;
     mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
     mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
@@ -160,7 +166,7 @@ class Worker {
                                                tagged(quad, tag_of(round_)));
     }
 
-    // To those of all ranks, `tag` being that of the round or of its end.
+    // To those of all ranks, `tag` being that of the round, of its end or of an exchange.
     KCCL_DEVICE void publish_to_all(uint32_t place, const Quad& quad, uint32_t tag) const {
         KCCL_UNROLL
         for (int k = 1; k <= static_cast<int>(S::kWorldSize); ++k) {

@@ -77,9 +77,25 @@ def check(program: Program, world_size: int) -> None:
 
 
 def source_of(
-    program: Program, world_size: int, context: int, tuning: Tuning, *, traces: bool = False
+    program: Program,
+    world_size: int,
+    context: int,
+    tuning: Tuning,
+    *,
+    samples: bool = False,
+    traces: bool = False,
 ) -> str:
-    """The translation unit: the kernels decode, pack and describe for one shape."""
+    """The translation unit: the kernels decode, pack and describe for one shape.
+
+    Args:
+        program: The model's.
+        world_size: Ranks that share it.
+        context: Positions that the KV cache has room for.
+        tuning: How a GPU is used.
+        samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
+            and the ops have more registers.
+        traces: Whether the kernel notes the times of its ops.
+    """
     c = program.config
     lanes = c.num_lanes
     numbers = {
@@ -106,7 +122,7 @@ def source_of(
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
-    flags["Traces"] = traces
+    flags |= {"Samples": samples, "Traces": traces}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),

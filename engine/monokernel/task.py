@@ -7,6 +7,17 @@ from ..program import Op, Program
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 
 
+class Sampling(ctypes.Structure):
+    """kccl::decode::Sampling."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
+        ("repetition_penalty", ctypes.c_double),
+        ("seed", U64),
+        *((name, U32) for name in ("top_k", "wants_logprobs")),
+    )
+
+
 class Task(ctypes.Structure):
     """kccl::decode::Task."""
 
@@ -16,9 +27,12 @@ class Task(ctypes.Structure):
         ("boards", U64 * 8),
         *((name, U64) for name in ("ids", "stop_ids")),
         ("logits", U64 * 8),
+        *((name, U64) for name in ("own_logits", "marks")),
         *((name, U64) for name in ("mailbox", "tokens")),
         *((name, U32) for name in ("num_ids", "num_stop_ids", "start", "max_tokens")),
-        *((name, U32) for name in ("round", "number", "only_reads", "traced")),
+        *((name, U32) for name in ("round", "exchange", "number", "only_reads")),
+        *((name, U32) for name in ("traced", "reserved")),
+        ("sampling", Sampling),
         ("trace", U64),
     )
 
@@ -43,13 +57,19 @@ class Layer(ctypes.Structure):
 class Token(ctypes.Structure):
     """kccl::decode::Token."""
 
-    _fields_ = (("id", ctypes.c_int32), ("number", U32), ("end", U32), ("number_again", U32))
+    _fields_ = (
+        ("id", U32, 28),
+        ("end", U32, 4),
+        ("number", U32),
+        ("logprob", ctypes.c_float),
+        ("number_again", U32),
+    )
 
 
 class Mailbox(ctypes.Structure):
     """kccl::decode::Mailbox."""
 
-    _fields_ = (("cancelled", U32), ("rounds", U32))
+    _fields_ = (("cancelled", U32), ("rounds", U32), ("exchanges", U32))
 
 
 def layers(program: Program) -> bytes:

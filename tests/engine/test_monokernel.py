@@ -15,6 +15,7 @@ import kccl
 from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors import device
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.executor import Token
 from kccl.engine.monokernel.shape import KERNELS, Tuning
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
@@ -49,8 +50,13 @@ def expected(model: str) -> tuple[Array, list[int]]:
 
 def generate(executor: DeviceExecutor, num: int, stop_ids: tuple[int, ...] = ()) -> list[int]:
     """Tokens after IDS."""
-    executor.start(IDS, SamplingParams(max_tokens=num, stop_ids=stop_ids))
-    return [token.id for token in executor.tokens()]
+    params = SamplingParams(max_tokens=num, stop_ids=stop_ids)
+    return [token.id for token in answer(executor, IDS, params)]
+
+
+def answer(executor: DeviceExecutor, ids: list[int], params: SamplingParams) -> list[Token]:
+    executor.start(ids, params)
+    return list(executor.tokens())
 
 
 def logits_of(executor: DeviceExecutor, ids: list[int]) -> Array:

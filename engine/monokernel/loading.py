@@ -1,0 +1,126 @@
+"""Places what a rank's kernels need in its device's memory."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import kccl
+
+from ..checkpoint import Checkpoint
+from ..program import Program
+from . import weights
+from .memory import Arena
+from .outputs import Places
+from .task import Mailbox, Task, Token, layers
+
+MOST_STOP_IDS = 64
+# Positions whose logits a launch writes at most.
+SCORED_AT_ONCE = 64
+
+
+class Sizes(NamedTuple):
+    """What the kernel tells of a shape, in bytes, as kernels/pack.cuh has it.
+
+    Attributes:
+        shared: Of a block's shared memory.
+        board: Of a rank's board.
+        weights: Packed.
+        cache: Of keys and values.
+        places: On the board.
+    """
+
+    shared: int
+    board: int
+    weights: int
+    cache: int
+    places: Places
+
+
+class Loaded(NamedTuple):
+    """A rank's memory.
+
+    Attributes:
+        task: What it tells the kernel.
+        tokens, mailbox: Host memory that the kernel reads and writes.
+        logits: Addresses of every rank's logits, of SCORED_AT_ONCE positions.
+        marks: Address of the marks of ids that a penalty asks for.
+    """
+
+    task: Task
+    tokens: Any
+    mailbox: Mailbox
+    logits: list[int]
+    marks: int
+
+
+def sizes_of(data: bytes) -> Sizes:
+    """What the kernel `describe` has written."""
+    shared, board, packed, cache, *places = np.frombuffer(data, np.uint64).tolist()
+    return Sizes(shared, board, packed, cache, Places(*places))
+
+
+SIZES_BYTES = 8 * (4 + len(Places._fields))
+
+
+def load(
+    checkpoint: Checkpoint,
+    program: Program,
+    comm: kccl.Communicator,
+    arena: Arena,
+    sizes: Sizes,
+    context: int,
+    pack: Callable[[int, int, int, int, int], None],
+    progress: weights.Progress,
+) -> Loaded:
+    """Packs a rank's weights and allocates its memory. Collective.
+
+    Args:
+        checkpoint: The model.
+        program: Its program.
+        comm: The ranks.
+        arena: Where the memory comes from.
+        sizes: Of this shape.
+        context: Positions to make room for.
+        pack: Packs a matrix: (packed weights, matrix, product, layer, group). Returns when the
+            matrix has been read.
+        progress: Called with the number of bytes that were packed since the last call.
+    """
+    c, world_size = program.config, comm.world_size
+    num = c.num_lanes // world_size
+    lanes = range(comm.rank * num, (comm.rank + 1) * num)
+    task = Task()
+    task.weights = arena.allocate(sizes.weights)
+    staging = arena.allocate(weights.most_bytes(program, world_size))
+    for product, layer, group, matrix in weights.matrices(
+        checkpoint, program, lanes, comm.rank, world_size
+    ):
+        arena.write(staging, matrix)
+        pack(task.weights, staging, product, layer, group)
+        progress(matrix.nbytes)
+    task.embedding = arena.place(weights.embedding(checkpoint, program))
+    task.norms = arena.place(weights.norms(checkpoint, program))
+    if c.has_qk_norm:
+        task.qk_norms = arena.place(weights.qk_norms(checkpoint, program))
+    cosines, sines = program.rotations(context)
+    task.cosines, task.sines = arena.place(cosines), arena.place(sines)
+    task.cache = arena.allocate(sizes.cache)
+    task.layers = arena.place(np.frombuffer(layers(program), np.uint8))
+    for each, address in enumerate(arena.shared(sizes.board)):
+        task.boards[each] = address
+    logits = arena.shared(4 * SCORED_AT_ONCE * c.vocab_size)
+    task.ids = arena.allocate(4 * context)
+    task.stop_ids = arena.allocate(4 * MOST_STOP_IDS)
+    own_logits_bytes = 4 * c.vocab_size // world_size
+    task.own_logits = arena.allocate(own_logits_bytes)
+    marks = arena.allocate(own_logits_bytes)
+    task.tokens = arena.on_host(ctypes.sizeof(Token) * context)
+    task.mailbox = arena.on_host(ctypes.sizeof(Mailbox))
+    return Loaded(
+        task,
+        (Token * context).from_address(task.tokens),
+        Mailbox.from_address(task.mailbox),
+        logits,
+        marks,
+    )

@@ -1,0 +1,273 @@
+"""Sampling in the monokernel, in the simulator: sample.py chooses the same from its logits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_monokernel import CONTEXT, SMALL, TUNING, answer, kernels, logits_of
+
+import kccl
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.executors.executor import Token
+from kccl.engine.monokernel.shape import KERNELS
+from kccl.engine.random_weights import MODELS, RandomSource
+from kccl.engine.reference import Reference
+from kccl.engine.sample import SamplingParams, gumbel, sample
+
+__all__ = ["kernels"]  # a fixture
+
+IDS = [5, 99, 5]
+CASES = {
+    "temperature": {"temperature": 1.0},
+    "top_k": {"temperature": 0.7, "top_k": 5},
+    "top_p": {"temperature": 1.5, "top_p": 0.3},
+    "min_p": {"temperature": 1.3, "min_p": 0.4},
+    "top_k and top_p": {"temperature": 2.0, "top_k": 10, "top_p": 0.5},
+    "much of many": {"temperature": 0.4, "top_k": 100, "top_p": 0.97, "min_p": 1e-3},
+    "penalty": {"repetition_penalty": 3.0},
+    "penalty and temperature": {"temperature": 0.9, "repetition_penalty": 0.2},
+    "logprobs": {"logprobs": True},
+    "all": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "logprobs": True}
+    | {"repetition_penalty": 1.3},
+    # Hardly any id is kept of those that are about equally likely.
+    "one of many": {"temperature": 50.0, "top_k": 1},
+    "hardly any share": {"temperature": 50.0, "top_p": 1e-9},
+    "only the likeliest": {"temperature": 50.0, "min_p": 1.0},
+    "one of many, and its share": {"temperature": 50.0, "top_k": 1, "top_p": 0.5},
+    "so hot that noise decides": {"temperature": 1e6, "top_k": 64, "top_p": 0.5},
+    "so cold that scores are huge": {"temperature": 1e-6, "top_k": 3, "top_p": 0.9},
+}
+PARAMS = {
+    name: SamplingParams(max_tokens=3, seed=i + (7 << 40), **changes)
+    for i, (name, changes) in enumerate(CASES.items())
+}
+
+
+class Source(RandomSource):
+    """Random weights, but the rows of the head as `head` says."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__(
+            replace(MODELS["tiny-llama"], num_layers=1, is_tied=False, **SMALL), 0, head
+        )
+        self._head = head
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        rows = super().read(name, start, stop)
+        if name != "head" or self._head == "random":
+            return rows
+        if self._head == "ties":
+            # So every logit is there 8 times, all over the vocabulary.
+            whole = super().read(name, 0, 16)
+            return whole[np.arange(start, stop) * 5 % 16]
+        value = {"equal": 0.0, "huge": 3e38}[self._head]
+        return np.full_like(rows, ml_dtypes.bfloat16(value))
+
+
+def run(
+    head: str,
+    names: Sequence[str],
+    ranks: int = 1,
+    blocks: int = TUNING.blocks,
+    warp_size: int = 32,
+    **simulation: Any,
+) -> list[tuple[list[Token], NDArray[np.float32]]]:
+    """Of each case: the tokens, which all ranks agree on, and the logits before each of them."""
+
+    def main(comm: kccl.Communicator) -> list[Any]:
+        executor = DeviceExecutor(
+            Checkpoint(Source(head)),
+            comm,
+            tuning=replace(TUNING, blocks=blocks),
+            context=CONTEXT,
+            warp_size=warp_size,
+        )
+        found = []
+        for name in names:
+            tokens = answer(executor, IDS, PARAMS[name])
+            ids = [*IDS, *(token.id for token in tokens[:-1])]
+            found.append((tokens, logits_of(executor, ids)[len(IDS) - 1 :]))
+        return found
+
+    results = kccl.run_threads(main, ranks, backend="sim", warp_size=warp_size, **simulation)
+    part = SMALL["vocab_size"] // ranks
+    cases = []
+    for of_ranks in zip(*results, strict=True):
+        assert len({str(chosen(tokens)) for tokens, _ in of_ranks}) == 1
+        logits = [each[:, r * part : (r + 1) * part] for r, (_, each) in enumerate(of_ranks)]
+        cases.append((of_ranks[0][0], np.concatenate(logits, axis=1)))
+    return cases
+
+
+def chosen(tokens: Sequence[Token]) -> list[tuple[int, float]]:
+    return [(token.id, token.logprob) for token in tokens]
+
+
+def check(name: str, tokens: Sequence[Token], logits: NDArray[np.float32]) -> None:
+    """The tokens are those that the oracle chooses from these logits."""
+    params, history = PARAMS[name], list(IDS)
+    assert len(tokens) == params.max_tokens
+    assert [token.end for token in tokens] == ["", "", "max_tokens"]
+    for token, row in zip(tokens, logits, strict=True):
+        wanted, logprob = sample(row, params, len(history), history)
+        assert token.id == wanted
+        if params.logprobs:
+            assert token.logprob == pytest.approx(logprob, rel=1e-6)
+        else:
+            assert math.isnan(token.logprob)
+        history.append(wanted)
+
+
+@cache
+def results() -> dict[str, tuple[list[Token], NDArray[np.float32]]]:
+    return dict(zip(CASES, run("random", list(CASES)), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_the_oracles(name):
+    tokens, logits = results()[name]
+    check(name, tokens, logits)
+    # The reference's logits differ in the KV cache's rounding.
+    wanted = Reference(Checkpoint(Source("random"))).generate(IDS, PARAMS[name])
+    assert [token.id for token in tokens] == [token for token, _ in wanted]
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        {"ranks": 2},
+        {"ranks": 4, "blocks": 2},
+        {"blocks": 8},
+        {"ranks": 2, "warp_size": 64, "model": "gfx942"},
+    ],
+    ids=str,
+)
+def test_any_number_of_ranks_and_blocks_chooses_the_same(machine):
+    names = ["all", "top_k and top_p", "one of many"]
+    for name, (tokens, _) in zip(names, run("random", names, seed=5, **machine), strict=True):
+        assert str(chosen(tokens)) == str(chosen(results()[name][0])), name
+
+
+@pytest.mark.parametrize("head", ["ties", "equal"])
+def test_equal_logits(head):
+    """top_k keeps all that are equal to the k-th; top_p of equal ones the lowest ids."""
+    names = ["top_k", "top_p", "top_k and top_p", "all", "penalty", "one of many"]
+    names += ["hardly any share", "one of many, and its share", "much of many"]
+    for name, (tokens, logits) in zip(names, run(head, names), strict=True):
+        assert np.unique(logits[0]).size == {"ties": 16, "equal": 1}[head]
+        check(name, tokens, logits)
+
+
+def test_logits_that_are_no_numbers_are_an_error():
+    with pytest.raises(kccl.Error, match="the model's logits are NaN, or none is finite"):
+        run("huge", ["all"])
+
+
+def test_requests_that_sample_and_that_do_not_take_turns():
+    """A request may be given up; exchanges and marks of one do not disturb the next."""
+
+    def main(comm: kccl.Communicator) -> None:
+        executor = DeviceExecutor(
+            Checkpoint(Source("random")), comm, tuning=TUNING, context=CONTEXT
+        )
+        greedy = SamplingParams(max_tokens=2)
+        first = [token.id for token in answer(executor, IDS, greedy)]
+        for name in ("all", "penalty"):
+            given_up = executor.generate([64, 2, 17], PARAMS[name])
+            next(given_up)
+            given_up.close()
+            assert [token.id for token in answer(executor, IDS, greedy)] == first
+            tokens = answer(executor, IDS, PARAMS[name])
+            assert str(chosen(list(tokens))) == str(chosen(results()[name][0]))
+        stop = replace(PARAMS["all"], stop_ids=(results()["all"][0][1].id,))
+        tokens = answer(executor, IDS, stop)
+        assert [token.end for token in tokens] == ["", "stop"]
+
+    kccl.run_threads(main, 1, backend="sim")
+
+
+# As in test_monokernel.py.
+BUGS = {
+    "one place for the notes of all exchanges": (
+        "board.cuh",
+        "((exchange & 1u) * kNumNotes + kind)",
+        "((exchange & 0u) * kNumNotes + kind)",
+    ),
+    "notes are sent before all warps have looked": (
+        "sample.cuh",
+        "            if (!worker_.meet()) return false;\n            send();\n",
+        "            send();\n",
+    ),
+    "the other ranks' scores are not counted": (
+        "sample.cuh",
+        "constexpr uint32_t kBlocks = S::kWorldSize * S::kBlocks;",
+        "constexpr uint32_t kBlocks = S::kBlocks;",
+    ),
+    "a mark outlives its request": (
+        "sample.cuh",
+        "platform::bit_cast<uint32_t>(marks.value[i]) == task.number;",
+        "platform::bit_cast<uint32_t>(marks.value[i]) != 0;",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug, kernels):
+    name, right, wrong = BUGS[bug]
+    text = (kernels / name).read_text()
+    assert text.count(right) == 1
+    (kernels / name).write_text(text.replace(right, wrong))
+    names = ["all", "one of many", "penalty", "top_k and top_p", "all"]
+    for seed in range(4):
+        try:
+            for each, (tokens, logits) in zip(
+                names, run("random", names, ranks=2, seed=seed), strict=True
+            ):
+                check(each, tokens, logits)
+        except (kccl.Error, AssertionError):
+            return
+    pytest.fail("4 seeds did not show it")
+
+
+NOISE = """
+#include "gumbel.cuh"
+
+KCCL_KERNEL void noise(double* out, const double* in, uint64_t num) {
+    for (uint64_t i = threadIdx.x; i < num; i += blockDim.x) {
+        out[i] = kccl::decode::exponential(in[i]);
+        out[num + i] = kccl::decode::logarithm(in[num + i]);
+        const auto words = kccl::decode::philox(5 + (uint64_t{3} << 32), i / 4, 7);
+        out[2 * num + i] = kccl::decode::gumbel(words.word[i % 4]);
+        out[3 * num + i] = kccl::decode::gumbel(i == 0 ? 0u : ~0u);
+    }
+}
+"""
+
+
+def test_noise_and_its_functions_are_as_exact_as_numpys():
+    num = 4000
+    random = np.random.default_rng(3)
+    below = -np.concatenate([[0.0, 1e-17, 700.0], random.uniform(0, 700, num - 3)])
+    positive = np.concatenate(
+        [[1.0, 2.0**-33, 1 - 2.0**-33, 2**0.5], np.exp(random.uniform(-30, 30, num - 4))]
+    )
+    out = np.empty((4, num))
+    given = np.stack([below, positive])
+
+    def main(comm: kccl.Communicator) -> None:
+        module = kccl.compile(NOISE, ["noise"], target="sim", include_dirs=[KERNELS])
+        module.kernel("noise")(comm, out.ctypes.data, given.ctypes.data, num, grid=1, block=32)
+
+    kccl.run_threads(main, 1, backend="sim")
+    np.testing.assert_allclose(out[0], np.exp(below), rtol=4e-16)
+    np.testing.assert_allclose(out[1], np.log(positive), rtol=7e-16)
+    np.testing.assert_allclose(out[2], gumbel(5 + (3 << 32), 7, np.arange(num)), rtol=0, atol=8e-15)
+    ends = [-np.log(-np.log1p(-u / 2**32)) for u in (0.5, 2**32 - 0.5)]
+    np.testing.assert_allclose(out[3, :2], ends, rtol=1e-15)
