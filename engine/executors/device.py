@@ -15,7 +15,7 @@ import kccl
 from ..checkpoint import Checkpoint
 from ..monokernel import weights
 from ..monokernel.memory import Arena, GpuArena, SimArena
-from ..monokernel.shape import KERNELS, Tuning, check, source_of
+from ..monokernel.shape import KERNELS, Tuning, check, kernels_of, source_of
 from ..monokernel.task import Layer, Mailbox, Module, Task, Token
 from ..program import Op, Program
 
@@ -71,7 +71,7 @@ class DeviceExecutor:
         check(self.program, comm.world_size)
         self._module = kccl.compile(
             source_of(self.program, comm.world_size, context, tuning),
-            ["decode", "pack", "describe"],
+            kernels_of(tuning),
             target=comm.backend,
             warp_size=warp_size,
             include_dirs=[KERNELS],
@@ -89,6 +89,8 @@ class DeviceExecutor:
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
         self._task = Task()
+        # Passes that all prefills before made.
+        self._passes = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         # The address and the size of the logits' memory.
@@ -120,12 +122,13 @@ class DeviceExecutor:
 
     def _describe(self) -> None:
         """Asks the device what kernels/pack.cuh tells of the shape."""
-        nbytes = 4 * 8
+        nbytes = 5 * 8
         numbers = self._arena.allocate(nbytes)
         self._launch("describe", numbers, grid=1, warps=1)
         self._wait_for_device()
         found = np.frombuffer(self._arena.read(numbers, nbytes), np.uint64)
-        self._shared_bytes, self._board_bytes, self.nbytes, self._cache_bytes = map(int, found)
+        self._shared_bytes, self._board_bytes, self.nbytes, self._cache_bytes = map(int, found[:4])
+        self._prefill_shared_bytes = int(found[4])
 
     def _load(self, checkpoint: Checkpoint, progress: weights.Progress) -> None:
         program, arena, task = self.program, self._arena, self._task
@@ -223,12 +226,12 @@ class DeviceExecutor:
                 self._mailbox.cancelled = self._task.number
             self._finish()
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """The logits after each id: float32 [len(ids), vocab_size]. Of other ranks' parts of the
-        vocabulary they are undefined.
+    def logits(self, ids: Sequence[int], *, last: int | None = None) -> NDArray[np.float32]:
+        """The logits after each id, or after each of the `last` ids: float32 [ids, vocab_size]. Of
+        other ranks' parts of the vocabulary they are undefined.
 
         Raises:
-            InvalidArgument: No ids, or more than the context.
+            InvalidArgument: No ids, or more than the context; or `last` is not a number of them.
             kccl.Error: A rank was lost, or did not come.
         """
         if not 0 < len(ids) <= self.context:
@@ -236,14 +239,19 @@ class DeviceExecutor:
                 f"ids has {len(ids)} tokens, must have at least one and at most the context, "
                 f"{self.context}"
             )
+        num = len(ids) if last is None else last
+        if not 0 < num <= len(ids):
+            raise kccl.InvalidArgument(f"last is {last}, must be from 1 to {len(ids)}")
         vocab_size = self.program.config.vocab_size
-        nbytes = 4 * len(ids) * vocab_size
+        # Positions that are not read in chunks have logits too.
+        first_row = len(ids) - num if self._tuning.chunk > 1 else 0
+        nbytes = 4 * (len(ids) - first_row) * vocab_size
         if self._logits[1] < nbytes:
             self._logits = self._arena.allocate(nbytes), nbytes
-        self._start(ids, logits=self._logits[0])
+        self._start(ids, logits=self._logits[0], first_row=first_row)
         self._finish()
         data = np.frombuffer(self._arena.read(self._logits[0], nbytes), np.float32)
-        return data.reshape(len(ids), vocab_size)
+        return data.reshape(-1, vocab_size)[-num:]
 
     def read_weights(self, turns: int) -> None:
         """Reads all weights so many times as decoding does, and does nothing else."""
@@ -257,8 +265,12 @@ class DeviceExecutor:
         max_tokens: int = 0,
         stop_ids: Sequence[int] = (),
         logits: int = 0,
+        first_row: int | None = None,
         only_reads: bool = False,
     ) -> None:
+        """Begins a request. first_row: the first position whose logits are wanted; None: the last
+        one. Those before it are read in chunks.
+        """
         task = self._task
         self._arena.write(task.ids, np.asarray(ids, np.int32))
         if stop_ids:
@@ -267,7 +279,24 @@ class DeviceExecutor:
         task.max_tokens, task.logits, task.only_reads = max_tokens, logits, only_reads
         task.round, task.number = self._mailbox.rounds, task.number + 1
 
+        task.start = 0
+        if self._tuning.chunk > 1 and not only_reads:
+            task.start = len(ids) - 1 if first_row is None else first_row
+        prefill = Task.from_buffer_copy(task)
+        prefill.start, prefill.num_ids, prefill.round = 0, task.start, self._passes
+        # The same on all ranks; a failed request is the last one.
+        self._passes += -(-task.start // self._tuning.chunk)
+
         def launch() -> None:
+            if prefill.num_ids:
+                self._launch(
+                    "prefill",
+                    self._device_comm,
+                    prefill,
+                    grid=self._tuning.blocks,
+                    warps=self._tuning.chunk_warps + 1,
+                    shared_bytes=self._prefill_shared_bytes,
+                )
             self._launch(
                 "decode",
                 self._device_comm,

@@ -32,7 +32,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         const uint32_t quad = own_quad(worker, k);
         const bool is_there = quad < tiles.num * kTileQuads;
         worker.residual[k] =
-            is_there ? embedded(worker, token, tiles.first * kTileQuads + quad) : Quad{};
+            is_there ? embedded<S>(worker.task(), token, tiles.first * kTileQuads + quad) : Quad{};
     }
     // One loop over the products, so that what they share is in the code once.
 #pragma unroll 1

@@ -24,6 +24,11 @@ class Tuning:
         in_flight: Stages that are copied at the same time.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
+        chunk: Positions of a prompt that run at the same time, a multiple of 8; 1: a prompt runs as
+            decoding does, and the other numbers of chunks have no meaning.
+        chunk_warps: Warps of a block that compute then.
+        chunk_stages: Of a block's ring of vectors.
+        chunk_steps: At most so many stretches of 16 elements of all positions are in a stage.
     """
 
     blocks: int
@@ -33,6 +38,10 @@ class Tuning:
     in_flight: int
     strands: int
     splits: int
+    chunk: int = 1
+    chunk_warps: int = 12
+    chunk_stages: int = 4
+    chunk_steps: int = 8
 
 
 def check(program: Program, world_size: int) -> None:
@@ -72,10 +81,24 @@ def check(program: Program, world_size: int) -> None:
         )
 
 
+def kernels_of(tuning: Tuning) -> list[str]:
+    """The names of the kernels in source_of()."""
+    return ["decode", "pack", "describe", *(["prefill"] if tuning.chunk > 1 else [])]
+
+
+_PREFILL = """
+KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<Model>)
+void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
+             KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
+    kccl::decode::run_prefill<Model>(comm, task);
+}
+"""
+
+
 def source_of(
     program: Program, world_size: int, context: int, tuning: Tuning, *, traces: bool = False
 ) -> str:
-    """The translation unit: the kernels decode, pack and describe for one shape."""
+    """The translation unit: the kernels that kernels_of() names, for one shape."""
     c = program.config
     lanes = c.num_lanes
     numbers = {
@@ -87,6 +110,10 @@ def source_of(
         "InFlight": tuning.in_flight,
         "Strands": tuning.strands,
         "Splits": tuning.splits,
+        "Chunk": tuning.chunk,
+        "ChunkWarps": tuning.chunk_warps,
+        "ChunkStages": tuning.chunk_stages,
+        "ChunkSteps": tuning.chunk_steps,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "NumResiduals": program.num_residuals,
@@ -108,9 +135,11 @@ def source_of(
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
     ]
+    prefill = _PREFILL if tuning.chunk > 1 else ""
     return f"""
 #include "decode.cuh"
 #include "pack.cuh"
+#include "prefill.cuh"
 
 struct Model {{
     {(chr(10) + "    ").join(members)}
@@ -120,7 +149,7 @@ KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
 void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
     kccl::decode::run<Model>(comm, task);
 }}
-
+{prefill}
 KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
                       uint64_t group) {{
     kccl::decode::pack<Model>(weights, matrix, product, layer, group);
