@@ -24,8 +24,8 @@ class Tuning:
         in_flight: Stages that are copied at the same time.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
-        chunk: Positions of a prompt that run at the same time, a multiple of 8; 1: a prompt runs as
-            decoding does, and the other numbers of chunks have no meaning.
+        chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
+            prompt runs as decoding does, and the other numbers of chunks have no meaning.
         chunk_warps: Warps of a block that compute then.
         chunk_stages: Of a block's ring of vectors.
         chunk_steps: At most so many stretches of 16 elements of all positions are in a stage.
