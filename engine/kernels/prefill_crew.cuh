@@ -1,5 +1,5 @@
-// The warps of a block that reads a prompt: a crew that computes, and a lookout that waits for other
-// blocks and copies vectors from the board.
+// The warps of a block that reads a prompt: a crew that computes, and a lookout that waits for
+// other blocks and copies vectors from the board.
 //
 // Blocks hand vectors over by steps (prefill_shape.cuh). A block writes its rows with plain stores;
 // its warps meet; one thread makes a fence and writes down the step's number. The lookout of a

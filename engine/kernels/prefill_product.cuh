@@ -101,15 +101,37 @@ class ChunkMultiplier {
     const uint32_t num_items_;
 };
 
-// One product of the block, in a layer.
-template <class M, class S>
-KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product product, uint32_t layer) {
+// Where the weights of the block's rows begin.
+template <class S>
+KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t layer) {
     using Dims = Shape<S>;
     const uint64_t tile = Dims::stream_of(crew.block()) + layer * Dims::packed_by(crew.member()) +
                           packed_before<S>(product, crew.member());
-    const auto* const weights =
-        reinterpret_cast<const uint8_t*>(crew.task().weights) + tile * kTileBytes;
-    ChunkMultiplier<M, S> multiplier(crew, weights, M::tiles_of(crew.member()).num);
+    return reinterpret_cast<const uint8_t*>(crew.task().weights) + tile * kTileBytes;
+}
+
+// Asks for the first weights that this warp will multiply. Called while the block has other things
+// to do, so that the memory has none of that time to rest.
+template <class M, class S>
+KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer) {
+    constexpr uint32_t kAhead = 24 < M::kSteps * S::kWarps ? 24 : M::kSteps * S::kWarps;
+    constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
+    const uint32_t item = crew.warp_index() / ChunkPlan<S, M>::kParts;
+    if (item >= M::tiles_of(crew.member()).num) return;
+    const uint8_t* const row =
+        weights_of(crew, product, layer) + uint64_t{item} * M::kLanes * M::kSteps * M::kStepBytes;
+    for (uint32_t i = warp().index(); i < kAhead * kLines; i += platform::kWarpSize) {
+        const uint32_t tile = i / kLines;
+        mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTileBytes +
+                      i % kLines * kKcclLineBytes);
+    }
+}
+
+// One product of the block, in a layer.
+template <class M, class S>
+KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product product, uint32_t layer) {
+    ChunkMultiplier<M, S> multiplier(crew, weights_of(crew, product, layer),
+                                     M::tiles_of(crew.member()).num);
     multiplier.run();
 }
 

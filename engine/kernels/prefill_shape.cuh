@@ -53,6 +53,34 @@ struct ChunkPlan {
     static constexpr uint32_t kEach = S::kChunk / Mma<bf16>::kVectors / kParts;
 };
 
+// What lanes send each other for a quad of the residual: FP32 words, or rounded ones.
+template <bool IS_ROUNDED>
+struct Message {
+    using Type = Quad;
+    KCCL_DEVICE static Type pack(const Quad& quad) { return quad; }
+    KCCL_DEVICE static Quad unpack(const Type& message) { return message; }
+};
+template <>
+struct Message<true> {
+    using Type = uint64_t;
+    KCCL_DEVICE static Type pack(const Quad& quad) {
+        Type message = 0;
+        KCCL_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            message |= Type{Element<bf16>::narrow(quad.value[i]).bits} << 16 * i;
+        }
+        return message;
+    }
+    KCCL_DEVICE static Quad unpack(Type message) {
+        Quad quad;
+        KCCL_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            quad.value[i] = Element<bf16>::widen(bf16{static_cast<uint16_t>(message >> 16 * i)});
+        }
+        return quad;
+    }
+};
+
 template <class S>
 struct Chunk {
     using Dims = Shape<S>;
@@ -113,18 +141,22 @@ struct Chunk {
     static constexpr uint32_t kAttended =
         kOwnParts + Dims::kLanesHere * kNum * S::kHeads * Dims::kPartQuads;
     static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
-    // [module][lane of all ranks][...]
+    // [module][lane of all ranks][...], packed.
+    using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
+    static constexpr uint32_t kNumMessages =
+        S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
     static constexpr uint32_t kEnd =
-        kMessages +
-        (S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0);
+        kMessages + kNumMessages / (sizeof(Quad) / sizeof(typename Sent::Type));
 
     // Quad `quad` of a vector, of the position with this number in the chunk.
     KCCL_CONSTEXPR static uint32_t at(uint32_t quad, uint32_t number) {
         return (quad / 4 * kNum + number) * 4 + quad % 4;
     }
-    KCCL_DEVICE static uint32_t message(uint32_t module, uint32_t lane) {
-        return kMessages + (module * S::kNumLanes + lane) * kHiddenQuads;
+    // Of a lane of all ranks, among the messages.
+    KCCL_CONSTEXPR static uint32_t message_at(uint32_t module, uint32_t lane, uint32_t quad,
+                                              uint32_t number) {
+        return (module * S::kNumLanes + lane) * kHiddenQuads + at(quad, number);
     }
     // The first of the query heads of a KV head; lane: of this rank's.
     KCCL_DEVICE static uint32_t first_head(uint32_t lane, uint32_t kv_head, uint32_t number) {

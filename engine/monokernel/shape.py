@@ -40,8 +40,8 @@ class Tuning:
     splits: int
     chunk: int = 1
     chunk_warps: int = 12
-    chunk_stages: int = 4
-    chunk_steps: int = 8
+    chunk_stages: int = 5
+    chunk_steps: int = 6
 
 
 def check(program: Program, world_size: int) -> None:

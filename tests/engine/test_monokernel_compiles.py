@@ -33,7 +33,7 @@ SHAPES = {
 }
 CONTEXT = 4096
 # Positions of a chunk, and bytes of registers that may go through memory.
-CHUNK, PREFILL_BYTES = 64, 256
+CHUNK, PREFILL_BYTES = 64, 1024
 
 
 @pytest.fixture
