@@ -1,10 +1,8 @@
 """One rank of the monokernel: a GPU, or one in the simulator, that decodes a whole request."""
 
 import ctypes
-import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import count
 from typing import Any
@@ -19,10 +17,11 @@ from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
-from ..monokernel.shape import KERNELS, Tuning, check, source_of
+from ..monokernel.shape import KERNELS, Tuning, check, kernels_of, source_of
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .executor import Token
+from .work import Work
 
 # As kernels/task.cuh numbers the ends of a request.
 _ENDS = {0: "", 1: "stop", 2: "max_tokens", 3: "context"}
@@ -73,7 +72,7 @@ class DeviceExecutor:
         self._tuning = tuning
         self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._module = self._compile(["decode", "pack", "describe"], samples=False)
+        self._module = self._compile(kernels_of(tuning), samples=False)
         # Compiled when a request first needs it.
         self._sampling_module: Any = None
         self._device: Any = None
@@ -89,11 +88,11 @@ class DeviceExecutor:
                 self._stream = kccl.gpu.make_stream()
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
-        # Of the request that runs: what waits for it here, if anything does, and what that found.
+        # Passes that all prefills before made.
+        self._passes = 0
+        # Of the request that runs.
         self._is_running = self._makes_tokens = False
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self._seconds = math.nan
+        self._work = Work()
         self._is_closed = False
         self._sizes = self._describe()
         self.nbytes = self._sizes.weights
@@ -186,11 +185,18 @@ class DeviceExecutor:
         self._set_ids(ids, num_cached)
         self._task.max_tokens = params.max_tokens
         self._set_sampling(params)
-        if self._device is not None:
+        prefill = self._split_off_prefill()
+
+        def launch() -> None:
+            if prefill is not None:
+                self._launch_prefill(prefill)
             self._launch_decode()
+
+        if self._device is not None:
+            launch()
         else:
             # In the simulator a launch returns when the kernel has ended.
-            self._in_thread(self._launch_decode)
+            self._work.start(launch)
 
     def tokens(self) -> Iterator[Token]:
         """See Executor."""
@@ -228,7 +234,7 @@ class DeviceExecutor:
                     out[first : len(some)] = self._scored(len(some) - first)
 
         self._begin()
-        self._in_thread(work)
+        self._work.start(work)
 
     def start_trace(
         self, ids: Sequence[int], op: Op, out: NDArray[np.float32], *, writes_shared: bool
@@ -256,7 +262,7 @@ class DeviceExecutor:
                     out[index, position] = values
 
         self._begin()
-        self._in_thread(work)
+        self._work.start(work)
 
     def as_reference(self, op: Op, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """See Executor."""
@@ -272,22 +278,18 @@ class DeviceExecutor:
             self._wait_for_device()
 
         self._begin()
-        self._in_thread(work)
+        self._work.start(work)
 
     def wait(self) -> float:
         """See Executor."""
-        if not self._is_running:
-            return self._seconds
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._wait_for_device()
-        self._is_running = False
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        self._comm.check()
-        return self._seconds
+        if self._is_running:
+            try:
+                self._work.join()
+            finally:
+                self._wait_for_device()
+                self._is_running = False
+            self._comm.check()
+        return self._work.seconds
 
     def close(self) -> None:
         """See Executor."""
@@ -308,20 +310,6 @@ class DeviceExecutor:
         if self._is_running:
             raise kccl.Error(f"rank {self._comm.rank} still works on the request before")
         self._is_running, self._makes_tokens = True, makes_tokens
-
-    def _in_thread(self, work: Callable[[], None]) -> None:
-        """Does the work of a request in a thread, and notes how long it took."""
-
-        def run() -> None:
-            began = time.monotonic()
-            try:
-                work()
-            except BaseException as error:
-                self._failure = error
-            self._seconds = time.monotonic() - began
-
-        self._thread = threading.Thread(target=run, name="kccl decode")
-        self._thread.start()
 
     def _set_ids(self, ids: Sequence[int], first: int) -> None:
         """Gives a task its ids, of which those from `first` on are to run."""
@@ -345,15 +333,7 @@ class DeviceExecutor:
             self._sampling_module = self._compile(["decode"], samples=True)
         self._decode = self._sampling_module.kernel("decode")
         self._task.marks = self._loaded.marks if is_penalised else 0
-        self._task.sampling = structs.Sampling(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            seed=params.seed,
-            top_k=params.top_k,
-            wants_logprobs=params.logprobs,
-        )
+        self._task.sampling = structs.sampling_of(params)
 
     def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
         """Runs the ids from `first` on, and returns when this rank's kernel has ended."""
@@ -369,6 +349,29 @@ class DeviceExecutor:
         nbytes = 4 * num * vocab_size
         data = self._arena.read(self._loaded.logits[self._comm.rank], nbytes)
         return np.frombuffer(data, np.float32).reshape(num, vocab_size)
+
+    def _split_off_prefill(self) -> structs.Task | None:
+        """Leaves the last id to decode; the task that runs the others in chunks, or None."""
+        task, chunk = self._task, self._tuning.chunk
+        first, last = task.start, task.num_ids - 1
+        if chunk == 1 or first == last:
+            return None
+        prefill = structs.Task.from_buffer_copy(task)
+        task.start = prefill.num_ids = last
+        prefill.round = self._passes
+        # The same on all ranks; a failed request is the last one.
+        self._passes += -(-(last - first) // chunk)
+        return prefill
+
+    def _launch_prefill(self, task: structs.Task) -> None:
+        self._launch(
+            self._module.kernel("prefill"),
+            self._device_comm,
+            task,
+            grid=self._tuning.blocks,
+            warps=self._tuning.chunk_warps + 1,
+            shared_bytes=self._sizes.prefill_shared,
+        )
 
     def _launch_decode(self) -> None:
         self._launch(
@@ -386,10 +389,14 @@ class DeviceExecutor:
         while token.number != number or token.number_again != number:
             if self._is_closed:
                 raise kccl.Error("the engine is closed")
-            if self._failure is not None:
+            if self._work.has_failed:
                 self.wait()
             if time.monotonic() - looked > _CHECK_S:
                 self._comm.check()
+                if self._device is not None:
+                    # Raises if the kernel has failed so that it could not say so.
+                    with self._device.current():
+                        kccl.gpu.has_finished(self._stream)
                 looked = time.monotonic()
             time.sleep(_LOOK_S)
         return token

@@ -32,7 +32,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         const uint32_t quad = own_quad(worker, k);
         const bool is_there = quad < tiles.num * kTileQuads;
         worker.residual[k] =
-            is_there ? embedded(worker, token, tiles.first * kTileQuads + quad) : Quad{};
+            is_there ? embedded<S>(worker.task(), token, tiles.first * kTileQuads + quad) : Quad{};
     }
     // One loop over the products, so that what they share is in the code once.
 #pragma unroll 1
@@ -118,7 +118,7 @@ template <class S>
 KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
-        shared.failed[0] = shared.failed[1] = 0;
+        shared.failed[0] = shared.failed[1] = {};
         shared.exchanges = task.exchange;
         mem::init_copies(&shared.met, S::kWarps);
         mem::init_copies(&shared.ended, 1);

@@ -2,21 +2,10 @@
 // only shape.cuh which block it belongs to.
 #pragma once
 
-#include "worker.cuh"
+#include "prefill_shape.cuh"
+#include "product.cuh"
 
 namespace kccl::decode {
-
-// Where the tiles of a product begin in what a block has of a layer.
-template <class S>
-KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
-    using Dims = Shape<S>;
-    typename Dims::Rows rows = {};
-    if (product > Product::kQkv) rows.qkv = Dims::Qkv::tiles_of(member).num;
-    if (product > Product::kOut) rows.out = Dims::Out::tiles_of(member).num;
-    if (product > Product::kGateUp) rows.gate_up = Dims::GateUp::tiles_of(member).num;
-    if (product > Product::kDown) rows.down = Dims::Down::tiles_of(member).num;
-    return Dims::packed_of_layer(rows);
-}
 
 template <class M, class S>
 KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t* matrix,
@@ -84,6 +73,11 @@ KCCL_DEVICE void describe(uint64_t* out) {
     using Dims = Shape<S>;
     out[0] = sizeof(Shared<S>);
     out[1] = Places<S>::kQuads * sizeof(Quad);
+    out[8] = 0;
+    if constexpr (S::kChunk > 1) {
+        out[1] = Chunk<S>::kEnd * sizeof(Quad);
+        out[8] = sizeof(PrefillShared<S>);
+    }
     out[2] = Dims::stream_of(S::kBlocks) * kTileBytes;
     out[3] = uint64_t{S::kNumLayers} * Dims::kLanesHere * S::kKvHeads * Dims::kCacheTiles *
              Dims::kCacheTileBytes;

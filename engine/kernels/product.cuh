@@ -36,6 +36,18 @@ KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
     }
 }
 
+// Where the tiles of a product begin in what a block has of a layer.
+template <class S>
+KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
+    using Dims = Shape<S>;
+    typename Dims::Rows rows = {};
+    if (product > Product::kQkv) rows.qkv = Dims::Qkv::tiles_of(member).num;
+    if (product > Product::kOut) rows.out = Dims::Out::tiles_of(member).num;
+    if (product > Product::kGateUp) rows.gate_up = Dims::GateUp::tiles_of(member).num;
+    if (product > Product::kDown) rows.down = Dims::Down::tiles_of(member).num;
+    return Dims::packed_of_layer(rows);
+}
+
 // A warp's pass through a product. Its waits have no limit: the producer copies until the warps
 // that multiply have ended, and copies wait for nobody.
 template <class S>

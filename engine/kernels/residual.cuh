@@ -18,24 +18,12 @@ KCCL_DEVICE Quad as_message(const Quad& quad) {
     return sent;
 }
 
-// Adds up, from the first lane to the last, what the lanes of other groups and ranks have sent for
-// a quad of the residual, and what the group's own lanes have in `own`, unless leaves_own.
+// Adds up quads from the first lane to the last; those of the group's own lanes, which begin with
+// lane `first`, are in `own`, and are left out if leaves_own.
 template <class S>
-KCCL_DEVICE Quad sum_of_lanes(Worker<S>& worker, uint32_t module, uint32_t row, bool is_there,
-                              const Quad (&own)[Shape<S>::kGroupLanes], bool leaves_own) {
-    Quad quads[S::kNumLanes];
-    uint32_t places[S::kNumLanes], wanted = 0;
-    const uint32_t first = worker.first_lane();
-    KCCL_UNROLL
-    for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        const bool is_own = lane - first < Shape<S>::kGroupLanes;
-        wanted |= is_there && !is_own ? 1u << lane : 0;
-        places[lane] = Places<S>::message(module, lane) + row;
-    }
-    constexpr bool kAreAllOwn = S::kNumLanes == Shape<S>::kGroupLanes;
-    if (!kAreAllOwn)
-        worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
-                                                 (1u << S::kWorldSize) - 1);
+KCCL_DEVICE Quad add_lanes(const Quad (&quads)[S::kNumLanes],
+                           const Quad (&own)[Shape<S>::kGroupLanes], uint32_t first,
+                           bool leaves_own) {
     Quad total = {};
     bool is_first = true;
     KCCL_UNROLL
@@ -54,6 +42,27 @@ KCCL_DEVICE Quad sum_of_lanes(Worker<S>& worker, uint32_t module, uint32_t row, 
         is_first = false;
     }
     return total;
+}
+
+// Adds up, from the first lane to the last, what the lanes of other groups and ranks have sent for
+// a quad of the residual, and what the group's own lanes have in `own`, unless leaves_own.
+template <class S>
+KCCL_DEVICE Quad sum_of_lanes(Worker<S>& worker, uint32_t module, uint32_t row, bool is_there,
+                              const Quad (&own)[Shape<S>::kGroupLanes], bool leaves_own) {
+    Quad quads[S::kNumLanes];
+    uint32_t places[S::kNumLanes], wanted = 0;
+    const uint32_t first = worker.first_lane();
+    KCCL_UNROLL
+    for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
+        const bool is_own = lane - first < Shape<S>::kGroupLanes;
+        wanted |= is_there && !is_own ? 1u << lane : 0;
+        places[lane] = Places<S>::message(module, lane) + row;
+    }
+    constexpr bool kAreAllOwn = S::kNumLanes == Shape<S>::kGroupLanes;
+    if (!kAreAllOwn)
+        worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
+                                                 (1u << S::kWorldSize) - 1);
+    return add_lanes<S>(quads, own, first, leaves_own);
 }
 
 // What is added to the residual besides the module's own output, for this thread's quads: the

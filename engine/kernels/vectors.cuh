@@ -5,10 +5,10 @@
 
 namespace kccl::decode {
 
-// A row of the embedding, widened: quad `quad` of the current token's.
+// A row of the embedding, widened: quad `quad` of a token's.
 template <class S>
-KCCL_DEVICE Quad embedded(const Worker<S>& worker, int32_t token, uint32_t quad) {
-    const auto* rows = reinterpret_cast<const uint64_t*>(worker.task().embedding);
+KCCL_DEVICE Quad embedded(const Task& task, int32_t token, uint32_t quad) {
+    const auto* rows = reinterpret_cast<const uint64_t*>(task.embedding);
     const uint64_t four = mem::load_plain(rows + uint64_t(token) * (S::kHidden / 4) + quad);
     Quad values;
     KCCL_UNROLL
@@ -73,7 +73,8 @@ KCCL_DEVICE void stage_residual(Worker<S>& worker, int32_t module, uint32_t norm
     if (module < 0) {
         KCCL_UNROLL
         for (uint32_t k = 0; k < kEach; ++k) {
-            quads[k] = (wanted >> k & 1u) != 0 ? embedded(worker, token, places[k]) : Quad{};
+            quads[k] =
+                (wanted >> k & 1u) != 0 ? embedded<S>(worker.task(), token, places[k]) : Quad{};
         }
     } else {
         KCCL_UNROLL

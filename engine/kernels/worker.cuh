@@ -32,7 +32,10 @@ struct Beside {
     mem::CopyBarrier met;
     mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
     mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
-    uint32_t failed[2];        // by the parity of the meeting
+    // By the parity of the meeting, a byte of each warp; read as one line.
+    struct alignas(16) Failed {
+        uint8_t of_warp[16];
+    } failed[2];
     int32_t token;
     uint32_t end;  // End
 };
@@ -138,10 +141,8 @@ class Worker {
         const Warp coop = warp();
         coop.sync();
         if (leads(coop)) {
-            // Several warps may write it.
             if (failed_) {
-                mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(&shared_.failed[met_parity_],
-                                                                      1u);
+                mem::store_plain(&shared_.failed[met_parity_].of_warp[warp_index()], uint8_t{1});
             }
             mem::arrive(&shared_.met);
         }
@@ -149,7 +150,10 @@ class Worker {
         while (platform::warp_any(!mem::has_completed(&shared_.met, met_parity_))) {
             mem::poll_pause();
         }
-        const bool over = mem::load_plain(&shared_.failed[met_parity_]) != 0;
+        static_assert(S::kWarps <= sizeof(shared_.failed[0].of_warp), "a byte for each warp");
+        const auto failed =
+            mem::load_plain(reinterpret_cast<const mem::Line*>(&shared_.failed[met_parity_]));
+        const bool over = (failed.word[0] | failed.word[1]) != 0;
         met_parity_ ^= 1u;
         return !over;
     }

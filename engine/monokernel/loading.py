@@ -29,6 +29,7 @@ class Sizes(NamedTuple):
         weights: Packed.
         cache: Of keys and values.
         places: On the board.
+        prefill_shared: Of a block's shared memory in prefill; 0 without chunks.
     """
 
     shared: int
@@ -36,6 +37,7 @@ class Sizes(NamedTuple):
     weights: int
     cache: int
     places: Places
+    prefill_shared: int
 
 
 class Loaded(NamedTuple):
@@ -57,11 +59,11 @@ class Loaded(NamedTuple):
 
 def sizes_of(data: bytes) -> Sizes:
     """What the kernel `describe` has written."""
-    shared, board, packed, cache, *places = np.frombuffer(data, np.uint64).tolist()
-    return Sizes(shared, board, packed, cache, Places(*places))
+    shared, board, packed, cache, *places, prefill = np.frombuffer(data, np.uint64).tolist()
+    return Sizes(shared, board, packed, cache, Places(*places), prefill)
 
 
-SIZES_BYTES = 8 * (4 + len(Places._fields))
+SIZES_BYTES = 8 * (5 + len(Places._fields))
 
 
 def load(

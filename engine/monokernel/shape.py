@@ -27,6 +27,11 @@ class Tuning:
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
         shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
+        chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
+            prompt runs as decoding does, and the other numbers of chunks have no meaning.
+        chunk_warps: Warps of a block that compute then.
+        chunk_stages: Of a block's ring of vectors.
+        chunk_steps: At most so many stretches of 16 elements of all positions are in a stage.
     """
 
     blocks: int
@@ -37,6 +42,10 @@ class Tuning:
     strands: int
     splits: int
     shared_bytes: int = SHARED_BYTES
+    chunk: int = 1
+    chunk_warps: int = 12
+    chunk_stages: int = 5
+    chunk_steps: int = 6
 
 
 def check(program: Program, world_size: int) -> None:
@@ -76,6 +85,20 @@ def check(program: Program, world_size: int) -> None:
         )
 
 
+def kernels_of(tuning: Tuning) -> list[str]:
+    """The names of the kernels in source_of()."""
+    return ["decode", "pack", "describe", *(["prefill"] if tuning.chunk > 1 else [])]
+
+
+_PREFILL = """
+KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<Model>)
+void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
+             KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
+    kccl::decode::run_prefill<Model>(comm, task);
+}
+"""
+
+
 def source_of(
     program: Program,
     world_size: int,
@@ -85,7 +108,7 @@ def source_of(
     samples: bool = False,
     traces: bool = False,
 ) -> str:
-    """The translation unit: the kernels decode, pack and describe for one shape.
+    """The translation unit: the kernels that kernels_of() names, for one shape.
 
     Args:
         program: The model's.
@@ -93,7 +116,7 @@ def source_of(
         context: Positions that the KV cache has room for.
         tuning: How a GPU is used.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
-            and the ops have more registers.
+            and the ops have more registers. A source that samples has the kernel decode alone.
         traces: Whether the kernel notes the times of its ops.
     """
     c = program.config
@@ -108,6 +131,10 @@ def source_of(
         "InFlight": tuning.in_flight,
         "Strands": tuning.strands,
         "Splits": tuning.splits,
+        "Chunk": tuning.chunk,
+        "ChunkWarps": tuning.chunk_warps,
+        "ChunkStages": tuning.chunk_stages,
+        "ChunkSteps": tuning.chunk_steps,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "NumResiduals": program.num_residuals,
@@ -129,9 +156,12 @@ def source_of(
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
     ]
+    has_prefill = tuning.chunk > 1 and not samples
+    prefill = _PREFILL if has_prefill else ""
     return f"""
 #include "decode.cuh"
 #include "pack.cuh"
+#include "prefill.cuh"
 
 struct Model {{
     {(chr(10) + "    ").join(members)}
@@ -141,7 +171,7 @@ KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
 void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
     kccl::decode::run<Model>(comm, task);
 }}
-
+{prefill}
 KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,
                       uint64_t group) {{
     kccl::decode::pack<Model>(weights, matrix, product, layer, group);

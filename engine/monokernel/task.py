@@ -3,6 +3,7 @@
 import ctypes
 
 from ..program import Op, Program
+from ..sample import SamplingParams
 
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 
@@ -89,3 +90,16 @@ def layers(program: Program) -> bytes:
         for i in range(program.config.num_layers)
     ]
     return b"".join(map(bytes, rules))
+
+
+def sampling_of(params: SamplingParams) -> Sampling:
+    """How the kernel chooses tokens."""
+    return Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed,
+        top_k=params.top_k,
+        wants_logprobs=params.logprobs,
+    )

@@ -19,6 +19,8 @@ _WARPS = (8, 6, 4)
 _MOST_STEPS = 8
 _MOST_STAGES = 16
 _STRANDS = 64
+# Of prefill. Attention has its parts where the vectors' ring is.
+_CHUNK_STEPS, _CHUNK_STAGES = 6, 5
 # Each block of the output projection reads so much of attention's parts, at most.
 _MOST_PART_BYTES = 36 << 10
 
@@ -30,10 +32,12 @@ class Machine:
     Attributes:
         multiprocessors: Each runs one block.
         shared_bytes: Of a block's shared memory.
+        chunk: Positions of a prompt that run at the same time.
     """
 
     multiprocessors: int
     shared_bytes: int = SHARED_BYTES
+    chunk: int = 64
 
 
 def num_groups(program: Program, world_size: int) -> int:
@@ -48,7 +52,7 @@ def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
     """
     if comm.backend == "sim":
         # Simulated blocks cost real time: as few as the model can have.
-        return Machine(multiprocessors=num_groups(program, comm.world_size))
+        return Machine(num_groups(program, comm.world_size), chunk=1)
     device = kccl.gpu.device(comm.empty(1).device)
     uuids = comm.gather_objects(device.uuid)
     return Machine(
@@ -94,6 +98,9 @@ def tuning_for(
         strands=_STRANDS,
         splits=_splits(program, lanes // groups, blocks // groups),
         shared_bytes=machine.shared_bytes,
+        chunk=machine.chunk,
+        chunk_stages=_chunk_stages(c, machine.chunk),
+        chunk_steps=_CHUNK_STEPS,
     )
 
 
@@ -156,3 +163,10 @@ def _splits(program: Program, lanes: int, blocks: int) -> int:
     ):
         splits *= 2
     return splits
+
+
+def _chunk_stages(c: ModelConfig, chunk: int) -> int:
+    """Enough for all strands' parts of four queries, and of eight nodes above them."""
+    stage = _CHUNK_STEPS * chunk * TILE * 4
+    parts = (_STRANDS + 8) * 4 * (c.head_dim + 4) * 4
+    return max(_CHUNK_STAGES, -(-parts // stage))

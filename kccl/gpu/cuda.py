@@ -27,6 +27,7 @@ class Cuda(Table):
         synchronize_device="cuCtxSynchronize",
         create_stream="cuStreamCreate",
         synchronize_stream="cuStreamSynchronize",
+        query_stream="cuStreamQuery",
         copy_to_device="cuMemcpyHtoDAsync",
         copy_to_host="cuMemcpyDtoHAsync",
         fill="cuMemsetD8Async",
@@ -56,6 +57,7 @@ class Cuda(Table):
     )
     errors = "CUresult"
     out_of_memory = 2  # CUDA_ERROR_OUT_OF_MEMORY
+    not_ready = 600  # CUDA_ERROR_NOT_READY
     is_accessible = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
     stream_flags = 1  # CU_STREAM_NON_BLOCKING
     legacy_stream = 1  # CU_STREAM_LEGACY

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..base.errors import BackendError
 from .cuda import CUDA
-from .table import Table
+from .table import DriverError, Table
 
 # ---- The vendor --------------------------------------------------------------------------------
 
@@ -246,6 +246,19 @@ def synchronize_stream(stream: int) -> None:
     """Waits for everything that was launched on a stream of the current device."""
     gpu = table()
     gpu.call(gpu.names.synchronize_stream, stream)
+
+
+def has_finished(stream: int) -> bool:
+    """Whether everything that was launched on a stream has run. Does not wait.
+
+    Raises:
+        DriverError: Some of it has failed.
+    """
+    gpu = table()
+    code = gpu.attempt(gpu.names.query_stream, stream)
+    if code not in (0, gpu.not_ready):
+        raise DriverError(gpu.error_text(gpu.names.query_stream, code), code)
+    return code == 0
 
 
 def synchronize(where: Device) -> None:

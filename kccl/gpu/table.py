@@ -48,6 +48,7 @@ class Names:
     # Streams and copies
     create_stream: str  # (flags) -> stream
     synchronize_stream: str  # (stream)
+    query_stream: str  # (stream), see not_ready
     copy_to_device: str  # (to, buffer, bytes, stream)
     copy_to_host: str  # (buffer, from, bytes, stream)
     fill: str  # (address, byte, bytes, stream)
@@ -93,6 +94,7 @@ class Table(ABC):
         names: Of functions.
         errors: The binding's enumeration of error codes.
         out_of_memory: The error code of an allocation.
+        not_ready: The error code of query_stream for a stream that has work left.
         is_accessible: The error code of enable_access for memory that is accessible already.
         stream_flags: Of a stream that does not wait for the default stream.
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
@@ -114,6 +116,7 @@ class Table(ABC):
     names: Names
     errors: str
     out_of_memory: int
+    not_ready: int
     is_accessible: int
     stream_flags: int
     legacy_stream: int

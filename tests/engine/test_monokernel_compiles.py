@@ -33,6 +33,8 @@ SHAPES = {
     ),
 }
 CONTEXT = 4096
+# Positions of a chunk, and bytes of registers that may go through memory.
+CHUNK, PREFILL_BYTES = 64, 1024
 
 
 @pytest.fixture
@@ -53,29 +55,39 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, samples, headers)
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
     tuning, most_bytes = SHAPES[model]
+    kernels = {"6decode14": most_bytes[samples]}
+    if not samples:
+        kernels["7prefill14"] = PREFILL_BYTES
+    tuning = replace(tuning, chunk=CHUNK)
     source = source_of(Program(MODELS[model]), 1, CONTEXT, tuning, samples=samples)
-    ptx, log = compile_cuda(library, source, ["decode"], "sm_90a", headers)
-    assert "mma.sync.aligned.m16n8k16" in ptx
-    assert "cp.async.bulk" in ptx
-    # Only sampling computes in double.
-    assert ("f64" in ptx_entries(ptx)["_Z6decode14KcclDeviceCommN4kccl6decode4TaskE"]) is samples
-    (numbers,) = re.findall(
-        r"Function properties for _Z6decode\w+\nptxas[ .]*\d+ bytes stack frame, "
-        r"(\d+) bytes spill stores, (\d+) bytes spill loads",
-        log,
-    )
-    assert sum(map(int, numbers)) <= most_bytes[samples]
+    names = ["decode"] if samples else ["decode", "prefill"]
+    ptx, log = compile_cuda(library, source, names, "sm_90a", headers)
+    entries = ptx_entries(ptx)
+    for kernel, most in kernels.items():
+        (body,) = (body for name, body in entries.items() if kernel in name)
+        assert "mma.sync.aligned.m16n8k16" in body
+        assert "cp.async.bulk" in body
+        # Only sampling computes in double.
+        assert ("f64" in body) is samples
+        (numbers,) = re.findall(
+            rf"Function properties for _Z{kernel}\w+\nptxas[ .]*\d+ bytes stack frame, "
+            r"(\d+) bytes spill stores, (\d+) bytes spill loads",
+            log,
+        )
+        assert sum(map(int, numbers)) <= most
 
 
 @pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
 @pytest.mark.parametrize(("arch", "samples"), [("gfx942", False), ("gfx950", True)])
 def test_it_compiles_for_amd(arch, samples, headers, tmp_path):
     """A compute unit has 64 KB of shared memory, so the ring is small."""
-    tuning = replace(SHAPES["laneformer-2b"][0], stages=2, stage_steps=3)
+    tuning = replace(SHAPES["laneformer-2b"][0], stages=2, stage_steps=3, strands=8)
+    tuning = replace(tuning, chunk=8, chunk_stages=15, chunk_steps=4)
     program = Program(MODELS["laneformer-2b"])
     source = source_of(program, 1, CONTEXT, tuning, samples=samples)
     assembly = compile_hip(source, arch, tmp_path, headers)
-    (decode,) = (body for name, body in amd_functions(assembly).items() if "6decode14" in name)
-    assert "v_mfma_f32_16x16x16_bf16" in decode
-    assert "v_mfma_f32_16x16x16_f16" in decode
-    assert any("decode" in name for name in amd_metadata(assembly))
+    for kernel in ("6decode14",) if samples else ("6decode14", "7prefill14"):
+        (body,) = (body for name, body in amd_functions(assembly).items() if kernel in name)
+        assert "v_mfma_f32_16x16x16_bf16" in body
+        assert "v_mfma_f32_16x16x16_f16" in body
+        assert any(kernel in name for name in amd_metadata(assembly))

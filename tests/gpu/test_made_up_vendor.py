@@ -116,6 +116,7 @@ def test_cudas_table_has_names_that_cuda_bindings_knows():
         assert hasattr(binding.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     numbers = SimpleNamespace(
         out_of_memory=binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY,
+        not_ready=binding.CUresult.CUDA_ERROR_NOT_READY,
         is_accessible=binding.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
         stream_flags=binding.CUstream_flags.CU_STREAM_NON_BLOCKING,
         legacy_stream=binding.CU_STREAM_LEGACY,

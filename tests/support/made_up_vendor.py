@@ -189,6 +189,7 @@ class MadeUp(Table):
     names = Names(**{word: OWN_NAMES.get(word, "toyMissing") for word in WORDS})
     errors = "codes"
     out_of_memory = 7
+    not_ready = 10
     is_accessible = 8
     stream_flags = 0x10
     legacy_stream = 5

@@ -35,7 +35,7 @@ struct Mma {
             : thread_(mem::forget(warp().index())),
               num_vectors_(num_vectors),
               // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
-              has_inputs_(thread_ / 8 < num_vectors),
+              has_inputs_(num_vectors >= kVectors || thread_ / 8 < num_vectors),
               input_(thread_ / 8 * stride * sizeof(StagedQuad) + thread_ % 4 * sizeof(StagedQuad) +
                      thread_ / 4 % 2 * sizeof(uint64_t)) {}
 

@@ -1,0 +1,47 @@
+"""The part of a request that needs a thread of its own, because it waits for kernels."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+
+class Work:
+    """At most one piece of work at a time.
+
+    Attributes:
+        seconds: What the last one took; NaN before the first.
+        has_failed: Whether it has ended with an error, which nobody has joined yet.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = math.nan
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begins it."""
+
+        def run() -> None:
+            began = time.monotonic()
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+            self.seconds = time.monotonic() - began
+
+        self._thread = threading.Thread(target=run, name="kccl decode")
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for its end, if one was started, and raises what it raised."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

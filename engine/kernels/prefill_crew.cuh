@@ -1,0 +1,227 @@
+// The warps of a block that reads a prompt: a crew that computes, and a lookout that waits for
+// other blocks and copies vectors from the board.
+//
+// Blocks hand vectors over by steps (prefill_shape.cuh). A block writes its rows with plain stores;
+// its warps meet; one thread makes a fence and writes down the step's number. The lookout of a
+// block that needs the rows polls for the number, makes a fence, and lets its crew go on. Numbers
+// only grow.
+//
+// No place has two turns. Who writes one again has waited for a later step of all who read it: of
+// its group, or, for messages, of all blocks at the end of the pass.
+#pragma once
+
+#include "prefill_shape.cuh"
+#include "product.cuh"
+
+namespace kccl::decode {
+
+// The positions of a pass.
+struct Pass {
+    uint32_t number;  // of all passes of all requests
+    uint32_t first;
+    uint32_t num;
+};
+
+template <class S>
+constexpr mem::Scope kReach = S::kWorldSize == 1 ? mem::Scope::kDevice : mem::Scope::kSystem;
+
+// What the lookout and the crew have in common.
+template <class S>
+class Member {
+  public:
+    using Dims = Shape<S>;
+
+    KCCL_DEVICE Member(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+        : comm_(comm), task_(task), shared_(shared) {}
+
+    KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
+    KCCL_DEVICE const Task& task() const { return task_; }
+    KCCL_DEVICE PrefillShared<S>& shared() const { return shared_; }
+    KCCL_DEVICE uint32_t block() const { return platform::block_in_grid(); }
+    KCCL_DEVICE uint32_t group() const { return block() / Dims::kGroupBlocks; }
+    KCCL_DEVICE uint32_t member() const { return block() % Dims::kGroupBlocks; }
+    // The group's first lane, of this rank's and of all.
+    KCCL_DEVICE uint32_t first_lane_here() const { return group() * Dims::kGroupLanes; }
+    KCCL_DEVICE uint32_t first_lane() const {
+        return comm_.rank * Dims::kLanesHere + first_lane_here();
+    }
+    KCCL_DEVICE Quad* on_board(int rank, uint32_t place) const {
+        return reinterpret_cast<Quad*>(task_.boards[rank]) + place;
+    }
+    KCCL_DEVICE Quad* here(uint32_t place) const { return on_board(comm_.rank, place); }
+    KCCL_DEVICE uint32_t* done(int rank, uint32_t of_rank, uint32_t of_block) const {
+        return reinterpret_cast<uint32_t*>(on_board(rank, Chunk<S>::kDone)) + of_rank * S::kBlocks +
+               of_block;
+    }
+
+  private:
+    const DeviceComm& comm_;
+    const Task& task_;
+    PrefillShared<S>& shared_;
+};
+
+// A warp that computes.
+template <class S>
+class Crew : public Member<S> {
+  public:
+    static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
+
+    KCCL_DEVICE Crew(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+        : Member<S>(comm, task, shared), vectors_(shared.ring, comm) {}
+
+    KCCL_DEVICE uint32_t warp_index() const {
+        return mem::forget(platform::thread_in_block() / platform::kWarpSize);
+    }
+    // Among the threads of the crew.
+    KCCL_DEVICE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
+    KCCL_DEVICE Consumer<typename Chunk<S>::VectorRing>& vectors() { return vectors_; }
+
+    // All warps of the crew wait for each other.
+    KCCL_DEVICE void meet() {
+        warp().sync();
+        if (leads(warp())) mem::arrive(&this->shared().met);
+        await(&this->shared().met, &met_parity_);
+    }
+
+    // Waits until the lookout has seen what comes next. False: it will not come.
+    KCCL_DEVICE bool is_ready() {
+        const uint32_t phase = ready_parity_;
+        await(&this->shared().ready, &ready_parity_);
+        return mem::load_plain(&this->shared().failed[phase]) == 0;
+    }
+
+    // Says that the block has done a step, to the blocks of this rank or of all ranks.
+    KCCL_DEVICE void finish(uint32_t number, bool tells_all) {
+        // Vectors are read by copies.
+        mem::fence_copies();
+        meet();
+        if (!leads(block_of_crew())) return;
+        if (tells_all) {
+            mem::fence<mem::Order::kAcqRel, kReach<S>>();
+        } else {
+            mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>();
+        }
+        const int rank = this->comm().rank;
+        for (int k = 0; k < (tells_all ? static_cast<int>(S::kWorldSize) : 1); ++k) {
+            const int to = (rank + k) % static_cast<int>(S::kWorldSize);
+            mem::store<mem::Order::kRelaxed, kReach<S>>(this->done(to, rank, this->block()),
+                                                        number);
+        }
+    }
+
+  private:
+    KCCL_DEVICE static Block block_of_crew() { return kccl::block(); }
+
+    // Every phase ends: all warps meet, and a lookout whose wait failed says so.
+    KCCL_DEVICE static void await(const mem::CopyBarrier* barrier, uint32_t* parity) {
+        while (platform::warp_any(!mem::has_completed(barrier, *parity))) mem::poll_pause();
+        *parity ^= 1u;
+    }
+
+    Consumer<typename Chunk<S>::VectorRing> vectors_;
+    uint32_t met_parity_ = 0;
+    uint32_t ready_parity_ = 0;
+};
+
+// The warp that waits and copies. Its functions return false when a wait has failed; then they do
+// nothing any more.
+template <class S>
+class Lookout : public Member<S> {
+  public:
+    using Dims = Shape<S>;
+
+    KCCL_DEVICE Lookout(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
+        : Member<S>(comm, task, shared), vectors_(shared.ring, comm) {}
+
+    // Waits until the group's blocks have done a step.
+    KCCL_DEVICE bool await_group(uint32_t number) {
+        const uint32_t first = this->group() * Dims::kGroupBlocks;
+        return await<mem::Scope::kDevice>(number, Dims::kGroupBlocks, [&](uint32_t i) {
+            return uint32_t(this->comm().rank) * S::kBlocks + first + i;
+        });
+    }
+
+    // Waits for the blocks that have the same rows, of all groups of all ranks.
+    KCCL_DEVICE bool await_row(uint32_t number) {
+        constexpr uint32_t kNum = S::kWorldSize * Dims::kGroups;
+        return await<kReach<S>>(number, kNum, [&](uint32_t i) {
+            return i / Dims::kGroups * S::kBlocks + i % Dims::kGroups * Dims::kGroupBlocks +
+                   this->member();
+        });
+    }
+
+    KCCL_DEVICE bool await_all(uint32_t number) {
+        return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
+    }
+
+    // Lets the crew go on.
+    KCCL_DEVICE bool let_go() {
+        if (has_failed_ && leads(warp())) {
+            mem::store_plain(&this->shared().failed[ready_parity_], 1u);
+        }
+        ready_parity_ ^= 1u;
+        warp().sync();
+        if (leads(warp())) mem::arrive(&this->shared().ready);
+        return !has_failed_;
+    }
+
+    // Copies a product's vectors to the crew, as often as it multiplies them (prefill_product.cuh).
+    template <class M>
+    KCCL_DEVICE void copy(uint32_t place, uint32_t num_tiles) {
+        using Plan = ChunkPlan<S, M>;
+        constexpr uint32_t kBytes = Plan::kRun * Chunk<S>::kStripe * sizeof(StagedQuad);
+        mem::fence_copies();
+        for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
+            const auto* const vector = reinterpret_cast<const uint8_t*>(this->here(place)) +
+                                       uint64_t{lane} * Plan::kRuns * kBytes;
+            for (uint32_t i = 0; i < num_tiles * Plan::kParts; i += S::kChunkWarps) {
+                for (uint32_t run = 0; run < Plan::kRuns; ++run) {
+                    // The crew takes all copies, so this ends.
+                    while (!vectors_.try_push(vector + run * kBytes, kBytes, S::kChunkStages)) {
+                        mem::poll_pause();
+                    }
+                }
+            }
+        }
+    }
+
+    KCCL_DEVICE void drain() { vectors_.drain(); }
+
+  private:
+    // Waits until `num` blocks have done a step; index_of(i) counts blocks over all ranks.
+    template <mem::Scope SCOPE, class IndexOf>
+    KCCL_DEVICE bool await(uint32_t number, uint32_t num, IndexOf index_of) {
+        if (has_failed_) return false;
+        uint32_t late = 0, seen = 0;
+        const auto poll = [&] {
+            bool are_there = true;
+            for (uint32_t i = warp().index(); i < num; i += platform::kWarpSize) {
+                const uint32_t index = index_of(i);
+                const uint32_t now = mem::load<mem::Order::kRelaxed, SCOPE>(
+                    this->done(this->comm().rank, 0, 0) + index);
+                if (has_reached(now, number)) continue;
+                are_there = false;
+                late = index;
+                seen = now;
+            }
+            return are_there;
+        };
+        bool is_there = false;
+        const auto missing = [&] {
+            return Missing{is_there ? 0 : 1u << late / S::kBlocks, seen,
+                           static_cast<int32_t>(late % S::kBlocks)};
+        };
+        const Awaited awaited = {kKcclEngineStep, 0, number};
+        has_failed_ =
+            !wait_until(this->comm(), awaited, [&] { return is_there = poll(); }, missing);
+        mem::fence<mem::Order::kAcqRel, SCOPE>();
+        return !has_failed_;
+    }
+
+    Producer<typename Chunk<S>::VectorRing> vectors_;
+    bool has_failed_ = false;
+    // The next phase's. A step of this block lies between two phases, so it is one ahead at most.
+    uint32_t ready_parity_ = 0;
+};
+
+}  // namespace kccl::decode

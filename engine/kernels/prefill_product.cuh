@@ -1,0 +1,144 @@
+// A product of a block's weights with the vectors of a chunk. The sums have the bits of decode,
+// where each warp multiplies a part of the columns and the warps' sums are added up in their order:
+// here a warp goes through all those parts, one after another, for its row tile.
+//
+// Weights go from memory to registers, because each tile is for one warp, or few. The vectors come
+// through a ring, for all warps.
+#pragma once
+
+#include "prefill_crew.cuh"
+
+namespace kccl::decode {
+
+template <class M, class S>
+class ChunkMultiplier {
+  public:
+    KCCL_DEVICE ChunkMultiplier(Crew<S>& crew, const uint8_t* weights, uint32_t num_tiles)
+        : crew_(crew),
+          lane_(Unit::kVectors, kTileQuads),
+          weights_(weights),
+          num_items_(num_tiles * Plan::kParts) {}
+
+    // Leaves the sums in shared().totals. Called by all warps of the crew; they meet before they
+    // read them.
+    KCCL_DEVICE void run() {
+        for (uint32_t lane = 0; lane < M::kLanes; ++lane) {
+            for (uint32_t first = 0; first < num_items_; first += S::kChunkWarps) {
+                const uint32_t item = first + crew_.warp_index();
+                if (item < num_items_) {
+                    multiply(item / Plan::kParts * M::kLanes + lane, item % Plan::kParts);
+                } else {
+                    skip();
+                }
+            }
+        }
+    }
+
+  private:
+    using Plan = ChunkPlan<S, M>;
+    using Unit = Mma<bf16>;
+
+    KCCL_DEVICE void skip() {
+        for (uint32_t run = 0; run < Plan::kRuns; ++run) {
+            (void)crew_.vectors().await_front();
+            crew_.vectors().pop();
+        }
+    }
+
+    // Multiplies a row tile and lane with the vectors of a part.
+    KCCL_DEVICE void multiply(uint32_t tile, uint32_t part) {
+        const uint8_t* const row = weights_ + uint64_t{tile} * M::kSteps * M::kStepBytes;
+        auto* const totals = reinterpret_cast<float*>(crew_.shared().totals) +
+                             (tile * S::kChunk + part * kVectors) * kTileRows;
+        typename Unit::Sums sums[Plan::kEach] = {};
+        typename Unit::Weights tiles[Plan::kRun];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < Plan::kRun; ++i) {
+            tiles[i] = lane_.weights(row + i * M::kStepBytes);
+        }
+#pragma unroll 1
+        for (uint32_t run = 0; run < Plan::kRuns; ++run) {
+            // Each tile is loaded when that of the run before has been multiplied.
+            const uint32_t next = (run + 1) * Plan::kRun;
+            const bool has_next = run + 1 < Plan::kRuns;
+            const uint8_t* const from =
+                row + next % M::kSteps * M::kStepBytes + next / M::kSteps * kTileBytes;
+            const auto* const vectors =
+                reinterpret_cast<const StagedQuad*>(crew_.vectors().await_front()) +
+                part * kVectors * kTileQuads;
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < Plan::kRun; ++i) {
+                KCCL_UNROLL
+                for (uint32_t k = 0; k < Plan::kEach; ++k) {
+                    const uint32_t at = i * Chunk<S>::kStripe + k * Unit::kVectors * kTileQuads;
+                    Unit::multiply(sums[k], tiles[i], lane_.inputs(vectors + at));
+                }
+                if (has_next) tiles[i] = lane_.weights(from + i * M::kStepBytes);
+            }
+            crew_.vectors().pop();
+            if (next % M::kSteps != 0) continue;
+            // A part of the columns ends.
+            const bool is_first = next == M::kSteps;
+            KCCL_UNROLL
+            for (uint32_t k = 0; k < Plan::kEach; ++k) {
+                lane_.totals(sums[k], [&](uint32_t of_tile, uint32_t vector, float sum) {
+                    if (of_tile >= kTileRows) return;
+                    float* const total =
+                        totals + (k * Unit::kVectors + vector) * kTileRows + of_tile;
+                    mem::store_plain(total, (is_first ? 0.0f : mem::load_plain(total)) + sum);
+                });
+                sums[k] = {};
+            }
+        }
+    }
+
+    // Of a part.
+    static constexpr uint32_t kVectors = Plan::kEach * Unit::kVectors;
+
+    Crew<S>& crew_;
+    const typename Unit::Lane lane_;
+    const uint8_t* const weights_;
+    const uint32_t num_items_;
+};
+
+// Where the weights of the block's rows begin.
+template <class S>
+KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t layer) {
+    using Dims = Shape<S>;
+    const uint64_t tile = Dims::stream_of(crew.block()) + layer * Dims::packed_by(crew.member()) +
+                          packed_before<S>(product, crew.member());
+    return reinterpret_cast<const uint8_t*>(crew.task().weights) + tile * kTileBytes;
+}
+
+// Asks for the first weights that this warp will multiply. Called while the block has other things
+// to do, so that the memory has none of that time to rest.
+template <class M, class S>
+KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer) {
+    constexpr uint32_t kAhead = 24 < M::kSteps * S::kWarps ? 24 : M::kSteps * S::kWarps;
+    constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
+    const uint32_t item = crew.warp_index() / ChunkPlan<S, M>::kParts;
+    if (item >= M::tiles_of(crew.member()).num) return;
+    const uint8_t* const row =
+        weights_of(crew, product, layer) + uint64_t{item} * M::kLanes * M::kSteps * M::kStepBytes;
+    for (uint32_t i = warp().index(); i < kAhead * kLines; i += platform::kWarpSize) {
+        const uint32_t tile = i / kLines;
+        mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTileBytes +
+                      i % kLines * kKcclLineBytes);
+    }
+}
+
+// One product of the block, in a layer.
+template <class M, class S>
+KCCL_DEVICE void multiply_chunk(Crew<S>& crew, Product product, uint32_t layer) {
+    ChunkMultiplier<M, S> multiplier(crew, weights_of(crew, product, layer),
+                                     M::tiles_of(crew.member()).num);
+    multiplier.run();
+}
+
+// The sums of a quad of rows: quad `quad` of row tile and lane `tile`, for a position.
+template <class S>
+KCCL_DEVICE Quad total_of(Crew<S>& crew, uint32_t tile, uint32_t number, uint32_t quad) {
+    return mem::load_plain(crew.shared().totals + (tile * S::kChunk + number) * kTileQuads + quad);
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,196 @@
+"""Prompts that the monokernel reads in chunks: the same bits as position by position."""
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_monokernel import CONTEXT, TUNING, answer, checkpoint
+
+import kccl
+from kccl.engine.executors import device
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel.shape import KERNELS, Tuning
+from kccl.engine.sample import SamplingParams
+
+# Two blocks share a lane's residual.
+UNCHUNKED = replace(TUNING, blocks=8)
+CHUNKED = replace(UNCHUNKED, chunk=4, chunk_warps=2, chunk_stages=3, chunk_steps=2)
+# The window of tiny-laneformer is 4: it begins in the chunk before.
+IDS = [5, 99, 17, 64, 2, 120, 33, 7, 81]
+NEW = 2
+MODELS = ["tiny-laneformer", "tiny-llama", "tiny-qwen3"]
+
+Array = NDArray[np.float32]
+
+
+def last_logits(executor: DeviceExecutor, last: int) -> Array:
+    """The logits after the last ids; the cache has the others from a prompt of one more."""
+    first = len(IDS) - last
+    answer(executor, IDS[: first + 1], SamplingParams(max_tokens=1))
+    # A request for logits of these positions alone.
+    executor._begin()
+    executor._run_ids(IDS, first, logits=executor._loaded.logits)
+    executor.wait()
+    return executor._scored(last)
+
+
+def run(
+    name: str,
+    ranks: int = 1,
+    tuning: Tuning = CHUNKED,
+    lasts: tuple[int, ...] = (2,),
+    max_tokens: int = NEW,
+    **simulation: Any,
+) -> tuple[list[Array], list[int]]:
+    """For each of `lasts`, the logits after so many ids; and the tokens behind all ids."""
+
+    def main(comm: kccl.Communicator) -> tuple[list[Array], list[int]]:
+        executor = DeviceExecutor(
+            checkpoint(name),
+            comm,
+            tuning=tuning,
+            context=CONTEXT,
+            warp_size=simulation.get("warp_size", 32),
+        )
+        logits = [last_logits(executor, last) for last in lasts]
+        tokens = answer(executor, IDS, SamplingParams(max_tokens=max_tokens))
+        return logits, [token.id for token in tokens]
+
+    results = kccl.run_threads(main, ranks, backend="sim", **simulation)
+    logits, tokens = results[0]
+    assert all(each == tokens for _, each in results)
+    return logits, tokens
+
+
+@cache
+def expected(model: str) -> tuple[Array, list[int]]:
+    """Position by position."""
+    (logits,), tokens = run(model, tuning=UNCHUNKED, lasts=(len(IDS),))
+    return logits, tokens
+
+
+def check(model: str, logits: list[Array], tokens: list[int]) -> None:
+    wanted, wanted_tokens = expected(model)
+    for each in logits:
+        np.testing.assert_array_equal(each.view(np.uint32), wanted[-len(each) :].view(np.uint32))
+    assert tokens == wanted_tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [(model, ranks) for model in MODELS for ranks in (1, 2) if (model, ranks) != (MODELS[2], 2)],
+)
+def test_chunks_change_no_bit(model, ranks):
+    """Also chunks that are not full, and requests behind others."""
+    lasts = (6, 2) if ranks == 1 else (2,)
+    check(model, *run(model, ranks, lasts=lasts, seed=ranks))
+
+
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        ("tiny-laneformer", {"chunk": 8, "chunk_warps": 3}),
+        # A warp has several row tiles one after another; blocks have no rows of some products.
+        ("tiny-llama", {"chunk": 8, "chunk_warps": 1, "chunk_steps": 4}),
+        ("tiny-qwen3", {"chunk": 12, "chunk_warps": 4, "chunk_stages": 2}),
+    ],
+    ids=str,
+)
+def test_tuning_of_chunks_changes_no_bit(model, change):
+    check(model, *run(model, tuning=replace(CHUNKED, **change)))
+
+
+def test_many_strands_are_merged_in_two_turns():
+    """Strands change bits, so those without chunks are cut in the same way."""
+    tuning = replace(TUNING, strands=16, splits=4)
+    (wanted,), tokens = run("tiny-llama", tuning=tuning)
+    chunked = replace(tuning, chunk=4, chunk_warps=4, chunk_stages=12, chunk_steps=4)
+    (found,), found_tokens = run("tiny-llama", tuning=chunked)
+    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    assert found_tokens == tokens
+
+
+def test_warps_of_64():
+    check("tiny-laneformer", *run("tiny-laneformer", warp_size=64, model="gfx942"))
+
+
+# File -> text that is there once, and what takes its place: bugs that the simulator must find.
+BUGS = {
+    "a position sees itself in the cache": (
+        "prefill_attend.cuh",
+        "seen >= first_seen(mine) && seen < mine",
+        "seen >= first_seen(mine) && seen <= mine",
+    ),
+    "a window of one position more": (
+        "prefill_attend.cuh",
+        "position - window_ + 1 : 0",
+        "position - window_ : 0",
+    ),
+    "nobody waits for the cache": (
+        "prefill.cuh",
+        "        lookout.await_group(C::number_of(pass, layer, Step::kTurned));\n",
+        "",
+    ),
+    "nobody waits for the scales": (
+        "prefill.cuh",
+        "    lookout.await_group(C::number_of(pass, module / 2, scale_step(module)));\n",
+        "",
+    ),
+    "a block does not wait for messages": (
+        "prefill.cuh",
+        "        lookout.await_row(module_of<S>(pass, static_cast<uint32_t>(rule.receives)));\n",
+        "",
+    ),
+    "no fence before a step": (
+        "prefill_crew.cuh",
+        "            mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>();\n",
+        "",
+    ),
+    "no fence behind a wait": (
+        "prefill_crew.cuh",
+        "        mem::fence<mem::Order::kAcqRel, SCOPE>();\n",
+        "",
+    ),
+    "parts of the columns replace each other": (
+        "prefill_product.cuh",
+        "        const bool is_first = next == M::kSteps;",
+        "        const bool is_first = true;",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
+    name, right, wrong = BUGS[bug]
+    folder = tmp_path / "kernels"
+    shutil.copytree(KERNELS, folder)
+    text = (folder / name).read_text()
+    assert text.count(right) == 1
+    (folder / name).write_text(text.replace(right, wrong))
+    monkeypatch.setattr(device, "KERNELS", folder)
+    wanted, _ = expected("tiny-laneformer")
+    for seed in range(8):
+        try:
+            (logits,), _ = run("tiny-laneformer", lasts=(1,), max_tokens=1, seed=seed)
+        except kccl.Error:
+            return
+        if not np.array_equal(logits.view(np.uint32), wanted[-1:].view(np.uint32)):
+            return
+    pytest.fail("8 seeds did not show it")
+
+
+def test_a_rank_that_does_not_come_is_named():
+    def main(comm: kccl.Communicator) -> None:
+        executor = DeviceExecutor(
+            checkpoint("tiny-laneformer"), comm, tuning=CHUNKED, context=CONTEXT
+        )
+        if comm.rank == 0:
+            answer(executor, IDS, SamplingParams(max_tokens=1))
+
+    with pytest.raises(kccl.Error, match="rank 1"):
+        kccl.run_threads(main, 2, backend="sim")
