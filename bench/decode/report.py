@@ -129,9 +129,12 @@ def markdown(documents: Sequence[Document]) -> str:
         lines.append("| " + " | ".join(cells) + " |\n")
     made = [document for document, _, _ in newest.values()]
     machine = made[0]["machine"]
-    cores = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"
+    gpus = machine.get("gpus")
+    where = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"
+    if gpus:
+        where = f"{len(gpus)} x {gpus[0]}"
     commits = ", ".join({str(document["commit"]): None for document in made})
-    return _HEAD + "".join(lines) + f"\nMedians, {cores}; commit {commits}.\n"
+    return _HEAD + "".join(lines) + f"\nMedians, {where}; commit {commits}.\n"
 
 
 def _number(value: float | None) -> str:

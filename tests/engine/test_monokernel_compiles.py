@@ -68,7 +68,7 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, samples, headers)
         assert "mma.sync.aligned.m16n8k16" in body
         assert "cp.async.bulk" in body
         # Only sampling computes in double.
-        assert ("f64" in body) is samples
+        assert (".f64" in body) is samples
         (numbers,) = re.findall(
             rf"Function properties for _Z{kernel}\w+\nptxas[ .]*\d+ bytes stack frame, "
             r"(\d+) bytes spill stores, (\d+) bytes spill loads",
