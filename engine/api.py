@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import kccl
 
-from .backends import open_ranks
+from .backends import start_ranks
 from .bounds import bytes_per_token
 from .checkpoint import Checkpoint, open_checkpoint
 from .closing import Closing
@@ -120,7 +120,7 @@ class Engine(Closing):
                 raise kccl.InvalidArgument(
                     f"context is {context}, must be from 1 to the model's, {most}"
                 )
-            self._ranks: Ranks[Executor] = open_ranks(
+            self._ranks: Ranks[Executor] = start_ranks(
                 checkpoint, backend, ranks, blocks, self.context, progress
             )
         finally:

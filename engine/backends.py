@@ -71,7 +71,7 @@ BACKENDS = {
 }
 
 
-def open_ranks(
+def start_ranks(
     checkpoint: Checkpoint,
     backend: str,
     ranks: int | None,

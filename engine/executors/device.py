@@ -175,9 +175,8 @@ class DeviceExecutor:
             )
         most = loading.MOST_STOP_IDS
         if len(params.stop_ids) > most:
-            raise kccl.InvalidArgument(
-                f"stop_ids has {len(params.stop_ids)} ids, must have at most {most}"
-            )
+            num = len(params.stop_ids)
+            raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")
         self._begin(makes_tokens=True)
         if params.stop_ids:
             self._arena.write(self._task.stop_ids, np.asarray(params.stop_ids, np.int32))
@@ -384,7 +383,7 @@ class DeviceExecutor:
         )
 
     def _await(self, token: structs.Token) -> structs.Token:
-        """Waits for the kernel to write a token of this request."""
+        """Waits for the kernel to write a token. Raises if it fails so that it cannot."""
         number, looked = self._task.number, time.monotonic()
         while token.number != number or token.number_again != number:
             if self._is_closed:
@@ -394,7 +393,6 @@ class DeviceExecutor:
             if time.monotonic() - looked > _CHECK_S:
                 self._comm.check()
                 if self._device is not None:
-                    # Raises if the kernel has failed so that it could not say so.
                     with self._device.current():
                         kccl.gpu.has_finished(self._stream)
                 looked = time.monotonic()

@@ -24,7 +24,9 @@ def engine():
 
 
 def threads_of_kccl():
-    return [each.name for each in threading.enumerate() if each.name.startswith("kccl")]
+    """Without the thread that releases GPUs' memory, which stays."""
+    names = [each.name for each in threading.enumerate()]
+    return [name for name in names if name.startswith("kccl") and name != "kccl-release"]
 
 
 # ---- Requests ----------------------------------------------------------------------------------
