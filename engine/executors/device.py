@@ -173,9 +173,8 @@ class DeviceExecutor:
                 f"ids has {len(ids)} tokens, must have at least one and fewer than the context, "
                 f"{self.context}"
             )
-        most = loading.MOST_STOP_IDS
-        if len(params.stop_ids) > most:
-            num = len(params.stop_ids)
+        num, most = len(params.stop_ids), loading.MOST_STOP_IDS
+        if num > most:
             raise kccl.InvalidArgument(f"stop_ids has {num} ids, must have at most {most}")
         self._begin(makes_tokens=True)
         if params.stop_ids:
