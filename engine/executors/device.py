@@ -367,7 +367,7 @@ class DeviceExecutor:
             self._device_comm,
             task,
             grid=self._tuning.blocks,
-            warps=self._tuning.chunk_warps + 1,
+            warps=self._tuning.chunk_warps + self._tuning.chunk_others,
             shared_bytes=self._sizes.prefill_shared,
         )
 
@@ -377,7 +377,7 @@ class DeviceExecutor:
             self._device_comm,
             self._task,
             grid=self._tuning.blocks,
-            warps=self._tuning.warps + 1,
+            warps=self._tuning.warps + self._tuning.others,
             shared_bytes=self._sizes.shared,
         )
 

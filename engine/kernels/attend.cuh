@@ -3,8 +3,8 @@
 // goes through a strand tile by tile, 16 positions at a time (strand.cuh).
 //
 // The cache is f16. A block writes and reads its own strands only, and a warp its own tiles, so
-// that nothing must be handed over. The position itself is a part of its own, merged by the warp
-// that puts it into the cache: so no warp waits for what was just written.
+// that nothing must be handed over. The position itself is a part of its own, which another warp
+// computes: so no warp waits for what was just written. It is merged with its strand's part.
 #pragma once
 
 #include "strand.cuh"
@@ -12,10 +12,11 @@
 
 namespace kccl::decode {
 
-// Norm and RoPE of a head; this thread has one of its quads, or none, and then zeros.
+// Norm and RoPE of a head; this thread has one of its quads, or none, and then zeros. cosines,
+// sines: of the position.
 template <class S>
 KCCL_DEVICE Quad turned(const Task& task, Quad quad, uint32_t layer, bool is_key,
-                        uint32_t position) {
+                        const float* cosines, const float* sines) {
     const uint32_t at = mem::forget(warp().index());
     const bool is_there = at < Shape<S>::kHeadQuads;
     if constexpr (S::kHasQkNorm) {
@@ -30,9 +31,8 @@ KCCL_DEVICE Quad turned(const Task& task, Quad quad, uint32_t layer, bool is_key
         for (int i = 0; i < 4; ++i) quad.value[i] = quad.value[i] * inverse * norm.value[i];
     }
     if (!is_there) return quad;
-    const uint64_t pair = uint64_t{position} * (S::kHeadDim / 2) + 2 * at;
-    const auto* cosines = reinterpret_cast<const float*>(task.cosines) + pair;
-    const auto* sines = reinterpret_cast<const float*>(task.sines) + pair;
+    cosines += 2 * at;
+    sines += 2 * at;
     Quad result;
     KCCL_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -44,10 +44,12 @@ KCCL_DEVICE Quad turned(const Task& task, Quad quad, uint32_t layer, bool is_key
     return result;
 }
 
-// Half precision, at most its largest number.
+// Half precision, at most its largest number. What is not a number becomes one: it would spread to
+// later requests, whose positions have the weight 0 in its place.
 KCCL_DEVICE uint16_t cached(float value) {
     constexpr float kMost = 65504.0f;
-    return Element<f16>::narrow(value > kMost ? kMost : value < -kMost ? -kMost : value).bits;
+    const float most = value < kMost ? value : kMost;
+    return Element<f16>::narrow(most > -kMost ? most : -kMost).bits;
 }
 
 // Where the cache of a KV head begins; lane: of this rank's.
@@ -60,36 +62,41 @@ KCCL_DEVICE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, u
            head * Dims::kCacheTiles * Dims::kCacheTileBytes;
 }
 
-// Writes a position's key and value into its tile of the cache; own[i] becomes its part for query
-// head i. Each thread of the warp has its quads of the heads, or none.
+// Writes a position's key and value into its tile of the cache. Each thread of the warp has its
+// quads of the heads, or none.
 template <class S>
-KCCL_DEVICE void append(uint8_t* tile, uint32_t position,
-                        const Quad (&queries)[Shape<S>::kHeadsPerKv], const Quad& own_key,
-                        const Quad& own_value, Part (&own)[Shape<S>::kHeadsPerKv]) {
+KCCL_DEVICE void append(uint8_t* tile, uint32_t position, const Quad& key, const Quad& value) {
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
-    const uint32_t thread = mem::forget(warp().index());
-    const bool is_there = thread < Dims::kHeadQuads;
+    if (warp().index() >= Dims::kHeadQuads) return;
     uint8_t* const keys = tile;
     uint8_t* const values = keys + Dims::kHeadTilesOfDim * kTileBytes;
     const uint32_t at = position % kTileRows;
-    Quad key = {}, value = {};
     KCCL_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
-        const uint16_t key_bits = cached(own_key.value[i]);
-        const uint16_t value_bits = cached(own_value.value[i]);
-        key.value[i] = Element<f16>::widen(f16{key_bits});
-        value.value[i] = Element<f16>::widen(f16{value_bits});
         const uint32_t dim = mem::forget(warp().index()) * 4 + i;
         const uint32_t part = dim / kTileColumns * kTileBytes, in_tile = dim % kTileColumns;
-        if (!is_there) continue;
         mem::store_plain(reinterpret_cast<uint16_t*>(keys + part + Unit::offset(at, in_tile)),
-                         key_bits);
+                         cached(key.value[i]));
         mem::store_plain(reinterpret_cast<uint16_t*>(values + part + Unit::offset(in_tile, at)),
-                         value_bits);
+                         cached(value.value[i]));
+    }
+}
+
+// What a position adds to its own attention, as it will be in the cache: own[i] becomes its part
+// for query head i. Each thread of the warp has its quads of the heads, or none.
+template <class S>
+KCCL_DEVICE void attend_itself(const Quad (&queries)[Shape<S>::kHeadsPerKv], const Quad& own_key,
+                               const Quad& own_value, Part (&own)[Shape<S>::kHeadsPerKv]) {
+    const bool is_there = warp().index() < Shape<S>::kHeadQuads;
+    Quad key, value;
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+        key.value[i] = Element<f16>::widen(f16{cached(own_key.value[i])});
+        value.value[i] = Element<f16>::widen(f16{cached(own_value.value[i])});
     }
     KCCL_UNROLL
-    for (uint32_t head = 0; head < Dims::kHeadsPerKv; ++head) {
+    for (uint32_t head = 0; head < Shape<S>::kHeadsPerKv; ++head) {
         float score = 0;
         KCCL_UNROLL
         for (int i = 0; i < 4; ++i) score += queries[head].value[i] * key.value[i];
@@ -98,6 +105,21 @@ KCCL_DEVICE void append(uint8_t* tile, uint32_t position,
         const float weight = exponential2(score - maximum);
         own[head] = {value, maximum, weight};
         for (float& each : own[head].sum.value) each *= weight;
+    }
+}
+
+// Stores the parts of a KV head's query heads, one behind the other.
+template <class S>
+KCCL_DEVICE void store_parts(Quad* parts, const Part (&own)[Shape<S>::kHeadsPerKv]) {
+    using Dims = Shape<S>;
+    const uint32_t thread = mem::forget(warp().index());
+    KCCL_UNROLL
+    for (uint32_t head = 0; head < Dims::kHeadsPerKv; ++head) {
+        Quad* const part = parts + head * Dims::kPartQuads;
+        if (thread < Dims::kHeadQuads) mem::store_plain(part + thread, own[head].sum);
+        if (thread != 0) continue;
+        mem::store_plain(part + Dims::kHeadQuads,
+                         Quad{{own[head].maximum, own[head].weight, 0, 0}});
     }
 }
 
@@ -113,7 +135,9 @@ class Attention {
         : worker_(worker),
           layer_(layer),
           position_(position),
-          first_position_(window != 0 && position >= window ? position - window + 1 : 0),
+          first_position_((S::kAblated & kAttention) != 0     ? position
+                          : window != 0 && position >= window ? position - window + 1
+                                                              : 0),
           lane_(unit / S::kSplits / S::kKvHeads),
           kv_head_(unit / S::kSplits % S::kKvHeads),
           split_(unit % S::kSplits),
@@ -126,31 +150,33 @@ class Attention {
 
     // Goes through this warp's strands, and stores their parts. All threads of the warp.
     KCCL_DEVICE void run() {
-        if (worker_.warp_index() >= Dims::kSplitStrands) return;
+        const uint32_t own_strand = strand_of_itself();
+        const bool has_itself = own_strand < Dims::kSplitStrands;
+        // Not the warp that has that strand, so that none has both to do.
+        const uint32_t own_warp =
+            Dims::kSplitStrands < S::kWarps ? S::kWarps - 1 : (own_strand + 1) % S::kWarps;
+        const bool is_own_warp = has_itself && worker_.warp_index() == own_warp;
+        if (worker_.warp_index() >= Dims::kSplitStrands && !is_own_warp) return;
         // The first tile is on its way while the queries are.
-        prefetch(first_tile(worker_.warp_index()));
+        if (worker_.warp_index() < Dims::kSplitStrands) prefetch(first_tile(worker_.warp_index()));
         stage_queries();
         worker_.stamp(kArrived);
+        if (is_own_warp) store_own_part();
 #pragma unroll 1
         for (uint32_t i = worker_.warp_index(); i < Dims::kSplitStrands; i += S::kWarps) {
-            const bool is_last =
-                split_ * Dims::kSplitStrands + i == position_ / kTileRows % S::kStrands;
-            Part own[Dims::kHeadsPerKv];
-            if (is_last) {
-                append<S>(tile_at(position_ / kTileRows), position_, own_queries_, own_key_,
-                          own_value_, own);
-                // The strand's last tile has the position too. It is read with it, and leaves it
-                // out.
-                warp().sync();
-            }
+            // The strand's last tile has room for the position, and leaves it out. It is read
+            // first: what is written to is not in the cache any more.
             run_strand(i);
-            if (is_last) merge_with(i, own);
+            if (i != own_strand) continue;
+            warp().sync();
+            append<S>(tile_at(position_ / kTileRows), position_, own_key_, own_value_);
         }
     }
 
     // Merges the strands and publishes the result. All warps, when they have met.
     KCCL_DEVICE void publish() {
         constexpr uint32_t kQuads = Dims::kHeadsPerKv * Dims::kPartQuads;
+        const uint32_t own_strand = strand_of_itself();
         KCCL_UNROLL
         for (uint32_t k = 0; k < ceil_div(kQuads, Dims::kConsumers); ++k) {
             const uint32_t quad = own_quad(worker_, k);
@@ -159,10 +185,9 @@ class Attention {
             Part parts[Dims::kSplitStrands];
             KCCL_UNROLL
             for (uint32_t i = 0; i < Dims::kSplitStrands; ++i) {
-                const Quad* part = worker_.shared().parts[i][head];
-                const Quad rest = mem::load_plain(part + Dims::kHeadQuads);
-                parts[i] = {untagged(mem::load_plain(part + at)), untagged(rest.value[0]),
-                            untagged(rest.value[1])};
+                Part part = part_of(worker_.shared().parts[i][head], at);
+                if (i == own_strand) part = merge(part, part_of(worker_.shared().own[head], at));
+                parts[i] = {untagged(part.sum), untagged(part.maximum), untagged(part.weight)};
             }
             const Part whole = merge_all<Dims::kSplitStrands>(parts);
             const uint32_t place = Places<S>::attended(layer_, worker_.first_lane() + lane_,
@@ -174,6 +199,17 @@ class Attention {
     }
 
   private:
+    // A quad of a stored part.
+    KCCL_DEVICE static Part part_of(const Quad* part, uint32_t at) {
+        const Quad rest = mem::load_plain(part + Dims::kHeadQuads);
+        return {mem::load_plain(part + at), rest.value[0], rest.value[1]};
+    }
+
+    // The strand of this split that the position itself belongs to; kSplitStrands or more: of none.
+    KCCL_DEVICE uint32_t strand_of_itself() const {
+        return position_ / kTileRows % S::kStrands - split_ * Dims::kSplitStrands;
+    }
+
     KCCL_DEVICE uint8_t* tile_at(uint32_t index) const {
         return cache_ + uint64_t{index} * Dims::kCacheTileBytes;
     }
@@ -212,16 +248,18 @@ class Attention {
         }
         worker_.template await<mem::Scope::kDevice>(places, is_there ? ~0u : 0,
                                                     tag_of(worker_.round()), heads);
+        const float* const cosines = worker_.shared().cosines;
+        const float* const sines = worker_.shared().sines;
         KCCL_UNROLL
         for (uint32_t head = 0; head < Dims::kHeadsPerKv; ++head) {
             Quad& quad = own_queries_[head];
-            quad = turned<S>(worker_.task(), heads[head], layer_, false, position_);
+            quad = turned<S>(worker_.task(), heads[head], layer_, false, cosines, sines);
             for (float& value : quad.value) value *= S::kAttentionScale * kLog2E;
             if (is_there) {
                 worker_.staged()[head * Dims::kHeadQuads + worker_.thread()] = split<f16>(quad);
             }
         }
-        own_key_ = turned<S>(worker_.task(), heads[kNum - 2], layer_, true, position_);
+        own_key_ = turned<S>(worker_.task(), heads[kNum - 2], layer_, true, cosines, sines);
         own_value_ = heads[kNum - 1];
         warp().sync();
         const typename Unit::Lane by_head(Dims::kHeadsPerKv, Dims::kHeadQuads);
@@ -231,23 +269,10 @@ class Attention {
         }
     }
 
-    // Merges the position's part with that of strand i.
-    KCCL_DEVICE void merge_with(uint32_t index, const Part (&own)[Dims::kHeadsPerKv]) {
-        const bool is_there = worker_.thread() < Dims::kHeadQuads;
-        warp().sync();
-        KCCL_UNROLL
-        for (uint32_t head = 0; head < Dims::kHeadsPerKv; ++head) {
-            Quad* const part = worker_.shared().parts[index][head];
-            const Quad rest = mem::load_plain(part + Dims::kHeadQuads);
-            Part before = {Quad{}, rest.value[0], rest.value[1]};
-            if (is_there) before.sum = mem::load_plain(part + worker_.thread());
-            const Part both = merge(before, own[head]);
-            warp().sync();
-            if (is_there) mem::store_plain(part + worker_.thread(), both.sum);
-            if (worker_.thread() == 0) {
-                mem::store_plain(part + Dims::kHeadQuads, Quad{{both.maximum, both.weight, 0, 0}});
-            }
-        }
+    KCCL_DEVICE void store_own_part() {
+        Part own[Dims::kHeadsPerKv];
+        attend_itself<S>(own_queries_, own_key_, own_value_, own);
+        store_parts<S>(worker_.shared().own[0], own);
     }
 
     KCCL_DEVICE void run_strand(uint32_t index) {

@@ -127,9 +127,11 @@ struct Places {
     static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnQuads;
     // [exchange % 2][note][rank][block]
     static constexpr uint32_t kNotes = kEnds + 2 * S::kWorldSize * S::kBlocks;
-    // [block][warp], a packet each: what a warp waits for (watch.cuh). Only this rank uses them.
+    // [block][warp], a packet each: what a warp that multiplies, or collects, waits for
+    // (watch.cuh). Only this rank uses them.
+    static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kNotes + 2 * kNumNotes * S::kWorldSize * S::kBlocks;
-    static constexpr uint32_t kQuads = kWaits + S::kBlocks * S::kWarps;
+    static constexpr uint32_t kQuads = kWaits + S::kBlocks * kWaiters;
 
     KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;

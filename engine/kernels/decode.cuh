@@ -4,23 +4,36 @@
 //         run<S>(comm, task);
 //     }
 //
-// Launched on every rank, with S::kBlocks blocks of S::kWarps + 1 warps, all resident, and
+// Launched on every rank, with S::kBlocks blocks of S::kWarps + S::kOthers warps, all resident, and
 // sizeof(Shared<S>) bytes of dynamic shared memory. comm's scratch is not used; its waits are.
 #pragma once
 
 #include "attend.cuh"
+#include "collect.cuh"
 #include "finish.cuh"
 #include "gate_up.cuh"
 #include "head.cuh"
 #include "out.cuh"
 #include "qkv.cuh"
+#include "registers.cuh"
 #include "residual.cuh"
 #include "stream.cuh"
 
 namespace kccl::decode {
 
 template <class S>
-constexpr uint32_t kDecodeThreads = (S::kWarps + 1) * platform::kWarpSize;
+constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSize;
+
+// Lets the groups begin a round one after another. They have the same work, and would all wait for
+// their exchanges at the same time, in which the memory has nothing to do.
+template <class S>
+KCCL_DEVICE void stagger(const Worker<S>& worker) {
+    if constexpr (S::kStaggerNs != 0) {
+        const uint64_t begin = mem::clock_ns();
+        const uint64_t late_ns = worker.group() % S::kStaggers * uint64_t{S::kStaggerNs};
+        while (mem::clock_ns() - begin < late_ns) mem::poll_pause();
+    }
+}
 
 // One position through all layers. False: a wait failed.
 template <class S>
@@ -34,29 +47,31 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         worker.residual[k] =
             is_there ? embedded<S>(worker.task(), token, tiles.first * kTileQuads + quad) : Quad{};
     }
+    worker.stamp_begin();
+    // All warps meet before attention needs them, and after the last round's did.
+    for (uint32_t i = platform::thread_in_block(); i < S::kHeadDim / 2; i += Shape<S>::kConsumers) {
+        const uint64_t at = uint64_t{position} * (S::kHeadDim / 2) + i;
+        worker.shared().cosines[i] =
+            mem::load_plain(reinterpret_cast<const float*>(worker.task().cosines) + at);
+        worker.shared().sines[i] =
+            mem::load_plain(reinterpret_cast<const float*>(worker.task().sines) + at);
+    }
+    stagger(worker);
     // One loop over the products, so that what they share is in the code once.
 #pragma unroll 1
     for (uint32_t i = 0; i < 4 * S::kNumLayers; ++i) {
         const uint32_t layer = i / 4, module = i / 2;
         const auto product = static_cast<Product>(i % 4);
-        const auto* const rules = reinterpret_cast<const Layer*>(worker.task().layers) + layer;
-        const bool adds = product == Product::kOut || product == Product::kDown;
-        const Module rule =
-            mem::load_plain(product == Product::kOut ? &rules->attention : &rules->mlp);
+        const Layer* const rules = worker.shared().layers + layer;
         worker.next_op();
-        Landed<S> landed = {};
-        if (adds) {
-            landed = messages_for(worker, rule);
-        } else {
-            prefetch_messages(worker, mem::load_plain(product == Product::kQkv ? &rules->attention
-                                                                               : &rules->mlp));
-        }
         if (product == Product::kQkv || product == Product::kGateUp) {
             stage_residual<typename Shape<S>::Qkv>(worker, static_cast<int32_t>(module) - 1, module,
                                                    token);
         } else if (product == Product::kOut) {
+            prefetch_norm<typename Shape<S>::GateUp>(worker, module);
             stage_attended<typename Shape<S>::Out>(worker, layer);
         } else {
+            prefetch_norm<typename Shape<S>::Qkv>(worker, module + 1);
             stage_lanes<typename Shape<S>::Down>(
                 worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
         }
@@ -71,7 +86,9 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         } else if (product == Product::kGateUp) {
             finish_gate_up(worker, layer);
         } else {
-            add_to_residual(worker, module, rule, landed, module + 1 == Shape<S>::kModules);
+            const Module rule =
+                mem::load_plain(product == Product::kOut ? &rules->attention : &rules->mlp);
+            add_to_residual(worker, module, rule, module + 1 == Shape<S>::kModules);
         }
     }
     return true;
@@ -84,7 +101,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     Verdict verdict = {0, kGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
-        for_each_stage<S>(worker.block(), true, [&](uint32_t) {
+        for_each_stage<S>(worker.block(), true, [&](uint32_t, Product) {
             skip(worker);
             return true;
         });
@@ -118,17 +135,28 @@ template <class S>
 KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<Shared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
-        shared.failed[0] = shared.failed[1] = {};
         shared.exchanges = task.exchange;
-        mem::init_copies(&shared.met, S::kWarps);
+        shared.landed_failed = 0;
+        mem::init_copies(&shared.has_landed, 1);
+        mem::init_copies(&shared.was_read, S::kWarps);
+        init_meeting(shared.met, S::kWarps);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);
     }
+    constexpr uint32_t kWords = S::kNumLayers * (sizeof(Layer) / sizeof(uint32_t));
+    for (uint32_t i = platform::thread_in_block(); i < kWords; i += kDecodeThreads<S>) {
+        mem::store_plain(reinterpret_cast<uint32_t*>(shared.layers) + i,
+                         mem::load_plain(reinterpret_cast<const uint32_t*>(task.layers) + i));
+    }
     init_ring(block(), shared.ring, S::kWarps);
-    if (platform::thread_in_block() / platform::kWarpSize == S::kWarps) {
-        stream(comm, task, shared);
-    } else {
+    if (platform::thread_in_block() / platform::kWarpSize < S::kWarps) {
+        take_share<S::kWarps, S::kOthers>(true);
         multiply_all(comm, task, shared);
+    } else {
+        take_share<S::kWarps, S::kOthers>(false);
+        const uint32_t other = platform::thread_in_block() / platform::kWarpSize - S::kWarps;
+        if (other == 0) stream(comm, task, shared);
+        if (other == 1) collect(comm, task, shared);
     }
 }
 

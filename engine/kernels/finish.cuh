@@ -157,7 +157,9 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
         worker.stamp(kMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
     }
-    Chosen chosen = {all.best.id, platform::bit_cast<float>(kNoNumber)};
+    // What an ablated kernel computes means nothing.
+    if constexpr (S::kAblated != 0) all.best = {0, 0, false};
+    Chosen chosen = {all.best.id, platform::bit_cast<float>(uint32_t{kNoNumber})};
     if constexpr (S::kSamples) {
         if (!worker.meet()) return false;
         all = ending_of(mem::load_plain(&shared.ending));

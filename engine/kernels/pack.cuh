@@ -20,9 +20,8 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
         const uint32_t step = in_row / S::kWarps % M::kSteps, warp_index = in_row % S::kWarps;
         const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
         const uint32_t owner = M::owner_of(tile);
-        const uint32_t block =
-            product == Product::kHead ? owner : group * Dims::kGroupBlocks + owner;
-        const uint32_t member = block % Dims::kGroupBlocks;
+        const uint32_t block = product == Product::kHead ? owner : Dims::block_of(group, owner);
+        const uint32_t member = Dims::member_of(block);
         const uint64_t to = Dims::stream_of(block) + layer * Dims::packed_by(member) +
                             (product == Product::kHead ? 0 : packed_before<S>(product, member)) +
                             uint64_t{tile - M::tiles_of(owner).first} * M::kPacked + in_row;
@@ -85,6 +84,7 @@ KCCL_DEVICE void describe(uint64_t* out) {
     out[5] = Places<S>::kQkv;
     out[6] = Places<S>::kAttended;
     out[7] = Places<S>::kActs;
+    out[9] = Trace<S>::kOfRound;
 }
 
 }  // namespace kccl::decode

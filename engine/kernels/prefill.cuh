@@ -6,17 +6,18 @@
 //         run_prefill<S>(comm, task);
 //     }
 //
-// Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + 1 warps, all resident, and
-// sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.round counts the passes of all
-// prefills before.
+// Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + S::kChunkOthers warps, all
+// resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.round counts the
+// passes of all prefills before.
 #pragma once
 
 #include "prefill_rows.cuh"
+#include "registers.cuh"
 
 namespace kccl::decode {
 
 template <class S>
-constexpr uint32_t kPrefillThreads = (S::kChunkWarps + 1) * platform::kWarpSize;
+constexpr uint32_t kPrefillThreads = (S::kChunkWarps + S::kChunkOthers) * platform::kWarpSize;
 
 // ---- The crew -----------------------------------------------------------------------------------
 
@@ -149,17 +150,22 @@ KCCL_DEVICE void run_prefill(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<PrefillShared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
         shared.failed[0] = shared.failed[1] = 0;
-        mem::init_copies(&shared.met, S::kChunkWarps);
+        init_meeting(shared.met, S::kChunkWarps);
         mem::init_copies(&shared.ready, 1);
     }
     init_ring(block(), shared.ring, S::kChunkWarps);
-    if (platform::thread_in_block() / platform::kWarpSize == S::kChunkWarps) {
+    const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
+    if (warp_index < S::kChunkWarps) {
+        take_share<S::kChunkWarps, S::kChunkOthers>(true);
+        Crew<S> crew(comm, task, shared);
+        for_each_pass<S>(task, [&](const Pass& pass) { return compute_pass(crew, pass); });
+        return;
+    }
+    take_share<S::kChunkWarps, S::kChunkOthers>(false);
+    if (warp_index == S::kChunkWarps) {
         Lookout<S> lookout(comm, task, shared);
         for_each_pass<S>(task, [&](const Pass& pass) { return look_out(lookout, pass.number); });
         lookout.drain();
-    } else {
-        Crew<S> crew(comm, task, shared);
-        for_each_pass<S>(task, [&](const Pass& pass) { return compute_pass(crew, pass); });
     }
 }
 

@@ -34,33 +34,29 @@ KCCL_DEVICE void turn_chunk(Crew<S>& crew, const Pass& pass, uint32_t layer) {
         const uint32_t first = C::first_head(lane, kv_head, number);
         auto* const staged =
             reinterpret_cast<StagedQuad*>(crew.here(C::kQueriesAt + first * Dims::kHeadQuads));
+        const uint64_t turns = uint64_t{position} * (S::kHeadDim / 2);
+        const auto* const cosines = reinterpret_cast<const float*>(crew.task().cosines) + turns;
+        const auto* const sines = reinterpret_cast<const float*>(crew.task().sines) + turns;
         Quad queries[kHeads];
         KCCL_UNROLL
         for (uint32_t head = 0; head < kHeads; ++head) {
             Quad& quad = queries[head];
-            quad = turned<S>(crew.task(), head_of(kv_head * kHeads + head), layer, false, position);
+            quad = turned<S>(crew.task(), head_of(kv_head * kHeads + head), layer, false, cosines,
+                             sines);
             for (float& value : quad.value) value *= S::kAttentionScale * kLog2E;
             if (is_there) {
                 mem::store_plain(staged + head * Dims::kHeadQuads + thread, split<f16>(quad));
             }
         }
         const Quad key =
-            turned<S>(crew.task(), head_of(S::kHeads + kv_head), layer, true, position);
+            turned<S>(crew.task(), head_of(S::kHeads + kv_head), layer, true, cosines, sines);
         const Quad value = head_of(S::kHeads + S::kKvHeads + kv_head);
         uint8_t* const tile = cache_of<S>(crew.task(), layer, lane, kv_head) +
                               uint64_t{position / kTileRows} * Dims::kCacheTileBytes;
+        append<S>(tile, position, key, value);
         Part own[kHeads];
-        append<S>(tile, position, queries, key, value, own);
-        Quad* const parts = crew.here(C::kOwnParts + first * Dims::kPartQuads);
-        KCCL_UNROLL
-        for (uint32_t head = 0; head < kHeads; ++head) {
-            Quad* const part = parts + head * Dims::kPartQuads;
-            if (is_there) mem::store_plain(part + thread, own[head].sum);
-            if (thread == 0) {
-                mem::store_plain(part + Dims::kHeadQuads,
-                                 Quad{{own[head].maximum, own[head].weight, 0, 0}});
-            }
-        }
+        attend_itself<S>(queries, key, value, own);
+        store_parts<S>(crew.here(C::kOwnParts + first * Dims::kPartQuads), own);
     }
 }
 

@@ -38,8 +38,8 @@ class Member {
     KCCL_DEVICE const Task& task() const { return task_; }
     KCCL_DEVICE PrefillShared<S>& shared() const { return shared_; }
     KCCL_DEVICE uint32_t block() const { return platform::block_in_grid(); }
-    KCCL_DEVICE uint32_t group() const { return block() / Dims::kGroupBlocks; }
-    KCCL_DEVICE uint32_t member() const { return block() % Dims::kGroupBlocks; }
+    KCCL_DEVICE uint32_t group() const { return Dims::group_of(block()); }
+    KCCL_DEVICE uint32_t member() const { return Dims::member_of(block()); }
     // The group's first lane, of this rank's and of all.
     KCCL_DEVICE uint32_t first_lane_here() const { return group() * Dims::kGroupLanes; }
     KCCL_DEVICE uint32_t first_lane() const {
@@ -67,7 +67,7 @@ class Crew : public Member<S> {
     static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
 
     KCCL_DEVICE Crew(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
-        : Member<S>(comm, task, shared), vectors_(shared.ring, comm) {}
+        : Member<S>(comm, task, shared), vectors_(shared.ring, comm), meeting_(shared.met) {}
 
     KCCL_DEVICE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
@@ -77,11 +77,7 @@ class Crew : public Member<S> {
     KCCL_DEVICE Consumer<typename Chunk<S>::VectorRing>& vectors() { return vectors_; }
 
     // All warps of the crew wait for each other.
-    KCCL_DEVICE void meet() {
-        warp().sync();
-        if (leads(warp())) mem::arrive(&this->shared().met);
-        await(&this->shared().met, &met_parity_);
-    }
+    KCCL_DEVICE void meet() { (void)meeting_.meet(false); }
 
     // Waits until the lookout has seen what comes next. False: it will not come.
     KCCL_DEVICE bool is_ready() {
@@ -119,7 +115,7 @@ class Crew : public Member<S> {
     }
 
     Consumer<typename Chunk<S>::VectorRing> vectors_;
-    uint32_t met_parity_ = 0;
+    Meeting<S::kChunkWarps> meeting_;
     uint32_t ready_parity_ = 0;
 };
 
@@ -135,9 +131,9 @@ class Lookout : public Member<S> {
 
     // Waits until the group's blocks have done a step.
     KCCL_DEVICE bool await_group(uint32_t number) {
-        const uint32_t first = this->group() * Dims::kGroupBlocks;
+        const uint32_t group = this->group();
         return await<mem::Scope::kDevice>(number, Dims::kGroupBlocks, [&](uint32_t i) {
-            return uint32_t(this->comm().rank) * S::kBlocks + first + i;
+            return uint32_t(this->comm().rank) * S::kBlocks + Dims::block_of(group, i);
         });
     }
 
@@ -145,8 +141,8 @@ class Lookout : public Member<S> {
     KCCL_DEVICE bool await_row(uint32_t number) {
         constexpr uint32_t kNum = S::kWorldSize * Dims::kGroups;
         return await<kReach<S>>(number, kNum, [&](uint32_t i) {
-            return i / Dims::kGroups * S::kBlocks + i % Dims::kGroups * Dims::kGroupBlocks +
-                   this->member();
+            return i / Dims::kGroups * S::kBlocks +
+                   Dims::block_of(i % Dims::kGroups, this->member());
         });
     }
 

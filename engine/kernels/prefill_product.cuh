@@ -61,8 +61,8 @@ class ChunkMultiplier {
             // Each tile is loaded when that of the run before has been multiplied.
             const uint32_t next = (run + 1) * Plan::kRun;
             const bool has_next = run + 1 < Plan::kRuns;
-            const uint8_t* const from =
-                row + next % M::kSteps * M::kStepBytes + next / M::kSteps * kTileBytes;
+            const uint8_t* const from = row + offset_of(next);
+            if (run + 2 < Plan::kRuns) prefetch(row + offset_of(next + Plan::kRun));
             const auto* const vectors =
                 reinterpret_cast<const StagedQuad*>(crew_.vectors().await_front()) +
                 part * kVectors * kTileQuads;
@@ -92,6 +92,19 @@ class ChunkMultiplier {
         }
     }
 
+    // Of a tile within a row, of all parts of the columns.
+    KCCL_DEVICE static uint64_t offset_of(uint32_t tile) {
+        return uint64_t{tile % M::kSteps} * M::kStepBytes + tile / M::kSteps * kTileBytes;
+    }
+
+    // Asks for a run's weights.
+    KCCL_DEVICE static void prefetch(const uint8_t* from) {
+        constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
+        for (uint32_t i = warp().index(); i < Plan::kRun * kLines; i += platform::kWarpSize) {
+            mem::prefetch(from + i / kLines * M::kStepBytes + i % kLines * kKcclLineBytes);
+        }
+    }
+
     // Of a part.
     static constexpr uint32_t kVectors = Plan::kEach * Unit::kVectors;
 
@@ -114,7 +127,7 @@ KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t l
 // to do, so that the memory has none of that time to rest.
 template <class M, class S>
 KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer) {
-    constexpr uint32_t kAhead = 24 < M::kSteps * S::kWarps ? 24 : M::kSteps * S::kWarps;
+    constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
     constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
     const uint32_t item = crew.warp_index() / ChunkPlan<S, M>::kParts;
     if (item >= M::tiles_of(crew.member()).num) return;

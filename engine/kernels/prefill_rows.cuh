@@ -179,6 +179,29 @@ KCCL_DEVICE auto* message_at(Crew<S>& crew, int rank, uint32_t index) {
     return reinterpret_cast<Type*>(crew.on_board(rank, Chunk<S>::kMessages)) + index;
 }
 
+// Adds up quads from the first lane to the last; those of the group's own lanes, which begin with
+// lane `first`, are in `own`, and are left out if leaves_own.
+template <class S>
+KCCL_DEVICE Quad add_lanes(const Quad (&quads)[S::kNumLanes],
+                           const Quad (&own)[Shape<S>::kGroupLanes], uint32_t first,
+                           bool leaves_own) {
+    Quad total = {};
+    bool is_first = true;
+    KCCL_UNROLL
+    for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
+        const bool is_own = lane - first < Shape<S>::kGroupLanes;
+        Quad part = quads[lane];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < Shape<S>::kGroupLanes; ++i) {
+            if (lane == first + i) part = own[i];
+        }
+        if (is_own && leaves_own) continue;
+        add_lane(&total, part, is_first);
+        is_first = false;
+    }
+    return total;
+}
+
 // What the lanes of other groups and ranks have sent for a quad, and what the group's own have.
 template <class S>
 KCCL_DEVICE Quad messages_of(Crew<S>& crew, uint32_t module, uint32_t quad, uint32_t number,

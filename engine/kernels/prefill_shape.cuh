@@ -185,7 +185,7 @@ struct PrefillShared {
     StrandArea<Chunk<S>::kQueries> strands[S::kChunkWarps];
     // Sums of squares of each warp's part, as decode cuts it.
     float squares[S::kChunk][S::kWarps];
-    mem::CopyBarrier met;
+    MeetingPlace met;
     mem::CopyBarrier ready;  // a phase for each thing that the block waits for
     uint32_t failed[2];      // by the parity of the phase of `ready`: its wait has failed
 };

@@ -25,7 +25,7 @@ KCCL_CONSTEXPR Steps steps_of(uint32_t num_tiles) {
 template <class S>
 KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
     using Dims = Shape<S>;
-    const uint32_t member = block % Dims::kGroupBlocks;
+    const uint32_t member = Dims::member_of(block);
     switch (product) {
         case Product::kQkv: return steps_of<typename Dims::Qkv>(Dims::Qkv::tiles_of(member).num);
         case Product::kOut: return steps_of<typename Dims::Out>(Dims::Out::tiles_of(member).num);
@@ -110,6 +110,7 @@ class Multiplier {
         }
         at_ += kAtOnce;
         if (at_ >= steps_.of_lanes) at_ = 0;
+        worker_.stamp_stage();
         worker_.weights().pop();
     }
 

@@ -18,150 +18,122 @@ KCCL_DEVICE Quad as_message(const Quad& quad) {
     return sent;
 }
 
-// Adds up quads from the first lane to the last; those of the group's own lanes, which begin with
-// lane `first`, are in `own`, and are left out if leaves_own.
+// The sums of the warps for a quad of the block's rows, of one of the group's lanes.
 template <class S>
-KCCL_DEVICE Quad add_lanes(const Quad (&quads)[S::kNumLanes],
-                           const Quad (&own)[Shape<S>::kGroupLanes], uint32_t first,
-                           bool leaves_own) {
-    Quad total = {};
-    bool is_first = true;
+KCCL_DEVICE Quad own_total(Worker<S>& worker, uint32_t quad, uint32_t lane) {
+    return total_of(worker, quad / kTileQuads * Shape<S>::kGroupLanes + lane, quad % kTileQuads);
+}
+
+// Adds a lane's part to those of the lanes before.
+KCCL_DEVICE void add_lane(Quad* total, const Quad& part, bool is_first) {
     KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        total->value[i] = is_first ? part.value[i] : total->value[i] + part.value[i];
+    }
+}
+
+// The sum of all lanes' messages of a module for a quad of the block's rows, from the first lane to
+// the last. All lanes are this block's.
+template <class S>
+KCCL_DEVICE Quad sum_here(Worker<S>& worker, uint32_t quad, bool is_there) {
+    Quad total = {};
+    if (!is_there) return total;
+    // One after the other, because quads of all lanes are many registers.
+#pragma unroll 1
     for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        const bool is_own = lane - first < Shape<S>::kGroupLanes;
-        Quad part = quads[lane];
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Shape<S>::kGroupLanes; ++i) {
-            if (lane == first + i) part = own[i];
-        }
-        if (is_own && leaves_own) continue;
-        KCCL_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            total.value[i] = is_first ? part.value[i] : total.value[i] + part.value[i];
-        }
-        is_first = false;
+        add_lane(&total, as_message<S>(own_total(worker, quad, lane)), lane == 0);
     }
     return total;
 }
 
-// Adds up, from the first lane to the last, what the lanes of other groups and ranks have sent for
-// a quad of the residual, and what the group's own lanes have in `own`, unless leaves_own.
+// The same, where other ranks have lanes as well. Sends them this block's.
 template <class S>
-KCCL_DEVICE Quad sum_of_lanes(Worker<S>& worker, uint32_t module, uint32_t row, bool is_there,
-                              const Quad (&own)[Shape<S>::kGroupLanes], bool leaves_own) {
+KCCL_DEVICE Quad sum_over_ranks(Worker<S>& worker, uint32_t module, uint32_t quad, uint32_t row,
+                                bool is_there) {
+    constexpr uint32_t kLanes = Shape<S>::kGroupLanes;
+    const uint32_t first = worker.first_lane(), tag = tag_of(worker.round());
+    Quad own[kLanes];
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+        own[i] = Quad{};
+        if (!is_there) continue;
+        own[i] = as_message<S>(own_total(worker, quad, i));
+        worker.publish_to_all(Places<S>::message(module, first + i) + row, own[i], tag);
+    }
     Quad quads[S::kNumLanes];
     uint32_t places[S::kNumLanes], wanted = 0;
-    const uint32_t first = worker.first_lane();
     KCCL_UNROLL
     for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        const bool is_own = lane - first < Shape<S>::kGroupLanes;
-        wanted |= is_there && !is_own ? 1u << lane : 0;
+        wanted |= is_there && lane - first >= kLanes ? 1u << lane : 0;
         places[lane] = Places<S>::message(module, lane) + row;
     }
-    constexpr bool kAreAllOwn = S::kNumLanes == Shape<S>::kGroupLanes;
-    if (!kAreAllOwn)
-        worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
-                                                 (1u << S::kWorldSize) - 1);
-    return add_lanes<S>(quads, own, first, leaves_own);
-}
-
-// What is added to the residual besides the module's own output, for this thread's quads: the
-// messages that land here. Called by all warps that multiply, before they wait for the vector: they
-// have time then.
-template <class S>
-struct Landed {
-    Quad quads[Shape<S>::kOwnQuads];
-};
-
-template <class S>
-KCCL_DEVICE Landed<S> messages_for(Worker<S>& worker, const Module& rule) {
-    Landed<S> landed = {};
-    if (!S::kHasDelayed || rule.receives < 0) return landed;
-    const Cut tiles = Shape<S>::Out::tiles_of(worker.member());
-    const Quad none[Shape<S>::kGroupLanes] = {};
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < Shape<S>::kOwnQuads; ++k) {
-        const uint32_t quad = own_quad(worker, k);
-        const bool is_there = quad < tiles.num * kTileQuads;
-        landed.quads[k] = sum_of_lanes(worker, rule.receives, tiles.first * kTileQuads + quad,
-                                       is_there, none, true);
-    }
-    return landed;
-}
-
-// Asks for these messages, which the cache may have lost since they came. Called one op earlier.
-template <class S>
-KCCL_DEVICE void prefetch_messages(Worker<S>& worker, const Module& rule) {
-    if (!S::kHasDelayed || rule.receives < 0) return;
-    const Cut tiles = Shape<S>::Out::tiles_of(worker.member());
-    const uint32_t quad = own_quad(worker, 0);
-    if (quad >= tiles.num * kTileQuads) return;
+    worker.template await<Worker<S>::kReach>(places, wanted, tag, quads, (1u << S::kWorldSize) - 1);
+    Quad total = {};
     KCCL_UNROLL
     for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        const uint32_t place = Places<S>::message(rule.receives, lane);
-        mem::prefetch(worker.on_board(worker.comm().rank, place + tiles.first * kTileQuads + quad));
+        Quad part = quads[lane];
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kLanes; ++i) {
+            if (lane == first + i) part = own[i];
+        }
+        add_lane(&total, part, lane == 0);
     }
+    return total;
 }
 
 // Adds what the warps' areas hold of module `module` to the residual, and publishes it. `is_last`:
 // it is the last module, whose residual all ranks need. Called by all warps that multiply, when
-// they have met.
+// they have met. What other lanes' messages add has been collected (collect.cuh).
 template <class S>
 KCCL_DEVICE void add_to_residual(Worker<S>& worker, uint32_t module, const Module& rule,
-                                 const Landed<S>& landed, bool is_last) {
+                                 bool is_last) {
     // The rows of Out and Down are cut in the same way.
-    constexpr uint32_t kLanes = Shape<S>::kGroupLanes;
-    constexpr bool kHasOthers = S::kNumLanes > kLanes;
+    constexpr bool kHasOthers = S::kNumLanes > Shape<S>::kGroupLanes;
     const Cut tiles = Shape<S>::Out::tiles_of(worker.member());
     const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
-    const bool sends = kHasOthers && (is_blocking || rule.sends != 0);
+    const bool receives = S::kHasDelayed && rule.receives >= 0;
+    if (receives) worker.await_landed();
     KCCL_UNROLL
     for (uint32_t k = 0; k < Shape<S>::kOwnQuads; ++k) {
         const uint32_t quad = own_quad(worker, k);
         const bool is_there = quad < tiles.num * kTileQuads;
         const uint32_t row = tiles.first * kTileQuads + quad;
-        Quad own[kLanes], sent[kLanes];
-        KCCL_UNROLL
-        for (uint32_t lane = 0; lane < kLanes; ++lane) {
-            own[lane] = Quad{};
-            if (is_there) {
-                own[lane] = total_of(worker, quad / kTileQuads * kLanes + lane, quad % kTileQuads);
-            }
-            sent[lane] = as_message<S>(own[lane]);
-        }
-        const auto send = [&] {
-            if (!sends || !is_there) return;
-            KCCL_UNROLL
-            for (uint32_t lane = 0; lane < kLanes; ++lane) {
-                worker.publish_to_all(Places<S>::message(module, worker.first_lane() + lane) + row,
-                                      sent[lane], tag_of(worker.round()));
-            }
-        };
         Quad& x = worker.residual[k];
+        Quad own = {};
         if (is_blocking) {
-            send();
-            const Quad total = sum_of_lanes(worker, module, row, is_there, sent, false);
+            Quad total;
+            if constexpr (kHasOthers) {
+                total = sum_over_ranks(worker, module, quad, row, is_there);
+            } else {
+                total = sum_here(worker, quad, is_there);
+            }
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += total.value[i];
-        } else {
+        } else if (is_there) {
+            own = own_total(worker, quad, 0);
             KCCL_UNROLL
-            for (int i = 0; i < 4; ++i) x.value[i] += rule.own_scale * own[0].value[i];
-            if (rule.receives >= 0) {
+            for (int i = 0; i < 4; ++i) x.value[i] += rule.own_scale * own.value[i];
+            if (receives) {
+                const Quad landed = mem::load_plain(&worker.shared().landed[quad]);
                 KCCL_UNROLL
-                for (int i = 0; i < 4; ++i) x.value[i] += landed.quads[k].value[i];
+                for (int i = 0; i < 4; ++i) x.value[i] += landed.value[i];
             }
         }
-        if (is_there) {
-            const uint32_t place = Places<S>::residual(module, worker.residual_index()) + row;
-            if (is_last && S::kNumResiduals > 1) {
-                worker.publish_to_all(place, x, tag_of(worker.round()));
-            } else {
-                worker.publish(place, x);
-            }
+        if (!is_there) continue;
+        const uint32_t place = Places<S>::residual(module, worker.residual_index()) + row;
+        const uint32_t tag = tag_of(worker.round());
+        if (is_last && S::kNumResiduals > 1) {
+            worker.publish_to_all(place, x, tag);
+        } else {
+            worker.publish(place, x);
         }
-        // The others need the messages later than this lane needs its residual.
-        if (!is_blocking) send();
+        // The others need the message later than this lane needs its residual.
+        if (kHasOthers && !is_blocking && rule.sends != 0) {
+            worker.publish_to_all(Places<S>::message(module, worker.first_lane()) + row,
+                                  as_message<S>(own), tag);
+        }
     }
+    if (receives) worker.let_landed_go();
     worker.end_op();
 }
 

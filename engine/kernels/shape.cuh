@@ -71,6 +71,14 @@ struct Shape : S {
     static_assert(kLanesHere * S::kWorldSize == S::kNumLanes, "ranks have equally many lanes");
     static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
 
+    // A block's group, and its number there. Neighbours are of different groups: they share a part
+    // of the way to the memory, and groups are to go at the same speed.
+    KCCL_CONSTEXPR static uint32_t group_of(uint32_t block) { return block % kGroups; }
+    KCCL_CONSTEXPR static uint32_t member_of(uint32_t block) { return block / kGroups; }
+    KCCL_CONSTEXPR static uint32_t block_of(uint32_t group, uint32_t member) {
+        return member * kGroups + group;
+    }
+
     // Rows of a lane.
     static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
     static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
@@ -145,8 +153,9 @@ struct Shape : S {
     }
     // Where a block's packed tiles begin: those of its layers, and then those of the head.
     KCCL_CONSTEXPR static uint64_t stream_of(uint32_t block) {
-        return block / kGroupBlocks * (packed_before(kGroupBlocks) * S::kNumLayers) +
-               packed_before(block % kGroupBlocks) * S::kNumLayers +
+        const uint32_t group = group_of(block), member = member_of(block);
+        return (group * packed_before(member + 1) + (kGroups - group) * packed_before(member)) *
+                   S::kNumLayers +
                uint64_t{Head::tiles_of(block).first} * Head::kPacked;
     }
 

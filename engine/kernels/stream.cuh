@@ -12,8 +12,9 @@ KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
     return task.max_tokens != 0 && position + 1 >= task.num_ids;
 }
 
-// Calls push(bytes) for each stage of a block's round, in order. False as soon as push does. A
-// stage has kStageSteps steps, or what is left of a product; of the head, of kHeadTiles row tiles.
+// Calls push(bytes, product) for each stage of a block's round, in order. False as soon as push
+// does. A stage has kStageSteps steps, or what is left of a product; of the head, of kHeadTiles row
+// tiles.
 template <class S, class Push>
 KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     constexpr uint32_t kProducts = 4, kStepBytes = S::kWarps * kTileBytes;
@@ -21,15 +22,14 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     const uint32_t num = S::kNumLayers * kProducts + (has_head ? 1 : 0);
     for (uint32_t i = 0; i < num; ++i) {
         const bool is_head = i == S::kNumLayers * kProducts;
-        uint32_t steps = steps_of_product<S>(
-                             block, is_head ? Product::kHead : static_cast<Product>(i % kProducts))
-                             .num;
+        const auto product = is_head ? Product::kHead : static_cast<Product>(i % kProducts);
+        uint32_t steps = steps_of_product<S>(block, product).num;
         while (steps > 0) {
             uint32_t part = is_head && steps > kOfHead ? kOfHead : steps;
             steps -= part;
             while (part > 0) {
                 const uint32_t now = part < S::kStageSteps ? part : S::kStageSteps;
-                if (!push(now * kStepBytes)) return false;
+                if (!push(now * kStepBytes, product)) return false;
                 part -= now;
             }
         }
@@ -47,18 +47,34 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
     const auto* const begin =
         reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;
     const uint8_t* from = begin;
-    const auto push = [&](uint32_t num_bytes) {
-        while (!producer.try_push(from, num_bytes, S::kInFlight)) {
+    StageTrace<S> trace(task);
+    const auto try_push = [&](uint32_t num_bytes, Product product) {
+        const uint32_t bound =
+            producer.has_free_stages(num_stages<S>() / 2) ? S::kHungryInFlight : S::kInFlight;
+        if constexpr (S::kTraces) {
+            // Looks often. A wait for a barrier may stop the warp until the barrier's phase ends.
+            const uint32_t flying = producer.num_in_flight();
+            trace.see(flying);
+            if (flying >= bound || !producer.has_free_stages(1)) return false;
+        }
+        const bool is_pinned = (S::kAblated / kPinned >> static_cast<uint32_t>(product) & 1u) != 0;
+        const uint32_t copied = (S::kAblated & kWeights) != 0 ? 16 : num_bytes;
+        return producer.try_push(is_pinned ? begin : from, copied, bound);
+    };
+    const auto push = [&](uint32_t num_bytes, Product product) {
+        while (!try_push(num_bytes, product)) {
             if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;
             watch.look();
             mem::poll_pause();
         }
         from += num_bytes;
+        if constexpr (S::kTraces) trace.ask();
         return true;
     };
     for (uint32_t position = task.start;; ++position) {
         from = begin;
         if (!for_each_stage<S>(block, wants_head(task, position), push)) break;
+        if constexpr (S::kTraces) trace.end_round();
     }
     producer.drain();
 }

@@ -62,12 +62,17 @@ struct Task {
     uint32_t traced;      // rounds of the request that are traced, if the kernel traces
     uint32_t reserved;
     Sampling sampling;
-    uint64_t trace;  // uint64 [traced][op of a round][Stamp][block], in nanoseconds
+    uint64_t trace;  // uint64 [traced][stamp of a round][block], in nanoseconds: trace.cuh
 };
 
-// When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
-// and had finished its rows.
-enum Stamp : uint32_t { kBegan, kArrived, kMultiplied, kMet, kFinished, kNumStamps };
+// What a kernel leaves out, to learn what it costs (S::kAblated, a bit each). Its tokens are wrong.
+enum Ablation : uint32_t {
+    kExchanges = 1u << 0,  // takes what lies on the board, without waiting for it
+    kWeights = 1u << 1,    // copies no weights
+    kAttention = 1u << 2,  // looks at no position but the current one
+    kPinned = 1u << 3,     // and four bits more: takes each stage of that Product, the head among
+                           // them, from the same place, so that it comes from the cache
+};
 
 // Why a request has ended.
 enum End : uint32_t {

@@ -53,6 +53,21 @@ KCCL_DEVICE void store_squares(Worker<S>& worker, const Quad (&quads)[N], uint32
     if (leads(warp())) mem::store_plain(worker.squares(worker.warp_index()) + i, squares);
 }
 
+// Asks for the weights of a norm of this warp's part, which the cache may have lost since the last
+// round. Called one op earlier.
+template <class M, class S>
+KCCL_DEVICE void prefetch_norm(Worker<S>& worker, uint32_t norm) {
+    constexpr uint32_t kEach = ceil_div(M::kQuads, platform::kWarpSize);
+    const uint64_t first = uint64_t{norm} * (S::kHidden / 4) + first_quad<M>(worker);
+    KCCL_UNROLL
+    for (uint32_t k = 0; k < kEach; ++k) {
+        const uint32_t i = worker.thread() + k * platform::kWarpSize;
+        if (i < M::kQuads && i % (kKcclLineBytes / sizeof(Quad)) == 0) {
+            mem::prefetch(reinterpret_cast<const Quad*>(worker.task().norms) + first + i);
+        }
+    }
+}
+
 // Stages this warp's part of the residual, times the norm's weights: the residual after `module`,
 // or, if that is negative, the token's embedding.
 template <class M, class S>

@@ -16,9 +16,81 @@ KCCL_DEVICE uint64_t wait_word(uint32_t ranks, uint32_t round) {
 
 template <class S>
 KCCL_DEVICE uint64_t* wait_at(const DeviceComm& comm, const Task& task, uint32_t warp_index) {
-    const uint64_t place = Places<S>::kWaits + platform::block_in_grid() * S::kWarps + warp_index;
+    const uint64_t place =
+        Places<S>::kWaits + platform::block_in_grid() * Places<S>::kWaiters + warp_index;
     return reinterpret_cast<uint64_t*>(task.boards[comm.rank] + place * sizeof(Quad));
 }
+
+// How a warp waits for quads of its rank's board. All its threads make one and call all functions.
+template <class S>
+class Waiter {
+  public:
+    KCCL_DEVICE Waiter(const DeviceComm& comm, const Task& task, const mem::CopyBarrier* gave_up)
+        : comm_(comm), task_(task), gave_up_(gave_up) {}
+
+    // Whether a wait has failed.
+    KCCL_DEVICE bool has_failed() const { return has_failed_; }
+    KCCL_DEVICE void fail() { has_failed_ = true; }
+
+    // Waits for the quads at places[i], where `wanted` has bit i. ranks: which ones publish them, a
+    // bit each. A thread may want none. is_over(): whether nobody needs them any more; then, as
+    // after a failed wait, the quads are zero. So are those of all later waits after a failed one.
+    template <mem::Scope SCOPE, int N, class IsOver>
+    KCCL_DEVICE void await(const uint32_t (&places)[N], uint32_t wanted, uint32_t tag,
+                           uint32_t round, uint32_t ranks, Quad (&quads)[N], IsOver is_over) {
+        mem::Packet packets[N];
+        const auto* const board = reinterpret_cast<const mem::Packet*>(task_.boards[comm_.rank]);
+        // All are loaded before any is checked, so that their latencies overlap.
+        const auto poll = [&] {
+            KCCL_UNROLL
+            for (int i = 0; i < N; ++i) {
+                if ((wanted >> i & 1u) != 0)
+                    packets[i] = mem::load_packet<SCOPE>(board + places[i]);
+            }
+            uint32_t wrong = 0;
+            KCCL_UNROLL
+            for (int i = 0; i < N; ++i) {
+                if ((wanted >> i & 1u) != 0) wrong |= without_tag(packets[i], tag);
+            }
+            return (wrong & 1u) == 0;
+        };
+        // Rounds end together all the same.
+        const bool takes_any = (S::kAblated & kExchanges) != 0 && places[0] < Places<S>::kEnds;
+        uint32_t polls = 0;
+        bool is_noted = false, is_here = !has_failed_;
+        while (is_here && platform::warp_any(!poll()) && !takes_any) {
+            if (is_over()) is_here = false;
+            mem::poll_pause();
+            if (++polls < comm_.polls_per_check) continue;
+            polls = 0;
+            is_noted = true;
+            note(ranks, round);
+            has_failed_ = platform::warp_any(mem::has_completed_now(gave_up_, 0));
+            is_here = is_here && !has_failed_;
+        }
+        if (is_noted) note(0, round);
+        KCCL_UNROLL
+        for (int i = 0; i < N; ++i) {
+            quads[i] = is_here && (wanted >> i & 1u) != 0 ? quad_of(packets[i]) : Quad{};
+        }
+    }
+
+  private:
+    // Writes down what the warp waits for; 0: nothing any more.
+    KCCL_DEVICE void note(uint32_t ranks, uint32_t round) {
+        if (!leads(warp())) return;
+        const uint32_t index = mem::forget(platform::thread_in_block() / platform::kWarpSize);
+        // The warp that copies does not wait.
+        const uint32_t number = index < S::kWarps ? index : S::kWarps;
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
+            wait_at<S>(comm_, task_, number), ranks == 0 ? 0 : wait_word(ranks, round));
+    }
+
+    const DeviceComm& comm_;
+    const Task& task_;
+    const mem::CopyBarrier* const gave_up_;
+    bool has_failed_ = false;
+};
 
 // All threads of the warp that watches make one and call look() again and again.
 template <class S>
@@ -32,8 +104,8 @@ class Watch {
         if (has_given_up_ || ++looks_ < comm_.polls_per_check) return;
         looks_ = 0;
         const uint32_t thread = warp().index();
-        static_assert(S::kWarps <= platform::kWarpSize, "a thread for each warp");
-        const uint64_t word = thread < S::kWarps
+        static_assert(Places<S>::kWaiters <= platform::kWarpSize, "a thread for each warp");
+        const uint64_t word = thread < Places<S>::kWaiters
                                   ? mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
                                         wait_at<S>(comm_, task_, thread))
                                   : 0;

@@ -8,6 +8,7 @@
 // warps have met since the one was last read.
 #pragma once
 
+#include "trace.cuh"
 #include "watch.cuh"
 
 namespace kccl::decode {
@@ -20,6 +21,8 @@ struct Beside {
     Quad area[2][S::kWarps][Shape<S>::kMostSums];
     // Strands of attention: [strand][query head]: quads of a head, then {maximum, sum, -, -}.
     Quad parts[Shape<S>::kSplitStrands][Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
+    // Likewise, of the position itself.
+    Quad own[Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
     // Sums of squares of each warp's part of a vector: [op % 2][warp][residual].
     float squares[2][S::kWarps][S::kNumResiduals];
     // At the end of a round: each warp's most likely token, and what all blocks say.
@@ -28,16 +31,22 @@ struct Beside {
     // What each warp, and then all blocks, have found: sample.cuh.
     Note notes[S::kWarps][kNumNotes];
     Note found[kNumNotes];
+    // Copied from the task's: in memory they would cost each op a load that nothing hides.
+    Layer layers[S::kNumLayers];
     uint32_t exchanges;  // the next exchange's number
-    mem::CopyBarrier met;
+    // The turns of RoPE at the round's position.
+    float cosines[S::kHeadDim / 2];
+    float sines[S::kHeadDim / 2];
+    // What other lanes' messages add to the block's rows of the residual: collect.cuh.
+    Quad landed[Shape<S>::Out::kMostTiles * kTileQuads];
+    mem::CopyBarrier has_landed;
+    mem::CopyBarrier was_read;  // by the warps that multiply
+    MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
     mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
-    // By the parity of the meeting, a byte of each warp; read as one line.
-    struct alignas(16) Failed {
-        uint8_t of_warp[16];
-    } failed[2];
     int32_t token;
-    uint32_t end;  // End
+    uint32_t end;            // End
+    uint32_t landed_failed;  // not 0: the wait for messages has failed
 };
 
 // Stages of the ring: as many as fit.
@@ -72,6 +81,8 @@ class Worker {
           task_(task),
           shared_(shared),
           weights_(shared.ring, comm),
+          meeting_(shared.met),
+          waiter_(comm, task, &shared.gave_up),
           round_(task.round) {}
 
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
@@ -87,9 +98,9 @@ class Worker {
     }
     KCCL_DEVICE uint32_t thread() const { return mem::forget(warp().index()); }
     KCCL_DEVICE uint32_t block() const { return mem::forget(platform::block_in_grid()); }
-    KCCL_DEVICE uint32_t group() const { return block() / Dims::kGroupBlocks; }
+    KCCL_DEVICE uint32_t group() const { return Dims::group_of(block()); }
     // This block in its group.
-    KCCL_DEVICE uint32_t member() const { return block() % Dims::kGroupBlocks; }
+    KCCL_DEVICE uint32_t member() const { return Dims::member_of(block()); }
     // The first lane of the group, over all ranks; and the group's residual.
     KCCL_DEVICE uint32_t first_lane() const {
         return comm_.rank * Dims::kLanesHere + group() * Dims::kGroupLanes;
@@ -99,9 +110,9 @@ class Worker {
     KCCL_DEVICE uint32_t round() const { return round_; }
     KCCL_DEVICE void next_round() {
         ++round_;
-        traced_op_ = 0;
+        traced_op_ = traced_stage_ = 0;
     }
-    KCCL_DEVICE bool failed() const { return failed_; }
+    KCCL_DEVICE bool failed() const { return waiter_.has_failed(); }
 
     // ---- Areas ----------------------------------------------------------------------------------
 
@@ -120,43 +131,32 @@ class Worker {
     // Notes the time, where the kernel traces.
     KCCL_DEVICE void stamp(Stamp which) {
         if constexpr (S::kTraces) {
-            const uint32_t round = round_ - task_.round;
-            if (round >= task_.traced || warp_index() != 0 || thread() != 0) return;
-            const uint64_t at =
-                ((uint64_t{round} * kTracedOps + traced_op_) * kNumStamps + which) * S::kBlocks +
-                block();
-            mem::store_plain(reinterpret_cast<uint64_t*>(task_.trace) + at, mem::clock_ns());
+            if (warp_index() != 0 || thread() != 0) return;
+            Trace<S>::note(task_, round_ - task_.round, Trace<S>::of_op(traced_op_, which));
         }
     }
-    // Ops of a round: five of each layer, the head, the end.
-    static constexpr uint32_t kTracedOps = 5 * S::kNumLayers + 2;
+    KCCL_DEVICE void stamp_begin() {
+        if constexpr (S::kTraces) {
+            if (warp_index() != 0 || thread() != 0) return;
+            Trace<S>::note_begin(task_, round_ - task_.round);
+        }
+    }
+    // The same as stamp(), when the warp lets go of the next stage.
+    KCCL_DEVICE void stamp_stage() {
+        if constexpr (S::kTraces) {
+            const uint32_t index = Trace<S>::of_stage(traced_stage_++, kLetGo);
+            if (warp_index() != 0 || thread() != 0) return;
+            Trace<S>::note(task_, round_ - task_.round, index);
+        }
+    }
     KCCL_DEVICE Quad* area(uint32_t warp) { return shared_.area[op_][warp]; }
     // This warp's vector.
     KCCL_DEVICE StagedQuad* staged() { return shared_.staged[warp_index()]; }
     KCCL_DEVICE float* squares(uint32_t warp) { return shared_.squares[op_][warp]; }
 
-    // All warps of the block wait for each other. False: the request is over, because a wait of one
-    // of them failed.
-    KCCL_DEVICE bool meet() {
-        const Warp coop = warp();
-        coop.sync();
-        if (leads(coop)) {
-            if (failed_) {
-                mem::store_plain(&shared_.failed[met_parity_].of_warp[warp_index()], uint8_t{1});
-            }
-            mem::arrive(&shared_.met);
-        }
-        // Every warp comes, also one whose waits fail. So this ends.
-        while (platform::warp_any(!mem::has_completed(&shared_.met, met_parity_))) {
-            mem::poll_pause();
-        }
-        static_assert(S::kWarps <= sizeof(shared_.failed[0].of_warp), "a byte for each warp");
-        const auto failed =
-            mem::load_plain(reinterpret_cast<const mem::Line*>(&shared_.failed[met_parity_]));
-        const bool over = (failed.word[0] | failed.word[1]) != 0;
-        met_parity_ ^= 1u;
-        return !over;
-    }
+    // All warps that multiply wait for each other. False: the request is over, because a wait of
+    // one of them failed.
+    KCCL_DEVICE bool meet() { return !meeting_.meet(failed()); }
 
     // ---- The board ------------------------------------------------------------------------------
 
@@ -179,52 +179,31 @@ class Worker {
         }
     }
 
-    // Waits for the quads at places[i] of this rank's board, where `wanted` has bit i. ranks: which
-    // ones publish them, a bit each; 0: this one. All threads of a warp call it; a thread may want
-    // none. After a failed wait the quads are zero, and so are those of all later waits of this
-    // warp.
+    // Waits for quads of this rank's board: see Waiter. ranks: 0: this one publishes them.
     template <mem::Scope SCOPE, int N>
     KCCL_DEVICE void await(const uint32_t (&places)[N], uint32_t wanted, uint32_t tag,
                            Quad (&quads)[N], uint32_t ranks = 0) {
-        mem::Packet packets[N];
-        const mem::Packet* const board = on_board(comm_.rank, 0);
-        // All are loaded before any is checked, so that their latencies overlap.
-        const auto poll = [&] {
-            KCCL_UNROLL
-            for (int i = 0; i < N; ++i) {
-                if ((wanted >> i & 1u) != 0)
-                    packets[i] = mem::load_packet<SCOPE>(board + places[i]);
-            }
-            uint32_t wrong = 0;
-            KCCL_UNROLL
-            for (int i = 0; i < N; ++i) {
-                if ((wanted >> i & 1u) != 0) wrong |= without_tag(packets[i], tag);
-            }
-            return (wrong & 1u) == 0;
-        };
-        uint32_t polls = 0;
-        bool is_noted = false;
-        while (!failed_ && platform::warp_any(!poll())) {
-            mem::poll_pause();
-            if (++polls < comm_.polls_per_check) continue;
-            polls = 0;
-            is_noted = true;
-            note_wait(ranks == 0 ? 1u << comm_.rank : ranks);
-            failed_ = platform::warp_any(mem::has_completed_now(&shared_.gave_up, 0));
-        }
-        if (is_noted) note_wait(0);
-        KCCL_UNROLL
-        for (int i = 0; i < N; ++i) {
-            const bool is_here = !failed_ && (wanted >> i & 1u) != 0;
-            quads[i] = is_here ? quad_of(packets[i]) : Quad{};
-        }
+        waiter_.template await<SCOPE>(places, wanted, tag, round_,
+                                      ranks == 0 ? 1u << comm_.rank : ranks, quads,
+                                      [] { return false; });
     }
 
-    // Writes down what the warp waits for; 0: nothing any more.
-    KCCL_DEVICE void note_wait(uint32_t ranks) {
-        if (!leads(warp())) return;
-        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
-            wait_at<S>(comm_, task_, warp_index()), ranks == 0 ? 0 : wait_word(ranks, round_));
+    // ---- Messages -------------------------------------------------------------------------------
+
+    // Waits for the sums of the messages that the next receiving module adds, in shared().landed.
+    // The warp that collects them comes here too, also when its waits fail. So this ends.
+    KCCL_DEVICE void await_landed() {
+        while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
+            mem::poll_pause();
+        }
+        landed_parity_ ^= 1u;
+        if (mem::load_plain(&shared_.landed_failed) != 0) waiter_.fail();
+    }
+
+    // They may be overwritten.
+    KCCL_DEVICE void let_landed_go() {
+        warp().sync();
+        if (leads(warp())) mem::arrive(&shared_.was_read);
     }
 
     // The residual's quads of this thread: see own_quad() in product.cuh.
@@ -235,11 +214,13 @@ class Worker {
     const Task& task_;
     Shared<S>& shared_;
     Consumer<WeightRing<S>> weights_;
+    Meeting<S::kWarps> meeting_;
+    Waiter<S> waiter_;
     uint32_t round_;
     uint32_t op_ = 0;
     uint32_t traced_op_ = 0;
-    uint32_t met_parity_ = 0;
-    bool failed_ = false;
+    uint32_t traced_stage_ = 0;
+    uint32_t landed_parity_ = 0;
 };
 
 // Adds up a value over a warp, in a fixed order; all threads get the sum.

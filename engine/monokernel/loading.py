@@ -30,6 +30,7 @@ class Sizes(NamedTuple):
         cache: Of keys and values.
         places: On the board.
         prefill_shared: Of a block's shared memory in prefill; 0 without chunks.
+        stamps: Of a round and block, if the kernel traces; a number, not bytes.
     """
 
     shared: int
@@ -38,6 +39,7 @@ class Sizes(NamedTuple):
     cache: int
     places: Places
     prefill_shared: int
+    stamps: int
 
 
 class Loaded(NamedTuple):
@@ -59,11 +61,11 @@ class Loaded(NamedTuple):
 
 def sizes_of(data: bytes) -> Sizes:
     """What the kernel `describe` has written."""
-    shared, board, packed, cache, *places, prefill = np.frombuffer(data, np.uint64).tolist()
-    return Sizes(shared, board, packed, cache, Places(*places), prefill)
+    shared, board, packed, cache, *places, prefill, stamps = np.frombuffer(data, np.uint64).tolist()
+    return Sizes(shared, board, packed, cache, Places(*places), prefill, stamps)
 
 
-SIZES_BYTES = 8 * (5 + len(Places._fields))
+SIZES_BYTES = 8 * (6 + len(Places._fields))
 
 
 def load(

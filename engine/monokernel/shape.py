@@ -24,12 +24,18 @@ class Tuning:
         stages: Most stages of a block's ring of weights.
         stage_steps: Tiles of each warp in a stage, of 512 bytes each.
         in_flight: Stages that are copied at the same time.
+        hungry_in_flight: The same while more than half of the ring is empty; 0: as many.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
+        others: Warps of a block that do not multiply: one copies, one collects messages.
         shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
+        stagger_ns: The blocks of residual i begin i % staggers times so much later than the first.
+        staggers: See stagger_ns.
+        ablated: What is left out to learn what it costs, as bits of Ablation in kernels/task.cuh.
         chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
             prompt runs as decoding does, and the other numbers of chunks have no meaning.
         chunk_warps: Warps of a block that compute then.
+        chunk_others: The other warps; one of them copies.
         chunk_stages: Of a block's ring of vectors.
         chunk_steps: At most so many stretches of 16 elements of all positions are in a stage.
     """
@@ -41,9 +47,15 @@ class Tuning:
     in_flight: int
     strands: int
     splits: int
+    hungry_in_flight: int = 0
+    others: int = 2
     shared_bytes: int = SHARED_BYTES
+    stagger_ns: int = 0
+    staggers: int = 1
+    ablated: int = 0
     chunk: int = 1
     chunk_warps: int = 12
+    chunk_others: int = 1
     chunk_stages: int = 5
     chunk_steps: int = 6
 
@@ -125,14 +137,20 @@ def source_of(
         "WorldSize": world_size,
         "Blocks": tuning.blocks,
         "Warps": tuning.warps,
+        "Others": tuning.others,
         "MostStages": tuning.stages,
         "SharedBytes": tuning.shared_bytes,
         "StageSteps": tuning.stage_steps,
         "InFlight": tuning.in_flight,
+        "HungryInFlight": tuning.hungry_in_flight or tuning.in_flight,
         "Strands": tuning.strands,
         "Splits": tuning.splits,
+        "StaggerNs": tuning.stagger_ns,
+        "Staggers": tuning.staggers,
+        "Ablated": tuning.ablated,
         "Chunk": tuning.chunk,
         "ChunkWarps": tuning.chunk_warps,
+        "ChunkOthers": tuning.chunk_others,
         "ChunkStages": tuning.chunk_stages,
         "ChunkSteps": tuning.chunk_steps,
         "NumLayers": c.num_layers,

@@ -10,17 +10,21 @@ from ..program import Program
 from .shape import SHARED_BYTES, TILE, Tuning
 
 _TILE_BYTES = 2 * TILE * TILE
-# Of each block: what the memory needs to be busy, by measurement on one H200 (bench/LOG.md).
-_BYTES_IN_FLIGHT = 72 << 10
+# Of each block, by measurement on one H200 (bench/LOG.md): what the memory needs to be busy, and
+# less while the ring has enough, because exchanges wait behind copies.
+_BYTES_IN_FLIGHT, _QUIET_BYTES = 72 << 10, 40 << 10
 # Smaller stages cost more to hand over than to multiply.
-_LEAST_STAGE_BYTES = 12 << 10
+_LEAST_STAGE_BYTES, _MOST_STAGE_BYTES = 12 << 10, 24 << 10
 # A thread of so many warps has as many registers as the products need: the first choice first.
 _WARPS = (8, 6, 4)
 _MOST_STEPS = 8
 _MOST_STAGES = 16
 _STRANDS = 64
+# Residuals begin a round at so many moments, a tenth of a layer apart. A block reads 35 bytes of
+# weights a nanosecond on one H200.
+_STAGGERS, _BYTES_PER_NS = 4, 35
 # Of prefill. Attention has its parts where the vectors' ring is.
-_CHUNK_STEPS, _CHUNK_STAGES = 6, 5
+_CHUNK_WARPS, _CHUNK_STEPS, _CHUNK_STAGES = 12, 6, 5
 # Each block of the output projection reads so much of attention's parts, at most.
 _MOST_PART_BYTES = 36 << 10
 
@@ -94,11 +98,18 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        in_flight=max(1, _BYTES_IN_FLIGHT // stage),
+        in_flight=max(1, round(_QUIET_BYTES / stage)),
+        hungry_in_flight=max(1, _BYTES_IN_FLIGHT // stage),
         strands=_STRANDS,
         splits=_splits(program, lanes // groups, blocks // groups),
         shared_bytes=machine.shared_bytes,
+        stagger_ns=_stagger_ns(program, lanes, blocks) if groups > 1 and machine.chunk > 1 else 0,
+        staggers=_STAGGERS,
+        # Whole groups of four, which can give each other registers.
+        others=-(warps + 2) % 4 + 2 if machine.chunk > 1 else 2,
         chunk=machine.chunk,
+        chunk_others=-(_CHUNK_WARPS + 1) % 4 + 1,
+        chunk_warps=_CHUNK_WARPS,
         chunk_stages=_chunk_stages(c, machine.chunk),
         chunk_steps=_CHUNK_STEPS,
     )
@@ -134,7 +145,7 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
         ]
         return max(
             num
-            for num in range(1, _MOST_STEPS + 1)
+            for num in range(1, min(_MOST_STEPS, _MOST_STAGE_BYTES // (warps * _TILE_BYTES)) + 1)
             if all(each % num == 0 or num % each == 0 for each in all_steps)
         )
 
@@ -163,6 +174,13 @@ def _splits(program: Program, lanes: int, blocks: int) -> int:
     ):
         splits *= 2
     return splits
+
+
+def _stagger_ns(program: Program, lanes: int, blocks: int) -> int:
+    """A tenth of the time in which a block reads its weights of a layer."""
+    c = program.config
+    weights = sum(rows * columns * of_lane for rows, columns, of_lane in _products(c, lanes))
+    return 2 * weights // blocks // _BYTES_PER_NS // 10
 
 
 def _chunk_stages(c: ModelConfig, chunk: int) -> int:

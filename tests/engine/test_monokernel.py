@@ -151,6 +151,11 @@ BUGS = {
         "",
     ),
     "sums of two ops in one area": ("worker.cuh", "        op_ ^= 1u;\n", ""),
+    "messages are not awaited": (
+        "residual.cuh",
+        "    if (receives) worker.await_landed();\n",
+        "",
+    ),
     "warps do not meet": ("decode.cuh", "        if (!worker.meet()) return false;\n", ""),
     "one place for the words of all rounds": (
         "board.cuh",

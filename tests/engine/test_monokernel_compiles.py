@@ -24,17 +24,37 @@ from kccl.engine.random_weights import MODELS
 # that takes the most likely tokens, and in the one that samples.
 SHAPES = {
     "laneformer-2b": (
-        Tuning(blocks=128, warps=8, stages=8, stage_steps=6, in_flight=3, strands=64, splits=8),
-        (640, 896),
+        Tuning(
+            blocks=128,
+            warps=8,
+            stages=8,
+            stage_steps=6,
+            in_flight=3,
+            strands=64,
+            splits=8,
+            others=4,
+            chunk_others=4,
+        ),
+        (64, 128),
     ),
     "llama-1b": (
-        Tuning(blocks=132, warps=8, stages=5, stage_steps=8, in_flight=2, strands=64, splits=4),
-        (2048, 2304),
+        Tuning(
+            blocks=132,
+            warps=8,
+            stages=5,
+            stage_steps=8,
+            in_flight=2,
+            strands=64,
+            splits=4,
+            others=4,
+            chunk_others=4,
+        ),
+        (192, 512),
     ),
 }
 CONTEXT = 4096
 # Positions of a chunk, and bytes of registers that may go through memory.
-CHUNK, PREFILL_BYTES = 64, 1024
+CHUNK, PREFILL_BYTES = 64, 256
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ INCLUDES = {
     "wait.cuh": {"coop.cuh", "window.cuh"},
     "barrier.cuh": {"wait.cuh"},
     "grid.cuh": {"wait.cuh"},
+    "meeting.cuh": {"coop.cuh"},
     "ring.cuh": {"wait.cuh"},
     "grid_exchange.cuh": {"barrier.cuh", "grid.cuh", "ll16.cuh"},
     "publish.cuh": {"grid_exchange.cuh", "reduce.cuh"},
@@ -96,7 +97,7 @@ def may_include(name: str) -> set[str]:
         return KERNELS | {"grid.cuh"}
     if name == "kccl.cuh":
         # It also includes what no kernel of the library needs.
-        return KERNELS | {"ring.cuh", "collectives.cuh"}
+        return KERNELS | {"meeting.cuh", "ring.cuh", "collectives.cuh"}
     if folder in ("host", "sim"):
         own = {name_of(path) for path in (CSRC / folder).iterdir()}
         return own | (FOR_HOST if folder == "host" else FOR_SIM)

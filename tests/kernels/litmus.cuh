@@ -105,16 +105,16 @@ KCCL_KERNEL void litmus(uint64_t memory, uint32_t* results, uint32_t rank, Test 
 
 // ---- Inside a warp ------------------------------------------------------------------------------
 
-enum class Meeting { kSync, kVote, kShuffle };
+enum class Together { kSync, kVote, kShuffle };
 
 // One thread writes, the warp synchronises, all threads read.
-template <Meeting meeting>
+template <Together how>
 KCCL_KERNEL void lanes(uint32_t* results) {
     KCCL_BLOCK_SHARED(uint32_t, word);
     if (leads(warp())) word = 1;
-    if (meeting == Meeting::kSync) platform::sync_warp();
-    if (meeting == Meeting::kVote) (void)platform::warp_ballot(true);
-    if (meeting == Meeting::kShuffle) (void)platform::shuffle(1u, 0);
+    if (how == Together::kSync) platform::sync_warp();
+    if (how == Together::kVote) (void)platform::warp_ballot(true);
+    if (how == Together::kShuffle) (void)platform::shuffle(1u, 0);
     results[warp().index()] = word;
 }
 

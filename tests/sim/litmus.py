@@ -31,7 +31,7 @@ SOURCE = Path(__file__).parents[1] / "kernels" / "litmus.cuh"
 WARP_SIZES = {"sm_90": 32, "gfx942": 64}
 KERNELS = (
     "kccl::litmus",
-    *(f"kccl::lanes<kccl::Meeting::{how}>" for how in ("kSync", "kVote", "kShuffle")),
+    *(f"kccl::lanes<kccl::Together::{how}>" for how in ("kSync", "kVote", "kShuffle")),
     *(f"kccl::credit<{meets}>" for meets in ("false", "true")),
     *(
         f"kccl::copies<kccl::Copying::{how}>"

@@ -246,9 +246,9 @@ class KernelRow:
 
 PROXIES = "PTX Proxies, Asynchronous Operations"
 KERNELS = (
-    KernelRow("lanes<kccl::Meeting::kSync>", "none", "PTX bar.warp.sync", 1),
-    KernelRow("lanes<kccl::Meeting::kVote>", "data_race", "CUDA guide, warp vote functions", 1),
-    KernelRow("lanes<kccl::Meeting::kShuffle>", "data_race", "CUDA guide, warp shuffles", 1),
+    KernelRow("lanes<kccl::Together::kSync>", "none", "PTX bar.warp.sync", 1),
+    KernelRow("lanes<kccl::Together::kVote>", "data_race", "CUDA guide, warp vote functions", 1),
+    KernelRow("lanes<kccl::Together::kShuffle>", "data_race", "CUDA guide, warp shuffles", 1),
     KernelRow("credit<true>", "none", "MODEL.md: caused", 1),
     KernelRow("credit<false>", "reused_slot", "MODEL.md: caused", 1),
     KernelRow("copies<kccl::Copying::kRight>", "none", PROXIES),

@@ -1,5 +1,5 @@
 // The one header for users' kernels: the collectives by warp, block or grid; put, get, signal and
-// wait; publish and collect; grid_sync; the ring of asynchronous copies.
+// wait; publish and collect; grid_sync; the ring of asynchronous copies; warps that meet.
 #pragma once
 
 #include "collectives.cuh"
@@ -9,4 +9,5 @@
 #include "kernels/put.cuh"
 #include "kernels/signal.cuh"
 #include "kernels/wait.cuh"
+#include "meeting.cuh"
 #include "ring.cuh"

@@ -31,6 +31,17 @@
 // come onto the device, when a thread of each of its blocks has called it or the block has ended.
 // On targets without such launches neither does anything.
 //
+// meet_any(n, mine), where kMeetsInHardware: the block's first n threads, whole warps, wait for
+// each other; whether any gave true. See meeting.cuh.
+//
+// clock_ticks() is read in a few cycles, where clock_ns() may take hundreds. It counts at the rate
+// of its multiprocessor, and only differences on the same one mean something.
+//
+// give_registers<NUM>(), take_registers<NUM>(): from here on the warp has NUM registers a thread, a
+// multiple of 8 between 24 and 256, and gives the others back to the block, or waits for as many as
+// others give. Each is called by all threads of four warps of which the first one's number in the
+// block is a multiple of four. On sm_90a only; elsewhere nothing happens.
+//
 // prefetch(address) asks for what load_plain() will read soon.
 //
 // keep(value) returns the value in registers, for hot loops. On some targets it takes a while.

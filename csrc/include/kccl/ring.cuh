@@ -92,6 +92,25 @@ class Producer {
         return true;
     }
 
+    // Copies that are in flight at this moment. Does not wait.
+    KCCL_DEVICE uint32_t num_in_flight() {
+        while (flying_ > 0 && !platform::warp_any(!mem::has_completed_now(
+                                  &ring_.full[oldest_.stage], oldest_.parity))) {
+            oldest_.advance();
+            --flying_;
+        }
+        return flying_;
+    }
+
+    // Whether the next `num` stages (1 or more) are free at this moment. Does not wait.
+    KCCL_DEVICE bool has_free_stages(uint32_t num) const {
+        // They become free in their order.
+        const uint32_t last = next_.stage + num - 1;
+        const bool wraps = last >= Ring::kStages;
+        return !platform::warp_any(!mem::has_completed_now(
+            &ring_.empty[wraps ? last - Ring::kStages : last], next_.parity ^ (wraps ? 0u : 1u)));
+    }
+
     // Waits until no copy is in flight, as a block must before it ends. Copies wait for nobody, so
     // this ends.
     KCCL_DEVICE void drain() {

@@ -300,6 +300,34 @@ KCCL_DEVICE uint64_t clock_ns() {
     return now;
 }
 
+template <uint32_t NUM>
+KCCL_DEVICE void take_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(NUM));
+#endif
+}
+template <uint32_t NUM>
+KCCL_DEVICE void give_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(NUM));
+#endif
+}
+
+constexpr bool kMeetsInHardware = true;
+KCCL_DEVICE bool meet_any(uint32_t num_threads, bool mine) {
+    uint32_t any;
+    asm volatile(
+        "{ .reg .pred mine, any; setp.ne.u32 mine, %2, 0; barrier.cta.red.or.pred any, 1, %1, "
+        "mine; "
+        "selp.u32 %0, 1, 0, any; }"
+        : "=r"(any)
+        : "r"(num_threads), "r"(mine ? 1u : 0u)
+        : "memory");
+    return any != 0;
+}
+
+KCCL_DEVICE uint64_t clock_ticks() { return static_cast<uint64_t>(clock64()); }
+
 KCCL_DEVICE void poll_pause() {}
 
 KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }

@@ -112,6 +112,15 @@ KCCL_DEVICE uint32_t bfloat16s_from_floats(float first, float second) {
 
 // The constant 100 MHz counter.
 KCCL_DEVICE uint64_t clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
+template <uint32_t NUM>
+KCCL_DEVICE void take_registers() {}
+template <uint32_t NUM>
+KCCL_DEVICE void give_registers() {}
+
+constexpr bool kMeetsInHardware = false;
+KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
+
+KCCL_DEVICE uint64_t clock_ticks() { return __builtin_amdgcn_s_memtime(); }
 
 KCCL_DEVICE void await_kernels_before() {}
 KCCL_DEVICE void launch_dependents() {}

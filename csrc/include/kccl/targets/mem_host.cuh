@@ -76,6 +76,15 @@ KCCL_DEVICE void store_shared(uint32_t* word, uint32_t value) {
 }
 
 KCCL_DEVICE uint64_t clock_ns() { return kccl_host_clock_ns(); }
+template <uint32_t NUM>
+KCCL_DEVICE void take_registers() {}
+template <uint32_t NUM>
+KCCL_DEVICE void give_registers() {}
+
+constexpr bool kMeetsInHardware = false;
+KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
+
+KCCL_DEVICE uint64_t clock_ticks() { return clock_ns(); }
 
 KCCL_DEVICE void poll_pause() {
 #if defined(__x86_64__)

@@ -77,6 +77,15 @@ KCCL_DEVICE void await_kernels_before() { kccl_sim_engine->await_kernels_before(
 KCCL_DEVICE void launch_dependents() { kccl_sim_engine->launch_dependents(); }
 
 KCCL_DEVICE uint64_t clock_ns() { return kccl_sim_engine->clock_ns(); }
+template <uint32_t NUM>
+KCCL_DEVICE void take_registers() {}
+template <uint32_t NUM>
+KCCL_DEVICE void give_registers() {}
+
+constexpr bool kMeetsInHardware = false;
+KCCL_DEVICE bool meet_any(uint32_t, bool mine) { return mine; }
+
+KCCL_DEVICE uint64_t clock_ticks() { return clock_ns(); }
 
 KCCL_DEVICE void poll_pause() { kccl_sim_engine->poll_pause(); }
 

@@ -1,0 +1,38 @@
+// How a block's warps share its registers. A multiprocessor of sm_90 has four parts; warp i is in
+// part i % 4, and the warps of a part have equally many registers, unless they give some away.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace kccl::decode {
+
+// Of `computing` warps, which come first, and `others`, which need few.
+struct RegisterPlan {
+    bool moves;
+    uint32_t of_computing;
+    uint32_t of_others;
+};
+
+KCCL_CONSTEXPR RegisterPlan plan_registers(uint32_t computing, uint32_t others) {
+    constexpr uint32_t kParts = 4, kOfPart = 512, kMost = 255, kOfOthers = 56;
+    const uint32_t warps = (computing + others) / kParts;  // of a part
+    const bool are_whole = computing % kParts == 0 && others == kParts;
+    if (!are_whole || kOfPart / warps >= kMost) return {false, 0, 0};
+    const uint32_t each = kOfPart / warps / 8 * 8;
+    return {true, (each * warps - kOfOthers) / (warps - 1) / 8 * 8, kOfOthers};
+}
+
+// Called by all threads of the block, each for its kind of warp.
+template <uint32_t COMPUTING, uint32_t OTHERS>
+KCCL_DEVICE void take_share(bool computes) {
+    constexpr RegisterPlan kPlan = plan_registers(COMPUTING, OTHERS);
+    if constexpr (kPlan.moves) {
+        if (computes) {
+            mem::take_registers<kPlan.of_computing>();
+        } else {
+            mem::give_registers<kPlan.of_others>();
+        }
+    }
+}
+
+}  // namespace kccl::decode
