@@ -101,7 +101,7 @@ def tuning_for(
         in_flight=max(1, round(_QUIET_BYTES / stage)),
         hungry_in_flight=max(1, _BYTES_IN_FLIGHT // stage),
         strands=_STRANDS,
-        splits=_splits(program, lanes // groups, blocks // groups),
+        splits=_splits(program, lanes // groups, blocks // groups, warps),
         shared_bytes=machine.shared_bytes,
         stagger_ns=_stagger_ns(program, lanes, blocks) if groups > 1 and machine.chunk > 1 else 0,
         staggers=_STAGGERS,
@@ -159,16 +159,16 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
     return warps, steps(warps, c.num_lanes // world_size if is_ordinary else 1)
 
 
-def _splits(program: Program, lanes: int, blocks: int) -> int:
+def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:
     """Parts of each KV head's strands: as many as there are blocks, unless reading them again costs
-    more.
+    more, or a block has a warp for each of its strands already.
     """
     c = program.config
     kv_heads = lanes * c.num_kv_heads // c.num_lanes
     part_bytes = lanes * c.num_heads // c.num_lanes * (c.head_dim + 4) * 4
     splits = 1
     while (
-        2 * splits <= _STRANDS
+        splits * warps < _STRANDS
         and 2 * splits * kv_heads <= blocks
         and 2 * splits * part_bytes <= _MOST_PART_BYTES
     ):
