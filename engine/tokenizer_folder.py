@@ -112,7 +112,7 @@ def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
 
 def _template(folder: Path, config: Fields) -> str | None:
     file = folder / _TEMPLATE
-    if file.exists():
+    if file.is_file():
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

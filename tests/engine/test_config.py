@@ -77,6 +77,11 @@ def test_windows_of_layers():
         ({"lm_head": "vocab_parallel", "vocab_size": 11}, "vocab_size is 11, must be divisible"),
         ({"lm_head": "vocab_parallel", "is_tied": True}, "so is_tied must be False"),
         ({"family": "llama"}, "delay is 2, which models of the family llama do not have"),
+        ({"delay": 0, "mlp_comm": False}, "mlp_comm is False, must be True where delay is 0"),
+        (
+            {"delay": 0, "attention_comm": False},
+            "attention_comm is False, must be True where delay is 0",
+        ),
         (
             {"rope": Rope(scaling=TableScaling((1.0, 2.0)))},
             "2 factors, must have one for each of 3",
