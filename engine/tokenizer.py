@@ -71,7 +71,7 @@ class Tokenizer:
         pad_id: int | None,
         adds_bos: bool,
         adds_space: bool,
-        template: str | None,
+        template: tuple[str, Path] | None,
         texts: Mapping[str, str],
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library.
@@ -82,7 +82,7 @@ class Tokenizer:
             where: The file, for messages.
             bos_id, eos_ids, pad_id, adds_bos: As the attributes.
             adds_space: The backend puts a space in front of a text.
-            template: The chat template in Jinja; None if there is none.
+            template: The chat template in Jinja and its file; None if there is none.
             texts: Texts of special tokens for the template, as in "bos_token".
 
         Raises:
@@ -179,7 +179,8 @@ class Tokenizer:
         """
         if self._template is None:
             raise kccl.Error(f"{self._where} has no chat template")
-        template = ChatTemplate(self._template, self._texts, str(self._where))
+        source, file = self._template
+        template = ChatTemplate(source, self._texts, str(file))
         return template.render(messages, add_generation_prompt=add_generation_prompt)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import kccl
 
 from .extras import library
-from .fields import Fields, read_json
+from .fields import Fields, one_line, read_json
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece
 
 TOKENIZER = "tokenizer.json"
@@ -110,13 +110,16 @@ def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
     raise kccl.Error(f"{file}: field decoder has {sorted(map(str, kinds))}, which is not known")
 
 
-def _template(folder: Path, config: Fields) -> str | None:
+def _template(folder: Path, config: Fields) -> tuple[str, Path] | None:
+    """The chat template, and the file that has it."""
     file = folder / _TEMPLATE
-    if file.is_file():
+    if file.exists():
+        if not file.is_file():
+            raise kccl.Error(f"{file} is no ordinary file")
         try:
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
-            raise kccl.Error(f"cannot read {file}: {error}") from error
+            raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
     value = config.value("chat_template")
     # Several templates by name.
     if isinstance(value, list):
@@ -124,4 +127,4 @@ def _template(folder: Path, config: Fields) -> str | None:
         value = named.get("default")
     if value is not None and not isinstance(value, str):
         raise config.wrong("chat_template", "a string, or a list of templates with names")
-    return value
+    return None if value is None else (value, config.path)

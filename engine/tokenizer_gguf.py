@@ -71,7 +71,7 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         pad_id=_optional_id(fields, "padding"),
         adds_bos=fields.boolean("tokenizer.ggml.add_bos_token", default=begins),
         adds_space=adds_space,
-        template=template or None,
+        template=(template, path) if template else None,
         texts={
             "bos_token": texts.get("bos_token", ""),
             "eos_token": texts.get("eos_token", ""),

@@ -316,7 +316,7 @@ FIELDS = sorted({*LLAMA, *QWEN3, *LANEFORMER, "rope_scaling", "rope_parameters",
 FIELDS += ["use_sliding_window", "max_window_layers", "broadcast_delay", "rope_theta"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([LLAMA, QWEN3, LANEFORMER]), st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_any_configuration_is_taken_or_refused_in_one_line(config_of, config, change):
     try:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import LLAMA, MESSAGES, byte_vocabulary, write_folder, write_gguf
 
@@ -103,6 +103,7 @@ def test_sentence_pieces(tokenizers):
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@settings(deadline=None)
 @given(text=st.text())
 def test_texts_come_back(tokenizers, name, text):
     tokenizer = tokenizers[name]
@@ -112,6 +113,7 @@ def test_texts_come_back(tokenizers, name, text):
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 400)))
 def test_a_stream_gives_the_same_text(tokenizers, name, ids):
     tokenizer = tokenizers[name]
@@ -211,7 +213,17 @@ def test_templates_in_other_places(folder):
     assert tokenizer_of(folder).chat(MESSAGES) == "y"
     (folder / "chat_template.jinja").write_text("z")
     assert tokenizer_of(folder).chat(MESSAGES) == "z"
+    (folder / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(kccl.Error, match=r"chat_template\.jinja: the chat template is wrong"):
+        tokenizer_of(folder).chat(MESSAGES)
     (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").mkdir()
+    with pytest.raises(kccl.Error, match=r"chat_template\.jinja is no ordinary file"):
+        tokenizer_of(folder)
+    (folder / "chat_template.jinja").rmdir()
+    rewrite(folder / "tokenizer_config.json", chat_template="{{ nothing.more }}")
+    with pytest.raises(kccl.Error, match=r"tokenizer_config\.json: the chat template fails"):
+        tokenizer_of(folder).chat(MESSAGES)
     rewrite(folder / "tokenizer_config.json", chat_template=None)
     with pytest.raises(kccl.Error, match=r"tokenizer\.json has no chat template"):
         tokenizer_of(folder).chat(MESSAGES)
