@@ -125,12 +125,7 @@ class Tokenizer:
             InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
                 decoded from invalid UTF-8 has.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise kccl.InvalidArgument(
-                f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
-            ) from None
+        check_utf8(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if add_bos and self.adds_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
@@ -198,6 +193,16 @@ class TextStream:
     def flush(self) -> str:
         """What remains at the end: U+FFFD if a character is incomplete."""
         return self._decoder.decode(b"", final=True)
+
+
+def check_utf8(text: str) -> None:
+    """Raises InvalidArgument if the text has a character that UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise kccl.InvalidArgument(
+            f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
+        ) from None
 
 
 def guarded(where: Path, make: Any, *args: Any) -> Any:

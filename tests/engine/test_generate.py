@@ -69,7 +69,7 @@ def test_standard_input_that_is_not_utf8_is_told_before_the_model_is_read(capsys
     assert main(["generate", "--model", "no/such/model"]) != 0
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.strip().endswith("standard input is not valid UTF-8: byte 4")
+    assert told.err.strip().endswith("the text is not valid UTF-8: character 4 is '\\udcff'")
     assert told.err.count("\n") == 1
 
 
@@ -123,6 +123,17 @@ def test_errors_are_one_line(arguments, message, capsys):
 def test_a_job_prints_one_answer(expected):
     done = generate("--max-tokens", "12", "--quiet", text=BEGINNING.encode(), ranks=2)
     assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(b"\n", b"the prompt is empty"), (b"\xff", b"the text is not valid UTF-8")]
+)
+def test_a_job_refuses_a_wrong_standard_input_on_all_ranks(text, told):
+    # A rank 0 that ended by itself would leave the others in MPI_Init.
+    done = generate(text=text, ranks=2)
+    assert done.returncode != 0
+    assert done.stdout == b""
+    assert done.stderr.count(told) == 2
 
 
 def test_a_job_with_threads_as_ranks_prints_no_answer():
