@@ -7,13 +7,14 @@ from typing import Literal
 
 from kccl import InvalidArgument
 
+from .executors.core import lib
 from .rope import Rope, check_positive
 
 Family = Literal["laneformer", "llama", "qwen3"]
 FAMILIES = ("laneformer", "llama", "qwen3")
 LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
-MAX_LANES = 8
+MAX_LANES: int = lib.kKcclEngineMaxLanes
 # Far above any dense model. A damaged file may hold any number, and loops run over the layers.
 _MAX_LAYERS = 4096
 _MAX_SIZE = 2**31 - 1
