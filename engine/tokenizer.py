@@ -80,25 +80,15 @@ class Tokenizer:
             backend: A tokenizers.Tokenizer.
             pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, adds_bos: As the attributes.
+            bos_id, eos_ids, pad_id, adds_bos: As the attributes; the ids are in the vocabulary.
             adds_space: The backend puts a space in front of a text.
             template: The chat template in Jinja and its file; None if there is none.
             texts: Texts of special tokens for the template, as in "bos_token".
-
-        Raises:
-            kccl.Error: An id is not in the vocabulary.
         """
         self._backend = backend
         self._pieces = pieces
         self._where = where
-        # Not their number: a vocabulary may leave ids out.
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        for name, number in (("BOS", bos_id), ("PAD", pad_id), *(("EOS", e) for e in eos_ids)):
-            if number is not None and not 0 <= number < self.vocab_size:
-                raise kccl.Error(
-                    f"{where}: the id of {name} is {number}, must be below {self.vocab_size}"
-                )
+        self.vocab_size = vocab_size_of(backend)
         self.bos_id = bos_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.pad_id = pad_id
@@ -193,6 +183,11 @@ class TextStream:
     def flush(self) -> str:
         """What remains at the end: U+FFFD if a character is incomplete."""
         return self._decoder.decode(b"", final=True)
+
+
+def vocab_size_of(backend: Any) -> int:
+    """All ids of a tokenizers.Tokenizer are below this. A vocabulary may leave ids out."""
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def check_utf8(text: str) -> None:

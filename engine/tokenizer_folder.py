@@ -7,7 +7,7 @@ import kccl
 
 from .extras import library
 from .fields import Fields, one_line, read_json
-from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece
+from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -34,7 +34,8 @@ def from_folder(folder: Path) -> Tokenizer:
     texts = {name: text for name in _TEXTS if (text := _text(config, name)) is not None}
     others = [_optional(folder / name) for name in _WITH_IDS]
     bos_id = _first_id(backend, texts, "bos", others)
-    eos_ids = [number for other in others for number in _ids(other, "eos_token_id")]
+    size = vocab_size_of(backend)
+    eos_ids = [number for other in others for number in _ids(other, "eos_token_id", size)]
     if "eos_token" in texts:
         eos_ids.append(_id_of(backend, texts["eos_token"], config, "eos_token"))
     pieces, adds_space = _kind(file, content)
@@ -83,16 +84,19 @@ def _first_id(backend: Any, texts: dict[str, str], kind: str, others: list[Field
     number: int | None = None if text is None else backend.token_to_id(text)
     if number is not None:
         return number
-    named = [number for other in others for number in _ids(other, f"{kind}_token_id")]
+    size = vocab_size_of(backend)
+    named = [number for other in others for number in _ids(other, f"{kind}_token_id", size)]
     return named[0] if named else None
 
 
-def _ids(fields: Fields, name: str) -> list[int]:
+def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     """One id, or a list of ids."""
     value = fields.value(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
+    if not all(0 <= number < vocab_size for number in ids):
+        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of {TOKENIZER}")
     return ids
 
 

@@ -256,7 +256,12 @@ def test_ids_from_the_models_configuration(folder):
 @pytest.mark.parametrize(
     ("file", "changes", "told"),
     [
-        ("generation_config.json", {"eos_token_id": 999}, "the id of EOS is 999, must be below"),
+        (
+            "generation_config.json",
+            {"eos_token_id": 999},
+            r"generation_config\.json: field eos_token_id is 999, must be from 0 to 263, the ids",
+        ),
+        ("config.json", {"eos_token_id": -1}, r"/config\.json: field eos_token_id is -1, must be"),
         ("generation_config.json", {"eos_token_id": ["x"]}, "must be an id or a list of ids"),
         ("tokenizer_config.json", {"eos_token": "<gone>"}, "must be a token of the vocabulary"),
         ("tokenizer_config.json", {"bos_token": 3}, "field bos_token is 3, must be a string"),
@@ -294,7 +299,8 @@ def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
         (lambda w: w.add_token_list(["a"] * 3), "tokenizer.ggml.tokens has a token twice"),
         (lambda w: w.add_token_types([1, 1]), "token_type is .* must be an array of 264 numbers"),
         (lambda w: w.add_token_merges(["q z", "h e"]), "Token `qz` out of vocabulary"),
-        (lambda w: w.add_eos_token_id(5000), "the id of EOS is 5000, must be below 264"),
+        (lambda w: w.add_eos_token_id(5000), "eos_token_id is 5000, must be from 0 to 263"),
+        (lambda w: w.add_unk_token_id(264), "unknown_token_id is 264, must be from 0 to 263"),
     ],
 )
 def test_a_wrong_tokenizer_in_a_file_is_named(tmp_path, change, told):
