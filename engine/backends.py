@@ -85,7 +85,7 @@ def start_ranks(
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
         kccl.Error: The model cannot be read.
     """
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(map(repr, BACKENDS))
         raise kccl.InvalidArgument(f"backend is {backend!r}, must be one of {names}")
     kind = BACKENDS[backend]

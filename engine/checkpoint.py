@@ -4,6 +4,7 @@ Opening reads headers only, and compares every shape with the configuration. A t
 it is asked for, and is not kept.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -246,9 +247,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     from .hf import FolderSource
 
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise kccl.Error(f"{path} does not exist")
-    source: Source = FolderSource(path) if path.is_dir() else GgufSource(path)
+    # To open a pipe would wait for who writes to it.
+    if not os.path.isdir(path) and not os.path.isfile(path):
+        raise kccl.Error(f"{path} is neither a folder nor a file")
+    source: Source = FolderSource(path) if os.path.isdir(path) else GgufSource(path)
     try:
         return Checkpoint(source)
     except BaseException:

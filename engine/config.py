@@ -1,18 +1,20 @@
 """The shape and the switches of a model, whatever file they come from."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal
 
 from kccl import InvalidArgument
 
+from .executors.core import lib
 from .rope import Rope, check_positive
 
 Family = Literal["laneformer", "llama", "qwen3"]
 FAMILIES = ("laneformer", "llama", "qwen3")
 LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
-MAX_LANES = 8
+MAX_LANES: int = lib.kKcclEngineMaxLanes
 # Far above any dense model. A damaged file may hold any number, and loops run over the layers.
 _MAX_LAYERS = 4096
 _MAX_SIZE = 2**31 - 1
@@ -47,6 +49,9 @@ class ModelConfig:
             vocabulary from its own residual, and nothing is averaged.
         message_dtype: What a lane's message is rounded to before the others add it.
 
+    Args:
+        names: What the model's file calls these fields, for messages; None: as above.
+
     Raises:
         InvalidArgument: A field is wrong; the text names it.
     """
@@ -75,50 +80,63 @@ class ModelConfig:
     mlp_comm: bool = True
     lm_head: Literal["replicate", "vocab_parallel"] = "replicate"
     message_dtype: Literal["bfloat16", "float32"] = "float32"
+    names: InitVar[Mapping[str, str] | None] = None
 
-    def __post_init__(self) -> None:
-        _check_choice("family", self.family, FAMILIES)
-        _check_choice("lm_head", self.lm_head, LM_HEADS)
-        _check_choice("message_dtype", self.message_dtype, MESSAGE_DTYPES)
-        for name in ("hidden", "ffn", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
-            _check_int(name, getattr(self, name), 1, _MAX_SIZE)
-        _check_int("context", self.context, 1, _MAX_SIZE)
-        _check_int("num_layers", self.num_layers, 1, _MAX_LAYERS)
-        _check_int("num_lanes", self.num_lanes, 1, MAX_LANES)
-        _check_int("window", self.window, 0, _MAX_SIZE)
-        _check_int("window_layers", self.window_layers, 0, self.num_layers)
-        _check_int("delay", self.delay, 0, self.num_layers)
-        for name in ("is_tied", "has_qk_norm", "early_comm", "early_messages"):
-            _check_bool(name, getattr(self, name))
-        for name in ("attention_comm", "mlp_comm"):
-            _check_bool(name, getattr(self, name))
-        check_positive("norm_eps", self.norm_eps)
+    def __post_init__(self, names: Mapping[str, str] | None) -> None:
+        called = {each.name: each.name for each in fields(self)} | dict(names or {})
+
+        def check_ints(names: str, least: int, most: int) -> None:
+            for name in names.split():
+                _check_int(called[name], getattr(self, name), least, most)
+
+        _check_choice(called["family"], self.family, FAMILIES)
+        _check_choice(called["lm_head"], self.lm_head, LM_HEADS)
+        _check_choice(called["message_dtype"], self.message_dtype, MESSAGE_DTYPES)
+        check_ints("hidden ffn num_heads num_kv_heads head_dim vocab_size context", 1, _MAX_SIZE)
+        check_ints("num_layers", 1, _MAX_LAYERS)
+        check_ints("num_lanes", 1, MAX_LANES)
+        check_ints("window", 0, _MAX_SIZE)
+        check_ints("window_layers delay", 0, self.num_layers)
+        switches = ("is_tied", "has_qk_norm", "early_comm", "early_messages")
+        for name in (*switches, "attention_comm", "mlp_comm"):
+            _check_bool(called[name], getattr(self, name))
+        check_positive(called["norm_eps"], self.norm_eps)
         if self.attention_scale == 0:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
-        check_positive("attention_scale", self.attention_scale)
-        self._check_together()
+        check_positive(called["attention_scale"], self.attention_scale)
+        self._check_together(called)
         # Raises where a table of factors does not suit the head.
         self.rope.frequencies(self.head_dim)
 
-    def _check_together(self) -> None:
+    def _check_together(self, called: Mapping[str, str]) -> None:
         """Checks fields against each other."""
+
+        def check_divisible(name: str, by: str) -> None:
+            value, divisor = getattr(self, name), getattr(self, by)
+            if value % divisor:
+                raise InvalidArgument(
+                    f"{called[name]} is {value}, must be divisible by {called[by]}, {divisor}"
+                )
+
         if self.head_dim % 2 or self.head_dim > 2**16:
             raise InvalidArgument(
-                f"head_dim is {self.head_dim}, must be even, because RoPE turns pairs, and at "
-                "most 65536"
+                f"{called['head_dim']} is {self.head_dim}, must be even, because RoPE turns "
+                "pairs, and at most 65536"
             )
         for name in ("num_heads", "num_kv_heads", "ffn"):
-            _check_divisible(name, getattr(self, name), "num_lanes", self.num_lanes)
-        _check_divisible("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
+            check_divisible(name, "num_lanes")
+        check_divisible("num_heads", "num_kv_heads")
         if (self.window == 0) != (self.window_layers == 0):
             raise InvalidArgument(
-                f"window is {self.window} and window_layers is {self.window_layers}, must be both "
-                "0 or neither"
+                f"{called['window']} is {self.window} and {called['window_layers']} is "
+                f"{self.window_layers}, must be both 0 or neither"
             )
         if self.lm_head == "vocab_parallel":
-            _check_divisible("vocab_size", self.vocab_size, "num_lanes", self.num_lanes)
+            check_divisible("vocab_size", "num_lanes")
             if self.is_tied:
-                raise InvalidArgument("lm_head is 'vocab_parallel', so is_tied must be False")
+                raise InvalidArgument(
+                    f"{called['lm_head']} is 'vocab_parallel', so {called['is_tied']} must be False"
+                )
         if self.family != "laneformer":
             changed = [
                 name
@@ -130,8 +148,14 @@ class ModelConfig:
             ]
             if changed:
                 raise InvalidArgument(
-                    f"{changed[0]} is {getattr(self, changed[0])!r}, "
+                    f"{called[changed[0]]} is {getattr(self, changed[0])!r}, "
                     f"which models of the family {self.family} do not have"
+                )
+        for name in ("attention_comm", "mlp_comm"):
+            if self.delay == 0 and not getattr(self, name):
+                raise InvalidArgument(
+                    f"{called[name]} is False, must be True where {called['delay']} is 0: lanes "
+                    "that share a residual add up each module's outputs"
                 )
 
     def window_of(self, layer: int) -> int:
@@ -206,8 +230,3 @@ def _check_bool(name: str, value: bool) -> None:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidArgument(f"{name} is {value!r}, must be one of {', '.join(choices)}")
-
-
-def _check_divisible(name: str, value: int, by: str, divisor: int) -> None:
-    if value % divisor:
-        raise InvalidArgument(f"{name} is {value}, must be divisible by {by}, {divisor}")

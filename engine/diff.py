@@ -190,6 +190,8 @@ def make_executor(name: str, checkpoint: Checkpoint) -> Executor:
         raise InvalidArgument(
             f"executor is {name!r}, must be {', '.join(EXECUTORS)}, or module:Class ({error})"
         ) from None
+    if not callable(make):
+        raise InvalidArgument(f"executor is {name!r}, which cannot be called with a checkpoint")
     executor: Executor = make(checkpoint)
     return executor
 
@@ -246,8 +248,9 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.op is not None and options.layers is not None:
         raise InvalidArgument("--op and --layers are given, must be one of them")
-    for name, least in (("tokens", 1), ("seed", 0)):
-        if (value := getattr(options, name)) < least:
+    for name, least in (("tokens", 1), ("seed", 0), ("tolerance", 0)):
+        # Not "value < least", which a NaN passes: nothing would exceed it.
+        if (value := getattr(options, name)) is not None and not value >= least:
             raise InvalidArgument(f"--{name} is {value}, must be at least {least}")
     random = options.model in MODELS
     opened = (

@@ -1,7 +1,9 @@
 """Fields of a configuration that a file holds, by name and kind."""
 
 import json
+import math
 import reprlib
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,12 @@ def read_json(path: Path) -> dict[str, Any]:
         kccl.Error: It cannot be read, or it is something else.
     """
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise kccl.Error(f"{path} has {path.stat().st_size} bytes, must have at most 256 MiB")
+        found = path.stat()
+        # To read a pipe or a device might never end.
+        if not stat.S_ISREG(found.st_mode):
+            raise kccl.Error(f"{path} is no ordinary file")
+        if found.st_size > _MAX_JSON:
+            raise kccl.Error(f"{path} has {found.st_size} bytes, must have at most 256 MiB")
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
@@ -66,8 +72,8 @@ class Fields:
                 )
         return self._values[given[0]] if given else None
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        """An integer; `default` if it is not given.
+    def integer(self, *names: str, default: int | None = None, least: int | None = None) -> int:
+        """An integer, not below `least`; `default` if it is not given.
 
         Raises:
             kccl.Error: It is something else, or it is neither given nor has a default.
@@ -75,6 +81,8 @@ class Fields:
         value = self._given(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(names, "an integer")
+        if least is not None and value < least:
+            raise self.wrong(names, f"at least {least}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -86,6 +94,13 @@ class Fields:
             return float(value)
         except OverflowError:
             raise self.wrong(names, "a number") from None
+
+    def positive(self, *names: str, default: float | None = None) -> float:
+        """As integer(), for a finite number above 0."""
+        value = self.number(*names, default=default)
+        if not 0 < value < math.inf:
+            raise self.wrong(names, "a number above 0")
+        return value
 
     def boolean(self, *names: str, default: bool | None = None) -> bool:
         """As integer(), for true or false."""
@@ -105,8 +120,11 @@ class Fields:
         """The exception that says what a field must be."""
         names = (names,) if isinstance(names, str) else names
         value = " ".join(reprlib.repr(self.value(*names)).split())
-        name = next((name for name in names if name in self), names[0])
-        return kccl.Error(f"{self.path}: field {name} is {value}, must be {wanted}")
+        return kccl.Error(f"{self.path}: field {self.name_of(*names)} is {value}, must be {wanted}")
+
+    def name_of(self, *names: str) -> str:
+        """The name under which a value is given; the first if it is under none."""
+        return next((name for name in names if name in self), names[0])
 
     def _given(self, names: tuple[str, ...], default: Any) -> Any:
         value = self.value(*names)

@@ -13,6 +13,7 @@ import kccl
 from .api import Engine
 from .backends import BACKENDS
 from .sample import SamplingParams
+from .tokenizer import check_utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,11 +85,10 @@ def main(args: argparse.Namespace) -> int:
     if args.system is not None and not args.chat:
         raise kccl.InvalidArgument("--system is given, which needs --chat")
     prompt = args.prompt
-    # The launcher gives its standard input to rank 0 only.
-    if prompt is None and not kccl.launched_rank():
+    if prompt is None and kccl.launched_rank() is None:
         prompt = _standard_input()
-    if prompt == "":
-        raise kccl.InvalidArgument("the prompt is empty")
+    if prompt is not None:
+        _check_prompt(prompt)
     with _progress(screen) as tell:
         engine = Engine(
             args.model,
@@ -100,7 +100,12 @@ def main(args: argparse.Namespace) -> int:
         )
     with engine:
         screen.quiet |= engine.rank != 0
-        ids = _ids(engine, engine.of_rank_0(prompt), args)
+        if prompt is None:
+            # The launcher gives its standard input to rank 0 only. All ranks refuse it together:
+            # the others would wait in MPI's start for a rank 0 that has ended.
+            prompt = engine.of_rank_0(None if engine.rank else _standard_input())
+            _check_prompt(prompt)
+        ids = _ids(engine, prompt, args)
         began = time.monotonic()
         times: list[float] = []
         end = ""
@@ -115,12 +120,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise kccl.InvalidArgument(
-            f"standard input is not valid UTF-8: byte {error.start}"
-        ) from None
+    """Bytes that are no UTF-8 become characters that it cannot encode, as in an argument."""
+    return sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt:
+        raise kccl.InvalidArgument("the prompt is empty")
+    check_utf8(prompt)
 
 
 def _write(engine: Engine, text: str) -> None:

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 _FAMILIES = ("llama", "qwen3")
+# Fields of ModelConfig, and the keys of the metadata behind the family's name.
+_KEYS = {
+    "num_layers": "block_count",
+    "hidden": "embedding_length",
+    "ffn": "feed_forward_length",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "vocab_size": "vocab_size",
+    "context": "context_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "attention_scale": "attention.scale",
+}
 # The factors of Llama 3.1's RoPE scaling.
 _ROPE_FACTORS = "rope_freqs.weight"
 WHOLE_NAMES = {
@@ -71,14 +84,14 @@ class GgufSource(Source):
                 raise fields.wrong(f"{family}.{name}", "absent or 0")
         if WHOLE_NAMES["embedding"] not in self.shapes:
             raise kccl.Error(f"{self.path}: tensor {WHOLE_NAMES['embedding']} is missing")
-        hidden = fields.integer(f"{family}.embedding_length")
-        num_heads = self._of_all_layers(fields, f"{family}.attention.head_count")
-        kv_name = f"{family}.attention.head_count_kv"
-        num_kv_heads = self._of_all_layers(fields, kv_name) if kv_name in fields else num_heads
-        ffn = self._of_all_layers(fields, f"{family}.feed_forward_length")
-        if min(num_heads, num_kv_heads, ffn) < 1:
-            raise kccl.Error(f"{self.path}: the metadata has a number of heads, or a ffn, below 1")
-        head_dim = fields.integer(f"{family}.attention.key_length", default=hidden // num_heads)
+        names = {own: f"{family}.{key}" for own, key in _KEYS.items()}
+        hidden = fields.integer(names["hidden"])
+        num_heads = self._of_all_layers(fields, names["num_heads"])
+        num_kv_heads = self._of_all_layers(fields, names["num_kv_heads"], default=num_heads)
+        ffn = self._of_all_layers(fields, names["ffn"])
+        head_dim = fields.integer(names["head_dim"], default=hidden // num_heads)
+        if names["head_dim"] not in fields:
+            names["head_dim"] = f"{names['hidden']} / {names['num_heads']}"
         for name in ("attention.value_length", "rope.dimension_count"):
             if fields.integer(f"{family}.{name}", default=head_dim) != head_dim:
                 raise fields.wrong(f"{family}.{name}", f"the head's size, {head_dim}")
@@ -86,7 +99,7 @@ class GgufSource(Source):
             return ModelConfig(
                 # mypy does not see that one of _FAMILIES is a Family.
                 family="llama" if family == "llama" else "qwen3",
-                num_layers=fields.integer(f"{family}.block_count"),
+                num_layers=fields.integer(names["num_layers"]),
                 num_lanes=lanes_for(num_heads, num_kv_heads, ffn),
                 hidden=hidden,
                 ffn=ffn,
@@ -94,47 +107,53 @@ class GgufSource(Source):
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 vocab_size=fields.integer(
-                    f"{family}.vocab_size", default=self.shapes[WHOLE_NAMES["embedding"]][0]
+                    names["vocab_size"], default=self.shapes[WHOLE_NAMES["embedding"]][0]
                 ),
-                context=fields.integer(f"{family}.context_length"),
-                norm_eps=fields.number(f"{family}.attention.layer_norm_rms_epsilon"),
+                context=fields.integer(names["context"]),
+                norm_eps=fields.number(names["norm_eps"]),
                 rope=Rope(
-                    theta=fields.number(f"{family}.rope.freq_base", default=10_000.0),
+                    theta=fields.positive(f"{family}.rope.freq_base", default=10_000.0),
                     # Files of Llama have the rows of wq and wk permuted for pairs (2i, 2i+1).
                     is_interleaved=family == "llama",
-                    scaling=self._scaling(fields, family),
+                    scaling=self._scaling(fields, family, head_dim),
                 ),
-                attention_scale=fields.number(f"{family}.attention.scale", default=0.0),
+                attention_scale=fields.number(names["attention_scale"], default=0.0),
                 is_tied=WHOLE_NAMES["head"] not in self.shapes,
                 has_qk_norm=family == "qwen3",
+                names=names,
             )
         except kccl.InvalidArgument as error:
             raise kccl.Error(f"{self.path}: {error}") from error
 
-    def _of_all_layers(self, fields: Fields, name: str) -> int:
-        """A field that some files give once for each layer."""
+    def _of_all_layers(self, fields: Fields, name: str, default: int | None = None) -> int:
+        """A field, at least 1, that some files give once for each layer."""
         value = fields.value(name)
         if not isinstance(value, np.ndarray):
-            return fields.integer(name)
+            return fields.integer(name, default=default, least=1)
         if value.dtype.kind not in "iu" or value.size == 0 or (value != value[0]).any():
             raise fields.wrong(name, "the same integer for all layers")
+        if value[0] < 1:
+            raise fields.wrong(name, "at least 1")
         return int(value[0])
 
-    def _scaling(self, fields: Fields, family: str) -> Scaling | None:
+    def _scaling(self, fields: Fields, family: str, head_dim: int) -> Scaling | None:
         if _ROPE_FACTORS in self.shapes:
-            shape = self.shapes[_ROPE_FACTORS]
-            if len(shape) != 1:
+            shape, wanted = self.shapes[_ROPE_FACTORS], (head_dim // 2,)
+            if shape != wanted:
                 raise kccl.Error(
-                    f"{self.path}: tensor {_ROPE_FACTORS} has shape {list(shape)}, must have one "
-                    "axis"
+                    f"{self.path}: tensor {_ROPE_FACTORS} has shape {list(shape)}, must have "
+                    f"{list(wanted)} by the model's configuration"
                 )
             factors = self._file.read(_ROPE_FACTORS, 0, shape[0])
-            return TableScaling(tuple(float(factor) for factor in factors))
+            try:
+                return TableScaling(tuple(float(factor) for factor in factors))
+            except kccl.InvalidArgument as error:
+                raise kccl.Error(f"{self.path}: tensor {_ROPE_FACTORS}: {error}") from error
         kind = fields.text(f"{family}.rope.scaling.type", default="none")
         if kind == "none":
             return None
         if kind == "linear":
-            return LinearScaling(fields.number(f"{family}.rope.scaling.factor"))
+            return LinearScaling(fields.positive(f"{family}.rope.scaling.factor"))
         raise fields.wrong(f"{family}.rope.scaling.type", "one of none, linear")
 
     def file_of(self, name: str) -> Path:

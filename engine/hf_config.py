@@ -20,6 +20,25 @@ _ARCHITECTURE_OF = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+# Fields of ModelConfig, and what the file calls them. Of several names any may be given.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "ffn": ("intermediate_size",),
+    "num_heads": ("num_attention_heads",),
+    "num_kv_heads": ("num_key_value_heads",),
+    "context": ("max_position_embeddings",),
+    "norm_eps": ("rms_norm_eps",),
+    "window": ("sliding_window",),
+    "window_layers": ("swa_layers", "sliding_window_n_layers"),
+    "is_tied": ("tie_word_embeddings",),
+    "delay": ("broadcast_delay",),
+    "early_comm": ("use_early_comm",),
+    "early_messages": ("use_early_messages",),
+    "attention_comm": ("use_attention_comm",),
+    "mlp_comm": ("use_mlp_comm",),
+    "lm_head": ("lm_head_type",),
+}
 # Fields that must have this value if they are given.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
@@ -46,9 +65,9 @@ def read_config(path: Path) -> ModelConfig:
     if "quantization_config" in fields:
         raise fields.wrong("quantization_config", "absent: of quantised files only GGUF is read")
     shape: dict[str, Any] = _shape(fields, family)
+    own = _laneformer(fields) if family == "laneformer" else _ordinary(fields, family, shape)
     try:
-        own = _laneformer(fields) if family == "laneformer" else _ordinary(fields, family, shape)
-        return ModelConfig(**shape, **own)
+        return ModelConfig(**shape, **own, names=_names(fields))
     except kccl.InvalidArgument as error:
         raise kccl.Error(f"{path}: {error}") from error
 
@@ -75,53 +94,66 @@ def _family(fields: Fields) -> str:
     return families.pop()
 
 
+def _names(fields: Fields) -> dict[str, str]:
+    """What this file calls the fields of ModelConfig."""
+    names = {own: fields.name_of(*theirs) for own, theirs in _NAMES.items()}
+    for own in ("attention_comm", "mlp_comm"):
+        names[own] = fields.name_of(names[own], "use_comm")
+    if "head_dim" not in fields:
+        names["head_dim"] = f"{names['hidden']} / {names['num_heads']}"
+    return names
+
+
 def _shape(fields: Fields, family: str) -> dict[str, Any]:
     """What all families have."""
-    hidden = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    if num_heads < 1:
-        raise fields.wrong("num_attention_heads", "at least 1")
+    hidden = fields.integer(*_NAMES["hidden"])
+    num_heads = fields.integer(*_NAMES["num_heads"], least=1)
     if family == "qwen3":
         # Why no default: transformers' own depends on its version.
         head_dim = fields.integer("head_dim")
     else:
         head_dim = fields.integer("head_dim", default=hidden // num_heads)
+    norm_eps = 1e-5 if family == "laneformer" else 1e-6
     return {
         "family": family,
-        "num_layers": fields.integer("num_hidden_layers"),
+        "num_layers": fields.integer(*_NAMES["num_layers"]),
         "hidden": hidden,
-        "ffn": fields.integer("intermediate_size"),
+        "ffn": fields.integer(*_NAMES["ffn"], least=1),
         "num_heads": num_heads,
-        "num_kv_heads": fields.integer("num_key_value_heads", default=num_heads),
+        "num_kv_heads": fields.integer(*_NAMES["num_kv_heads"], default=num_heads, least=1),
         "head_dim": head_dim,
         "vocab_size": fields.integer("vocab_size"),
-        "context": fields.integer("max_position_embeddings"),
-        "norm_eps": fields.number("rms_norm_eps", default=1e-5 if family == "laneformer" else 1e-6),
-        "is_tied": fields.boolean("tie_word_embeddings", default=False),
+        "context": fields.integer(*_NAMES["context"]),
+        "norm_eps": fields.number(*_NAMES["norm_eps"], default=norm_eps),
+        "is_tied": fields.boolean(*_NAMES["is_tied"], default=False),
         "rope": _rope(fields, is_interleaved=family == "laneformer"),
     }
 
 
 def _laneformer(fields: Fields) -> dict[str, Any]:
-    window = fields.integer("sliding_window", default=0)
+    window = fields.integer(*_NAMES["window"], default=0)
     comm = fields.boolean("use_comm", default=True)
+
+    def switch(own: str, default: bool) -> bool:
+        return fields.boolean(*_NAMES[own], default=default)
+
     return {
         "num_lanes": fields.integer("num_lanes"),
         "window": window,
         "window_layers": _window_layers(fields) if window else 0,
-        "delay": fields.integer("broadcast_delay", default=2),
-        "early_comm": fields.boolean("use_early_comm", default=False),
-        "early_messages": fields.boolean("use_early_messages", default=True),
-        "attention_comm": fields.boolean("use_attention_comm", default=comm),
-        "mlp_comm": fields.boolean("use_mlp_comm", default=comm),
-        "lm_head": fields.text("lm_head_type", default="replicate"),
+        "delay": fields.integer(*_NAMES["delay"], default=2),
+        "early_comm": switch("early_comm", False),
+        "early_messages": switch("early_messages", True),
+        "attention_comm": switch("attention_comm", comm),
+        "mlp_comm": switch("mlp_comm", comm),
+        "lm_head": fields.text(*_NAMES["lm_head"], default="replicate"),
         "message_dtype": fields.text("message_dtype", default="bfloat16"),
     }
 
 
 def _window_layers(fields: Fields) -> int:
     """How many layers have the window: a number, or a list of layers."""
-    names = ("swa_layers", "sliding_window_n_layers")
+    names = _NAMES["window_layers"]
     layers = fields.value(*names)
     if isinstance(layers, list):
         if layers != list(range(len(layers))):
@@ -131,14 +163,11 @@ def _window_layers(fields: Fields) -> int:
 
 
 def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
-    sizes = [shape[name] for name in ("num_heads", "num_kv_heads", "ffn")]
-    if min(sizes) < 1:
-        raise kccl.Error(f"{fields.path}: numbers of heads and intermediate_size must be positive")
     window, window_layers = 0, 0
     if family == "qwen3":
         window, window_layers = _qwen3_window(fields, shape["num_layers"])
     return {
-        "num_lanes": lanes_for(*sizes),
+        "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"]),
         "has_qk_norm": family == "qwen3",
         "window": window,
         "window_layers": window_layers,
@@ -161,7 +190,8 @@ def _qwen3_window(fields: Fields, num_layers: int) -> tuple[int, int]:
         num_sliding = kinds.count("sliding_attention")
         if kinds[:num_sliding] != ["sliding_attention"] * num_sliding:
             raise fields.wrong("layer_types", "such that the layers with a window come first")
-    return (fields.integer("sliding_window"), num_sliding) if num_sliding else (0, 0)
+    window = fields.integer(*_NAMES["window"], least=1)
+    return (window, num_sliding) if num_sliding else (0, 0)
 
 
 def _rope(fields: Fields, *, is_interleaved: bool) -> Rope:
@@ -173,7 +203,7 @@ def _rope(fields: Fields, *, is_interleaved: bool) -> Rope:
     if not isinstance(values, dict):
         raise fields.wrong(names, "an object")
     within = Fields(fields.path, {**values, "rope_theta": values.get("rope_theta")})
-    theta = within.number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
+    theta = within.positive("rope_theta", default=fields.positive("rope_theta", default=10_000.0))
     if "partial_rotary_factor" in within and within.value("partial_rotary_factor") != 1.0:
         raise within.wrong("partial_rotary_factor", "1")
     if any(isinstance(value, dict) for value in values.values()):
@@ -193,12 +223,12 @@ def _scaling(fields: Fields) -> Scaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(fields.number("factor"))
+        return LinearScaling(fields.positive("factor"))
     if kind == "llama3":
         return Llama3Scaling(
-            factor=fields.number("factor"),
-            low_freq_factor=fields.number("low_freq_factor"),
-            high_freq_factor=fields.number("high_freq_factor"),
-            original_context=fields.integer("original_max_position_embeddings"),
+            factor=fields.positive("factor"),
+            low_freq_factor=fields.positive("low_freq_factor"),
+            high_freq_factor=fields.positive("high_freq_factor"),
+            original_context=fields.integer("original_max_position_embeddings", least=1),
         )
     raise fields.wrong(("rope_type", "type"), "one of default, linear, llama3")

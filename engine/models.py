@@ -37,20 +37,26 @@ def find_model(name: str | Path) -> Path:
             Hugging Face's layout or a GGUF file.
 
     Raises:
+        InvalidArgument: It is no name and no path.
         kccl.Error: There is no such model, or it cannot be fetched.
     """
+    if not isinstance(name, str | Path):
+        raise kccl.InvalidArgument(
+            f"model is of type {type(name).__name__}, must be a name, a path or an opened "
+            "checkpoint"
+        )
     if name == "bundled":
         if not BUNDLED.is_dir():
             raise kccl.Error(f"this installation has no bundled model: {BUNDLED} does not exist")
         return BUNDLED
     if name == "smollm2":
         return fetch_smollm2()
-    path = Path(name)
-    if not path.exists():
+    # Not Path.exists(), which raises where a name is too long or a folder may not be read.
+    if not os.path.exists(name):
         raise kccl.Error(
             f"model {str(name)!r} is neither bundled, smollm2, a folder nor a GGUF file"
         )
-    return path
+    return Path(name)
 
 
 def smollm2_file() -> Path:

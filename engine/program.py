@@ -22,8 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kccl import InvalidArgument
-
 from .config import ModelConfig
 
 Kind = Literal["embed", "qkv", "attend", "out", "gate_up", "down", "final", "head"]
@@ -56,15 +54,9 @@ class Op:
 
 
 class Program:
-    """The ops of a model, and what they share.
-
-    Raises InvalidArgument if the model has no delay and some module does not communicate.
-    """
+    """The ops of a model, and what they share."""
 
     def __init__(self, config: ModelConfig) -> None:
-        if config.delay == 0 and not (config.attention_comm and config.mlp_comm):
-            name = "mlp_comm" if config.attention_comm else "attention_comm"
-            raise InvalidArgument(f"{name}: a model with delay 0 sums the lanes of every module")
         self.config = config
         self.ops = tuple(self._ops())
 

@@ -71,7 +71,7 @@ class Tokenizer:
         pad_id: int | None,
         adds_bos: bool,
         adds_space: bool,
-        template: str | None,
+        template: tuple[str, Path] | None,
         texts: Mapping[str, str],
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library.
@@ -80,25 +80,15 @@ class Tokenizer:
             backend: A tokenizers.Tokenizer.
             pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, adds_bos: As the attributes.
+            bos_id, eos_ids, pad_id, adds_bos: As the attributes; the ids are in the vocabulary.
             adds_space: The backend puts a space in front of a text.
-            template: The chat template in Jinja; None if there is none.
+            template: The chat template in Jinja and its file; None if there is none.
             texts: Texts of special tokens for the template, as in "bos_token".
-
-        Raises:
-            kccl.Error: An id is not in the vocabulary.
         """
         self._backend = backend
         self._pieces = pieces
         self._where = where
-        # Not their number: a vocabulary may leave ids out.
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        for name, number in (("BOS", bos_id), ("PAD", pad_id), *(("EOS", e) for e in eos_ids)):
-            if number is not None and not 0 <= number < self.vocab_size:
-                raise kccl.Error(
-                    f"{where}: the id of {name} is {number}, must be below {self.vocab_size}"
-                )
+        self.vocab_size = vocab_size_of(backend)
         self.bos_id = bos_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.pad_id = pad_id
@@ -125,12 +115,7 @@ class Tokenizer:
             InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
                 decoded from invalid UTF-8 has.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise kccl.InvalidArgument(
-                f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
-            ) from None
+        check_utf8(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if add_bos and self.adds_bos and self.bos_id is not None:
             return [self.bos_id, *ids]
@@ -179,7 +164,8 @@ class Tokenizer:
         """
         if self._template is None:
             raise kccl.Error(f"{self._where} has no chat template")
-        template = ChatTemplate(self._template, self._texts, str(self._where))
+        source, file = self._template
+        template = ChatTemplate(source, self._texts, str(file))
         return template.render(messages, add_generation_prompt=add_generation_prompt)
 
 
@@ -197,6 +183,21 @@ class TextStream:
     def flush(self) -> str:
         """What remains at the end: U+FFFD if a character is incomplete."""
         return self._decoder.decode(b"", final=True)
+
+
+def vocab_size_of(backend: Any) -> int:
+    """All ids of a tokenizers.Tokenizer are below this. A vocabulary may leave ids out."""
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def check_utf8(text: str) -> None:
+    """Raises InvalidArgument if the text has a character that UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise kccl.InvalidArgument(
+            f"the text is not valid UTF-8: character {error.start} is {text[error.start]!a}"
+        ) from None
 
 
 def guarded(where: Path, make: Any, *args: Any) -> Any:

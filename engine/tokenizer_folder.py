@@ -6,8 +6,8 @@ from typing import Any
 import kccl
 
 from .extras import library
-from .fields import Fields, read_json
-from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece
+from .fields import Fields, one_line, read_json
+from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -34,7 +34,8 @@ def from_folder(folder: Path) -> Tokenizer:
     texts = {name: text for name in _TEXTS if (text := _text(config, name)) is not None}
     others = [_optional(folder / name) for name in _WITH_IDS]
     bos_id = _first_id(backend, texts, "bos", others)
-    eos_ids = [number for other in others for number in _ids(other, "eos_token_id")]
+    size = vocab_size_of(backend)
+    eos_ids = [number for other in others for number in _ids(other, "eos_token_id", size)]
     if "eos_token" in texts:
         eos_ids.append(_id_of(backend, texts["eos_token"], config, "eos_token"))
     pieces, adds_space = _kind(file, content)
@@ -83,16 +84,19 @@ def _first_id(backend: Any, texts: dict[str, str], kind: str, others: list[Field
     number: int | None = None if text is None else backend.token_to_id(text)
     if number is not None:
         return number
-    named = [number for other in others for number in _ids(other, f"{kind}_token_id")]
+    size = vocab_size_of(backend)
+    named = [number for other in others for number in _ids(other, f"{kind}_token_id", size)]
     return named[0] if named else None
 
 
-def _ids(fields: Fields, name: str) -> list[int]:
+def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     """One id, or a list of ids."""
     value = fields.value(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
+    if not all(0 <= number < vocab_size for number in ids):
+        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of {TOKENIZER}")
     return ids
 
 
@@ -110,13 +114,16 @@ def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
     raise kccl.Error(f"{file}: field decoder has {sorted(map(str, kinds))}, which is not known")
 
 
-def _template(folder: Path, config: Fields) -> str | None:
+def _template(folder: Path, config: Fields) -> tuple[str, Path] | None:
+    """The chat template, and the file that has it."""
     file = folder / _TEMPLATE
     if file.exists():
+        if not file.is_file():
+            raise kccl.Error(f"{file} is no ordinary file")
         try:
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8"), file
         except (OSError, UnicodeDecodeError) as error:
-            raise kccl.Error(f"cannot read {file}: {error}") from error
+            raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
     value = config.value("chat_template")
     # Several templates by name.
     if isinstance(value, list):
@@ -124,4 +131,4 @@ def _template(folder: Path, config: Fields) -> str | None:
         value = named.get("default")
     if value is not None and not isinstance(value, str):
         raise config.wrong("chat_template", "a string, or a list of templates with names")
-    return value
+    return None if value is None else (value, config.path)

@@ -13,6 +13,8 @@ from .fields import Fields
 from .tokenizer import Tokenizer, byte_level, guarded, sentence_piece
 
 _MODELS = ("gpt2", "llama")
+# Kinds of ids that end a text, the model's own end first.
+_ENDS = ("eos", "eot", "eom")
 # Kinds of tokens, as in the file.
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 # How text is split before merges, by the names that files give: the published patterns of Llama 3
@@ -52,12 +54,14 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     else:
         backend = guarded(path, _llama, fields, vocabulary, kinds, adds_space)
     guarded(path, _add, backend, tokens, kinds)
-    bos_id = _optional_id(fields, "bos")
-    ends = [_optional_id(fields, kind) for kind in ("eos", "eot", "eom")]
+    ids = {
+        kind: _optional_id(fields, kind, len(tokens))
+        for kind in ("bos", *_ENDS, "unknown", "padding")
+    }
     texts = {
         f"{kind}_token": tokens[number]
         for kind in ("bos", "eos", "unknown", "padding")
-        if (number := _optional_id(fields, kind)) is not None and number < len(tokens)
+        if (number := ids[kind]) is not None
     }
     template = fields.text("tokenizer.chat_template", default="")
     # Where a file does not say, the families that begin with BOS.
@@ -66,12 +70,12 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         backend,
         pieces=byte_level if model == "gpt2" else sentence_piece,
         where=path,
-        bos_id=bos_id,
-        eos_ids=[number for number in ends if number is not None],
-        pad_id=_optional_id(fields, "padding"),
+        bos_id=ids["bos"],
+        eos_ids=[number for kind in _ENDS if (number := ids[kind]) is not None],
+        pad_id=ids["padding"],
         adds_bos=fields.boolean("tokenizer.ggml.add_bos_token", default=begins),
         adds_space=adds_space,
-        template=template or None,
+        template=(template, path) if template else None,
         texts={
             "bos_token": texts.get("bos_token", ""),
             "eos_token": texts.get("eos_token", ""),
@@ -171,6 +175,11 @@ def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
     return value
 
 
-def _optional_id(fields: Fields, kind: str) -> int | None:
+def _optional_id(fields: Fields, kind: str, vocab_size: int) -> int | None:
     name = f"tokenizer.ggml.{kind}_token_id"
-    return fields.integer(name) if name in fields else None
+    if name not in fields:
+        return None
+    number = fields.integer(name)
+    if not 0 <= number < vocab_size:
+        raise fields.wrong(name, f"from 0 to {vocab_size - 1}")
+    return number

@@ -134,7 +134,7 @@ class HostExecutor:
             "kind": getattr(lib, KINDS[op.kind]),
             "layer": op.layer,
             "window": op.window,
-            "module": -1 if op.module is None else op.module,
+            "module": op.module,
             "receives": -1 if op.receives is None else op.receives,
             "is_blocking": op.is_blocking,
             "sends": op.sends,

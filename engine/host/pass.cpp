@@ -259,7 +259,7 @@ bool Pass::exchange(const KcclEngineOp& op) {
     const float* in = (is_attention ? memory_.attended : memory_.activated).get();
     const uint64_t in_stride = is_attention ? memory_.attended_stride : memory_.ffn_stride;
     const uint32_t slots = num_slots(model_);
-    const auto module = static_cast<uint32_t>(op.module);
+    const uint32_t module = op.module;
     const bool has_message = op.sends != 0 || op.is_blocking != 0;
     multiply(op, {in, kColumns * in_stride, in_stride}, num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kccl
@@ -77,6 +77,11 @@ def test_windows_of_layers():
         ({"lm_head": "vocab_parallel", "vocab_size": 11}, "vocab_size is 11, must be divisible"),
         ({"lm_head": "vocab_parallel", "is_tied": True}, "so is_tied must be False"),
         ({"family": "llama"}, "delay is 2, which models of the family llama do not have"),
+        ({"delay": 0, "mlp_comm": False}, "mlp_comm is False, must be True where delay is 0"),
+        (
+            {"delay": 0, "attention_comm": False},
+            "attention_comm is False, must be True where delay is 0",
+        ),
         (
             {"rope": Rope(scaling=TableScaling((1.0, 2.0)))},
             "2 factors, must have one for each of 3",
@@ -94,6 +99,7 @@ ANYTHING = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([name for name in FIELDS if name != "rope"]), ANYTHING))
 def test_any_value_of_any_field_is_taken_or_named(change):
     try:
@@ -105,6 +111,7 @@ def test_any_value_of_any_field_is_taken_or_named(change):
         assert config.num_parameters() == sum(map(math.prod, config.shapes().values()))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 100))
 def test_lanes_divide_heads_and_ffn(num_kv_heads, group, ffn):
     lanes = lanes_for(num_kv_heads * group, num_kv_heads, ffn)

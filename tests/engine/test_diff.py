@@ -148,6 +148,8 @@ def test_command_line(capsys):
         (["no/such/folder"], "model 'no/such/folder' is neither"),
         (["tiny-llama", "--tokens", "0"], "--tokens is 0, must be at least 1"),
         (["tiny-llama", "--seed", "-1"], "--seed is -1, must be at least 0"),
+        (["tiny-llama", "--tolerance", "nan"], "--tolerance is nan, must be at least 0"),
+        (["tiny-llama", "--executor", "os:path"], "executor is 'os:path', which cannot be called"),
         (["tiny-llama", "--op", "layers.0.out", "--layers", "1"], "--op and --layers are given"),
     ],
 )

@@ -69,7 +69,7 @@ def test_standard_input_that_is_not_utf8_is_told_before_the_model_is_read(capsys
     assert main(["generate", "--model", "no/such/model"]) != 0
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.strip().endswith("standard input is not valid UTF-8: byte 4")
+    assert told.err.strip().endswith("the text is not valid UTF-8: character 4 is '\\udcff'")
     assert told.err.count("\n") == 1
 
 
@@ -103,7 +103,8 @@ def test_a_chat_goes_through_the_template(tiny, capsys):
         (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
         (["--chat"], "has no chat template"),
-        (["-n", "9"], "world_size is 9"),
+        (["--model", ""], "model '' is neither"),
+        (["-n", "9"], "ranks is 9, must be from 1 to 8"),
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
         (["--stop", ""], "stop is ('',), must be a tuple of strings that are not empty"),
@@ -122,6 +123,17 @@ def test_errors_are_one_line(arguments, message, capsys):
 def test_a_job_prints_one_answer(expected):
     done = generate("--max-tokens", "12", "--quiet", text=BEGINNING.encode(), ranks=2)
     assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(b"\n", b"the prompt is empty"), (b"\xff", b"the text is not valid UTF-8")]
+)
+def test_a_job_refuses_a_wrong_standard_input_on_all_ranks(text, told):
+    # A rank 0 that ended by itself would leave the others in MPI_Init.
+    done = generate(text=text, ranks=2)
+    assert done.returncode != 0
+    assert done.stdout == b""
+    assert done.stderr.count(told) == 2
 
 
 def test_a_job_with_threads_as_ranks_prints_no_answer():

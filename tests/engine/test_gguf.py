@@ -183,7 +183,11 @@ def q5_k(shape):
         ),
         (
             {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},
-            "3 factors, must have one for each of 2",
+            r"tensor rope_freqs\.weight has shape \[3\], must have \[2\] by the model's",
+        ),
+        (
+            {"tensors": {"rope_freqs.weight": np.array([1, np.nan], np.float32)}},
+            r"tensor rope_freqs\.weight: a factor of the RoPE scaling is nan, must be a number",
         ),
         (
             {"change": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)},
@@ -191,8 +195,22 @@ def q5_k(shape):
         ),
         ({"change": lambda w: w.add_expert_count(8)}, "llama.expert_count is 8, must be absent"),
         ({"change": lambda w: w.add_rope_dimension_count(2)}, "rope.dimension_count is 2, must be"),
-        ({"heads": 3, "kv_heads": 2, "head_dim": 6}, "num_heads is 3, must be divisible by num_kv"),
-        ({"change": lambda writer: writer.add_block_count(5000)}, "num_layers is 5000, must be"),
+        (
+            {"heads": 3, "kv_heads": 2, "head_dim": 6},
+            r"attention\.head_count is 3, must be divisible by llama\.attention\.head_count_kv",
+        ),
+        (
+            {"change": lambda writer: writer.add_block_count(5000)},
+            "llama.block_count is 5000, must",
+        ),
+        (
+            {"change": lambda writer: writer.add_feed_forward_length([0, 0])},
+            r"field llama\.feed_forward_length is .*0.* must be at least 1",
+        ),
+        (
+            {"change": lambda writer: writer.add_rope_freq_base(0.0)},
+            r"field llama\.rope\.freq_base is 0\.0, must be a number above 0",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, kept, told):

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import os
 import sys
 import threading
 import zipfile
@@ -101,6 +102,25 @@ def test_other_names(tmp_path, monkeypatch):
     assert models.find_model(str(tmp_path)) == tmp_path
     with pytest.raises(kccl.Error, match=r"model 'laneformer' is neither bundled, smollm2, a "):
         models.find_model("laneformer")
+    for name in ("", "x" * 5000, "a\0b"):
+        with pytest.raises(kccl.Error, match="is neither bundled, smollm2, a folder nor a GGUF"):
+            models.find_model(name)
+
+
+@pytest.mark.parametrize("model", [5, None, b"bundled"])
+def test_what_is_no_name_is_refused(model):
+    told = f"^model is of type {type(model).__name__}, must be a name, a path or an opened"
+    with pytest.raises(kccl.InvalidArgument, match=told):
+        Engine(model)
+
+
+def test_a_pipe_is_no_model(tmp_path):
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(kccl.Error, match=r"m\.gguf is neither a folder nor a file$"):
+        open_checkpoint(tmp_path / "m.gguf")
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(kccl.Error, match=r"config\.json is no ordinary file$"):
+        open_checkpoint(tmp_path)
 
 
 def test_one_process_fetches_and_the_others_wait(stocked, monkeypatch, capfd):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import LLAMA, MESSAGES, byte_vocabulary, write_folder, write_gguf
 
@@ -103,6 +103,7 @@ def test_sentence_pieces(tokenizers):
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@settings(deadline=None)
 @given(text=st.text())
 def test_texts_come_back(tokenizers, name, text):
     tokenizer = tokenizers[name]
@@ -112,6 +113,7 @@ def test_texts_come_back(tokenizers, name, text):
 
 
 @pytest.mark.parametrize("name", ["folder", "bytes", "pieces"])
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 400)))
 def test_a_stream_gives_the_same_text(tokenizers, name, ids):
     tokenizer = tokenizers[name]
@@ -211,7 +213,17 @@ def test_templates_in_other_places(folder):
     assert tokenizer_of(folder).chat(MESSAGES) == "y"
     (folder / "chat_template.jinja").write_text("z")
     assert tokenizer_of(folder).chat(MESSAGES) == "z"
+    (folder / "chat_template.jinja").write_text("{% for")
+    with pytest.raises(kccl.Error, match=r"chat_template\.jinja: the chat template is wrong"):
+        tokenizer_of(folder).chat(MESSAGES)
     (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").mkdir()
+    with pytest.raises(kccl.Error, match=r"chat_template\.jinja is no ordinary file"):
+        tokenizer_of(folder)
+    (folder / "chat_template.jinja").rmdir()
+    rewrite(folder / "tokenizer_config.json", chat_template="{{ nothing.more }}")
+    with pytest.raises(kccl.Error, match=r"tokenizer_config\.json: the chat template fails"):
+        tokenizer_of(folder).chat(MESSAGES)
     rewrite(folder / "tokenizer_config.json", chat_template=None)
     with pytest.raises(kccl.Error, match=r"tokenizer\.json has no chat template"):
         tokenizer_of(folder).chat(MESSAGES)
@@ -244,7 +256,12 @@ def test_ids_from_the_models_configuration(folder):
 @pytest.mark.parametrize(
     ("file", "changes", "told"),
     [
-        ("generation_config.json", {"eos_token_id": 999}, "the id of EOS is 999, must be below"),
+        (
+            "generation_config.json",
+            {"eos_token_id": 999},
+            r"generation_config\.json: field eos_token_id is 999, must be from 0 to 263, the ids",
+        ),
+        ("config.json", {"eos_token_id": -1}, r"/config\.json: field eos_token_id is -1, must be"),
         ("generation_config.json", {"eos_token_id": ["x"]}, "must be an id or a list of ids"),
         ("tokenizer_config.json", {"eos_token": "<gone>"}, "must be a token of the vocabulary"),
         ("tokenizer_config.json", {"bos_token": 3}, "field bos_token is 3, must be a string"),
@@ -282,7 +299,8 @@ def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
         (lambda w: w.add_token_list(["a"] * 3), "tokenizer.ggml.tokens has a token twice"),
         (lambda w: w.add_token_types([1, 1]), "token_type is .* must be an array of 264 numbers"),
         (lambda w: w.add_token_merges(["q z", "h e"]), "Token `qz` out of vocabulary"),
-        (lambda w: w.add_eos_token_id(5000), "the id of EOS is 5000, must be below 264"),
+        (lambda w: w.add_eos_token_id(5000), "eos_token_id is 5000, must be from 0 to 263"),
+        (lambda w: w.add_unk_token_id(264), "unknown_token_id is 264, must be from 0 to 263"),
     ],
 )
 def test_a_wrong_tokenizer_in_a_file_is_named(tmp_path, change, told):

@@ -15,7 +15,8 @@ from kccl.bench.decode.files import write_gguf
 from kccl.engine import Engine, open_checkpoint
 
 llama_cpp = pytest.importorskip(
-    "llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama]' compiles it"
+    "llama_cpp",
+    reason="llama-cpp-python is not installed: `make test-llama` compiles it for minutes",
 )
 POSITIONS = 2000
 CLEAR = 0.1  # least margin of the first token over the second, in the second run of a pair
