@@ -1,8 +1,10 @@
 """The engine's oracle: the program of a model in NumPy, in FP32, one op after the other.
 
-Executors differ from it only in the order of a product's sum, so each op's output is compared with
-the one here (diff.py). Weights are BF16 and exact. Activations, the residual, the KV cache and all
-sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else is.
+Executors differ from it in the order of a product's sum, so each op's output is compared with the
+one here (diff.py). Weights are exact, in the checkpoint's dtype. Activations, the residual, the KV
+cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else
+is. The monokernel rounds more: keys and values to F16, and the vector of a product to twice the
+precision of the weights' dtype (kernels/mma.cuh).
 """
 
 from collections.abc import Iterator, Sequence

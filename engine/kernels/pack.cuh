@@ -32,7 +32,7 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
                                   lane * M::kColumns + column + within;
             const uint16_t value =
                 column < M::kColumns ? mem::load_plain(matrix + from) : uint16_t{0};
-            mem::store_plain(packed + Mma<bf16>::offset(row, within) / 2, value);
+            mem::store_plain(packed + Mma<typename S::Weight>::offset(row, within) / 2, value);
         }
     }
 }

@@ -43,14 +43,14 @@ struct ChunkPlan {
     // A warp multiplies a row tile with one of so many parts of the positions. There are as many as
     // all warps need.
     KCCL_CONSTEXPR static uint32_t parts() {
-        const uint32_t all = S::kChunk / Mma<bf16>::kVectors;
+        const uint32_t all = S::kChunk / Mma<typename S::Weight>::kVectors;
         uint32_t parts = 1;
         while (parts < all && (all % parts != 0 || M::kMostTiles * parts < S::kChunkWarps)) ++parts;
         return parts;
     }
     static constexpr uint32_t kParts = parts();
     // Multiplications of each tile.
-    static constexpr uint32_t kEach = S::kChunk / Mma<bf16>::kVectors / kParts;
+    static constexpr uint32_t kEach = S::kChunk / Mma<typename S::Weight>::kVectors / kParts;
 };
 
 // What lanes send each other for a quad of the residual: FP32 words, or rounded ones.
@@ -85,7 +85,7 @@ template <class S>
 struct Chunk {
     using Dims = Shape<S>;
     static constexpr uint32_t kNum = S::kChunk;
-    static_assert(kNum % Mma<bf16>::kVectors == 0, "whole multiplications");
+    static_assert(kNum % Mma<typename S::Weight>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
     // Quads of 16 elements of all positions.
     static constexpr uint32_t kStripe = kNum * kTileQuads;

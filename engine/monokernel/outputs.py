@@ -8,10 +8,10 @@ the kernel itself makes of them shows in the op behind.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import DTYPES
 from ..executors.packing import pair_order
 from ..program import Op, Program
 
@@ -129,7 +129,7 @@ class Outputs:
         return mean
 
 
-def embedded(rows: bytes) -> Array:
+def embedded(row: bytes, dtype: str) -> Array:
     """A row of the embedding in FP32."""
-    row: Array = np.frombuffer(rows, ml_dtypes.bfloat16).astype(np.float32)
-    return row
+    values: Array = np.frombuffer(row, DTYPES[dtype]).astype(np.float32)
+    return values

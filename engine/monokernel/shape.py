@@ -97,6 +97,10 @@ def check(program: Program, world_size: int) -> None:
         )
 
 
+# Device types of weights.
+_WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
+
+
 def kernels_of(tuning: Tuning) -> list[str]:
     """The names of the kernels in source_of()."""
     return ["decode", "pack", "describe", *(["prefill"] if tuning.chunk > 1 else [])]
@@ -116,6 +120,7 @@ def source_of(
     world_size: int,
     context: int,
     tuning: Tuning,
+    dtype: str = "bfloat16",
     *,
     samples: bool = False,
     traces: bool = False,
@@ -127,6 +132,7 @@ def source_of(
         world_size: Ranks that share it.
         context: Positions that the KV cache has room for.
         tuning: How a GPU is used.
+        dtype: Of the weights: a name in _WEIGHTS.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
         traces: Whether the kernel notes the times of its ops.
@@ -170,6 +176,7 @@ def source_of(
     flags |= {"Samples": samples, "Traces": traces}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
+        f"using Weight = kccl::{_WEIGHTS[dtype]};",
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
