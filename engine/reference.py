@@ -211,7 +211,7 @@ class Reference:
     def _final(self, x: Array, norm: Array) -> Array:
         """The normalised residual, averaged over the lanes unless each lane has its own logits."""
         n = self._rms_norm(x, norm)
-        if self.config.lm_head == "replicate":
+        if self.program.num_head_parts == 1:
             n = total(n)[None] / np.float32(len(n))
         return n
 

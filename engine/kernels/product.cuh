@@ -32,7 +32,7 @@ KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
         case Product::kGateUp:
             return steps_of<typename Dims::GateUp>(Dims::GateUp::tiles_of(member).num);
         case Product::kDown: return steps_of<typename Dims::Down>(Dims::Down::tiles_of(member).num);
-        default: return steps_of<typename Dims::Head>(Dims::Head::tiles_of(block).num);
+        default: return steps_of<typename Dims::Head>(Dims::head_tiles_of(block).num);
     }
 }
 

@@ -187,7 +187,7 @@ class Sampler {
     KCCL_DEVICE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
-        const Cut tiles = Head::tiles_of(worker_.block());
+        const Cut tiles = Shape<S>::head_tiles_of(worker_.block());
         const uint32_t first_quad = worker_.comm().rank * (kRows / 4);
         const uint32_t end = (tiles.first + tiles.num) * kTileQuads;
 #pragma unroll 1
@@ -348,7 +348,7 @@ class Sampler {
 // Marks an id that the text has, if it is one of this block's rows.
 template <class S>
 KCCL_DEVICE void mark(const Worker<S>& worker, int32_t id) {
-    const Cut tiles = Shape<S>::Head::tiles_of(worker.block());
+    const Cut tiles = Shape<S>::head_tiles_of(worker.block());
     const uint32_t row =
         static_cast<uint32_t>(id) - worker.comm().rank * (S::kVocab / S::kWorldSize);
     const Task& task = worker.task();

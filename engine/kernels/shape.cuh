@@ -88,8 +88,19 @@ struct Shape : S {
     // A tile has 8 rows of the gate, and behind them the same rows of "up".
     using GateUp = Matrix<S, 2 * kGroupLanes * S::kFfn, S::kHidden, 1, kGroupBlocks>;
     using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks>;
-    using Head = Matrix<S, S::kVocab / S::kWorldSize, S::kHidden, 1, S::kBlocks>;
-    static_assert(S::kVocab % (S::kWorldSize * kTileRows) == 0, "ranks have whole tiles");
+    // A head with parts has one for each residual. Otherwise all blocks share the rank's rows.
+    static constexpr bool kHasHeadParts = S::kNumHeadParts > 1;
+    static_assert(S::kNumHeadParts == 1 || S::kNumHeadParts == S::kNumResiduals, "one for each");
+    static constexpr uint32_t kHeadParts = kHasHeadParts ? S::kNumHeadParts : S::kWorldSize;
+    using Head =
+        Matrix<S, S::kVocab / kHeadParts, S::kHidden, 1, kHasHeadParts ? kGroupBlocks : S::kBlocks>;
+    static_assert(S::kVocab % (kHeadParts * kTileRows) == 0, "parts have whole tiles");
+    // The row tiles of a block, among the rank's.
+    KCCL_CONSTEXPR static Cut head_tiles_of(uint32_t block) {
+        if (!kHasHeadParts) return Head::tiles_of(block);
+        const Cut of_group = Head::tiles_of(member_of(block));
+        return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
+    }
     // So many row tiles of the head are multiplied before their logits are looked at.
     static constexpr uint32_t kHeadTiles = 12;
 
@@ -156,7 +167,13 @@ struct Shape : S {
         const uint32_t group = group_of(block), member = member_of(block);
         return (group * packed_before(member + 1) + (kGroups - group) * packed_before(member)) *
                    S::kNumLayers +
-               uint64_t{Head::tiles_of(block).first} * Head::kPacked;
+               uint64_t{head_tiles_before(block)} * Head::kPacked;
+    }
+    KCCL_CONSTEXPR static uint32_t head_tiles_before(uint32_t block) {
+        if (!kHasHeadParts) return Head::tiles_of(block).first;
+        const uint32_t group = group_of(block), member = member_of(block);
+        return group * Head::tiles_of(member + 1).first +
+               (kGroups - group) * Head::tiles_of(member).first;
     }
 
     static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kTileBytes;

@@ -74,7 +74,7 @@ class Outputs:
             case "out" | "down":
                 return {each: self._residual(op.module, each) for each in self.residuals()}
             case "final":
-                return {0: self._final()}
+                return self._final()
             case _:
                 raise ValueError(op.kind)
 
@@ -119,14 +119,16 @@ class Outputs:
         sums /= (weights * scales).sum(axis=1)
         return sums.ravel()
 
-    def _final(self) -> Array:
-        c = self._program.config
-        last = 2 * c.num_layers - 1
-        x = np.stack([self._residual(last, each) for each in range(self._program.num_residuals)])
+    def _final(self) -> dict[int, Array]:
+        c, program = self._program.config, self._program
+        has_parts = program.num_head_parts > 1
+        which = self.residuals() if has_parts else range(program.num_residuals)
+        x = np.stack([self._residual(2 * c.num_layers - 1, each) for each in which])
         squares = (x * x).mean(axis=-1, keepdims=True)
         n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[-1]
-        mean: Array = n.mean(axis=0, dtype=np.float32)
-        return mean
+        if has_parts:
+            return dict(zip(which, n, strict=True))
+        return {0: n.mean(axis=0, dtype=np.float32)}
 
 
 def embedded(row: bytes, dtype: str) -> Array:

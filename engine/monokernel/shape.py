@@ -72,7 +72,7 @@ def check(program: Program, world_size: int) -> None:
         "hidden": c.hidden,
         "head_dim": c.head_dim,
         "ffn / num_lanes": c.ffn // c.num_lanes,
-        f"vocab_size / {world_size} ranks": c.vocab_size // world_size,
+        **_head_rows(program, world_size),
     }
     for name, size in rows.items():
         if size % TILE:
@@ -84,10 +84,6 @@ def check(program: Program, world_size: int) -> None:
             f"world_size is {world_size}, must divide the model's {c.num_lanes} lanes and "
             f"{c.vocab_size} tokens for the monokernel"
         )
-    if c.lm_head != "replicate":
-        raise kccl.InvalidArgument(
-            f"lm_head is {c.lm_head!r}, must be 'replicate' for the monokernel"
-        )
     if c.head_dim > 128:
         raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
     if lane_heads // lane_kv_heads > 4:
@@ -95,6 +91,14 @@ def check(program: Program, world_size: int) -> None:
             f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 4 for the "
             "monokernel"
         )
+
+
+def _head_rows(program: Program, world_size: int) -> dict[str, int]:
+    """Rows of the head that are multiplied together."""
+    vocab_size, parts = program.config.vocab_size, program.num_head_parts
+    if parts > 1:
+        return {f"vocab_size / {parts} lanes": vocab_size // parts}
+    return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
 
 
 # Device types of weights.
@@ -162,6 +166,7 @@ def source_of(
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
         "NumResiduals": program.num_residuals,
+        "NumHeadParts": program.num_head_parts,
         "Hidden": c.hidden,
         "Heads": c.num_heads // lanes,
         "KvHeads": c.num_kv_heads // lanes,

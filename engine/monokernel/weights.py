@@ -47,9 +47,12 @@ def matrices(
             yield 2, layer, group, np.concatenate(halves, axis=1).reshape(-1, c.hidden)
             yield 3, layer, group, _side_by_side(read("w2"))
     name = program.by_name["head"].weights[0]
-    first, end = (c.vocab_size * i // world_size for i in (rank, rank + 1))
-    head = np.ascontiguousarray(checkpoint.rows(name, first, end)).view(np.uint16)
-    yield 4, c.num_layers, 0, head
+    has_parts = program.num_head_parts > 1
+    cuts = lanes if has_parts else range(rank, rank + 1)
+    rows = c.vocab_size // (program.num_head_parts if has_parts else world_size)
+    for group, cut in enumerate(cuts):
+        head = checkpoint.rows(name, cut * rows, (cut + 1) * rows)
+        yield 4, c.num_layers, group, np.ascontiguousarray(head).view(np.uint16)
 
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[np.uint16]:

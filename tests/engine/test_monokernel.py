@@ -209,7 +209,11 @@ def test_a_rank_that_does_not_come_is_named():
     [
         ({"head_dim": 8}, 1, "head_dim is 8, must be a multiple of 16"),
         ({"ffn": 96}, 1, "ffn / num_lanes is 24, must be a multiple of 16"),
-        ({"lm_head": "vocab_parallel"}, 1, "lm_head is 'vocab_parallel'"),
+        (
+            {"lm_head": "vocab_parallel", "vocab_size": 160},
+            1,
+            "vocab_size / 4 lanes is 40, must be a multiple of 16",
+        ),
         ({"num_heads": 32}, 1, "num_heads / num_kv_heads is 8, must be at most 4"),
         ({}, 3, "world_size is 3, must divide the model's 4 lanes"),
     ],
