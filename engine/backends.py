@@ -13,6 +13,7 @@ from .executors.executor import Executor
 from .executors.host import DTYPE as HOST_DTYPE
 from .executors.host import HostExecutor
 from .executors.packing import Parts, Sizes
+from .monokernel.shape import check
 from .monokernel.tuning import machine_of, tuning_for
 from .monokernel.weights import total_bytes
 from .placement import place
@@ -62,13 +63,12 @@ def _make_device(
     progress: Told,
 ) -> Executor:
     program = Program(checkpoint.config)
+    check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
     return DeviceExecutor(checkpoint, comm, tuning=tuning, context=context, progress=progress)
 
 
-_ON_DEVICE = Backend(
-    lambda program, _, world_size: total_bytes(program, world_size), DTYPES, _make_device
-)
+_ON_DEVICE = Backend(total_bytes, DTYPES, _make_device)
 BACKENDS = {
     "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host),
     "cuda": _ON_DEVICE,

@@ -85,6 +85,15 @@ class Program:
         """Of how many modules messages may be under way at once: module n lands at n + this."""
         return 2 * self.config.delay
 
+    def lanes_of(self, rank: int, world_size: int) -> range:
+        """The lanes of a rank of so many: as evenly as they go."""
+        num = self.config.num_lanes
+        return range(num * rank // world_size, num * (rank + 1) // world_size)
+
+    def most_lanes(self, world_size: int) -> int:
+        """Of any rank of so many."""
+        return -(-self.config.num_lanes // world_size)
+
     @cached_property
     def by_name(self) -> dict[str, Op]:
         return {op.name: op for op in self.ops}

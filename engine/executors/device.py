@@ -111,11 +111,12 @@ class DeviceExecutor:
     # ---- memory ----------------------------------------------------------------------------------
 
     def _compile(self, names: list[str], *, samples: bool) -> Any:
-        program, ranks = self.program, self._comm.world_size
+        comm = self._comm
+        shape = (self.program, comm.world_size, self.context, self._tuning, self._dtype)
         return kccl.compile(
-            source_of(program, ranks, self.context, self._tuning, self._dtype, samples=samples),
+            source_of(*shape, rank=comm.rank, samples=samples),
             names,
-            target=self._comm.backend,
+            target=comm.backend,
             warp_size=self._warp_size,
             include_dirs=[KERNELS],
         )
@@ -153,10 +154,9 @@ class DeviceExecutor:
 
     def _make_outputs(self, checkpoint: Checkpoint) -> Outputs:
         program, rank = self.program, self._comm.rank
-        num = program.config.num_lanes // self._comm.world_size
         return Outputs(
             program,
-            range(rank * num, (rank + 1) * num),
+            program.lanes_of(rank, self._comm.world_size),
             self._sizes.places,
             self._tuning.splits,
             weights.norms(checkpoint, program),

@@ -60,7 +60,8 @@ class Parts:
         def cut(total: int) -> list[int]:
             return [total * rank // world_size for rank in range(world_size + 1)]
 
-        self.first_lane = cut(c.num_lanes)
+        of_ranks = [program.lanes_of(rank, world_size) for rank in range(world_size)]
+        self.first_lane = [*(lanes.start for lanes in of_ranks), c.num_lanes]
         self.first_row = cut(c.vocab_size)
         self.first_panel = cut(self.panels_per_group)
         if self.num_groups > 1:

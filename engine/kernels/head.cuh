@@ -43,7 +43,7 @@ KCCL_DEVICE bool stage_mean(Worker<S>& worker) {
                     Places<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0);
             }
             worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
-                                                     1u << each / Shape<S>::kLanesHere);
+                                                     1u << Shape<S>::rank_of(each));
             if (sweep == 0) {
                 store_squares(worker, quads, each);
                 continue;
@@ -80,7 +80,7 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
     using Dims = Shape<S>;
     using M = typename Dims::Head;
     const Cut tiles = Dims::head_tiles_of(worker.block());
-    const uint32_t first_id = worker.comm().rank * (S::kVocab / S::kWorldSize);
+    const uint32_t first_id = Dims::first_head_row_of(worker.comm().rank);
     const Task& task = worker.task();
     constexpr bool kHasMean = S::kNumResiduals > S::kNumHeadParts;
     worker.next_op();

@@ -125,8 +125,15 @@ struct Chunk {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Places<S>::kQuads;
+    // [module][lane of all ranks][...], packed. Other ranks write these, so what lies before them has
+    // the same size on all ranks.
+    using Sent = Message<S::kRoundsMessages>;
+    static constexpr uint32_t kMessages = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kNumMessages =
+        S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
     // [group][...]: the residual; and, staged, times the next norm's weights.
-    static constexpr uint32_t kResidual = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kResidual =
+        kMessages + kNumMessages / (sizeof(Quad) / sizeof(typename Sent::Type));
     static constexpr uint32_t kNormed = kResidual + Dims::kGroups * kHiddenQuads;
     // [group][position], a float each: 1 / the root of the residual's mean square.
     static constexpr uint32_t kScales = kNormed + Dims::kGroups * QkvPlan::kTiles * kStripe;
@@ -141,13 +148,7 @@ struct Chunk {
     static constexpr uint32_t kAttended =
         kOwnParts + Dims::kLanesHere * kNum * S::kHeads * Dims::kPartQuads;
     static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
-    // [module][lane of all ranks][...], packed.
-    using Sent = Message<S::kRoundsMessages>;
-    static constexpr uint32_t kMessages = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
-    static constexpr uint32_t kNumMessages =
-        S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
-    static constexpr uint32_t kEnd =
-        kMessages + kNumMessages / (sizeof(Quad) / sizeof(typename Sent::Type));
+    static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
 
     // Quad `quad` of a vector, of the position with this number in the chunk.
     KCCL_CONSTEXPR static uint32_t at(uint32_t quad, uint32_t number) {

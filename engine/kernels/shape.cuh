@@ -63,12 +63,24 @@ struct Matrix {
 
 template <class S>
 struct Shape : S {
-    static constexpr uint32_t kLanesHere = S::kNumLanes / S::kWorldSize;
+    // Lanes are cut over the ranks. A rank has kLanesHere; where that differs from rank to rank, so
+    // do their kernels.
+    static constexpr uint32_t kLanesHere = S::kLanesHere;
+    static constexpr bool kAreRanksEven = kLanesHere * S::kWorldSize == S::kNumLanes;
+    KCCL_CONSTEXPR static uint32_t first_lane_of(uint32_t rank) {
+        if (kAreRanksEven) return rank * kLanesHere;
+        return cut(S::kNumLanes, rank, S::kWorldSize).first;
+    }
+    KCCL_CONSTEXPR static uint32_t rank_of(uint32_t lane) {
+        if (kAreRanksEven) return lane / kLanesHere;
+        return ((lane + 1) * S::kWorldSize - 1) / S::kNumLanes;
+    }
     static constexpr uint32_t kGroups = S::kNumResiduals == 1 ? 1 : kLanesHere;
     static constexpr uint32_t kGroupLanes = kLanesHere / kGroups;
     static constexpr uint32_t kGroupBlocks = S::kBlocks / kGroups;
     static constexpr uint32_t kModules = 2 * S::kNumLayers;
-    static_assert(kLanesHere * S::kWorldSize == S::kNumLanes, "ranks have equally many lanes");
+    // Other ranks' blocks have the same rows.
+    static_assert(kAreRanksEven || kGroups == 1, "ranks have equally many groups");
     static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
 
     // A block's group, and its number there. Neighbours are of different groups: they share a part
@@ -95,6 +107,10 @@ struct Shape : S {
     using Head =
         Matrix<S, S::kVocab / kHeadParts, S::kHidden, 1, kHasHeadParts ? kGroupBlocks : S::kBlocks>;
     static_assert(S::kVocab % (kHeadParts * kTileRows) == 0, "parts have whole tiles");
+    // The first row of a rank.
+    KCCL_CONSTEXPR static uint32_t first_head_row_of(uint32_t rank) {
+        return (kHasHeadParts ? first_lane_of(rank) : rank) * (S::kVocab / kHeadParts);
+    }
     // The row tiles of a block, among the rank's.
     KCCL_CONSTEXPR static Cut head_tiles_of(uint32_t block) {
         if (!kHasHeadParts) return Head::tiles_of(block);

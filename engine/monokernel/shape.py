@@ -79,10 +79,20 @@ def check(program: Program, world_size: int) -> None:
             raise kccl.InvalidArgument(
                 f"{name} is {size}, must be a multiple of {TILE} for the monokernel"
             )
-    if c.num_lanes % world_size or c.vocab_size % world_size:
+    if world_size > c.num_lanes:
         raise kccl.InvalidArgument(
-            f"world_size is {world_size}, must divide the model's {c.num_lanes} lanes and "
-            f"{c.vocab_size} tokens for the monokernel"
+            f"world_size is {world_size}, must be at most the model's {c.num_lanes} lanes for the "
+            "monokernel"
+        )
+    if c.num_lanes % world_size and program.num_residuals > 1:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the {c.num_lanes} lanes of a Laneformer for "
+            "the monokernel; backend 'host' takes any number"
+        )
+    if c.vocab_size % world_size and program.num_head_parts == 1:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the model's {c.vocab_size} tokens for the "
+            "monokernel"
         )
     if c.head_dim > 128:
         raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
@@ -126,6 +136,7 @@ def source_of(
     tuning: Tuning,
     dtype: str = "bfloat16",
     *,
+    rank: int = 0,
     samples: bool = False,
     traces: bool = False,
 ) -> str:
@@ -137,6 +148,7 @@ def source_of(
         context: Positions that the KV cache has room for.
         tuning: How a GPU is used.
         dtype: Of the weights: a name in _WEIGHTS.
+        rank: Whose kernels. Those of ranks with equally many lanes are the same.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
         traces: Whether the kernel notes the times of its ops.
@@ -165,6 +177,7 @@ def source_of(
         "ChunkSteps": tuning.chunk_steps,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
+        "LanesHere": len(program.lanes_of(rank, world_size)),
         "NumResiduals": program.num_residuals,
         "NumHeadParts": program.num_head_parts,
         "Hidden": c.hidden,

@@ -88,19 +88,32 @@ def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
-def total_bytes(program: Program, world_size: int) -> int:
+def head_rows(program: Program, world_size: int) -> int:
+    """Most rows of the head that a rank has."""
+    vocab_size, parts = program.config.vocab_size, program.num_head_parts
+    if parts == 1:
+        return vocab_size // world_size
+    return vocab_size // parts * program.most_lanes(world_size)
+
+
+def total_bytes(program: Program, rank: int, world_size: int) -> int:
     """Of all matrices that matrices() yields for a rank."""
     c = program.config
+    lanes = len(program.lanes_of(rank, world_size))
     heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    return 2 * c.hidden * (c.num_layers * (heads + 3 * c.ffn) + c.vocab_size) // world_size
+    layers = c.num_layers * (heads + 3 * c.ffn) * lanes // c.num_lanes
+    head = c.vocab_size * lanes // c.num_lanes
+    if program.num_head_parts == 1:
+        head = c.vocab_size // world_size
+    return 2 * c.hidden * (layers + head)
 
 
 def most_bytes(program: Program, world_size: int) -> int:
-    """Of the largest matrix that matrices() yields."""
+    """Of the largest matrix that matrices() yields for any rank."""
     c = program.config
-    lanes = c.num_lanes // world_size if program.num_residuals == 1 else 1
+    lanes = program.most_lanes(world_size) if program.num_residuals == 1 else 1
     heads = (c.num_heads + 2 * c.num_kv_heads) // c.num_lanes * lanes * c.head_dim
-    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, c.vocab_size // world_size)
+    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, head_rows(program, world_size))
     return 2 * c.hidden * rows
 
 
