@@ -125,8 +125,8 @@ struct Chunk {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Places<S>::kQuads;
-    // [module][lane of all ranks][...], packed. Other ranks write these, so what lies before them has
-    // the same size on all ranks.
+    // [module][lane of all ranks][...], packed. Other ranks write these, so what lies before them
+    // has the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
     static constexpr uint32_t kMessages = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
     static constexpr uint32_t kNumMessages =
