@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import kccl
 
-from .backends import start_ranks
+from .backends import read_for, start_ranks
 from .bounds import bytes_per_token
 from .checkpoint import Checkpoint, open_checkpoint
 from .closing import Closing
@@ -65,6 +65,8 @@ class Engine(Closing):
         config: The model's configuration.
         tokenizer: The model's tokenizer.
         backend: What runs the model.
+        dtype: What its weights are in: "bfloat16" or "float16".
+        stored: How its files store them, as Checkpoint.stored.
         context: Most tokens of prompt and answer together.
         nbytes: Of the packed weights of this process's ranks.
     """
@@ -77,6 +79,7 @@ class Engine(Closing):
         *,
         blocks: int | None = None,
         context: int | None = None,
+        dtype: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reads the model and packs its weights. Collective.
@@ -93,11 +96,14 @@ class Engine(Closing):
                 machine's cores that the ranks may use, at least 1. On a GPU, blocks of each rank;
                 None: one for each multiprocessor that has work.
             context: Tokens to make room for; None: the model's context, at most 4096.
+            dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
+                as they are stored, and rounded to bfloat16 where that is neither or the backend has
+                no other. With float16, a value beyond 65504 in a vector is an error.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
             InvalidArgument: An argument is wrong, or the backend cannot run the model.
-            kccl.Error: The model cannot be read.
+            kccl.Error: The model cannot be read, or it has a weight that the dtype cannot hold.
         """
         blocks = None if blocks is None else _integer("blocks", blocks)
         ranks = None if ranks is None else _integer("ranks", ranks)
@@ -115,7 +121,9 @@ class Engine(Closing):
         else:
             checkpoint = opened = open_checkpoint(find_model(model))
         try:
+            checkpoint = read_for(checkpoint, backend, dtype)
             self.config: ModelConfig = checkpoint.config
+            self.dtype, self.stored = checkpoint.dtype, checkpoint.stored
             self._source = checkpoint.source
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if checkpoint.has_tokenizer else None
@@ -179,7 +187,7 @@ class Engine(Closing):
         Raises:
             InvalidArgument: The prompt is empty, leaves no room in the context, or is not valid
                 UTF-8; or a parameter is wrong.
-            kccl.Error: The logits are NaN; or a rank was lost.
+            kccl.Error: The logits are not finite; or a rank was lost.
         """
         return self._pieces(self._prompt(prompt), self._params(params, given))
 

@@ -1,17 +1,19 @@
 """Opens a model's ranks on a backend: which executor a rank has, and how it is set up."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
 import kccl
 
-from .checkpoint import Checkpoint
+from .checkpoint import DTYPES, Checkpoint
 from .executors.device import DeviceExecutor
 from .executors.executor import Executor
+from .executors.host import DTYPE as HOST_DTYPE
 from .executors.host import HostExecutor
 from .executors.packing import Parts, Sizes
+from .monokernel.shape import check
 from .monokernel.tuning import machine_of, tuning_for
 from .monokernel.weights import total_bytes
 from .placement import place
@@ -27,10 +29,12 @@ class Backend(NamedTuple):
 
     Attributes:
         bytes_of: Gives what a rank of so many packs, in bytes.
+        dtypes: What weights may be in.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, progress). Collective.
     """
 
     bytes_of: Callable[[Program, int, int], int]
+    dtypes: Collection[str]
     make: Callable[[Checkpoint, kccl.Communicator, int | None, int, Told], Executor]
 
 
@@ -59,16 +63,36 @@ def _make_device(
     progress: Told,
 ) -> Executor:
     program = Program(checkpoint.config)
+    check(program, comm.world_size)
     tuning = tuning_for(program, comm.world_size, machine_of(comm, program), blocks)
     return DeviceExecutor(checkpoint, comm, tuning=tuning, context=context, progress=progress)
 
 
-_ON_DEVICE = Backend(lambda program, _, world_size: total_bytes(program, world_size), _make_device)
+_ON_DEVICE = Backend(total_bytes, DTYPES, _make_device)
 BACKENDS = {
-    "host": Backend(_host_bytes, _make_host),
+    "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host),
     "cuda": _ON_DEVICE,
     "sim": _ON_DEVICE,
 }
+
+
+def read_for(checkpoint: Checkpoint, backend: str, dtype: str | None) -> Checkpoint:
+    """The checkpoint with its weights read in a dtype that the backend has: the given one; else as
+    they are stored, where the backend has that.
+
+    Raises:
+        InvalidArgument: There is no such backend, or it has no such dtype.
+    """
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        names = ", ".join(map(repr, BACKENDS))
+        raise kccl.InvalidArgument(f"backend is {backend!r}, must be one of {names}")
+    has = BACKENDS[backend].dtypes
+    if dtype is not None and dtype not in has:
+        names = " or ".join(map(repr, has))
+        raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be {names} on backend {backend!r}")
+    if dtype is None:
+        dtype = checkpoint.dtype if checkpoint.dtype in has else next(iter(has))
+    return checkpoint.as_dtype(dtype)
 
 
 def start_ranks(
@@ -79,21 +103,19 @@ def start_ranks(
     context: int,
     progress: Callable[[int, int], None] | None,
 ) -> Ranks[Executor]:
-    """The ranks of a model, or what this process has of them: the arguments are Engine's.
+    """The ranks of a model, or what this process has of them: the arguments are Engine's, and the
+    checkpoint is from read_for().
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
         kccl.Error: The model cannot be read.
     """
-    if not isinstance(backend, str) or backend not in BACKENDS:
-        names = ", ".join(map(repr, BACKENDS))
-        raise kccl.InvalidArgument(f"backend is {backend!r}, must be one of {names}")
     kind = BACKENDS[backend]
     packed, lock = [0], threading.Lock()
 
     def make(comm: kccl.Communicator) -> Executor:
-        settings = {"model": repr(checkpoint.config), "context": context, "blocks": blocks}
-        check_same(comm, settings)
+        model = {"model": repr(checkpoint.config), "dtype": checkpoint.dtype}
+        check_same(comm, model | {"context": context, "blocks": blocks})
         program = Program(checkpoint.config)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
         total = sum(kind.bytes_of(program, rank, comm.world_size) for rank in mine)

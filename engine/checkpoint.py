@@ -4,6 +4,7 @@ Opening reads headers only, and compares every shape with the configuration. A t
 it is asked for, and is not kept.
 """
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -23,9 +24,12 @@ from .fields import shown
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-# Bits of a BF16: a mask of all but the sign, and the smallest magnitude that is infinite or NaN.
+DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+"""What weights may be in memory."""
+# Bits of 16-bit floats: a mask of all but the sign, and the smallest magnitude that is infinite or
+# NaN.
 _MAGNITUDE = 0x7FFF
-_NOT_FINITE = 0x7F80
+_NOT_FINITE = {"bfloat16": 0x7F80, "float16": 0x7C00}
 # Elements that are checked at a time, so that they are still in the cache.
 _CHUNK = 1 << 16
 # Elements of a matrix that are read at a time, where only some of its columns are wanted.
@@ -41,6 +45,7 @@ class Source(ABC):
         path: The folder or file, for messages.
         config: The model's configuration.
         shapes: Shape of each tensor in the file.
+        dtypes: How the file stores each of them, as in "F16" or "Q4_1".
         names: The file's name of each of the config's tensors.
         ignored: The file's names of tensors that the model does not need.
         is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
@@ -50,6 +55,7 @@ class Source(ABC):
     path: Path
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
     names: Mapping[str, str]
     ignored: frozenset[str] = frozenset()
     is_stacked: bool = False
@@ -78,10 +84,14 @@ class Checkpoint(Closing):
     Attributes:
         config: The model's configuration.
         source: Its folder or file, for messages.
+        stored: How the file stores the weights, norms left out: one or several of "BF16", "F16",
+            "F32" and GGUF's names.
+        dtype: What they are read in: "bfloat16" or "float16".
     """
 
     def __init__(self, source: Source) -> None:
-        """Checks all names and shapes.
+        """Checks all names and shapes. Weights that are all stored as F16 are read as they are, all
+        others in BF16.
 
         Raises:
             kccl.Error: A tensor is missing, has another shape than the configuration says, or is
@@ -100,6 +110,23 @@ class Checkpoint(Closing):
                 f"{source.file_of(name)}: tensor {shown(name)} is not part of a "
                 f"{self.config.family} model that the engine knows"
             )
+        weights = [name for name in self._shapes if not name.endswith("norm")]
+        self.stored = tuple(sorted({source.dtypes[source.names[name]] for name in weights}))
+        self.dtype = "float16" if self.stored == ("F16",) else "bfloat16"
+
+    def as_dtype(self, dtype: str) -> "Checkpoint":
+        """The same files, with weights read in another dtype: rounded to the nearest. What GGUF has
+        quantised is rounded to BF16 first.
+
+        Raises:
+            InvalidArgument: `dtype` is neither "bfloat16" nor "float16".
+        """
+        if dtype not in DTYPES:
+            names = ", ".join(map(repr, DTYPES))
+            raise kccl.InvalidArgument(f"dtype is {dtype!r}, must be one of {names}")
+        other = copy.copy(self)
+        other.dtype = dtype
+        return other
 
     def _check(self, source: Source, name: str, shape: tuple[int, ...]) -> None:
         in_file = source.names[name]
@@ -138,11 +165,12 @@ class Checkpoint(Closing):
 
         Returns:
             An array of the shape that config.shapes() gives, lanes left out: a norm's weights in
-            FP32, all others in BF16, to which what the file holds is rounded.
+            FP32, all others in `dtype`, to which what the file holds is rounded.
 
         Raises:
             InvalidArgument: There is no such tensor, or it has no such lanes.
-            kccl.Error: The file cannot be read, or the tensor has a NaN or an infinity.
+            kccl.Error: The file cannot be read, or the tensor has a NaN, an infinity, or a weight
+                that `dtype` cannot hold.
         """
         shape = self._shape(name)
         in_file = self._opened().shapes[self._opened().names[name]]
@@ -159,7 +187,7 @@ class Checkpoint(Closing):
             read = self._read(name, lanes.start * each, lanes.stop * each)
             return read.reshape(len(lanes), *shape[1:])
         _, rows, columns = shape
-        found = np.empty((len(lanes), rows, columns), ml_dtypes.bfloat16)
+        found = np.empty((len(lanes), rows, columns), DTYPES[self.dtype])
         at_once = max(1, _READ // in_file[1])
         for start in range(0, rows, at_once):
             stop = min(start + at_once, rows)
@@ -171,7 +199,7 @@ class Checkpoint(Closing):
         """Reads some rows of "embedding" or "head", which are too large to be read at once.
 
         Returns:
-            BF16 [stop - start, hidden].
+            [stop - start, hidden] in `dtype`.
 
         Raises:
             InvalidArgument: There are no such rows.
@@ -191,14 +219,27 @@ class Checkpoint(Closing):
         in_file = source.names[name]
         read = source.read(in_file, start, stop)
         is_norm = name.endswith("norm")
-        # NaN, and values that BF16 cannot hold, are found below.
+        # NaN, and values that the dtype cannot hold, are found below.
         with np.errstate(all="ignore"):
-            rounded = read.astype(np.float32 if is_norm else ml_dtypes.bfloat16, copy=False)
-        if not _is_finite(rounded):
-            raise kccl.Error(
-                f"{source.file_of(in_file)}: tensor {in_file} has a weight that is NaN or infinite"
-            )
+            rounded = read.astype(np.float32 if is_norm else DTYPES[self.dtype], copy=False)
+        if not self._is_finite(rounded):
+            told = "that is NaN or infinite"
+            if self.dtype == "float16" and np.isfinite(read.astype(np.float32)).all():
+                told = "beyond 65504, the largest of float16: read it with dtype 'bfloat16'"
+            raise kccl.Error(f"{source.file_of(in_file)}: tensor {in_file} has a weight {told}")
         return rounded
+
+    def _is_finite(self, values: NDArray[Any]) -> bool:
+        flat = values.reshape(-1)
+        if values.dtype == np.float32:
+            return bool(np.isfinite(flat).all())
+        bits, not_finite = flat.view(np.uint16), _NOT_FINITE[self.dtype]
+        magnitudes = np.empty(_CHUNK, np.uint16)
+        for start in range(0, bits.size, _CHUNK):
+            chunk = bits[start : start + _CHUNK]
+            if np.bitwise_and(chunk, _MAGNITUDE, out=magnitudes[: chunk.size]).max() >= not_finite:
+                return False
+        return True
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
@@ -277,16 +318,3 @@ def layer_names(
         for layer in range(config.num_layers)
     }
     return {name: names.get(name) or whole[name] for name in config.shapes()}
-
-
-def _is_finite(values: NDArray[Any]) -> bool:
-    flat = values.reshape(-1)
-    if values.dtype == np.float32:
-        return bool(np.isfinite(flat).all())
-    bits = flat.view(np.uint16)
-    magnitudes = np.empty(_CHUNK, np.uint16)
-    for start in range(0, bits.size, _CHUNK):
-        chunk = bits[start : start + _CHUNK]
-        if np.bitwise_and(chunk, _MAGNITUDE, out=magnitudes[: chunk.size]).max() >= _NOT_FINITE:
-            return False
-    return True

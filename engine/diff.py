@@ -81,7 +81,9 @@ class Diff:
         ids: Sequence[int],
         layers: int | None = None,
     ) -> None:
-        self.reference = Reference(checkpoint)
+        self.reference = Reference(
+            checkpoint.as_dtype(getattr(executor, "dtype", checkpoint.dtype))
+        )
         self.executor = executor
         self.ids = ids
         self.ops = self.reference.program.ops

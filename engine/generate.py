@@ -12,6 +12,7 @@ import kccl
 
 from .api import Engine
 from .backends import BACKENDS
+from .checkpoint import DTYPES
 from .sample import SamplingParams
 from .tokenizer import check_utf8
 
@@ -69,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens to make room for (the model's, at most 4096)",
     )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
+    )
     parser.add_argument("--quiet", action="store_true", help="print the answer only")
 
 
@@ -96,6 +100,7 @@ def main(args: argparse.Namespace) -> int:
             args.n,
             blocks=args.blocks,
             context=args.context,
+            dtype=args.dtype,
             progress=tell,
         )
     with engine:
@@ -105,6 +110,7 @@ def main(args: argparse.Namespace) -> int:
             # the others would wait in MPI's start for a rank 0 that has ended.
             prompt = engine.of_rank_0(None if engine.rank else _standard_input())
             _check_prompt(prompt)
+        _tell_rounding(screen, engine)
         ids = _ids(engine, prompt, args)
         began = time.monotonic()
         times: list[float] = []
@@ -117,6 +123,14 @@ def main(args: argparse.Namespace) -> int:
         summary = _summary(engine, ids, times, began, end)
         screen.print(summary, style="dim", soft_wrap=True)
     return 0
+
+
+def _tell_rounding(screen: "Console", engine: Engine) -> None:
+    """Says so if the weights are not used as they are stored."""
+    names = {"float16": "F16", "bfloat16": "BF16"}
+    if engine.stored != (names[engine.dtype],):
+        stored = ", ".join(engine.stored)
+        screen.print(f"weights are rounded from {stored} to {engine.dtype}", style="dim")
 
 
 def _standard_input() -> str:

@@ -1,4 +1,4 @@
-"""Models in GGUF files: the configuration from the metadata, tensors dequantised to BF16."""
+"""Models in GGUF files: the configuration from the metadata, quantised tensors in BF16."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,9 @@ class GgufSource(Source):
         self.path = path
         self._file = GgufFile(path)
         try:
-            self.shapes = {name: tensor.shape for name, tensor in self._file.tensors.items()}
+            tensors = self._file.tensors
+            self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            self.dtypes = {name: tensor.quantisation for name, tensor in tensors.items()}
             self.config = self._read_config()
             self.names = layer_names(self.config, WHOLE_NAMES, LAYER_NAMES)
         except BaseException:

@@ -1,6 +1,5 @@
 """Models in Hugging Face's folder layout: config.json, safetensors, tokenizer.json."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +69,13 @@ class FolderSource(Source):
         )
         self.names = layer_names(self.config, *tables)
         self.has_tokenizer = (path / TOKENIZER).exists()
-        self._files, shapes = _tensors(path)
-        self.shapes = shapes
+        self._files, held = _tensors(path)
+        self.shapes = {name: shape for name, (_, shape) in held.items()}
+        self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
         # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
         self.ignored = frozenset(
             name
-            for name in shapes
+            for name in held
             if name.endswith("rotary_emb.inv_freq")
             or (self.config.is_tied and name == "lm_head.weight")
         )
@@ -101,15 +101,19 @@ class FolderSource(Source):
         pass
 
 
-def _tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]:
-    """The file that holds each tensor, and the tensors' shapes."""
+_Held = dict[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape of each tensor in a file."""
+
+
+def _tensors(folder: Path) -> tuple[dict[str, Path], _Held]:
+    """The file that holds each tensor, and what the tensors are."""
     index = folder / _INDEX
     if not index.exists():
         file = folder / _WEIGHTS
         if not file.exists():
             raise kccl.Error(f"{folder} has neither {_WEIGHTS} nor {_INDEX}")
-        shapes = _shapes(file, _headers(file))
-        return dict.fromkeys(shapes, file), shapes
+        tensors = _known(file, _headers(file))
+        return dict.fromkeys(tensors, file), tensors
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
@@ -119,7 +123,7 @@ def _tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]
                 f"{index}: tensor {shown(name)} is in {shown(str(file))}, "
                 "must be in a file beside it"
             )
-    shapes = {}
+    tensors = {}
     for file in sorted(set(weight_map.values())):
         held = _headers(folder / file)
         for name in sorted(held):
@@ -130,25 +134,22 @@ def _tensors(folder: Path) -> tuple[dict[str, Path], dict[str, tuple[int, ...]]]
         for name in sorted(name for name in weight_map if weight_map[name] == file):
             if name not in held:
                 raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
-        shapes |= _shapes(folder / file, held)
-    return {name: folder / file for name, file in weight_map.items()}, shapes
+        tensors |= _known(folder / file, held)
+    return {name: folder / file for name, file in weight_map.items()}, tensors
 
 
-def _shapes(
-    file: Path, headers: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors, all of a dtype that the engine reads."""
-    for name, (dtype, _) in headers.items():
+def _known(file: Path, held: _Held) -> _Held:
+    """A file's tensors, all of a dtype that the engine reads."""
+    for name, (dtype, _) in held.items():
         if dtype not in _DTYPES:
             raise kccl.Error(
                 f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
                 f"{', '.join(_DTYPES)}"
             )
-    return {name: shape for name, (_, shape) in headers.items()}
+    return held
 
 
-def _headers(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of each tensor in a file."""
+def _headers(file: Path) -> _Held:
     safetensors = library("safetensors")
     if not file.is_file():
         raise kccl.Error(f"{file} does not exist")

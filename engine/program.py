@@ -66,9 +66,25 @@ class Program:
         return 1 if self.config.delay == 0 else self.config.num_lanes
 
     @property
+    def num_head_parts(self) -> int:
+        """Parts of the vocabulary whose logits each come from a residual of their own, part i from
+        residual i; 1: all come from the mean of the residuals.
+        """
+        return 1 if self.config.lm_head == "replicate" else self.num_residuals
+
+    @property
     def num_in_flight(self) -> int:
         """Of how many modules messages may be under way at once: module n lands at n + this."""
         return 2 * self.config.delay
+
+    def lanes_of(self, rank: int, world_size: int) -> range:
+        """The lanes of a rank of so many: as evenly as they go."""
+        num = self.config.num_lanes
+        return range(num * rank // world_size, num * (rank + 1) // world_size)
+
+    def most_lanes(self, world_size: int) -> int:
+        """Of any rank of so many."""
+        return -(-self.config.num_lanes // world_size)
 
     @cached_property
     def by_name(self) -> dict[str, Op]:
@@ -103,7 +119,7 @@ class Program:
             add("out", "wo", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer))
             add("gate_up", "ffn_norm w1 w3", (lanes, c.ffn // lanes), layer=layer)
             add("down", "w2", (residuals, c.hidden), layer=layer, **self._exchange(2 * layer + 1))
-        add("final", "norm", (1 if c.lm_head == "replicate" else residuals, c.hidden))
+        add("final", "norm", (self.num_head_parts, c.hidden))
         add("head", "embedding" if c.is_tied else "head", (1, c.vocab_size))
         return ops
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 import kccl
 
-from .checkpoint import Checkpoint, Source
+from .checkpoint import DTYPES, Checkpoint, Source
 from .config import ModelConfig, lanes_for
 from .rope import Llama3Scaling, Rope
 
@@ -85,7 +84,9 @@ MODELS = {
 }
 
 
-def random_checkpoint(model: str | ModelConfig, *, seed: int = 0, **changes: Any) -> Checkpoint:
+def random_checkpoint(
+    model: str | ModelConfig, *, seed: int = 0, dtype: str = "bfloat16", **changes: Any
+) -> Checkpoint:
     """A checkpoint whose tensors are drawn when they are read, the same ones each time.
 
     Their scale keeps activations and logits near 1 in size.
@@ -93,6 +94,7 @@ def random_checkpoint(model: str | ModelConfig, *, seed: int = 0, **changes: Any
     Args:
         model: A name in MODELS, or a configuration.
         seed: Of the weights; 0 or more.
+        dtype: What they are stored in: "bfloat16" or "float16".
         changes: Fields of the configuration that differ from the model's, as in num_layers=2.
 
     Raises:
@@ -103,7 +105,7 @@ def random_checkpoint(model: str | ModelConfig, *, seed: int = 0, **changes: Any
         raise kccl.InvalidArgument(f"random weights: {model!r} is none of the shapes {names}")
     config = MODELS[model] if isinstance(model, str) else model
     name = model if isinstance(model, str) else model.family
-    return Checkpoint(RandomSource(replace(config, **changes), seed, name))
+    return Checkpoint(RandomSource(replace(config, **changes), seed, name, dtype))
 
 
 class RandomSource(Source):
@@ -111,7 +113,7 @@ class RandomSource(Source):
 
     is_stacked = True
 
-    def __init__(self, config: ModelConfig, seed: int, name: str) -> None:
+    def __init__(self, config: ModelConfig, seed: int, name: str, dtype: str = "bfloat16") -> None:
         self.path = Path(f"random weights of {name}")
         self.config = config
         self.shapes = dict(config.shapes())
@@ -119,6 +121,8 @@ class RandomSource(Source):
             lanes = config.num_lanes
             self.shapes["head"] = (lanes, config.vocab_size // lanes, config.hidden)
         self.names = {name: name for name in self.shapes}
+        self.dtypes = dict.fromkeys(self.shapes, "F16" if dtype == "float16" else "BF16")
+        self._dtype = dtype
         self._seed = seed
 
     def file_of(self, name: str) -> Path:
@@ -133,7 +137,9 @@ class RandomSource(Source):
         bits = np.random.PCG64([self._seed, zlib.crc32(name.encode())])
         bits.advance(start * words)
         indices = bits.random_raw((stop - start) * words).view(np.uint16)
-        values = _levels(*self._mean_and_spread(name))[indices.reshape(stop - start, -1)[:, :size]]
+        values = _levels(*self._mean_and_spread(name), self._dtype)[
+            indices.reshape(stop - start, -1)[:, :size]
+        ]
         return values.reshape(stop - start, *shape[1:])
 
     def _mean_and_spread(self, name: str) -> tuple[float, float]:
@@ -162,6 +168,6 @@ def _normal_quantiles() -> NDArray[np.float64]:
 
 
 @cache
-def _levels(mean: float, spread: float) -> NDArray[Any]:
-    """A table of BF16: indexed by 16 random bits it gives about normally distributed numbers."""
-    return (mean + spread * _normal_quantiles()).astype(ml_dtypes.bfloat16)
+def _levels(mean: float, spread: float, dtype: str) -> NDArray[Any]:
+    """A table: indexed by 16 random bits it gives about normally distributed numbers."""
+    return (mean + spread * _normal_quantiles()).astype(DTYPES[dtype])

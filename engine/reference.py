@@ -1,8 +1,10 @@
 """The engine's oracle: the program of a model in NumPy, in FP32, one op after the other.
 
-Executors differ from it only in the order of a product's sum, so each op's output is compared with
-the one here (diff.py). Weights are BF16 and exact. Activations, the residual, the KV cache and all
-sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else is.
+Executors differ from it in the order of a product's sum, so each op's output is compared with the
+one here (diff.py). Weights are exact, in the checkpoint's dtype. Activations, the residual, the KV
+cache and all sums are FP32. A lane's message is rounded to `config.message_dtype`, and nothing else
+is. The monokernel rounds more: keys and values to F16, and the vector of a product to twice the
+precision of the weights' dtype (kernels/mma.cuh).
 """
 
 from collections.abc import Iterator, Sequence
@@ -209,7 +211,7 @@ class Reference:
     def _final(self, x: Array, norm: Array) -> Array:
         """The normalised residual, averaged over the lanes unless each lane has its own logits."""
         n = self._rms_norm(x, norm)
-        if self.config.lm_head == "replicate":
+        if self.program.num_head_parts == 1:
             n = total(n)[None] / np.float32(len(n))
         return n
 

@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
+from kccl.engine.checkpoint import DTYPES
 from kccl.engine.config import ModelConfig
 from kccl.engine.models import find_model
 from kccl.engine.random_weights import MODELS, random_checkpoint
@@ -60,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="also measure transformers and llama.cpp on the same weights in BF16",
+        help="also measure transformers and llama.cpp on the same weights",
+    )
+    parser.add_argument(
+        "-d", "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
     )
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"
@@ -93,12 +98,16 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             ranks=args.ranks,
             has_baselines=args.baselines,
         )
-        with Engine(checkpoint, args.backend, args.ranks, context=request.context) as engine:
+        with Engine(
+            checkpoint, args.backend, args.ranks, context=request.context, dtype=args.dtype
+        ) as engine:
+            # The reference and the peers have the engine's weights.
+            request = replace(request, checkpoint=checkpoint.as_dtype(engine.dtype))
             tables = sys.stderr if args.json else sys.stdout
             out = console(tables)
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
-            out.print(f"# kccl bench decode: {request.name}, bfloat16, {ranks}")
+            out.print(f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
             with progress(engine.rank == 0, 2 + len(request.positions), tables) as show:
                 result = measure(engine, request, show)
             is_right = bool(engine.of_rank_0(result.is_right))
@@ -122,7 +131,7 @@ def _checkpoint(args: argparse.Namespace) -> Iterator[Checkpoint]:
     if args.random_weights is None:
         opened = open_checkpoint(find_model(args.model))
     else:
-        opened = random_checkpoint(args.random_weights)
+        opened = random_checkpoint(args.random_weights, dtype=args.dtype or "bfloat16")
     with opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""A checkpoint's weights in BF16 as files that other engines read."""
+"""A checkpoint's weights, in its dtype, as files that other engines read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 import kccl
 from kccl.engine import gguf as gguf_names
 from kccl.engine import hf as hf_names
-from kccl.engine.checkpoint import Checkpoint, layer_names
+from kccl.engine.checkpoint import DTYPES, Checkpoint, layer_names
 from kccl.engine.config import ModelConfig
 from kccl.engine.extras import library
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
@@ -42,7 +41,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
     """
     config = checkpoint.config
     check_ordinary(config)
-    (folder / "config.json").write_text(json.dumps(_hf_config(config)))
+    (folder / "config.json").write_text(json.dumps(_hf_config(config, checkpoint.dtype)))
     names = layer_names(config, hf_names.WHOLE_NAMES, hf_names.LAYER_NAMES)
     weight_map: dict[str, str] = {}
     safetensors = library("safetensors.numpy")
@@ -54,7 +53,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
             part = name.rpartition(".")[2]
             if part in ("wq", "wk") and config.rope.is_interleaved:
                 tensor = _apart(tensor, config.head_dim)
-            tensors[names[name]] = _bf16(tensor)
+            tensors[names[name]] = _as_dtype(tensor, checkpoint.dtype)
             weight_map[names[name]] = file
         safetensors.save_file(tensors, folder / file, {"format": "pt"})
     index = {"metadata": {}, "weight_map": weight_map}
@@ -71,15 +70,18 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     check_ordinary(config)
     gguf = library("gguf")
     names = layer_names(config, gguf_names.WHOLE_NAMES, gguf_names.LAYER_NAMES)
-    # What the file has: norms in FP32, matrices in BF16.
+    # What the file has: norms in FP32, matrices in the dtype.
+    kinds = gguf.GGMLQuantizationType
+    kind = {"bfloat16": kinds.BF16, "float16": kinds.F16}[checkpoint.dtype]
     writer = gguf.GGUFWriter(path, config.family)
     _add_fields(writer, gguf, config)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.name}"])
     factors = _rope_factors(config)
     if factors is not None:
-        _add_tensor(writer, gguf, "rope_freqs.weight", factors.shape, is_norm=True)
+        _add_tensor(writer, "rope_freqs.weight", factors.shape, kinds.F32)
     shapes = {name: _joint_shape(config, name) for name in names}
     for name, in_file in names.items():
-        _add_tensor(writer, gguf, in_file, shapes[name], is_norm=name.endswith("norm"))
+        _add_tensor(writer, in_file, shapes[name], kinds.F32 if name.endswith("norm") else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -91,8 +93,8 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         # llama.cpp turns pairs (2i, 2i+1) in models of the architecture llama.
         if part in ("wq", "wk") and config.family == "llama" and not config.rope.is_interleaved:
             tensor = _together(tensor, config.head_dim)
-        is_norm = name.endswith("norm")
-        writer.write_tensor_data(tensor.astype(np.float32) if is_norm else _bf16(tensor))
+        # Norms come in FP32, all else in the dtype.
+        writer.write_tensor_data(np.ascontiguousarray(tensor))
     writer.close()
 
 
@@ -125,8 +127,8 @@ def _joint_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
     return lanes * rows, columns
 
 
-def _bf16(tensor: Array) -> Array:
-    return np.ascontiguousarray(tensor.astype(ml_dtypes.bfloat16, copy=False))
+def _as_dtype(tensor: Array, dtype: str) -> Array:
+    return np.ascontiguousarray(tensor.astype(DTYPES[dtype], copy=False))
 
 
 def _apart(rows: Array, head_dim: int) -> Array:
@@ -141,7 +143,7 @@ def _together(rows: Array, head_dim: int) -> Array:
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _hf_config(config: ModelConfig) -> dict[str, Any]:
+def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     kind = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.family]
     return {
         "architectures": [kind],
@@ -157,7 +159,7 @@ def _hf_config(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.is_tied,
         "hidden_act": "silu",
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -206,7 +208,6 @@ def _add_fields(writer: Any, gguf: Any, config: ModelConfig) -> None:
         writer.add_rope_freq_base: config.rope.theta,
         writer.add_layer_norm_rms_eps: config.norm_eps,
         writer.add_vocab_size: config.vocab_size,
-        writer.add_file_type: gguf.LlamaFileType.MOSTLY_BF16,
         writer.add_tokenizer_model: "llama",
         writer.add_token_list: [f"<{token}>" for token in range(config.vocab_size)],
         writer.add_token_scores: [0.0] * config.vocab_size,
@@ -218,10 +219,7 @@ def _add_fields(writer: Any, gguf: Any, config: ModelConfig) -> None:
         method(value)
 
 
-def _add_tensor(
-    writer: Any, gguf: Any, name: str, shape: tuple[int, ...], *, is_norm: bool
-) -> None:
-    kinds = gguf.GGMLQuantizationType
-    dtype, kind = (np.float32, kinds.F32) if is_norm else (np.uint16, kinds.BF16)
+def _add_tensor(writer: Any, name: str, shape: tuple[int, ...], kind: Any) -> None:
+    dtype = np.float32 if kind.name == "F32" else np.uint16
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     writer.add_tensor_info(name, shape, np.dtype(dtype), nbytes, raw_dtype=kind)

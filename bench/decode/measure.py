@@ -321,7 +321,7 @@ class _Measurement:
                 "backend": engine.backend if is_ours else "cpu",
                 "form": forms.get(library) or None,
                 "world_size": engine.world_size if is_ours else 1,
-                "dtype": "bfloat16",
+                "dtype": engine.dtype,
                 "prompt_tokens": len(self._prompt),
                 "new_tokens": num,
                 "position": position,

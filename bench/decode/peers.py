@@ -1,4 +1,4 @@
-"""Other engines on the same CPU cores and the same weights in BF16: transformers and llama.cpp."""
+"""Other engines on the same CPU cores and the same weights: transformers and llama.cpp."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Transformers(Peer):
         with tempfile.TemporaryDirectory() as folder:
             write_folder(checkpoint, Path(folder))
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.bfloat16
+                folder, dtype=getattr(torch, checkpoint.dtype)
             ).eval()
         torch.set_num_threads(threads)
         self._makers = {

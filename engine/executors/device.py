@@ -20,7 +20,7 @@ from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.shape import KERNELS, Tuning, check, kernels_of, source_of
 from ..program import Op, Program
 from ..sample import SamplingParams
-from .executor import Token
+from .executor import Token, bad_logits, finite
 from .work import Work
 
 # As kernels/task.cuh numbers the ends of a request.
@@ -70,6 +70,7 @@ class DeviceExecutor:
         self.device = ""
         self._comm = comm
         self._tuning = tuning
+        self._dtype = checkpoint.dtype
         self._warp_size = warp_size
         check(self.program, comm.world_size)
         self._module = self._compile(kernels_of(tuning), samples=False)
@@ -110,12 +111,12 @@ class DeviceExecutor:
     # ---- memory ----------------------------------------------------------------------------------
 
     def _compile(self, names: list[str], *, samples: bool) -> Any:
+        comm = self._comm
+        shape = (self.program, comm.world_size, self.context, self._tuning, self._dtype)
         return kccl.compile(
-            source_of(
-                self.program, self._comm.world_size, self.context, self._tuning, samples=samples
-            ),
+            source_of(*shape, rank=comm.rank, samples=samples),
             names,
-            target=self._comm.backend,
+            target=comm.backend,
             warp_size=self._warp_size,
             include_dirs=[KERNELS],
         )
@@ -153,10 +154,9 @@ class DeviceExecutor:
 
     def _make_outputs(self, checkpoint: Checkpoint) -> Outputs:
         program, rank = self.program, self._comm.rank
-        num = program.config.num_lanes // self._comm.world_size
         return Outputs(
             program,
-            range(rank * num, (rank + 1) * num),
+            program.lanes_of(rank, self._comm.world_size),
             self._sizes.places,
             self._tuning.splits,
             weights.norms(checkpoint, program),
@@ -201,7 +201,7 @@ class DeviceExecutor:
         for index in count():
             token = self._await(self._loaded.tokens[index])
             if token.end == _BAD_LOGITS:
-                raise kccl.Error("the model's logits are NaN, or none is finite")
+                raise bad_logits(self._dtype)
             if token.end == _CANCELLED:
                 raise kccl.Error("another rank ended the request before its end")
             yield Token(token.id, token.logprob, _ENDS[token.end], time.monotonic())
@@ -229,7 +229,7 @@ class DeviceExecutor:
                 some = ids[: first + loading.SCORED_AT_ONCE]
                 self._run_ids(some, first, logits=self._loaded.logits)
                 if writes_shared:
-                    out[first : len(some)] = self._scored(len(some) - first)
+                    out[first : len(some)] = finite(self._scored(len(some) - first), self._dtype)
 
         self._begin()
         self._work.start(work)
@@ -250,7 +250,7 @@ class DeviceExecutor:
                     continue
                 if op.kind == "embed":
                     at = self._task.embedding + 2 * c.hidden * token
-                    row = embedded(self._arena.read(at, 2 * c.hidden))
+                    row = embedded(self._arena.read(at, 2 * c.hidden), self._dtype)
                     found = {each: row for each in self._outputs.residuals()}
                 elif op.kind == "head":
                     found = {0: self._scored(1)[0]}

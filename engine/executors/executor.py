@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+import kccl
+
 from ..program import Op, Program
 from ..sample import SamplingParams
 
@@ -24,6 +26,24 @@ class Token(NamedTuple):
     logprob: float
     end: str
     time_s: float
+
+
+def bad_logits(dtype: str) -> kccl.Error:
+    """The error of logits that are not finite, with weights in a dtype."""
+    text = "the model's logits are NaN, or none is finite"
+    if dtype == "float16":
+        text += (
+            "; a vector may have a value beyond 65504, the largest of float16: dtype 'bfloat16' "
+            "holds it"
+        )
+    return kccl.Error(text)
+
+
+def finite(logits: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
+    """The logits. Raises kccl.Error if one is not finite."""
+    if not np.isfinite(logits).all():
+        raise bad_logits(dtype)
+    return logits
 
 
 class Executor(Protocol):
@@ -50,8 +70,8 @@ class Executor(Protocol):
         """The tokens of the request that was started, each as soon as it is chosen.
 
         Raises:
-            kccl.Error: The logits are NaN. Or a rank was lost, did not come, or ended the request
-                before its end.
+            kccl.Error: The logits are not finite. Or a rank was lost, did not come, or ended the
+                request before its end.
         """
 
     def end(self) -> None:
@@ -65,6 +85,8 @@ class Executor(Protocol):
         self, ids: Sequence[int], out: NDArray[np.float32], *, writes_shared: bool
     ) -> None:
         """Begins to write the logits after each id to out, float32 [len(ids), vocab_size].
+
+        An executor may refuse logits that are not finite, in wait().
 
         Args:
             ids: The tokens.

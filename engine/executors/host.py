@@ -14,7 +14,7 @@ from ..checkpoint import Checkpoint
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .core import ffi, lib
-from .executor import Token
+from .executor import Token, bad_logits
 from .packing import (
     KINDS,
     PANELS_AT_ONCE,
@@ -26,6 +26,8 @@ from .packing import (
     shape_of,
 )
 
+DTYPE = "bfloat16"
+"""The dtype of the weights."""
 # Nanoseconds of one wait in C for the next token. Between two waits Python handles Ctrl-C.
 _LOOK_NS = 100_000_000
 _ENDS = {
@@ -36,8 +38,8 @@ _ENDS = {
 
 
 class HostExecutor:
-    """One rank's threads, weights and KV cache: an Executor (executor.py). Its packed weights
-    include the embedding's rows.
+    """One rank's threads, weights and KV cache: an Executor (executor.py). Its weights are BF16,
+    whatever the file stores. Its packed weights include the embedding's rows.
     """
 
     kv_item_bytes = 4
@@ -56,7 +58,7 @@ class HostExecutor:
         """Packs this rank's weights and starts its threads. Collective.
 
         Args:
-            checkpoint: The model; may be closed afterwards.
+            checkpoint: The model, read in DTYPE; may be closed afterwards.
             comm: Its ranks share the lanes. It stays open as long as this.
             blocks: Threads of each rank, the same on all.
             cpus: The core of each thread; empty: any.
@@ -68,6 +70,10 @@ class HostExecutor:
             BackendError: There is no memory, or a thread cannot start.
         """
         config = checkpoint.config
+        if checkpoint.dtype != DTYPE:
+            raise kccl.InvalidArgument(
+                f"dtype is {checkpoint.dtype!r}, must be {DTYPE!r} for the host executor"
+            )
         if not 1 <= blocks <= lib.kKcclEngineMaxBlocks:
             raise kccl.InvalidArgument(
                 f"blocks is {blocks}, must be from 1 to {lib.kKcclEngineMaxBlocks}"
@@ -182,7 +188,7 @@ class HostExecutor:
             if found == 0:
                 continue
             if token.end == lib.kKcclEngineBadLogits:
-                raise kccl.Error("the model's logits are NaN, or none is finite")
+                raise bad_logits(DTYPE)
             if token.end == lib.kKcclEngineCancelled:
                 raise kccl.Error("another rank ended the request before its end")
             yield Token(token.id, token.logprob, _ENDS.get(token.end, ""), token.time_ns * 1e-9)

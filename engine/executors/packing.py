@@ -48,19 +48,20 @@ class Parts:
 
     Attributes:
         first_lane, first_panel, first_row: Of each rank, then the total.
-        num_groups: Parts of the vocabulary whose logits come from a lane each; 1: from their mean.
+        num_groups: See Program.num_head_parts.
         panels_per_group: Panels of one of them.
     """
 
     def __init__(self, program: Program, world_size: int) -> None:
         c = program.config
-        self.num_groups = 1 if c.lm_head == "replicate" else c.num_lanes
+        self.num_groups = program.num_head_parts
         self.panels_per_group = panels_for(c.vocab_size // self.num_groups)
 
         def cut(total: int) -> list[int]:
             return [total * rank // world_size for rank in range(world_size + 1)]
 
-        self.first_lane = cut(c.num_lanes)
+        of_ranks = [program.lanes_of(rank, world_size) for rank in range(world_size)]
+        self.first_lane = [*(lanes.start for lanes in of_ranks), c.num_lanes]
         self.first_row = cut(c.vocab_size)
         self.first_panel = cut(self.panels_per_group)
         if self.num_groups > 1:

@@ -51,7 +51,7 @@ KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
         using Dims = Shape<S>;
         const uint32_t block = platform::block_in_grid();
         const uint32_t lane =
-            comm.rank * Dims::kLanesHere + Dims::group_of(block) * Dims::kGroupLanes;
+            Dims::first_lane_of(comm.rank) + Dims::group_of(block) * Dims::kGroupLanes;
         const Cut tiles = Dims::Out::tiles_of(Dims::member_of(block));
         Waiter<S> waiter(comm, task, &shared.gave_up);
         const auto is_over = [&] {

@@ -1,4 +1,5 @@
-// The last norm, the mean over the lanes, and the head: this rank's part of the logits.
+// The last norm, the mean over the lanes unless the head has a part for each, and the head: this
+// rank's part of the logits.
 #pragma once
 
 #include "vectors.cuh"
@@ -42,7 +43,7 @@ KCCL_DEVICE bool stage_mean(Worker<S>& worker) {
                     Places<S>::residual(Shape<S>::kModules - 1, each) + (is_there ? first + i : 0);
             }
             worker.template await<Worker<S>::kReach>(places, wanted, tag_of(worker.round()), quads,
-                                                     1u << each / Shape<S>::kLanesHere);
+                                                     1u << Shape<S>::rank_of(each));
             if (sweep == 0) {
                 store_squares(worker, quads, each);
                 continue;
@@ -78,10 +79,10 @@ template <class S>
 KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
     using Dims = Shape<S>;
     using M = typename Dims::Head;
-    const Cut tiles = M::tiles_of(worker.block());
-    const uint32_t first_id = worker.comm().rank * (S::kVocab / S::kWorldSize);
+    const Cut tiles = Dims::head_tiles_of(worker.block());
+    const uint32_t first_id = Dims::first_head_row_of(worker.comm().rank);
     const Task& task = worker.task();
-    constexpr bool kHasMean = S::kNumResiduals > 1;
+    constexpr bool kHasMean = S::kNumResiduals > S::kNumHeadParts;
     worker.next_op();
     if constexpr (kHasMean) {
         if (!stage_mean<M>(worker)) return false;

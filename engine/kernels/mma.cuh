@@ -4,7 +4,9 @@
 //
 // A vector is FP32. It is split into two parts of the tile's type, high = T(x) and low = T(x -
 // high), which the matrix unit multiplies as two columns. It has columns to spare, so this costs no
-// time. The sums are as exact as products of FP32 vectors that are rounded to twice T's precision.
+// time. The sums are as exact as products of FP32 vectors that are rounded to twice T's precision;
+// with f16 at best to multiples of 2^-24. What T cannot hold becomes NaN, and so do all sums of its
+// vector: f16 ends at 65504.
 //
 //   Mma<T>::offset(row, column)     where an element lies in a packed tile, in bytes
 //   Mma<T>::Lane(num_vectors, stride)
@@ -47,7 +49,7 @@ constexpr bool kIsBfloat16 = false;
 template <>
 constexpr bool kIsBfloat16<bf16> = true;
 
-// An infinity becomes NaN.
+// What T cannot hold, and an infinity, becomes an infinity and its opposite: their sum is NaN.
 template <class T>
 KCCL_DEVICE StagedQuad split(const Quad& quad) {
     StagedQuad staged;

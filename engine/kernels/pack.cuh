@@ -20,7 +20,8 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
         const uint32_t step = in_row / S::kWarps % M::kSteps, warp_index = in_row % S::kWarps;
         const uint32_t column = (warp_index * M::kSteps + step) * kTileColumns;
         const uint32_t owner = M::owner_of(tile);
-        const uint32_t block = product == Product::kHead ? owner : Dims::block_of(group, owner);
+        const bool is_of_all = product == Product::kHead && !Dims::kHasHeadParts;
+        const uint32_t block = is_of_all ? owner : Dims::block_of(group, owner);
         const uint32_t member = Dims::member_of(block);
         const uint64_t to = Dims::stream_of(block) + layer * Dims::packed_by(member) +
                             (product == Product::kHead ? 0 : packed_before<S>(product, member)) +
@@ -32,12 +33,13 @@ KCCL_DEVICE void pack_product(Product product, uint16_t* weights, const uint16_t
                                   lane * M::kColumns + column + within;
             const uint16_t value =
                 column < M::kColumns ? mem::load_plain(matrix + from) : uint16_t{0};
-            mem::store_plain(packed + Mma<bf16>::offset(row, within) / 2, value);
+            mem::store_plain(packed + Mma<typename S::Weight>::offset(row, within) / 2, value);
         }
     }
 }
 
-// Packs one product of a layer and group; the head counts as that of layer kNumLayers. `matrix` is
+// Packs one product of a layer and group; the head counts as that of layer kNumLayers, and of group
+// 0 if it has no parts. `matrix` is
 // row-major, [rows][lanes of the group][columns], 16 bits each; of gate and up, 8 rows of the one
 // and 8 of the other take turns.
 template <class S>

@@ -156,7 +156,7 @@ class ChunkAttention {
             const uint32_t place = C::kAttended + lane_ * C::OutPlan::kTiles * C::kStripe +
                                    C::at(column, number_ + query / Dims::kHeadsPerKv);
             mem::store_plain(reinterpret_cast<StagedQuad*>(crew_.here(place)),
-                             split<bf16>(attended));
+                             split<typename S::Weight>(attended));
         });
     }
 

@@ -43,7 +43,7 @@ class Member {
     // The group's first lane, of this rank's and of all.
     KCCL_DEVICE uint32_t first_lane_here() const { return group() * Dims::kGroupLanes; }
     KCCL_DEVICE uint32_t first_lane() const {
-        return comm_.rank * Dims::kLanesHere + first_lane_here();
+        return Dims::first_lane_of(comm_.rank) + first_lane_here();
     }
     KCCL_DEVICE Quad* on_board(int rank, uint32_t place) const {
         return reinterpret_cast<Quad*>(task_.boards[rank]) + place;

@@ -36,7 +36,7 @@ class ChunkMultiplier {
 
   private:
     using Plan = ChunkPlan<S, M>;
-    using Unit = Mma<bf16>;
+    using Unit = Mma<typename S::Weight>;
 
     KCCL_DEVICE void skip() {
         for (uint32_t run = 0; run < Plan::kRuns; ++run) {

@@ -70,7 +70,8 @@ KCCL_DEVICE void stage_normed(Crew<S>& crew, const Quad& weights, uint32_t quad,
     const uint32_t place = Chunk<S>::kNormed +
                            crew.group() * Chunk<S>::QkvPlan::kTiles * Chunk<S>::kStripe +
                            Chunk<S>::at(quad, number);
-    mem::store_plain(reinterpret_cast<StagedQuad*>(crew.here(place)), split<bf16>(scaled));
+    mem::store_plain(reinterpret_cast<StagedQuad*>(crew.here(place)),
+                     split<typename S::Weight>(scaled));
 }
 
 template <class S>
@@ -169,7 +170,7 @@ KCCL_DEVICE void finish_acts(Crew<S>& crew) {
         const uint32_t place =
             C::kActs + lane * C::DownPlan::kTiles * C::kStripe + C::at(feature % kLane, number);
         mem::store_plain(reinterpret_cast<StagedQuad*>(crew.here(place)),
-                         split<bf16>(untagged(act)));
+                         split<typename S::Weight>(untagged(act)));
     });
 }
 

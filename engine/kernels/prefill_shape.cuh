@@ -43,14 +43,14 @@ struct ChunkPlan {
     // A warp multiplies a row tile with one of so many parts of the positions. There are as many as
     // all warps need.
     KCCL_CONSTEXPR static uint32_t parts() {
-        const uint32_t all = S::kChunk / Mma<bf16>::kVectors;
+        const uint32_t all = S::kChunk / Mma<typename S::Weight>::kVectors;
         uint32_t parts = 1;
         while (parts < all && (all % parts != 0 || M::kMostTiles * parts < S::kChunkWarps)) ++parts;
         return parts;
     }
     static constexpr uint32_t kParts = parts();
     // Multiplications of each tile.
-    static constexpr uint32_t kEach = S::kChunk / Mma<bf16>::kVectors / kParts;
+    static constexpr uint32_t kEach = S::kChunk / Mma<typename S::Weight>::kVectors / kParts;
 };
 
 // What lanes send each other for a quad of the residual: FP32 words, or rounded ones.
@@ -85,7 +85,7 @@ template <class S>
 struct Chunk {
     using Dims = Shape<S>;
     static constexpr uint32_t kNum = S::kChunk;
-    static_assert(kNum % Mma<bf16>::kVectors == 0, "whole multiplications");
+    static_assert(kNum % Mma<typename S::Weight>::kVectors == 0, "whole multiplications");
     static_assert(S::kHidden % kTileRows == 0 && Dims::kQkvRows % kTileRows == 0, "whole tiles");
     // Quads of 16 elements of all positions.
     static constexpr uint32_t kStripe = kNum * kTileQuads;
@@ -125,8 +125,15 @@ struct Chunk {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Places<S>::kQuads;
+    // [module][lane of all ranks][...], packed. Other ranks write these, so what lies before them
+    // has the same size on all ranks.
+    using Sent = Message<S::kRoundsMessages>;
+    static constexpr uint32_t kMessages = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kNumMessages =
+        S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
     // [group][...]: the residual; and, staged, times the next norm's weights.
-    static constexpr uint32_t kResidual = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kResidual =
+        kMessages + kNumMessages / (sizeof(Quad) / sizeof(typename Sent::Type));
     static constexpr uint32_t kNormed = kResidual + Dims::kGroups * kHiddenQuads;
     // [group][position], a float each: 1 / the root of the residual's mean square.
     static constexpr uint32_t kScales = kNormed + Dims::kGroups * QkvPlan::kTiles * kStripe;
@@ -141,13 +148,7 @@ struct Chunk {
     static constexpr uint32_t kAttended =
         kOwnParts + Dims::kLanesHere * kNum * S::kHeads * Dims::kPartQuads;
     static constexpr uint32_t kActs = kAttended + Dims::kLanesHere * OutPlan::kTiles * kStripe;
-    // [module][lane of all ranks][...], packed.
-    using Sent = Message<S::kRoundsMessages>;
-    static constexpr uint32_t kMessages = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
-    static constexpr uint32_t kNumMessages =
-        S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
-    static constexpr uint32_t kEnd =
-        kMessages + kNumMessages / (sizeof(Quad) / sizeof(typename Sent::Type));
+    static constexpr uint32_t kEnd = kActs + Dims::kLanesHere * DownPlan::kTiles * kStripe;
 
     // Quad `quad` of a vector, of the position with this number in the chunk.
     KCCL_CONSTEXPR static uint32_t at(uint32_t quad, uint32_t number) {

@@ -32,7 +32,7 @@ KCCL_DEVICE Steps steps_of_product(uint32_t block, Product product) {
         case Product::kGateUp:
             return steps_of<typename Dims::GateUp>(Dims::GateUp::tiles_of(member).num);
         case Product::kDown: return steps_of<typename Dims::Down>(Dims::Down::tiles_of(member).num);
-        default: return steps_of<typename Dims::Head>(Dims::Head::tiles_of(block).num);
+        default: return steps_of<typename Dims::Head>(Dims::head_tiles_of(block).num);
     }
 }
 
@@ -83,7 +83,7 @@ class Multiplier {
     }
 
   private:
-    using Unit = Mma<bf16>;
+    using Unit = Mma<typename S::Weight>;
     static constexpr uint32_t kAtOnce = S::kStageSteps;
     // The output projection has the fewest steps.
     static constexpr uint32_t kShort = Shape<S>::Out::kSteps;
@@ -94,8 +94,8 @@ class Multiplier {
         !(fits(Shape<S>::Qkv::kSteps) && fits(kShort) && fits(Shape<S>::Down::kSteps));
 
     struct Loaded {
-        Unit::Weights tiles[kAtOnce];
-        Unit::Inputs inputs[kAtOnce];
+        typename Unit::Weights tiles[kAtOnce];
+        typename Unit::Inputs inputs[kAtOnce];
     };
 
     // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
@@ -159,13 +159,13 @@ class Multiplier {
 
     Worker<S>& worker_;
     const Steps steps_;
-    const Unit::Lane lane_;
+    const typename Unit::Lane lane_;
     const uint32_t warp_;
     const StagedQuad* const staged_;
     float* area_;
     uint32_t at_ = 0;  // the next step's number within all lanes
     uint32_t left_;    // steps of this row tile and lane
-    Unit::Sums sums_ = {};
+    typename Unit::Sums sums_ = {};
 };
 
 // One product of the block: see Multiplier::run(). All threads of the warp.

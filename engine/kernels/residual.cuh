@@ -82,8 +82,9 @@ KCCL_DEVICE Quad sum_over_ranks(Worker<S>& worker, uint32_t module, uint32_t qua
 }
 
 // Adds what the warps' areas hold of module `module` to the residual, and publishes it. `is_last`:
-// it is the last module, whose residual all ranks need. Called by all warps that multiply, when
-// they have met. What other lanes' messages add has been collected (collect.cuh).
+// it is the last module, whose residual all ranks need if the head takes the mean. Called by all
+// warps that multiply, when they have met. What other lanes' messages add has been collected
+// (collect.cuh).
 template <class S>
 KCCL_DEVICE void add_to_residual(Worker<S>& worker, uint32_t module, const Module& rule,
                                  bool is_last) {
@@ -122,7 +123,7 @@ KCCL_DEVICE void add_to_residual(Worker<S>& worker, uint32_t module, const Modul
         if (!is_there) continue;
         const uint32_t place = Places<S>::residual(module, worker.residual_index()) + row;
         const uint32_t tag = tag_of(worker.round());
-        if (is_last && S::kNumResiduals > 1) {
+        if (is_last && S::kNumResiduals > S::kNumHeadParts) {
             worker.publish_to_all(place, x, tag);
         } else {
             worker.publish(place, x);

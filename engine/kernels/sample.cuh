@@ -176,7 +176,6 @@ class Sampler {
 
   private:
     using Head = typename Shape<S>::Head;
-    static constexpr uint32_t kRows = S::kVocab / S::kWorldSize;
     // The weight of the largest score. That of kSpan less is 0, rounded.
     static constexpr uint64_t kOne = uint64_t{1} << 44;
     static constexpr double kSpan = 32;
@@ -187,8 +186,8 @@ class Sampler {
     KCCL_DEVICE void look() {
         Candidate best = {0, 0, -1, false}, below = best, reached = best;
         Tally before = {0, 0}, from_pivot = {0, 0}, all = {0, 0};
-        const Cut tiles = Head::tiles_of(worker_.block());
-        const uint32_t first_quad = worker_.comm().rank * (kRows / 4);
+        const Cut tiles = Shape<S>::head_tiles_of(worker_.block());
+        const uint32_t first_quad = Shape<S>::first_head_row_of(worker_.comm().rank) / 4;
         const uint32_t end = (tiles.first + tiles.num) * kTileQuads;
 #pragma unroll 1
         for (uint32_t quad = tiles.first * kTileQuads + own_thread(); quad < end;
@@ -348,9 +347,9 @@ class Sampler {
 // Marks an id that the text has, if it is one of this block's rows.
 template <class S>
 KCCL_DEVICE void mark(const Worker<S>& worker, int32_t id) {
-    const Cut tiles = Shape<S>::Head::tiles_of(worker.block());
+    const Cut tiles = Shape<S>::head_tiles_of(worker.block());
     const uint32_t row =
-        static_cast<uint32_t>(id) - worker.comm().rank * (S::kVocab / S::kWorldSize);
+        static_cast<uint32_t>(id) - Shape<S>::first_head_row_of(worker.comm().rank);
     const Task& task = worker.task();
     const bool is_here = row - tiles.first * kTileRows < tiles.num * kTileRows;
     if (!is_here || task.marks == 0) return;

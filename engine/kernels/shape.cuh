@@ -63,12 +63,24 @@ struct Matrix {
 
 template <class S>
 struct Shape : S {
-    static constexpr uint32_t kLanesHere = S::kNumLanes / S::kWorldSize;
+    // Lanes are cut over the ranks. A rank has kLanesHere; where that differs from rank to rank, so
+    // do their kernels.
+    static constexpr uint32_t kLanesHere = S::kLanesHere;
+    static constexpr bool kAreRanksEven = kLanesHere * S::kWorldSize == S::kNumLanes;
+    KCCL_CONSTEXPR static uint32_t first_lane_of(uint32_t rank) {
+        if (kAreRanksEven) return rank * kLanesHere;
+        return cut(S::kNumLanes, rank, S::kWorldSize).first;
+    }
+    KCCL_CONSTEXPR static uint32_t rank_of(uint32_t lane) {
+        if (kAreRanksEven) return lane / kLanesHere;
+        return ((lane + 1) * S::kWorldSize - 1) / S::kNumLanes;
+    }
     static constexpr uint32_t kGroups = S::kNumResiduals == 1 ? 1 : kLanesHere;
     static constexpr uint32_t kGroupLanes = kLanesHere / kGroups;
     static constexpr uint32_t kGroupBlocks = S::kBlocks / kGroups;
     static constexpr uint32_t kModules = 2 * S::kNumLayers;
-    static_assert(kLanesHere * S::kWorldSize == S::kNumLanes, "ranks have equally many lanes");
+    // Other ranks' blocks have the same rows.
+    static_assert(kAreRanksEven || kGroups == 1, "ranks have equally many groups");
     static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
 
     // A block's group, and its number there. Neighbours are of different groups: they share a part
@@ -88,8 +100,23 @@ struct Shape : S {
     // A tile has 8 rows of the gate, and behind them the same rows of "up".
     using GateUp = Matrix<S, 2 * kGroupLanes * S::kFfn, S::kHidden, 1, kGroupBlocks>;
     using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks>;
-    using Head = Matrix<S, S::kVocab / S::kWorldSize, S::kHidden, 1, S::kBlocks>;
-    static_assert(S::kVocab % (S::kWorldSize * kTileRows) == 0, "ranks have whole tiles");
+    // A head with parts has one for each residual. Otherwise all blocks share the rank's rows.
+    static constexpr bool kHasHeadParts = S::kNumHeadParts > 1;
+    static_assert(S::kNumHeadParts == 1 || S::kNumHeadParts == S::kNumResiduals, "one for each");
+    static constexpr uint32_t kHeadParts = kHasHeadParts ? S::kNumHeadParts : S::kWorldSize;
+    using Head =
+        Matrix<S, S::kVocab / kHeadParts, S::kHidden, 1, kHasHeadParts ? kGroupBlocks : S::kBlocks>;
+    static_assert(S::kVocab % (kHeadParts * kTileRows) == 0, "parts have whole tiles");
+    // The first row of a rank.
+    KCCL_CONSTEXPR static uint32_t first_head_row_of(uint32_t rank) {
+        return (kHasHeadParts ? first_lane_of(rank) : rank) * (S::kVocab / kHeadParts);
+    }
+    // The row tiles of a block, among the rank's.
+    KCCL_CONSTEXPR static Cut head_tiles_of(uint32_t block) {
+        if (!kHasHeadParts) return Head::tiles_of(block);
+        const Cut of_group = Head::tiles_of(member_of(block));
+        return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
+    }
     // So many row tiles of the head are multiplied before their logits are looked at.
     static constexpr uint32_t kHeadTiles = 12;
 
@@ -156,7 +183,13 @@ struct Shape : S {
         const uint32_t group = group_of(block), member = member_of(block);
         return (group * packed_before(member + 1) + (kGroups - group) * packed_before(member)) *
                    S::kNumLayers +
-               uint64_t{Head::tiles_of(block).first} * Head::kPacked;
+               uint64_t{head_tiles_before(block)} * Head::kPacked;
+    }
+    KCCL_CONSTEXPR static uint32_t head_tiles_before(uint32_t block) {
+        if (!kHasHeadParts) return Head::tiles_of(block).first;
+        const uint32_t group = group_of(block), member = member_of(block);
+        return group * Head::tiles_of(member + 1).first +
+               (kGroups - group) * Head::tiles_of(member).first;
     }
 
     static constexpr uint32_t kStageBytes = S::kStageSteps * S::kWarps * kTileBytes;

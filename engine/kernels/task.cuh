@@ -35,7 +35,7 @@ struct Sampling {
 // said otherwise.
 struct Task {
     uint64_t weights;    // packed tiles, each block's contiguous
-    uint64_t embedding;  // bf16 [vocabulary][hidden]
+    uint64_t embedding;  // S::Weight [vocabulary][hidden]
     uint64_t norms;      // float [2 * layers + 1][hidden], in the order of their use
     uint64_t qk_norms;   // float [layers][queries, keys][head_dim]; 0: none
     uint64_t cosines;    // float [context][head_dim / 2]

@@ -13,7 +13,8 @@ KCCL_DEVICE Quad embedded(const Task& task, int32_t token, uint32_t quad) {
     Quad values;
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) {
-        values.value[i] = Element<bf16>::widen(bf16{static_cast<uint16_t>(four >> 16 * i)});
+        values.value[i] =
+            Element<typename S::Weight>::widen({static_cast<uint16_t>(four >> 16 * i)});
     }
     return values;
 }
@@ -28,7 +29,7 @@ KCCL_DEVICE uint32_t first_quad(const Worker<S>& worker) {
 // Stages quad i of this warp's vector, in all of its copies.
 template <class M, class S>
 KCCL_DEVICE void stage(Worker<S>& worker, uint32_t i, const Quad& quad) {
-    const StagedQuad staged = split<bf16>(quad);
+    const StagedQuad staged = split<typename S::Weight>(quad);
     KCCL_UNROLL
     for (uint32_t copy = 0; copy < M::kCopies; ++copy) {
         worker.staged()[copy * M::kAllSteps * kTileQuads + i] = staged;

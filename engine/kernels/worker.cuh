@@ -103,7 +103,7 @@ class Worker {
     KCCL_DEVICE uint32_t member() const { return Dims::member_of(block()); }
     // The first lane of the group, over all ranks; and the group's residual.
     KCCL_DEVICE uint32_t first_lane() const {
-        return comm_.rank * Dims::kLanesHere + group() * Dims::kGroupLanes;
+        return Dims::first_lane_of(comm_.rank) + group() * Dims::kGroupLanes;
     }
     KCCL_DEVICE uint32_t residual_index() const { return S::kNumResiduals == 1 ? 0 : first_lane(); }
 

@@ -92,10 +92,12 @@ def load(
         progress: Called with the number of bytes that were packed since the last call.
     """
     c, world_size = program.config, comm.world_size
-    num = c.num_lanes // world_size
-    lanes = range(comm.rank * num, (comm.rank + 1) * num)
+    lanes = program.lanes_of(comm.rank, world_size)
+    # Ranks allocate together, and one with fewer lanes needs less.
+    needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.board])
+    weights_bytes, cache_bytes, board_bytes = map(max, zip(*needs, strict=True))
     task = Task()
-    task.weights = arena.allocate(sizes.weights)
+    task.weights = arena.allocate(weights_bytes)
     staging = arena.allocate(weights.most_bytes(program, world_size))
     for product, layer, group, matrix in weights.matrices(
         checkpoint, program, lanes, comm.rank, world_size
@@ -109,14 +111,14 @@ def load(
         task.qk_norms = arena.place(weights.qk_norms(checkpoint, program))
     cosines, sines = program.rotations(context)
     task.cosines, task.sines = arena.place(cosines), arena.place(sines)
-    task.cache = arena.allocate(sizes.cache)
+    task.cache = arena.allocate(cache_bytes)
     task.layers = arena.place(np.frombuffer(layers(program), np.uint8))
-    for each, address in enumerate(arena.shared(sizes.board)):
+    for each, address in enumerate(arena.shared(board_bytes)):
         task.boards[each] = address
     logits = arena.shared(4 * SCORED_AT_ONCE * c.vocab_size)
     task.ids = arena.allocate(4 * context)
     task.stop_ids = arena.allocate(4 * MOST_STOP_IDS)
-    own_logits_bytes = 4 * c.vocab_size // world_size
+    own_logits_bytes = 4 * weights.head_rows(program, world_size)
     task.own_logits = arena.allocate(own_logits_bytes)
     marks = arena.allocate(own_logits_bytes)
     task.tokens = arena.on_host(ctypes.sizeof(Token) * context)

@@ -8,10 +8,10 @@ the kernel itself makes of them shows in the op behind.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import DTYPES
 from ..executors.packing import pair_order
 from ..program import Op, Program
 
@@ -74,7 +74,7 @@ class Outputs:
             case "out" | "down":
                 return {each: self._residual(op.module, each) for each in self.residuals()}
             case "final":
-                return {0: self._final()}
+                return self._final()
             case _:
                 raise ValueError(op.kind)
 
@@ -119,17 +119,19 @@ class Outputs:
         sums /= (weights * scales).sum(axis=1)
         return sums.ravel()
 
-    def _final(self) -> Array:
-        c = self._program.config
-        last = 2 * c.num_layers - 1
-        x = np.stack([self._residual(last, each) for each in range(self._program.num_residuals)])
+    def _final(self) -> dict[int, Array]:
+        c, program = self._program.config, self._program
+        has_parts = program.num_head_parts > 1
+        which = self.residuals() if has_parts else range(program.num_residuals)
+        x = np.stack([self._residual(2 * c.num_layers - 1, each) for each in which])
         squares = (x * x).mean(axis=-1, keepdims=True)
         n = x / np.sqrt(squares + np.float32(c.norm_eps)) * self._norms[-1]
-        mean: Array = n.mean(axis=0, dtype=np.float32)
-        return mean
+        if has_parts:
+            return dict(zip(which, n, strict=True))
+        return {0: n.mean(axis=0, dtype=np.float32)}
 
 
-def embedded(rows: bytes) -> Array:
+def embedded(row: bytes, dtype: str) -> Array:
     """A row of the embedding in FP32."""
-    row: Array = np.frombuffer(rows, ml_dtypes.bfloat16).astype(np.float32)
-    return row
+    values: Array = np.frombuffer(row, DTYPES[dtype]).astype(np.float32)
+    return values

@@ -72,21 +72,27 @@ def check(program: Program, world_size: int) -> None:
         "hidden": c.hidden,
         "head_dim": c.head_dim,
         "ffn / num_lanes": c.ffn // c.num_lanes,
-        f"vocab_size / {world_size} ranks": c.vocab_size // world_size,
+        **_head_rows(program, world_size),
     }
     for name, size in rows.items():
         if size % TILE:
             raise kccl.InvalidArgument(
                 f"{name} is {size}, must be a multiple of {TILE} for the monokernel"
             )
-    if c.num_lanes % world_size or c.vocab_size % world_size:
+    if world_size > c.num_lanes:
         raise kccl.InvalidArgument(
-            f"world_size is {world_size}, must divide the model's {c.num_lanes} lanes and "
-            f"{c.vocab_size} tokens for the monokernel"
+            f"world_size is {world_size}, must be at most the model's {c.num_lanes} lanes for the "
+            "monokernel"
         )
-    if c.lm_head != "replicate":
+    if c.num_lanes % world_size and program.num_residuals > 1:
         raise kccl.InvalidArgument(
-            f"lm_head is {c.lm_head!r}, must be 'replicate' for the monokernel"
+            f"world_size is {world_size}, must divide the {c.num_lanes} lanes of a Laneformer for "
+            "the monokernel; backend 'host' takes any number"
+        )
+    if c.vocab_size % world_size and program.num_head_parts == 1:
+        raise kccl.InvalidArgument(
+            f"world_size is {world_size}, must divide the model's {c.vocab_size} tokens for the "
+            "monokernel"
         )
     if c.head_dim > 128:
         raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
@@ -95,6 +101,18 @@ def check(program: Program, world_size: int) -> None:
             f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 4 for the "
             "monokernel"
         )
+
+
+def _head_rows(program: Program, world_size: int) -> dict[str, int]:
+    """Rows of the head that are multiplied together."""
+    vocab_size, parts = program.config.vocab_size, program.num_head_parts
+    if parts > 1:
+        return {f"vocab_size / {parts} lanes": vocab_size // parts}
+    return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
+
+
+# Device types of weights.
+_WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
 
 def kernels_of(tuning: Tuning) -> list[str]:
@@ -116,7 +134,9 @@ def source_of(
     world_size: int,
     context: int,
     tuning: Tuning,
+    dtype: str = "bfloat16",
     *,
+    rank: int = 0,
     samples: bool = False,
     traces: bool = False,
 ) -> str:
@@ -127,6 +147,8 @@ def source_of(
         world_size: Ranks that share it.
         context: Positions that the KV cache has room for.
         tuning: How a GPU is used.
+        dtype: Of the weights: a name in _WEIGHTS.
+        rank: Whose kernels. Those of ranks with equally many lanes are the same.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
         traces: Whether the kernel notes the times of its ops.
@@ -155,7 +177,9 @@ def source_of(
         "ChunkSteps": tuning.chunk_steps,
         "NumLayers": c.num_layers,
         "NumLanes": lanes,
+        "LanesHere": len(program.lanes_of(rank, world_size)),
         "NumResiduals": program.num_residuals,
+        "NumHeadParts": program.num_head_parts,
         "Hidden": c.hidden,
         "Heads": c.num_heads // lanes,
         "KvHeads": c.num_kv_heads // lanes,
@@ -170,6 +194,7 @@ def source_of(
     flags |= {"Samples": samples, "Traces": traces}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
+        f"using Weight = kccl::{_WEIGHTS[dtype]};",
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),

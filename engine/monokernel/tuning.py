@@ -1,6 +1,6 @@
 """Chooses how the monokernel uses a machine: shape.Tuning."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import kccl
@@ -46,7 +46,7 @@ class Machine:
 
 def num_groups(program: Program, world_size: int) -> int:
     """Residuals of a rank: its blocks are cut into so many groups."""
-    return 1 if program.num_residuals == 1 else program.config.num_lanes // world_size
+    return 1 if program.num_residuals == 1 else program.most_lanes(world_size)
 
 
 def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
@@ -80,7 +80,7 @@ def tuning_for(
         InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks.
     """
     c = program.config
-    lanes = c.num_lanes // world_size
+    lanes = program.most_lanes(world_size)
     groups = num_groups(program, world_size)
     if blocks is None:
         # A block without a row of the longest product would only wait.
@@ -138,10 +138,12 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
             for rows, columns, lanes in _products(c, c.num_lanes)
         )
 
-    def steps(warps: int, lanes: int) -> int:
+    def steps(warps: int, numbers: Collection[int]) -> int:
         """The most that are a whole part, or a multiple, of each product's."""
         all_steps = [
-            of_group * -(-columns // (TILE * warps)) for _, columns, of_group in _products(c, lanes)
+            of_group * -(-columns // (TILE * warps))
+            for lanes in numbers
+            for _, columns, of_group in _products(c, lanes)
         ]
         return max(
             num
@@ -150,13 +152,14 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
         )
 
     def key(warps: int) -> tuple[bool, int]:
-        is_small = steps(warps, most_lanes) * warps * _TILE_BYTES < _LEAST_STAGE_BYTES
+        is_small = steps(warps, [most_lanes]) * warps * _TILE_BYTES < _LEAST_STAGE_BYTES
         return is_small, padded(warps)
 
     is_ordinary = program.num_residuals == 1
+    numbers = {len(program.lanes_of(rank, world_size)) for rank in range(world_size)}
     most_lanes = c.num_lanes if is_ordinary else 1
     warps = min(_WARPS, key=key)
-    return warps, steps(warps, c.num_lanes // world_size if is_ordinary else 1)
+    return warps, steps(warps, numbers if is_ordinary else [1])
 
 
 def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:

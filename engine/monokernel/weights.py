@@ -47,9 +47,12 @@ def matrices(
             yield 2, layer, group, np.concatenate(halves, axis=1).reshape(-1, c.hidden)
             yield 3, layer, group, _side_by_side(read("w2"))
     name = program.by_name["head"].weights[0]
-    first, end = (c.vocab_size * i // world_size for i in (rank, rank + 1))
-    head = np.ascontiguousarray(checkpoint.rows(name, first, end)).view(np.uint16)
-    yield 4, c.num_layers, 0, head
+    has_parts = program.num_head_parts > 1
+    cuts = lanes if has_parts else range(rank, rank + 1)
+    rows = c.vocab_size // (program.num_head_parts if has_parts else world_size)
+    for group, cut in enumerate(cuts):
+        head = checkpoint.rows(name, cut * rows, (cut + 1) * rows)
+        yield 4, c.num_layers, group, np.ascontiguousarray(head).view(np.uint16)
 
 
 def embedding(checkpoint: Checkpoint, program: Program) -> NDArray[np.uint16]:
@@ -85,19 +88,32 @@ def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
-def total_bytes(program: Program, world_size: int) -> int:
+def head_rows(program: Program, world_size: int) -> int:
+    """Most rows of the head that a rank has."""
+    vocab_size, parts = program.config.vocab_size, program.num_head_parts
+    if parts == 1:
+        return vocab_size // world_size
+    return vocab_size // parts * program.most_lanes(world_size)
+
+
+def total_bytes(program: Program, rank: int, world_size: int) -> int:
     """Of all matrices that matrices() yields for a rank."""
     c = program.config
+    lanes = len(program.lanes_of(rank, world_size))
     heads = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-    return 2 * c.hidden * (c.num_layers * (heads + 3 * c.ffn) + c.vocab_size) // world_size
+    layers = c.num_layers * (heads + 3 * c.ffn) * lanes // c.num_lanes
+    head = c.vocab_size * lanes // c.num_lanes
+    if program.num_head_parts == 1:
+        head = c.vocab_size // world_size
+    return 2 * c.hidden * (layers + head)
 
 
 def most_bytes(program: Program, world_size: int) -> int:
-    """Of the largest matrix that matrices() yields."""
+    """Of the largest matrix that matrices() yields for any rank."""
     c = program.config
-    lanes = c.num_lanes // world_size if program.num_residuals == 1 else 1
+    lanes = program.most_lanes(world_size) if program.num_residuals == 1 else 1
     heads = (c.num_heads + 2 * c.num_kv_heads) // c.num_lanes * lanes * c.head_dim
-    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, c.vocab_size // world_size)
+    rows = max(heads, 2 * c.ffn // c.num_lanes * lanes, head_rows(program, world_size))
     return 2 * c.hidden * rows
 
 

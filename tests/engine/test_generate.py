@@ -80,6 +80,13 @@ def test_an_empty_standard_input_is_told_before_the_model_is_read(capsys, monkey
         assert capsys.readouterr().err.endswith("the prompt is empty\n")
 
 
+def test_rounding_of_weights_is_told(tiny, capsys):
+    for model, is_told in ((tiny, True), ("bundled", False)):
+        assert main(["generate", "--model", model, "--prompt", "Hi", "--max-tokens", "1"]) == 0
+        told = capsys.readouterr().err
+        assert ("weights are rounded from F32 to bfloat16\n" in told) is is_told
+
+
 def test_a_chat_goes_through_the_template(tiny, capsys):
     with Engine(tiny, blocks=1) as engine:
         messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
@@ -106,6 +113,7 @@ def test_a_chat_goes_through_the_template(tiny, capsys):
         (["--model", ""], "model '' is neither"),
         (["-n", "9"], "ranks is 9, must be from 1 to 8"),
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
+        (["--dtype", "float16"], "dtype is 'float16', must be 'bfloat16' on backend 'host'"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
         (["--stop", ""], "stop is ('',), must be a tuple of strings that are not empty"),
         (["--stop", "\udcff"], "stop is ('\\udcff',), must be a tuple of strings"),

@@ -114,8 +114,12 @@ def test_plain_tensors(tmp_path, dtype):
     raw = (wanted.view(np.uint8), gguf.GGMLQuantizationType.BF16) if dtype is BF16 else wanted
     write_gguf(tmp_path / "m.gguf", tensors={"blk.1.attn_v.weight": raw})
     with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        # The other tensors are F32.
+        assert checkpoint.dtype == "bfloat16"
         read = checkpoint.tensor("layers.1.wv").reshape(8, 16)
+        exact = checkpoint.as_dtype("float16").tensor("layers.1.wv").reshape(8, 16)
     assert read.dtype == BF16 and (read == wanted.astype(BF16)).all()
+    assert exact.dtype == np.float16 and (exact == wanted.astype(np.float16)).all()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

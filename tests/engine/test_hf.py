@@ -67,16 +67,6 @@ def test_a_head_cut_by_vocabulary_is_one_matrix(tmp_path):
             checkpoint.rows("layers.0.wq", 0, 1)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_other_dtypes_are_rounded(tmp_path, dtype):
-    tensors = write_folder(tmp_path, LLAMA, random_tensors(shapes_of(LLAMA), dtype))
-    with open_checkpoint(tmp_path) as checkpoint:
-        wanted = tensors["lm_head.weight"].astype(ml_dtypes.bfloat16)
-        assert (checkpoint.tensor("head") == wanted).all()
-        norm = tensors["model.norm.weight"].astype(np.float32)
-        assert (checkpoint.tensor("norm") == norm).all()
-
-
 def split(folder, tensors, shards):
     """Writes tensors into shards and an index."""
     names = sorted(tensors)

@@ -209,14 +209,20 @@ def test_a_rank_that_does_not_come_is_named():
     [
         ({"head_dim": 8}, 1, "head_dim is 8, must be a multiple of 16"),
         ({"ffn": 96}, 1, "ffn / num_lanes is 24, must be a multiple of 16"),
-        ({"lm_head": "vocab_parallel"}, 1, "lm_head is 'vocab_parallel'"),
+        (
+            {"lm_head": "vocab_parallel", "vocab_size": 160},
+            1,
+            "vocab_size / 4 lanes is 40, must be a multiple of 16",
+        ),
         ({"num_heads": 32}, 1, "num_heads / num_kv_heads is 8, must be at most 4"),
-        ({}, 3, "world_size is 3, must divide the model's 4 lanes"),
+        ({}, 5, "world_size is 5, must be at most the model's 4 lanes"),
+        ({}, 3, "world_size is 3, must divide the 4 lanes of a Laneformer"),
+        ({"vocab_size": 160}, 4, "vocab_size / 4 ranks is 40, must be a multiple of 16"),
     ],
     ids=str,
 )
 def test_models_that_do_not_fit_are_refused(changes, ranks, message):
-    model = random_checkpoint("tiny-laneformer", **SMALL | {"vocab_size": 192} | changes)
+    model = random_checkpoint("tiny-laneformer", **SMALL | {"vocab_size": 240} | changes)
 
     def main(comm: kccl.Communicator) -> None:
         DeviceExecutor(model, comm, tuning=TUNING, context=CONTEXT)

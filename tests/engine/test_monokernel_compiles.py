@@ -68,9 +68,14 @@ def headers(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("samples", [False, True])
-@pytest.mark.parametrize("model", SHAPES)
-def test_it_compiles_for_hopper_and_keeps_its_registers(model, samples, headers):
+@pytest.mark.parametrize(
+    ("model", "dtype", "samples"),
+    [
+        *((model, "bfloat16", samples) for model in SHAPES for samples in (False, True)),
+        ("laneformer-2b", "float16", False),
+    ],
+)
+def test_it_compiles_for_hopper_and_keeps_its_registers(model, dtype, samples, headers):
     library = find_nvrtc()
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
@@ -79,13 +84,15 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, samples, headers)
     if not samples:
         kernels["7prefill14"] = PREFILL_BYTES
     tuning = replace(tuning, chunk=CHUNK)
-    source = source_of(Program(MODELS[model]), 1, CONTEXT, tuning, samples=samples)
+    source = source_of(Program(MODELS[model]), 1, CONTEXT, tuning, dtype, samples=samples)
     names = ["decode"] if samples else ["decode", "prefill"]
     ptx, log = compile_cuda(library, source, names, "sm_90a", headers)
     entries = ptx_entries(ptx)
     for kernel, most in kernels.items():
         (body,) = (body for name, body in entries.items() if kernel in name)
-        assert "mma.sync.aligned.m16n8k16" in body
+        # Attention is F16.
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.f16" in body
+        assert ("m16n8k16.row.col.f32.bf16" in body) is (dtype == "bfloat16")
         assert "cp.async.bulk" in body
         # Only sampling computes in double.
         assert (".f64" in body) is samples
@@ -98,16 +105,27 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, samples, headers)
 
 
 @pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
-@pytest.mark.parametrize(("arch", "samples"), [("gfx942", False), ("gfx950", True)])
-def test_it_compiles_for_amd(arch, samples, headers, tmp_path):
-    """A compute unit has 64 KB of shared memory, so the ring is small."""
+@pytest.mark.parametrize(
+    ("arch", "dtype", "ranks", "samples"),
+    [
+        ("gfx942", "bfloat16", 1, False),
+        ("gfx942", "float16", 2, False),
+        ("gfx950", "float16", 1, True),
+    ],
+)
+def test_it_compiles_for_amd(arch, dtype, ranks, samples, headers, tmp_path):
+    """A compute unit has 64 KB of shared memory, so the ring is small. With two ranks, the head has
+    a part for each lane.
+    """
     tuning = replace(SHAPES["laneformer-2b"][0], stages=2, stage_steps=3, strands=8)
     tuning = replace(tuning, chunk=8, chunk_stages=15, chunk_steps=4)
-    program = Program(MODELS["laneformer-2b"])
-    source = source_of(program, 1, CONTEXT, tuning, samples=samples)
+    config = MODELS["laneformer-2b"]
+    if ranks > 1:
+        config = replace(config, lm_head="vocab_parallel")
+    source = source_of(Program(config), ranks, CONTEXT, tuning, dtype, samples=samples)
     assembly = compile_hip(source, arch, tmp_path, headers)
     for kernel in ("6decode14",) if samples else ("6decode14", "7prefill14"):
         (body,) = (body for name, body in amd_functions(assembly).items() if kernel in name)
-        assert "v_mfma_f32_16x16x16_bf16" in body
+        assert ("v_mfma_f32_16x16x16_bf16" in body) is (dtype == "bfloat16")
         assert "v_mfma_f32_16x16x16_f16" in body
         assert any(kernel in name for name in amd_metadata(assembly))

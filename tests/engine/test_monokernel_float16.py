@@ -1,0 +1,116 @@
+"""FP16 weights in the monokernel: used as they are stored; what FP16 cannot hold is an error."""
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, generate, logits_of
+from test_prefill import CHUNKED
+
+import kccl
+from kccl.engine import Engine
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.diff import Diff
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.random_weights import MODELS, RandomSource, random_checkpoint
+from kccl.engine.reference import Reference
+from kccl.engine.sample import SamplingParams
+
+# Messages of the first layer land in the third.
+LAYERS = {"tiny-laneformer": 3, "tiny-llama": 1}
+MACHINES: dict[int, dict[str, Any]] = {32: {}, 64: {"warp_size": 64, "model": "gfx942"}}
+# A chunk that is full, one that is not, and the last id, which decodes.
+IDS = [5, 99, 17, 64, 2, 120]
+SCORED, NEW = IDS[:3], 2
+
+Logits = NDArray[np.float32]
+
+
+class Scaled(RandomSource):
+    """Random weights whose feed-forward blocks get large vectors."""
+
+    def __init__(self, factor: float, dtype: str) -> None:
+        super().__init__(replace(MODELS["tiny-llama"], num_layers=1, **SMALL), 0, "x", dtype)
+        self._factor = factor
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        values = super().read(name, start, stop)
+        return values.astype(np.float32) * self._factor if name.endswith("ffn_norm") else values
+
+
+@cache
+def checkpoint(name: str) -> Checkpoint:
+    window = {"window": 4, "window_layers": 2} if name == "tiny-laneformer" else {}
+    return random_checkpoint(name, num_layers=LAYERS[name], dtype="float16", **SMALL, **window)
+
+
+def run(
+    model: Checkpoint, comm: kccl.Communicator, warp_size: int = 32
+) -> tuple[Logits, list[int]]:
+    """The logits after SCORED, and the new tokens after IDS, behind prefill in chunks."""
+    tuning = replace(CHUNKED, blocks=4)
+    executor = DeviceExecutor(model, comm, tuning=tuning, context=CONTEXT, warp_size=warp_size)
+    return logits_of(executor, SCORED), generate(executor, NEW)
+
+
+@pytest.mark.parametrize("warp_size", MACHINES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_are_used_as_they_are_stored(name, warp_size):
+    model = checkpoint(name)
+    assert (model.dtype, model.stored) == ("float16", ("F16",))
+    reference = Reference(model)
+    wanted = reference.logits(SCORED)
+    tokens = [token for token, _ in reference.generate(IDS, SamplingParams(max_tokens=NEW))]
+    main = partial(run, model, warp_size=warp_size)
+    machine = MACHINES[warp_size]
+    results = kccl.run_threads(main, 1, backend="sim", **machine)
+    results += kccl.run_threads(main, 2, backend="sim", seed=1, **machine)
+    first = results[0][0]
+    for logits, found in results:
+        np.testing.assert_array_equal(logits.view(np.uint32), first.view(np.uint32))
+        assert found == tokens
+    np.testing.assert_allclose(first, wanted, atol=TOLERANCE)
+    # With weights in BF16 it would be another model.
+    rounded = Reference(model.as_dtype("bfloat16")).logits(SCORED)
+    assert np.abs(first - rounded).max() > 2 * TOLERANCE
+
+
+def test_a_vector_beyond_float16_is_an_error():
+    """A value of the residual, times the norm, is about 1e5 here."""
+
+    def main(comm: kccl.Communicator) -> None:
+        for dtype in ("bfloat16", "float16"):
+            model = Checkpoint(Scaled(1e5, dtype))
+            executor = DeviceExecutor(model, comm, tuning=TUNING, context=CONTEXT)
+            if dtype == "bfloat16":
+                wanted = Reference(model).logits(IDS[:1])
+                np.testing.assert_allclose(logits_of(executor, IDS[:1]), wanted, rtol=1e-2, atol=1)
+                continue
+            with pytest.raises(kccl.Error, match="65504, the largest of float16: dtype 'bfloat16'"):
+                logits_of(executor, IDS[:1])
+            with pytest.raises(kccl.Error, match="beyond 65504"):
+                generate(executor, 1)
+
+    kccl.run_threads(main, 1, backend="sim")
+
+
+def test_an_engine_has_the_dtype_that_its_backend_has():
+    """The host rounds, and says so; a tensor of its own dtype is not rounded."""
+    model = checkpoint("tiny-llama")
+    with Engine(model, blocks=1) as engine:
+        assert (engine.dtype, engine.stored) == ("bfloat16", ("F16",))
+        wanted = Reference(model.as_dtype("bfloat16")).logits(IDS)
+        np.testing.assert_allclose(engine.logits(IDS), wanted, atol=1e-4)
+    with pytest.raises(kccl.InvalidArgument, match="dtype is 'float16', must be 'bfloat16' on"):
+        Engine(model, dtype="float16")
+    with pytest.raises(kccl.InvalidArgument, match="'bfloat16' or 'float16' on backend 'sim'"):
+        Engine(model, "sim", dtype="float32")
+    with Engine(model, "sim", context=16) as engine:
+        assert engine.dtype == "float16"
+        differences = list(Diff(model, engine, IDS[:2]).all())
+    # Before attention only the products' vectors are rounded: to 22 bits, as the weights have 11.
+    qkv = next(each for each in differences if each.op.kind == "qkv")
+    assert 0 < qkv.relative < 2e-6

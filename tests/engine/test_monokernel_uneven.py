@@ -1,0 +1,43 @@
+"""Lanes that do not divide over the ranks, in the monokernel on the simulator."""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from test_monokernel import CONTEXT, SMALL, TOLERANCE, answer
+from test_prefill import CHUNKED
+
+import kccl
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Reference
+from kccl.engine.sample import SamplingParams
+
+# A chunk that is full, one that is not, and the last id, which decodes.
+IDS = [5, 99, 17, 64, 2, 120]
+NEW = 2
+# The ranks have 1 and 2 lanes.
+FIELDS = {"num_layers": 1, "num_lanes": 3, "num_heads": 12, "num_kv_heads": 3, "ffn": 192}
+
+
+def run(model: Checkpoint, comm: kccl.Communicator) -> tuple[NDArray[np.float32], list[int]]:
+    """The logits after IDS, and the new tokens, behind prefill in chunks."""
+    executor = DeviceExecutor(model, comm, tuning=CHUNKED, context=CONTEXT)
+    logits = np.empty((len(IDS), model.config.vocab_size), np.float32)
+    executor.start_scoring(IDS, logits, writes_shared=True)
+    executor.wait()
+    tokens = answer(executor, IDS, SamplingParams(max_tokens=NEW))
+    return logits, [token.id for token in tokens]
+
+
+def test_ranks_with_different_numbers_of_lanes_change_no_bit():
+    model = random_checkpoint("tiny-llama", **SMALL | FIELDS)
+    ((one, tokens),) = kccl.run_threads(partial(run, model), 1, backend="sim")
+    reference = Reference(model)
+    np.testing.assert_allclose(one, reference.logits(IDS), atol=TOLERANCE)
+    wanted = reference.generate(IDS, SamplingParams(max_tokens=NEW))
+    assert tokens == [token for token, _ in wanted]
+    for logits, found in kccl.run_threads(partial(run, model), 2, backend="sim", seed=2):
+        np.testing.assert_array_equal(logits.view(np.uint32), one.view(np.uint32))
+        assert found == tokens
