@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("library", "model", "backend", "form", "world_size", "dtype"),
     *("prompt_tokens", "new_tokens", "position", "tok_s", "us_per_token", "p99_us", "slowest_us"),
-    *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share", "tokens_match"),
+    *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share"),
+    *("token_hash", "tokens_match"),
 )
 """Fields of a row. bench/README.md explains them."""
 

@@ -158,8 +158,17 @@ class HostExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
+    def start(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        num_cached: int = 0,
+        overlaps: bool = True,
+    ) -> None:
         """See Executor."""
+        if not overlaps:
+            raise kccl.InvalidArgument("overlaps is False, must be True on backend 'host'")
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,

@@ -10,6 +10,7 @@
 // its group, or, for messages, of all blocks at the end of the pass.
 #pragma once
 
+#include "delays.cuh"
 #include "prefill_shape.cuh"
 #include "product.cuh"
 
@@ -67,7 +68,10 @@ class Crew : public Member<S> {
     static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
 
     KCCL_DEVICE Crew(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
-        : Member<S>(comm, task, shared), vectors_(shared.ring, comm), meeting_(shared.met) {}
+        : Member<S>(comm, task, shared),
+          vectors_(shared.ring, comm),
+          meeting_(shared.met),
+          delays_(comm.rank) {}
 
     KCCL_DEVICE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
@@ -88,6 +92,7 @@ class Crew : public Member<S> {
 
     // Says that the block has done a step, to the blocks of this rank or of all ranks.
     KCCL_DEVICE void finish(uint32_t number, bool tells_all) {
+        delays_.wait();
         // Vectors are read by copies.
         mem::fence_copies();
         meet();
@@ -116,6 +121,7 @@ class Crew : public Member<S> {
 
     Consumer<typename Chunk<S>::VectorRing> vectors_;
     Meeting<S::kChunkWarps> meeting_;
+    Delays<S> delays_;
     uint32_t ready_parity_ = 0;
 };
 

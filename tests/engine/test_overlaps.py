@@ -1,0 +1,65 @@
+"""The monokernel without overlap, and with random delays: the same bits."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_monokernel import CONTEXT, IDS, NEW, TUNING, checkpoint, expected
+
+import kccl
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel.shape import Tuning
+from kccl.engine.sample import SamplingParams
+
+# Ablation in kernels/task.cuh: vectors are taken from the board without waiting for them.
+NO_WAITS = 1
+
+
+def run(
+    name: str,
+    *,
+    overlaps: bool,
+    tuning: Tuning = TUNING,
+    ranks: int = 1,
+    num: int = NEW,
+    **simulation: Any,
+) -> tuple[list[int], list[bytes]]:
+    """`num` tokens after IDS, which are the same on all ranks; and each rank's keys and values."""
+
+    def main(comm: kccl.Communicator) -> tuple[list[int], bytes]:
+        executor = DeviceExecutor(
+            checkpoint(name),
+            comm,
+            tuning=tuning,
+            context=CONTEXT,
+            warp_size=simulation.get("warp_size", 32),
+        )
+        try:
+            executor.start(IDS, SamplingParams(max_tokens=num), overlaps=overlaps)
+            tokens = [token.id for token in executor.tokens()]
+            return tokens, executor._arena.read(executor._task.cache, executor._sizes.cache)
+        finally:
+            executor.close()
+
+    results = kccl.run_threads(main, ranks, backend="sim", **simulation)
+    tokens = results[0][0]
+    assert all(each == tokens for each, _ in results)
+    return tokens, [cache for _, cache in results]
+
+
+def test_the_tokens_are_the_same_without_overlap():
+    tokens, _ = run("tiny-llama", overlaps=False, warp_size=64, model="gfx942")
+    assert tokens == expected("tiny-llama")[1]
+
+
+def test_without_overlap_all_is_there_before_it_is_read():
+    """So a kernel that waits for no vector has the same bits. With overlap the simulator sees that
+    it reads too early.
+    """
+    # The first token comes behind what the cache has.
+    _, right = run("tiny-laneformer", ranks=2, num=1, overlaps=True)
+    tuning = replace(TUNING, ablated=NO_WAITS)
+    _, found = run("tiny-laneformer", tuning=tuning, ranks=2, num=1, overlaps=False)
+    assert found == right
+    with pytest.raises(kccl.Error, match="slot reused"):
+        run("tiny-llama", tuning=tuning, num=1, overlaps=True)
