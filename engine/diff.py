@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-
-
 @dataclass(frozen=True)
 class Limit:
     """How far an op's output may be from the reference's.
@@ -146,7 +144,9 @@ class Diff:
         return self._compare(op, self.reference.run_until(self.ids, op.index))
 
     def bisect(
-        self, tolerance: float | None, report: Callable[[Difference], None] = lambda difference: None
+        self,
+        tolerance: float | None,
+        report: Callable[[Difference], None] = lambda difference: None,
     ) -> Difference | None:
         """The first op that is not Difference.is_within() the tolerance; None if all are.
 

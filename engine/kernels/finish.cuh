@@ -61,8 +61,8 @@ struct Verdict {
 template <class S>
 KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
     Quad quads[Worker<S>::kOfAll];
-    const uint32_t wanted = worker.await_all(Places<S>::end(worker.round(), 0, 0),
-                                             tag_of_end(worker.round()), quads);
+    const uint32_t wanted =
+        worker.await_all(Places<S>::end(worker.round(), 0, 0), tag_of_end(worker.round()), quads);
     Ending all = {{0, -1, false}, false};
     KCCL_UNROLL
     for (uint32_t k = 0; k < Worker<S>::kOfAll; ++k) {

@@ -125,8 +125,10 @@ struct Chunk {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Places<S>::kQuads;
+    // [pass % 2][rank], a word each: the request that the rank's host gave up in the pass.
+    static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
     // [group][...]: the residual; and, staged, times the next norm's weights.
-    static constexpr uint32_t kResidual = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kResidual = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNormed = kResidual + Dims::kGroups * kHiddenQuads;
     // [group][position], a float each: 1 / the root of the residual's mean square.
     static constexpr uint32_t kScales = kNormed + Dims::kGroups * QkvPlan::kTiles * kStripe;
@@ -175,6 +177,9 @@ struct Chunk {
     KCCL_DEVICE static uint32_t end_of(uint32_t pass) { return (pass + 1) * kSteps; }
 };
 
+// Why a block goes no further.
+enum Stop : uint32_t { kNoStop, kWaitFailed, kRequestOver };
+
 // Block-shared memory of prefill.
 template <class S>
 struct PrefillShared {
@@ -187,7 +192,7 @@ struct PrefillShared {
     float squares[S::kChunk][S::kWarps];
     MeetingPlace met;
     mem::CopyBarrier ready;  // a phase for each thing that the block waits for
-    uint32_t failed[2];      // by the parity of the phase of `ready`: its wait has failed
+    uint32_t stops[2];       // by the parity of the phase of `ready`: Stop
 };
 
 }  // namespace kccl::decode

@@ -21,10 +21,11 @@ def run(
     overlaps: bool,
     tuning: Tuning = TUNING,
     ranks: int = 1,
+    ids: list[int] = IDS,
     num: int = NEW,
     **simulation: Any,
 ) -> tuple[list[int], list[bytes]]:
-    """`num` tokens after IDS, which are the same on all ranks; and each rank's keys and values."""
+    """`num` tokens after the ids, which are the same on all ranks; and each rank's keys and values."""
 
     def main(comm: kccl.Communicator) -> tuple[list[int], bytes]:
         executor = DeviceExecutor(
@@ -35,7 +36,7 @@ def run(
             warp_size=simulation.get("warp_size", 32),
         )
         try:
-            executor.start(IDS, SamplingParams(max_tokens=num), overlaps=overlaps)
+            executor.start(ids, SamplingParams(max_tokens=num), overlaps=overlaps)
             tokens = [token.id for token in executor.tokens()]
             return tokens, executor._arena.read(executor._task.cache, executor._sizes.cache)
         finally:
@@ -57,9 +58,9 @@ def test_without_overlap_all_is_there_before_it_is_read():
     it reads too early.
     """
     # The first token comes behind what the cache has.
-    _, right = run("tiny-laneformer", ranks=2, num=1, overlaps=True)
-    tuning = replace(TUNING, ablated=NO_WAITS)
-    _, found = run("tiny-laneformer", tuning=tuning, ranks=2, num=1, overlaps=False)
-    assert found == right
+    given: dict[str, Any] = {"ids": IDS[:3], "num": 1}
+    _, right = run("tiny-laneformer", ranks=2, overlaps=True, **given)
+    given["tuning"] = replace(TUNING, ablated=NO_WAITS)
+    assert run("tiny-laneformer", ranks=2, overlaps=False, **given)[1] == right
     with pytest.raises(kccl.Error, match="slot reused"):
-        run("tiny-llama", tuning=tuning, num=1, overlaps=True)
+        run("tiny-llama", overlaps=True, **given)
