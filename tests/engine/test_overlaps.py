@@ -25,7 +25,7 @@ def run(
     num: int = NEW,
     **simulation: Any,
 ) -> tuple[list[int], list[bytes]]:
-    """`num` tokens after the ids, which are the same on all ranks; and each rank's keys and values."""
+    """`num` tokens after the ids, the same on all ranks; and each rank's keys and values."""
 
     def main(comm: kccl.Communicator) -> tuple[list[int], bytes]:
         executor = DeviceExecutor(
