@@ -214,6 +214,8 @@ class Engine(Closing):
         with self._ranks.request(f"generate {ids} {params} {overlaps}", cached) as start:
             self._cached = []
             for each in self._ranks.mine:
+                each.prepare(params, overlaps=overlaps)
+            for each in self._ranks.mine:
                 each.start(ids, params, num_cached=start, overlaps=overlaps)
             generated: list[int] = []
             try:

@@ -154,6 +154,19 @@ class DeviceExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
+    def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
+        """See Executor."""
+        if self._kernels.has(params, overlaps):
+            return
+        decode = self._kernels.decode(params, overlaps)
+        if self._device is not None:
+            # The first launch loads it. This one reads nothing and waits for nobody.
+            self._begin()
+            self._set_ids([0], 0)
+            self._decode, self._task.only_reads = decode, 1
+            self._launch_decode()
+            self.wait()
+
     def start(
         self,
         ids: Sequence[int],
@@ -316,13 +329,9 @@ class DeviceExecutor:
         self._decode = self._kernels.kernel("decode")
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
-        """Gives a task what chooses its tokens. A kernel that only takes the most likely ones has
-        more registers for the rest.
-        """
-        is_penalised = params.repetition_penalty != 1
-        samples = params.temperature > 0 or is_penalised or params.logprobs
-        self._decode = self._kernels.decode(samples=samples, overlaps=overlaps)
-        self._task.marks = self._loaded.marks if is_penalised else 0
+        """Gives a task what chooses its tokens."""
+        self._decode = self._kernels.decode(params, overlaps)
+        self._task.marks = self._loaded.marks if params.repetition_penalty != 1 else 0
         self._task.sampling = structs.sampling_of(params)
 
     def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:

@@ -158,6 +158,11 @@ class HostExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
+    def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
+        """See Executor."""
+        if not overlaps:
+            raise kccl.InvalidArgument("overlaps is False, must be True on backend 'host'")
+
     def start(
         self,
         ids: Sequence[int],
@@ -167,8 +172,6 @@ class HostExecutor:
         overlaps: bool = True,
     ) -> None:
         """See Executor."""
-        if not overlaps:
-            raise kccl.InvalidArgument("overlaps is False, must be True on backend 'host'")
         self._start(
             ids,
             task=lib.kKcclEngineGenerate,

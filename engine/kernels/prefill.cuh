@@ -10,8 +10,8 @@
 // resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.round counts the
 // passes of all prefills before.
 //
-// A request that is given up ends behind the same pass on all ranks. The decode kernel ends it after
-// one position more.
+// A request that is given up ends behind the same pass on all ranks. The decode kernel ends it
+// after one position more.
 #pragma once
 
 #include "prefill_rows.cuh"

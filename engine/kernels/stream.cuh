@@ -1,6 +1,6 @@
 // The warp that copies the block's weights ahead of the others: one list of stages a round, round
-// after round, held back only by the ring and by a bound on bytes in flight. Where nothing overlaps, a
-// stage is copied when all warps wait for it.
+// after round, held back only by the ring and by a bound on bytes in flight. Where nothing
+// overlaps, a stage is copied when all warps wait for it.
 #pragma once
 
 #include "product.cuh"

@@ -5,6 +5,7 @@ from typing import Any
 import kccl
 
 from ..program import Program
+from ..sample import SamplingParams
 from . import shape
 
 
@@ -41,8 +42,13 @@ class Variants:
         # By samples and overlaps.
         self._modules: dict[tuple[bool, bool], Any] = {(False, True): usual}
 
-    def decode(self, *, samples: bool, overlaps: bool) -> Any:
-        """The kernel decode. The arguments are source_of()'s."""
+    def has(self, params: SamplingParams, overlaps: bool) -> bool:
+        """Whether decode() need not compile."""
+        return (_samples(params), overlaps) in self._modules
+
+    def decode(self, params: SamplingParams, overlaps: bool) -> Any:
+        """The kernel decode for a request. `overlaps` is source_of()'s."""
+        samples = _samples(params)
         key = samples, overlaps
         if key not in self._modules:
             self._modules[key] = self._compile(["decode"], samples=samples, overlaps=overlaps)
@@ -63,3 +69,10 @@ class Variants:
             warp_size=self._warp_size,
             include_dirs=[shape.KERNELS],
         )
+
+
+def _samples(params: SamplingParams) -> bool:
+    """Whether a request needs the kernel that samples. The other one only takes the most likely
+    tokens, and has more registers for the rest.
+    """
+    return params.temperature > 0 or params.repetition_penalty != 1 or params.logprobs
