@@ -36,7 +36,11 @@ def run(
             warp_size=simulation.get("warp_size", 32),
         )
         try:
-            executor.start(ids, SamplingParams(max_tokens=num), overlaps=overlaps)
+            params = SamplingParams(max_tokens=num)
+            executor.prepare(params, overlaps=overlaps)
+            # No rank still compiles when another one's kernel runs.
+            comm.barrier()
+            executor.start(ids, params, overlaps=overlaps)
             tokens = [token.id for token in executor.tokens()]
             return tokens, executor._arena.read(executor._task.cache, executor._sizes.cache)
         finally:
