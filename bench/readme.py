@@ -4,8 +4,9 @@ A table is between `<!-- record FILE COLLECTIVE -->` and `<!-- end -->`. It show
 document of bench/records/FILE that has rows of the collective.
 `<!-- record FILE COLLECTIVE headline -->` shows KCCL and the best peer at twelve sizes at most.
 `<!-- record FILE in_kernel -->` shows the calls inside kernels, of each collective from its newest
-document. `<!-- record FILE decode -->` shows how fast the engine decodes. `--check` changes nothing
-and prints whether the tables are up to date.
+document. `<!-- record FILE decode -->` shows how fast the engine decodes, `<!-- record FILE
+accuracy -->` how far its ops are from the reference. `--check` changes nothing and prints whether
+the tables are up to date.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from .decode import accuracy
 from .decode import report as decode_report
 from .harness.document import Document, load
 from .harness.measure import Row
@@ -222,6 +224,8 @@ def update(text: str, records: Path = RECORDS) -> str:
 
     def replace(match: re.Match[str]) -> str:
         begin, name, what, is_headline, end = match.groups()
+        if what == "accuracy":
+            return begin + accuracy.markdown(load(records / name)) + end
         if what == "decode":
             return begin + decode_report.markdown(load(records / name)) + end
         newest: dict[tuple[bool, str], Document] = {}

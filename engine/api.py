@@ -144,6 +144,8 @@ class Engine(Closing):
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
+        # Whether they come from requests that overlap.
+        self._cache_overlaps = True
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -211,15 +213,24 @@ class Engine(Closing):
         )
 
     def _pieces(
-        self, ids: list[int], params: SamplingParams, times: list[float] | None = None
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        times: list[float] | None = None,
+        *,
+        overlaps: bool = True,
     ) -> Iterator[Piece]:
         text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
+        if overlaps != self._cache_overlaps:
+            self._cached, self._cache_overlaps = [], overlaps
         # At least one id must run, for its logits.
         cached = min(_common_prefix(self._cached, ids), len(ids) - 1)
-        with self._ranks.request(f"generate {ids} {params}", cached) as start:
+        with self._ranks.request(f"generate {ids} {params} {overlaps}", cached) as start:
             self._cached = []
             for each in self._ranks.mine:
-                each.start(ids, params, num_cached=start)
+                each.prepare(params, overlaps=overlaps)
+            for each in self._ranks.mine:
+                each.start(ids, params, num_cached=start, overlaps=overlaps)
             generated: list[int] = []
             try:
                 for token in self._ranks.mine[0].tokens():
@@ -289,14 +300,28 @@ class Engine(Closing):
         """Bytes of weights, keys and values that the token at a position reads."""
         return bytes_per_token(self.config, position, self._ranks.mine[0].kv_item_bytes)
 
-    def timed(self, prompt: str | Sequence[int], max_tokens: int) -> tuple[list[int], list[float]]:
+    def timed(
+        self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
+    ) -> tuple[list[int], list[float]]:
         """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
+
+        Args:
+            prompt: Text, or ids.
+            max_tokens: Number of tokens.
+            overlaps: False: nothing happens at the same time as something else, and nothing that
+                was cached otherwise is used. All blocks of all ranks wait for each other behind
+                each op, and weights are copied when they are needed. The tokens are the same. So
+                these are what fast ones are compared with. Not on backend "host".
 
         Returns:
             The ids; and the time of the call and of each token, in seconds of time.monotonic().
+
+        Raises:
+            InvalidArgument: The backend cannot do that.
         """
         ids, times = self._prompt(prompt), [time.monotonic()]
-        pieces = list(self._pieces(ids, SamplingParams(max_tokens=max_tokens), times))
+        params = SamplingParams(max_tokens=max_tokens)
+        pieces = list(self._pieces(ids, params, times, overlaps=overlaps))
         return [piece.id for piece in pieces], times
 
     # ---- ends ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..harness.measure import Row
 from .gpu import gpu_facts
 from .peers import PEERS, Peer, cause_of
 from .report import COLUMNS
-from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts
+from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
 
 MOST_TOKENS = 64
 """Most new tokens of a run whose number is chosen by time."""
@@ -183,10 +183,12 @@ class _Measurement:
         self._show("the check of the timed tokens")
         oracle = Oracle(self._request.checkpoint) if self._is_first else None
         for position, runs in measured.items():
-            verdict = self._compare(oracle, self._ids[:position], runs["kccl"].tokens[0])
+            prompt, answer = self._ids[:position], runs["kccl"].tokens[0]
+            without_overlap = self._without_overlap(prompt, len(answer))
+            verdict = self._compare(oracle, prompt, answer)
             if self._is_first:
                 self._result.notes.append(f"kccl at position {position}: {verdict}")
-                self._add_rows(position, runs, verdict)
+                self._add_rows(position, runs, verdict, without_overlap)
         return self._result
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -224,6 +226,11 @@ class _Measurement:
         for _ in range(num_parts(prompt, answer)):
             tell()
         return None
+
+    def _without_overlap(self, prompt: list[int], num: int) -> list[int] | None:
+        """The same tokens where nothing overlaps; None on the host, which has no such executor."""
+        is_host = self._engine.backend == "host"
+        return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
 
     def _open_peers(self, known: Expected | None) -> None:
         threads = len(os.sched_getaffinity(0))
@@ -305,7 +312,13 @@ class _Measurement:
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def _add_rows(self, position: int, runs: dict[str, _Runs], verdict: Verdict) -> None:
+    def _add_rows(
+        self,
+        position: int,
+        runs: dict[str, _Runs],
+        verdict: Verdict,
+        without_overlap: list[int] | None,
+    ) -> None:
         engine = self._engine
         forms = {peer.library: peer.form for peer in self._peers}
         for library, found in runs.items():
@@ -314,6 +327,7 @@ class _Measurement:
             is_right = found.are_equal()
             if is_ours:
                 is_right &= verdict.is_right and self._result.is_right
+                is_right &= self._equals(position, found.tokens[0], without_overlap)
             num = len(found.steps_us[0])
             row: Row = {name: None for name in COLUMNS} | {
                 "library": library,
@@ -326,6 +340,7 @@ class _Measurement:
                 "new_tokens": num,
                 "position": position,
                 "bandwidth_gbps": median(runs["kccl"].reads) * 1e-9,
+                "token_hash": token_hash(found.tokens[0]),
                 "tokens_match": is_right,
             }
             if is_right:
@@ -343,6 +358,16 @@ class _Measurement:
                     f"{library}: its tokens at position {position} differ from run to run"
                 )
             self._result.rows.append(row)
+
+    def _equals(self, position: int, tokens: list[int], without_overlap: list[int] | None) -> bool:
+        if without_overlap is None:
+            return True
+        found, wanted = token_hash(tokens), token_hash(without_overlap)
+        self._result.notes.append(
+            f"kccl at position {position}: the hash of {len(tokens)} tokens is {found}, without "
+            f"overlap {wanted}"
+        )
+        return found == wanted
 
 
 def _tokens_by_time(step_s: float) -> int:

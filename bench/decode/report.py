@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("library", "model", "backend", "form", "world_size", "dtype"),
     *("prompt_tokens", "new_tokens", "position", "tok_s", "us_per_token", "p99_us", "slowest_us"),
-    *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share", "tokens_match"),
+    *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share"),
+    *("token_hash", "tokens_match"),
 )
 """Fields of a row. bench/README.md explains them."""
 
-_MODELS = {"smollm2": "SmolLM2-135M", "llama-1b": "Llama-3.2-1B", "qwen3-0.6b": "Qwen3-0.6B"}
-_MODELS |= {"bundled": "laneformer-python (bundled)", "laneformer-2b": "Laneformer 2B"}
+MODEL_NAMES = {"smollm2": "SmolLM2-135M", "llama-1b": "Llama-3.2-1B", "qwen3-0.6b": "Qwen3-0.6B"}
+MODEL_NAMES |= {"bundled": "laneformer-python (bundled)", "laneformer-2b": "Laneformer 2B"}
 _HEAD = (
     "| model | ranks | position | tok/s | us a token | p99 | share of the bound | best peer, tok/s "
     "| KCCL / peer | first token, steps |\n"
@@ -117,7 +118,7 @@ def markdown(documents: Sequence[Document]) -> str:
         _, row, peer = newest[key]
         ratio = f"{row['tok_s'] / peer['tok_s']:.2f}" if peer and row["tok_s"] else ""
         cells = [
-            str(_MODELS.get(row["model"], row["model"])),
+            str(MODEL_NAMES.get(row["model"], row["model"])),
             str(row["world_size"]),
             f"{row['position']:,}",
             *(_number(row[field]) for field in ("tok_s", "us_per_token", "p99_us")),

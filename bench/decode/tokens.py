@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,11 @@ _SURE_IN_BF16 = 2.0**-5
 _PART = 256
 # With fewer comparisons a check says nothing.
 _LEAST_SHARE = 0.25
+
+
+def token_hash(tokens: Sequence[int]) -> str:
+    """The beginning of the SHA-256 of the ids, each in 4 bytes."""
+    return hashlib.sha256(np.asarray(tokens, "<i4").tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
-from ..monokernel.shape import KERNELS, Tuning, check, kernels_of, source_of
+from ..monokernel.shape import Tuning, check
+from ..monokernel.variants import Variants
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .executor import Token, bad_logits, finite
@@ -73,9 +74,7 @@ class DeviceExecutor:
         self._dtype = checkpoint.dtype
         self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._module = self._compile(kernels_of(tuning), samples=False)
-        # Compiled when a request first needs it.
-        self._sampling_module: Any = None
+        self._kernels = Variants(self.program, comm, tuning, context, checkpoint.dtype, warp_size)
         self._device: Any = None
         self._stream: Any = None
         self._arena: Arena
@@ -110,17 +109,6 @@ class DeviceExecutor:
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _compile(self, names: list[str], *, samples: bool) -> Any:
-        comm = self._comm
-        shape = (self.program, comm.world_size, self.context, self._tuning, self._dtype)
-        return kccl.compile(
-            source_of(*shape, rank=comm.rank, samples=samples),
-            names,
-            target=comm.backend,
-            warp_size=self._warp_size,
-            include_dirs=[KERNELS],
-        )
-
     def _launch(
         self, kernel: Any, *args: Any, grid: int, warps: int, shared_bytes: int = 0
     ) -> None:
@@ -142,12 +130,12 @@ class DeviceExecutor:
 
     def _describe(self) -> loading.Sizes:
         numbers = self._arena.allocate(loading.SIZES_BYTES)
-        self._launch(self._module.kernel("describe"), numbers, grid=1, warps=1)
+        self._launch(self._kernels.kernel("describe"), numbers, grid=1, warps=1)
         self._wait_for_device()
         return loading.sizes_of(self._arena.read(numbers, loading.SIZES_BYTES))
 
     def _pack(self, *place: int) -> None:
-        pack = self._module.kernel("pack")
+        pack = self._kernels.kernel("pack")
         self._launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
         # The next matrix comes to the same place.
         self._wait_for_device()
@@ -166,7 +154,27 @@ class DeviceExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
+    def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
+        """See Executor."""
+        if self._kernels.has(params, overlaps):
+            return
+        decode = self._kernels.decode(params, overlaps)
+        if self._device is not None:
+            # The first launch loads it. This one reads nothing and waits for nobody.
+            self._begin()
+            self._set_ids([0], 0)
+            self._decode, self._task.only_reads = decode, 1
+            self._launch_decode()
+            self.wait()
+
+    def start(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        num_cached: int = 0,
+        overlaps: bool = True,
+    ) -> None:
         """See Executor."""
         if not 0 < len(ids) < self.context:
             raise kccl.InvalidArgument(
@@ -182,8 +190,8 @@ class DeviceExecutor:
         self._task.num_stop_ids = len(params.stop_ids)
         self._set_ids(ids, num_cached)
         self._task.max_tokens = params.max_tokens
-        self._set_sampling(params)
-        prefill = self._split_off_prefill()
+        self._set_sampling(params, overlaps)
+        prefill = self._split_off_prefill() if overlaps else None
 
         def launch() -> None:
             if prefill is not None:
@@ -318,19 +326,12 @@ class DeviceExecutor:
         task.number += 1
         task.max_tokens = task.only_reads = task.marks = 0
         task.logits = _NO_LOGITS
-        self._decode = self._module.kernel("decode")
+        self._decode = self._kernels.kernel("decode")
 
-    def _set_sampling(self, params: SamplingParams) -> None:
-        """Gives a task what chooses its tokens. A kernel that only takes the most likely ones has
-        more registers for the rest.
-        """
-        is_penalised = params.repetition_penalty != 1
-        if not (params.temperature > 0 or is_penalised or params.logprobs):
-            return
-        if self._sampling_module is None:
-            self._sampling_module = self._compile(["decode"], samples=True)
-        self._decode = self._sampling_module.kernel("decode")
-        self._task.marks = self._loaded.marks if is_penalised else 0
+    def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
+        """Gives a task what chooses its tokens."""
+        self._decode = self._kernels.decode(params, overlaps)
+        self._task.marks = self._loaded.marks if params.repetition_penalty != 1 else 0
         self._task.sampling = structs.sampling_of(params)
 
     def _run_ids(self, ids: Sequence[int], first: int, *, logits: Sequence[int]) -> None:
@@ -363,7 +364,7 @@ class DeviceExecutor:
 
     def _launch_prefill(self, task: structs.Task) -> None:
         self._launch(
-            self._module.kernel("prefill"),
+            self._kernels.kernel("prefill"),
             self._device_comm,
             task,
             grid=self._tuning.blocks,

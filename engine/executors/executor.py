@@ -63,8 +63,31 @@ class Executor(Protocol):
     kv_item_bytes: int
     device: str
 
-    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
-        """Begins to generate after `ids`, of which the cache has the first num_cached."""
+    def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
+        """Compiles and loads what start() needs for such a request. All ranks of a process do so
+        before the first of them starts, because a GPU may load no kernel while another one runs.
+
+        Args:
+            params: How tokens are chosen.
+            overlaps: Whether anything happens at the same time as something else. If not, each
+                exchange is waited for before the next op begins, and weights are copied when they
+                are needed: the same bits, slower. Only on devices.
+
+        Raises:
+            InvalidArgument: The executor cannot do that.
+        """
+
+    def start(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        num_cached: int = 0,
+        overlaps: bool = True,
+    ) -> None:
+        """Begins to generate after `ids`, of which the cache has the first num_cached. The other
+        arguments are those of prepare().
+        """
 
     def tokens(self) -> Iterator[Token]:
         """The tokens of the request that was started, each as soon as it is chosen.

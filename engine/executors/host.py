@@ -164,7 +164,19 @@ class HostExecutor:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def start(self, ids: Sequence[int], params: SamplingParams, *, num_cached: int = 0) -> None:
+    def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
+        """See Executor."""
+        if not overlaps:
+            raise kccl.InvalidArgument("overlaps is False, must be True on backend 'host'")
+
+    def start(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        num_cached: int = 0,
+        overlaps: bool = True,
+    ) -> None:
         """See Executor."""
         self._start(
             ids,

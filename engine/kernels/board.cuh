@@ -21,6 +21,9 @@
 // of exchange e - 2 cannot find that of e - 4, which has the tag of e. So every exchange has all
 // its notes. Vectors are ordered by the fences before.
 //
+// Where nothing overlaps, all blocks meet behind every op (Worker::meet_all), in the same way, and
+// count the meetings of a round from 0.
+//
 // The board is zero before round 0. Its tag is 1.
 #pragma once
 
@@ -127,10 +130,12 @@ struct Places {
     static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnQuads;
     // [exchange % 2][note][rank][block]
     static constexpr uint32_t kNotes = kEnds + 2 * S::kWorldSize * S::kBlocks;
+    // [meeting % 2][rank][block]
+    static constexpr uint32_t kMeetings = kNotes + 2 * kNumNotes * S::kWorldSize * S::kBlocks;
     // [block][warp], a packet each: what a warp that multiplies, or collects, waits for
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
-    static constexpr uint32_t kWaits = kNotes + 2 * kNumNotes * S::kWorldSize * S::kBlocks;
+    static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
     static constexpr uint32_t kQuads = kWaits + S::kBlocks * kWaiters;
 
     KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
@@ -156,6 +161,10 @@ struct Places {
     // Of block 0 of rank 0; the others follow.
     KCCL_DEVICE static uint32_t note(uint32_t exchange, uint32_t kind) {
         return kNotes + ((exchange & 1u) * kNumNotes + kind) * S::kWorldSize * S::kBlocks;
+    }
+    // Likewise.
+    KCCL_DEVICE static uint32_t meeting(uint32_t number) {
+        return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
 

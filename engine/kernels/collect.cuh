@@ -54,6 +54,7 @@ KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
             Dims::first_lane_of(comm.rank) + Dims::group_of(block) * Dims::kGroupLanes;
         const Cut tiles = Dims::Out::tiles_of(Dims::member_of(block));
         Waiter<S> waiter(comm, task, &shared.gave_up);
+        Delays<S> delays(comm.rank);
         const auto is_over = [&] {
             return platform::warp_any(mem::has_completed_now(&shared.ended, 0));
         };
@@ -65,10 +66,12 @@ KCCL_DEVICE void collect(const DeviceComm& comm, const Task& task, Shared<S>& sh
                                                                      : &layer.mlp.receives);
                 if (from < 0) continue;
                 // Before the first time there is nothing to be read.
-                while (platform::warp_any(!mem::has_completed_now(&shared.was_read, parity ^ 1u))) {
+                const uint32_t phase = S::kOverlaps ? parity ^ 1u : parity;
+                while (platform::warp_any(!mem::has_completed_now(&shared.was_read, phase))) {
                     if (is_over()) return;
                     mem::poll_pause();
                 }
+                delays.wait();
 #pragma unroll 1
                 for (uint32_t first = 0; first < tiles.num * kTileQuads;
                      first += platform::kWarpSize) {

@@ -28,7 +28,7 @@ constexpr uint32_t kDecodeThreads = (S::kWarps + S::kOthers) * platform::kWarpSi
 // their exchanges at the same time, in which the memory has nothing to do.
 template <class S>
 KCCL_DEVICE void stagger(const Worker<S>& worker) {
-    if constexpr (S::kStaggerNs != 0) {
+    if constexpr (S::kStaggerNs != 0 && S::kOverlaps) {
         const uint64_t begin = mem::clock_ns();
         const uint64_t late_ns = worker.group() % S::kStaggers * uint64_t{S::kStaggerNs};
         while (mem::clock_ns() - begin < late_ns) mem::poll_pause();
@@ -82,6 +82,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         worker.stamp(kMet);
         if (product == Product::kQkv) {
             finish_qkv(worker, layer);
+            worker.meet_all();
             if (!attend(worker, layer, mem::load_plain(&rules->window), position)) return false;
         } else if (product == Product::kGateUp) {
             finish_gate_up(worker, layer);
@@ -90,7 +91,9 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
                 mem::load_plain(product == Product::kOut ? &rules->attention : &rules->mlp);
             add_to_residual(worker, module, rule, module + 1 == Shape<S>::kModules);
         }
+        worker.meet_all();
     }
+    worker.end_meetings();
     return true;
 }
 
@@ -139,6 +142,7 @@ KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
         shared.landed_failed = 0;
         mem::init_copies(&shared.has_landed, 1);
         mem::init_copies(&shared.was_read, S::kWarps);
+        mem::init_copies(&shared.asked, S::kWarps);
         init_meeting(shared.met, S::kWarps);
         mem::init_copies(&shared.ended, 1);
         mem::init_copies(&shared.gave_up, 1);

@@ -60,23 +60,12 @@ struct Verdict {
 // Waits for the endings of all blocks. Warp 0.
 template <class S>
 KCCL_DEVICE Ending collect_endings(Worker<S>& worker) {
-    constexpr uint32_t kAll = S::kWorldSize * S::kBlocks;
-    constexpr uint32_t kEach = ceil_div(kAll, platform::kWarpSize);
-    uint32_t places[kEach], wanted = 0;
-    Quad quads[kEach];
-    KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
-        const uint32_t at = worker.thread() + k * platform::kWarpSize;
-        const bool is_there = at < kAll;
-        wanted |= is_there ? 1u << k : 0;
-        const uint32_t from = is_there ? at : 0;
-        places[k] = Places<S>::end(worker.round(), from / S::kBlocks, from % S::kBlocks);
-    }
-    worker.template await<Worker<S>::kReach>(places, wanted, tag_of_end(worker.round()), quads,
-                                             (1u << S::kWorldSize) - 1);
+    Quad quads[Worker<S>::kOfAll];
+    const uint32_t wanted =
+        worker.await_all(Places<S>::end(worker.round(), 0, 0), tag_of_end(worker.round()), quads);
     Ending all = {{0, -1, false}, false};
     KCCL_UNROLL
-    for (uint32_t k = 0; k < kEach; ++k) {
+    for (uint32_t k = 0; k < Worker<S>::kOfAll; ++k) {
         if ((wanted >> k & 1u) == 0) continue;
         const Ending one = ending_of(note_of(quads[k]));
         all.best = better(all.best, one.best);

@@ -9,6 +9,9 @@
 // Launched on every rank, with S::kBlocks blocks of S::kChunkWarps + S::kChunkOthers warps, all
 // resident, and sizeof(PrefillShared<S>) bytes of dynamic shared memory. Task.round counts the
 // passes of all prefills before.
+//
+// A request that is given up ends behind the same pass on all ranks. The decode kernel ends it
+// after one position more.
 #pragma once
 
 #include "prefill_rows.cuh"
@@ -71,6 +74,7 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
         prefetch_weights<typename Dims::Qkv>(crew, Product::kQkv, layer + 1);
         if (!add_to_residual(crew, pass, 2 * layer + 1)) return false;
     }
+    crew.look_at_host(pass.number);
     crew.finish(Chunk<S>::end_of(pass.number), true);
     return true;
 }
@@ -116,7 +120,7 @@ KCCL_DEVICE bool look_out(Lookout<S>& lookout, uint32_t pass) {
     using C = Chunk<S>;
     // All places are written anew.
     lookout.await_all(C::end_of(pass - 1));
-    if (!lookout.let_go()) return false;
+    if (!lookout.let_go(lookout.was_given_up(pass - 1))) return false;
     for (uint32_t layer = 0; layer < S::kNumLayers; ++layer) {
         const uint32_t module = 2 * layer;
         if (!look_out_normed<typename Dims::Qkv>(lookout, pass, module)) return false;
@@ -134,6 +138,12 @@ KCCL_DEVICE bool look_out(Lookout<S>& lookout, uint32_t pass) {
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
+// How many passes a request has.
+template <class S>
+KCCL_DEVICE uint32_t num_passes(const Task& task) {
+    return ceil_div(task.num_ids - task.start, S::kChunk);
+}
+
 // Calls run(pass) until it returns false.
 template <class S, class Run>
 KCCL_DEVICE void for_each_pass(const Task& task, Run run) {
@@ -149,7 +159,7 @@ template <class S>
 KCCL_DEVICE void run_prefill(const DeviceComm& comm, const Task& task) {
     auto& shared = *reinterpret_cast<PrefillShared<S>*>(platform::dynamic_shared());
     if (leads(block())) {
-        shared.failed[0] = shared.failed[1] = 0;
+        shared.stops[0] = shared.stops[1] = kNoStop;
         init_meeting(shared.met, S::kChunkWarps);
         mem::init_copies(&shared.ready, 1);
     }
@@ -159,6 +169,10 @@ KCCL_DEVICE void run_prefill(const DeviceComm& comm, const Task& task) {
         take_share<S::kChunkWarps, S::kChunkOthers>(true);
         Crew<S> crew(comm, task, shared);
         for_each_pass<S>(task, [&](const Pass& pass) { return compute_pass(crew, pass); });
+        // The next request counts all passes of this one.
+        if (crew.is_given_up()) {
+            crew.finish(Chunk<S>::end_of(task.round + num_passes<S>(task) - 1), true);
+        }
         return;
     }
     take_share<S::kChunkWarps, S::kChunkOthers>(false);

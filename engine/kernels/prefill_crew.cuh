@@ -10,6 +10,7 @@
 // its group, or, for messages, of all blocks at the end of the pass.
 #pragma once
 
+#include "delays.cuh"
 #include "prefill_shape.cuh"
 #include "product.cuh"
 
@@ -54,6 +55,11 @@ class Member {
                of_block;
     }
 
+    KCCL_DEVICE uint32_t* given_up(int rank, uint32_t pass, uint32_t of_rank) const {
+        return reinterpret_cast<uint32_t*>(on_board(rank, Chunk<S>::kGivenUp)) +
+               (pass & 1u) * S::kWorldSize + of_rank;
+    }
+
   private:
     const DeviceComm& comm_;
     const Task& task_;
@@ -67,7 +73,10 @@ class Crew : public Member<S> {
     static constexpr uint32_t kThreads = S::kChunkWarps * platform::kWarpSize;
 
     KCCL_DEVICE Crew(const DeviceComm& comm, const Task& task, PrefillShared<S>& shared)
-        : Member<S>(comm, task, shared), vectors_(shared.ring, comm), meeting_(shared.met) {}
+        : Member<S>(comm, task, shared),
+          vectors_(shared.ring, comm),
+          meeting_(shared.met),
+          delays_(comm.rank) {}
 
     KCCL_DEVICE uint32_t warp_index() const {
         return mem::forget(platform::thread_in_block() / platform::kWarpSize);
@@ -83,11 +92,31 @@ class Crew : public Member<S> {
     KCCL_DEVICE bool is_ready() {
         const uint32_t phase = ready_parity_;
         await(&this->shared().ready, &ready_parity_);
-        return mem::load_plain(&this->shared().failed[phase]) == 0;
+        return mem::load_plain(&this->shared().stops[phase]) == kNoStop;
+    }
+    // Whether it will not come because the request was given up.
+    KCCL_DEVICE bool is_given_up() const {
+        return mem::load_plain(&this->shared().stops[ready_parity_ ^ 1u]) == kRequestOver;
+    }
+
+    // Before the end of a pass: tells all blocks if this rank's host has given the request up.
+    KCCL_DEVICE void look_at_host(uint32_t pass) {
+        if (this->block() != 0 || !leads(block_of_crew())) return;
+        const Task& task = this->task();
+        const auto* const mailbox = reinterpret_cast<const Mailbox*>(task.mailbox);
+        const uint32_t cancelled =
+            mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
+        if (cancelled != task.number) return;
+        const int rank = this->comm().rank;
+        for (int to = 0; to < static_cast<int>(S::kWorldSize); ++to) {
+            mem::store<mem::Order::kRelaxed, kReach<S>>(this->given_up(to, pass, rank),
+                                                        task.number);
+        }
     }
 
     // Says that the block has done a step, to the blocks of this rank or of all ranks.
     KCCL_DEVICE void finish(uint32_t number, bool tells_all) {
+        delays_.wait();
         // Vectors are read by copies.
         mem::fence_copies();
         meet();
@@ -116,6 +145,7 @@ class Crew : public Member<S> {
 
     Consumer<typename Chunk<S>::VectorRing> vectors_;
     Meeting<S::kChunkWarps> meeting_;
+    Delays<S> delays_;
     uint32_t ready_parity_ = 0;
 };
 
@@ -150,15 +180,24 @@ class Lookout : public Member<S> {
         return await<kReach<S>>(number, S::kWorldSize * S::kBlocks, [](uint32_t i) { return i; });
     }
 
-    // Lets the crew go on.
-    KCCL_DEVICE bool let_go() {
-        if (has_failed_ && leads(warp())) {
-            mem::store_plain(&this->shared().failed[ready_parity_], 1u);
+    // Whether a host gave the request up in a pass, whose end all blocks have told.
+    KCCL_DEVICE bool was_given_up(uint32_t pass) const {
+        const uint32_t from = warp().index() < S::kWorldSize ? warp().index() : 0;
+        const uint32_t request = mem::load<mem::Order::kRelaxed, kReach<S>>(
+            this->given_up(this->comm().rank, pass, from));
+        return platform::warp_any(request == this->task().number);
+    }
+
+    // Lets the crew go on, or stop.
+    KCCL_DEVICE bool let_go(bool is_given_up = false) {
+        const uint32_t stop = has_failed_ ? kWaitFailed : is_given_up ? kRequestOver : kNoStop;
+        if (stop != kNoStop && leads(warp())) {
+            mem::store_plain(&this->shared().stops[ready_parity_], stop);
         }
         ready_parity_ ^= 1u;
         warp().sync();
         if (leads(warp())) mem::arrive(&this->shared().ready);
-        return !has_failed_;
+        return stop == kNoStop;
     }
 
     // Copies a product's vectors to the crew, as often as it multiplies them (prefill_product.cuh).

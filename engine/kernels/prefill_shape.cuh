@@ -125,10 +125,12 @@ struct Chunk {
 
     // [rank][block], a word each: the last step that the block has done.
     static constexpr uint32_t kDone = Places<S>::kQuads;
+    // [pass % 2][rank], a word each: the request that the rank's host gave up in the pass.
+    static constexpr uint32_t kGivenUp = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
     // [module][lane of all ranks][...], packed. Other ranks write these, so what lies before them
     // has the same size on all ranks.
     using Sent = Message<S::kRoundsMessages>;
-    static constexpr uint32_t kMessages = kDone + ceil_div(S::kWorldSize * S::kBlocks, 4);
+    static constexpr uint32_t kMessages = kGivenUp + ceil_div(2 * S::kWorldSize, 4);
     static constexpr uint32_t kNumMessages =
         S::kNumLanes > Dims::kGroupLanes ? Dims::kModules * S::kNumLanes * kHiddenQuads : 0;
     // [group][...]: the residual; and, staged, times the next norm's weights.
@@ -176,6 +178,9 @@ struct Chunk {
     KCCL_DEVICE static uint32_t end_of(uint32_t pass) { return (pass + 1) * kSteps; }
 };
 
+// Why a block goes no further.
+enum Stop : uint32_t { kNoStop, kWaitFailed, kRequestOver };
+
 // Block-shared memory of prefill.
 template <class S>
 struct PrefillShared {
@@ -188,7 +193,7 @@ struct PrefillShared {
     float squares[S::kChunk][S::kWarps];
     MeetingPlace met;
     mem::CopyBarrier ready;  // a phase for each thing that the block waits for
-    uint32_t failed[2];      // by the parity of the phase of `ready`: its wait has failed
+    uint32_t stops[2];       // by the parity of the phase of `ready`: Stop
 };
 
 }  // namespace kccl::decode

@@ -101,6 +101,7 @@ class Multiplier {
     // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
     // not used.
     KCCL_DEVICE void load(Loaded& loaded) {
+        worker_.ask_for_stage();
         const uint8_t* const stage = worker_.weights().await_front() + warp_ * kTileBytes;
         const StagedQuad* const vector = staged_ + at_ * kTileQuads;
         KCCL_UNROLL
@@ -179,6 +180,7 @@ KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps) {
 // Takes the next stage and does nothing with it.
 template <class S>
 KCCL_DEVICE void skip(Worker<S>& worker) {
+    worker.ask_for_stage();
     (void)worker.weights().await_front();
     worker.weights().pop();
 }

@@ -1,5 +1,6 @@
 // The warp that copies the block's weights ahead of the others: one list of stages a round, round
-// after round, held back only by the ring and by a bound on bytes in flight.
+// after round, held back only by the ring and by a bound on bytes in flight. Where nothing
+// overlaps, a stage is copied when all warps wait for it.
 #pragma once
 
 #include "product.cuh"
@@ -61,13 +62,19 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         const uint32_t copied = (S::kAblated & kWeights) != 0 ? 16 : num_bytes;
         return producer.try_push(is_pinned ? begin : from, copied, bound);
     };
+    uint32_t asked_parity = 0;
+    const auto is_asked_for = [&] {
+        return S::kOverlaps ||
+               !platform::warp_any(!mem::has_completed_now(&shared.asked, asked_parity));
+    };
     const auto push = [&](uint32_t num_bytes, Product product) {
-        while (!try_push(num_bytes, product)) {
+        while (!is_asked_for() || !try_push(num_bytes, product)) {
             if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;
             watch.look();
             mem::poll_pause();
         }
         from += num_bytes;
+        asked_parity ^= 1u;
         if constexpr (S::kTraces) trace.ask();
         return true;
     };

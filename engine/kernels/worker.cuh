@@ -8,6 +8,7 @@
 // warps have met since the one was last read.
 #pragma once
 
+#include "delays.cuh"
 #include "trace.cuh"
 #include "watch.cuh"
 
@@ -40,7 +41,8 @@ struct Beside {
     // What other lanes' messages add to the block's rows of the residual: collect.cuh.
     Quad landed[Shape<S>::Out::kMostTiles * kTileQuads];
     mem::CopyBarrier has_landed;
-    mem::CopyBarrier was_read;  // by the warps that multiply
+    mem::CopyBarrier was_read;  // by the warps that multiply; or, where nothing overlaps, asked for
+    mem::CopyBarrier asked;     // where nothing overlaps: all warps ask for the next stage
     MeetingPlace met;
     mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
     mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
@@ -83,6 +85,7 @@ class Worker {
           weights_(shared.ring, comm),
           meeting_(shared.met),
           waiter_(comm, task, &shared.gave_up),
+          delays_(comm.rank),
           round_(task.round) {}
 
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
@@ -118,6 +121,7 @@ class Worker {
 
     // Begins an op: the other area takes its turn.
     KCCL_DEVICE void next_op() {
+        delays_.wait();
         op_ ^= 1u;
         stamp(kBegan);
     }
@@ -188,11 +192,28 @@ class Worker {
                                       [] { return false; });
     }
 
+    // Waits for a quad of each block of all ranks, [rank][block] from place `first` on. This thread
+    // gets those where the result has a bit.
+    static constexpr uint32_t kOfAll = ceil_div(S::kWorldSize * S::kBlocks, platform::kWarpSize);
+    KCCL_DEVICE uint32_t await_all(uint32_t first, uint32_t tag, Quad (&quads)[kOfAll]) {
+        uint32_t places[kOfAll], wanted = 0;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < kOfAll; ++k) {
+            const uint32_t at = thread() + k * platform::kWarpSize;
+            const bool is_there = at < S::kWorldSize * S::kBlocks;
+            wanted |= is_there ? 1u << k : 0;
+            places[k] = first + (is_there ? at : 0);
+        }
+        await<kReach>(places, wanted, tag, quads, (1u << S::kWorldSize) - 1);
+        return wanted;
+    }
+
     // ---- Messages -------------------------------------------------------------------------------
 
     // Waits for the sums of the messages that the next receiving module adds, in shared().landed.
     // The warp that collects them comes here too, also when its waits fail. So this ends.
     KCCL_DEVICE void await_landed() {
+        if constexpr (!S::kOverlaps) arrive(&shared_.was_read);
         while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
             mem::poll_pause();
         }
@@ -202,25 +223,65 @@ class Worker {
 
     // They may be overwritten.
     KCCL_DEVICE void let_landed_go() {
-        warp().sync();
-        if (leads(warp())) mem::arrive(&shared_.was_read);
+        if constexpr (S::kOverlaps) arrive(&shared_.was_read);
+    }
+
+    // ---- Where nothing overlaps (S::kOverlaps) --------------------------------------------------
+
+    // Asks for the next stage of weights, which is copied when all warps have asked.
+    KCCL_DEVICE void ask_for_stage() {
+        if constexpr (!S::kOverlaps) arrive(&shared_.asked);
+    }
+
+    // Behind an op: all blocks of all ranks wait for each other. A wait that fails makes the next
+    // meet() fail.
+    KCCL_DEVICE void meet_all() {
+        if constexpr (!S::kOverlaps) {
+            if (!meet()) waiter_.fail();
+            if (warp_index() == 0) {
+                const uint32_t tag = tag_of_end(num_meetings_);
+                const uint32_t first = Places<S>::meeting(num_meetings_);
+                if (leads(warp())) {
+                    mem::fence<mem::Order::kAcqRel, kReach>();
+                    publish_to_all(first + comm_.rank * S::kBlocks + block(), Quad{}, tag);
+                }
+                Quad quads[kOfAll];
+                (void)await_all(first, tag, quads);
+                mem::fence<mem::Order::kAcqRel, kReach>();
+            }
+            ++num_meetings_;
+            if (!meet()) waiter_.fail();
+        }
+    }
+
+    // Ends the meetings of a round. Places and tags repeat every fourth time, so that each round
+    // has a multiple of four, and begins as the one before: board.cuh.
+    KCCL_DEVICE void end_meetings() {
+        while (!S::kOverlaps && num_meetings_ % 4 != 0) meet_all();
     }
 
     // The residual's quads of this thread: see own_quad() in product.cuh.
     Quad residual[Dims::kOwnQuads];
 
   private:
+    KCCL_DEVICE static void arrive(mem::CopyBarrier* barrier) {
+        warp().sync();
+        if (leads(warp())) mem::arrive(barrier);
+    }
+
     const DeviceComm& comm_;
     const Task& task_;
     Shared<S>& shared_;
     Consumer<WeightRing<S>> weights_;
     Meeting<S::kWarps> meeting_;
     Waiter<S> waiter_;
+    Delays<S> delays_;
     uint32_t round_;
     uint32_t op_ = 0;
     uint32_t traced_op_ = 0;
     uint32_t traced_stage_ = 0;
     uint32_t landed_parity_ = 0;
+    uint32_t num_meetings_ = 0;
 };
 
 // Adds up a value over a warp, in a fixed order; all threads get the sum.

@@ -31,6 +31,8 @@ class Tuning:
         shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
         stagger_ns: The blocks of residual i begin i % staggers times so much later than the first.
         staggers: See stagger_ns.
+        delay_ns: For tests: warps wait at each op, a random time of at most so many nanoseconds.
+        slow_rank: For tests: the rank whose warps always wait that long; -1: none.
         ablated: What is left out to learn what it costs, as bits of Ablation in kernels/task.cuh.
         chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
             prompt runs as decoding does, and the other numbers of chunks have no meaning.
@@ -52,6 +54,8 @@ class Tuning:
     shared_bytes: int = SHARED_BYTES
     stagger_ns: int = 0
     staggers: int = 1
+    delay_ns: int = 0
+    slow_rank: int = -1
     ablated: int = 0
     chunk: int = 1
     chunk_warps: int = 12
@@ -139,6 +143,7 @@ def source_of(
     rank: int = 0,
     samples: bool = False,
     traces: bool = False,
+    overlaps: bool = True,
 ) -> str:
     """The translation unit: the kernels that kernels_of() names, for one shape.
 
@@ -152,6 +157,10 @@ def source_of(
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
         traces: Whether the kernel notes the times of its ops.
+        overlaps: Whether anything happens at the same time as something else. If not, all blocks of
+            all ranks wait for each other behind each op, and a stage of weights is copied when all
+            warps wait for it. The results have the same bits. Such a source has the kernel decode
+            alone, too.
     """
     c = program.config
     lanes = c.num_lanes
@@ -169,6 +178,7 @@ def source_of(
         "Splits": tuning.splits,
         "StaggerNs": tuning.stagger_ns,
         "Staggers": tuning.staggers,
+        "DelayNs": tuning.delay_ns,
         "Ablated": tuning.ablated,
         "Chunk": tuning.chunk,
         "ChunkWarps": tuning.chunk_warps,
@@ -192,14 +202,16 @@ def source_of(
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
+    flags["Overlaps"] = overlaps
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
         f"using Weight = kccl::{_WEIGHTS[dtype]};",
         *(f"static constexpr uint32_t k{name} = {value};" for name, value in numbers.items()),
+        f"static constexpr int kSlowRank = {tuning.slow_rank};",
         *(f"static constexpr bool k{name} = {str(on).lower()};" for name, on in flags.items()),
         *(f"static constexpr float k{name} = {float(x):.9e}f;" for name, x in floats.items()),
     ]
-    has_prefill = tuning.chunk > 1 and not samples
+    has_prefill = tuning.chunk > 1 and not samples and overlaps
     prefill = _PREFILL if has_prefill else ""
     return f"""
 #include "decode.cuh"

@@ -186,6 +186,39 @@ def test_a_token_that_differs_from_run_to_run_hides_the_speed(
     assert second["tok_s"] is None
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_speed_needs_the_hash_of_the_executor_without_overlap(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU, with the host's tokens."""
+    opened, timed = Engine.__init__, Engine.timed
+    asked = []
+
+    def on_gpu(self: Engine, *args: Any, **given: Any) -> None:
+        opened(self, *args, **given)
+        self.backend = "cuda"
+
+    def fake(self: Engine, prompt: Any, max_tokens: int, *, overlaps: bool = True) -> Any:
+        ids, times = timed(self, prompt, max_tokens)
+        if not overlaps:
+            asked.append((len(prompt), max_tokens))
+            ids[-1] = ids[-1] if is_right else (ids[-1] + 1) % 256
+        return ids, times
+
+    monkeypatch.setattr(Engine, "__init__", on_gpu)
+    monkeypatch.setattr(Engine, "timed", fake)
+    arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
+    assert bench(*arguments) == int(not is_right)
+    # The token that ends the prompt, and those that are timed.
+    assert asked == [(16, 6), (30, 6)]
+    captured = capsys.readouterr()
+    assert "kccl at position 30: the hash of 6 tokens is" in captured.err
+    for row in document_of(captured.out)["rows"]:
+        assert row["tokens_match"] is is_right
+        assert (row["tok_s"] is not None) is is_right
+        assert len(row["token_hash"]) == 16
+
+
 def test_a_token_counts_where_the_reference_is_sure() -> None:
     margins = np.array([1.0, 5e-3, 5e-4, 1.0])
     known = tokens.Expected([1], [7, 0, 0, 7], np.full(4, 7), margins, 8.0, "float32")

@@ -22,10 +22,12 @@ def checkpoint(model):
     return random_checkpoint(model, **SMALL, **layers)
 
 
-@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen3"])
 def test_every_op_equals_the_reference(model):
+    """Within diff.LIMITS, and no single value is far off."""
     with Engine(checkpoint(model), "sim") as engine:
         differences = list(Diff(checkpoint(model), engine, IDS).all())
+        assert [d.op.name for d in differences if not d.is_within(None)] == []
         assert [d.op.name for d in differences if d.relative > TOLERANCE] == []
         # Something was compared: attention reads an f16 cache.
         assert any(d.relative > 1e-5 for d in differences)
@@ -54,6 +56,14 @@ def test_the_end_of_the_context_ends_an_answer():
     with Engine(model, "sim", context=16) as engine:
         answer = engine.generate([1] * 14, max_tokens=9)
         assert (answer.end, len(answer.ids)) == ("context", 2)
+
+
+def test_the_host_has_no_executor_without_overlap():
+    with (
+        Engine(checkpoint("tiny-laneformer"), blocks=1) as engine,
+        pytest.raises(kccl.InvalidArgument, match="overlaps is False, must be True on backend"),
+    ):
+        engine.timed(IDS, 2, overlaps=False)
 
 
 def test_arguments_that_a_backend_does_not_take_are_refused():

@@ -36,6 +36,13 @@ def test_all_ops_before_a_fault_are_equal():
     assert all(each.relative > 1e-3 for each in differences[first:])
 
 
+def test_the_limits_find_a_fault():
+    differences = list(faulty().all())
+    first = next(each for each in differences if not each.is_within(None))
+    assert first.op.name == "layers.1.gate_up"
+    assert {each.op.kind for each in differences} == set(diff.LIMITS)
+
+
 @pytest.mark.parametrize("name", ["embedding", "layers.0.wq", "layers.1.w3", "layers.2.w2", "norm"])
 def test_bisect_finds_the_op_with_few_runs(name, monkeypatch):
     monkeypatch.setattr(Wrong, "name", name)
@@ -88,6 +95,10 @@ def test_the_place_of_the_largest_error_is_told():
     assert found.error == pytest.approx(0.5)
     rms = np.sqrt(np.square(reference.trace(IDS)["layers.2.out"]).mean())
     assert found.relative == pytest.approx(0.5 / rms, rel=1e-5)
+    size = reference.trace(IDS)["layers.2.out"].size
+    assert found.rmse == pytest.approx(np.sqrt((0.5**2 + 0.25**2) / size) / rms, rel=1e-5)
+    # The error is about at a right angle to the output.
+    assert 1 - found.cosine == pytest.approx(found.rmse**2 / 2, rel=0.3)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -99,7 +110,8 @@ def test_a_value_that_is_not_finite_is_an_infinite_error(value):
     checkpoint = random_checkpoint("tiny-llama")
     found = next(Diff(checkpoint, NotFinite(), IDS).all())
     assert found.op.name == "embed"
-    assert found.relative == math.inf
+    assert found.relative == found.rmse == math.inf
+    assert not found.is_within(None)
 
 
 def test_a_reference_that_is_not_finite_is_never_met():
@@ -130,7 +142,7 @@ def test_command_line(capsys):
     assert diff.main(["tiny-qwen3", "--tokens", "4"]) == 0
     told = capsys.readouterr().out
     assert "layers.2.gate_up" in told
-    assert "all within a relative error of 0.0001" in told
+    assert "all within the limits" in told
     assert diff.main(["tiny-qwen3", "--tokens", "4", "--tolerance", "0", "--bisect"]) == 1
     assert "first beyond a relative error of 0: layers.0.qkv" in capsys.readouterr().out
     assert diff.main(["tiny-qwen3", "--op", "layers.1.out"]) == 0

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
 import kccl
-from kccl.engine.executors import device
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel import shape
 from kccl.engine.monokernel.shape import KERNELS, Tuning
 from kccl.engine.sample import SamplingParams
 
@@ -115,6 +115,32 @@ def test_many_strands_are_merged_in_two_turns():
     assert found_tokens == tokens
 
 
+def test_a_request_may_be_given_up_within_its_prompt():
+    """By any rank, and on all ranks behind the same pass. The next request is whole."""
+
+    def main(comm: kccl.Communicator) -> tuple[int, int, list[int]]:
+        executor = DeviceExecutor(checkpoint("tiny-llama"), comm, tuning=CHUNKED, context=CONTEXT)
+
+        def num_cached() -> int:
+            data = executor._arena.read(executor._task.cache, executor._sizes.cache)
+            return int(np.count_nonzero(np.frombuffer(data, np.float16)))
+
+        if comm.rank == 1:
+            # As end() does, but before the request begins.
+            executor._mailbox.cancelled = 1
+        with pytest.raises(kccl.Error, match="another rank ended the request"):
+            answer(executor, IDS, SamplingParams(max_tokens=NEW))
+        executor.end()
+        begun = num_cached()
+        tokens = answer(executor, IDS, SamplingParams(max_tokens=NEW))
+        return begun, num_cached(), [token.id for token in tokens]
+
+    for begun, whole, tokens in kccl.run_threads(main, 2, backend="sim", seed=1):
+        assert tokens == expected("tiny-llama")[1]
+        # One of two chunks, and the position behind the prompt's; then all but the last token's.
+        assert begun / (4 + 1) == pytest.approx(whole / (8 + NEW), rel=0.01)
+
+
 def test_warps_of_64():
     check("tiny-laneformer", *run("tiny-laneformer", warp_size=64, model="gfx942"))
 
@@ -172,7 +198,7 @@ def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     text = (folder / name).read_text()
     assert text.count(right) == 1
     (folder / name).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(device, "KERNELS", folder)
+    monkeypatch.setattr(shape, "KERNELS", folder)
     wanted, _ = expected("tiny-laneformer")
     for seed in range(8):
         try:

@@ -1,0 +1,40 @@
+// Random waits, by which tests move warps, blocks and ranks against each other: S::kDelayNs, 0 for
+// none.
+#pragma once
+
+#include <kccl/kccl.cuh>
+
+namespace kccl::decode {
+
+// All threads of a warp make one and call wait().
+template <class S>
+class Delays {
+  public:
+    KCCL_DEVICE explicit Delays(int rank) : is_slow_(rank == S::kSlowRank) {
+        if constexpr (S::kDelayNs != 0) {
+            const uint32_t warp_index = platform::thread_in_block() / platform::kWarpSize;
+            const uint32_t block = rank * S::kBlocks + platform::block_in_grid();
+            state_ = (block * 64 + warp_index + 1) * 2654435761u;
+        }
+    }
+
+    // Waits at most kDelayNs; the slow rank always waits so long.
+    KCCL_DEVICE void wait() {
+        if constexpr (S::kDelayNs != 0) {
+            // Marsaglia's xorshift.
+            state_ ^= state_ << 13;
+            state_ ^= state_ >> 17;
+            state_ ^= state_ << 5;
+            const uint64_t wait_ns = is_slow_ ? S::kDelayNs : state_ % S::kDelayNs;
+            const uint64_t begin = mem::clock_ns();
+            while (mem::clock_ns() - begin < wait_ns) mem::poll_pause();
+            warp().sync();
+        }
+    }
+
+  private:
+    const bool is_slow_;
+    uint32_t state_ = 0;  // never 0 where it is used
+};
+
+}  // namespace kccl::decode
