@@ -3,9 +3,7 @@
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import count
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +13,13 @@ import kccl
 from ..checkpoint import Checkpoint
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
+from ..monokernel.launching import Compiled, Launcher
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
-from ..monokernel.shape import KERNELS, Tuning, check, kernels_of, source_of
+from ..monokernel.recording import Recording
+from ..monokernel.shape import Tuning, check, kernels_of, source_of
+from ..monokernel.trace import Stamps
+from ..monokernel.variant import TRACING, USUAL, Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .executor import Token
@@ -67,25 +69,18 @@ class DeviceExecutor:
         """
         self.program = Program(checkpoint.config)
         self.context = context
-        self.device = ""
         self._comm = comm
         self._tuning = tuning
-        self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._module = self._compile(kernels_of(tuning), samples=False)
-        # Compiled when a request first needs it.
-        self._sampling_module: Any = None
-        self._device: Any = None
-        self._stream: Any = None
-        self._arena: Arena
-        if comm.backend == "sim":
-            self._arena = SimArena(comm)
-        else:
-            self._device = kccl.gpu.device(comm.empty(1).device)
-            self.device = self._device.name
-            self._arena = GpuArena(comm, self._device)
-            with self._device.current():
-                self._stream = kccl.gpu.make_stream()
+        self._launcher = Launcher(comm, warp_size)
+        device = self._launcher.device
+        self.device = "" if device is None else device.name
+        self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
+        self._numbers = self._arena.allocate(loading.SIZES_BYTES)
+        # By variant, and whether it samples; compiled when a request first needs it.
+        self._variant = USUAL
+        self._compiled: dict[tuple[Variant, bool], Compiled] = {}
+        self._module, self._sizes = self._compile()
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
         # Passes that all prefills before made.
@@ -94,75 +89,48 @@ class DeviceExecutor:
         self._is_running = self._makes_tokens = False
         self._work = Work()
         self._is_closed = False
-        self._sizes = self._describe()
         self.nbytes = self._sizes.weights
         self._loaded = loading.load(
             checkpoint, self.program, comm, self._arena, self._sizes, context, self._pack, progress
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
-        self._outputs = self._make_outputs(checkpoint)
+        num = self.program.config.num_lanes // comm.world_size
+        self._outputs = Outputs(
+            self.program,
+            checkpoint,
+            range(comm.rank * num, (comm.rank + 1) * num),
+            self._sizes.places,
+            tuning.splits,
+            lambda offset, nbytes: self._arena.read(self._task.boards[comm.rank] + offset, nbytes),
+        )
         # All boards are there. The second barrier sees that the first one succeeded: from then on
         # waits have the usual limit instead of that of the first call.
         comm.barrier()
         comm.barrier()
-        self._wait_for_device()
+        self._launcher.wait()
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _compile(self, names: list[str], *, samples: bool) -> Any:
-        return kccl.compile(
-            source_of(
-                self.program, self._comm.world_size, self.context, self._tuning, samples=samples
-            ),
-            names,
-            target=self._comm.backend,
-            warp_size=self._warp_size,
-            include_dirs=[KERNELS],
-        )
-
-    def _launch(
-        self, kernel: Any, *args: Any, grid: int, warps: int, shared_bytes: int = 0
-    ) -> None:
-        with self._device.current() if self._device else nullcontext():
-            kernel(
-                self._comm,
-                *args,
-                grid=grid,
-                block=warps * self._warp_size,
-                shared_bytes=shared_bytes,
-                stream=self._stream,
-            )
-
-    def _wait_for_device(self) -> None:
-        """Waits for what this rank has launched. Others may use the device, too."""
-        if self._device is not None:
-            with self._device.current():
-                kccl.gpu.synchronize_stream(self._stream)
-
-    def _describe(self) -> loading.Sizes:
-        numbers = self._arena.allocate(loading.SIZES_BYTES)
-        self._launch(self._module.kernel("describe"), numbers, grid=1, warps=1)
-        self._wait_for_device()
-        return loading.sizes_of(self._arena.read(numbers, loading.SIZES_BYTES))
+    def _compile(self, *, samples: bool = False) -> Compiled:
+        """The kernels of the variant that requests use."""
+        key = (self._variant, samples)
+        if key not in self._compiled:
+            tuning, traces = self._variant.applied_to(self._tuning), self._variant.traces
+            shape = (self.program, self._comm.world_size, self.context, tuning)
+            source = source_of(*shape, samples=samples, traces=traces)
+            names = ["decode", "describe"] if samples else kernels_of(tuning, traces=traces)
+            module = self._launcher.compile(source, names)
+            self._launcher.launch(module.kernel("describe"), self._numbers, grid=1, warps=1)
+            self._launcher.wait()
+            sizes = loading.sizes_of(self._arena.read(self._numbers, loading.SIZES_BYTES))
+            self._compiled[key] = Compiled(module, sizes)
+        return self._compiled[key]
 
     def _pack(self, *place: int) -> None:
         pack = self._module.kernel("pack")
-        self._launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
+        self._launcher.launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
         # The next matrix comes to the same place.
-        self._wait_for_device()
-
-    def _make_outputs(self, checkpoint: Checkpoint) -> Outputs:
-        program, rank = self.program, self._comm.rank
-        num = program.config.num_lanes // self._comm.world_size
-        return Outputs(
-            program,
-            range(rank * num, (rank + 1) * num),
-            self._sizes.places,
-            self._tuning.splits,
-            weights.norms(checkpoint, program),
-            weights.qk_norms(checkpoint, program) if program.config.has_qk_norm else None,
-            lambda offset, nbytes: self._arena.read(self._task.boards[rank] + offset, nbytes),
-        )
+        self._launcher.wait()
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -190,7 +158,7 @@ class DeviceExecutor:
                 self._launch_prefill(prefill)
             self._launch_decode()
 
-        if self._device is not None:
+        if self._launcher.device is not None:
             launch()
         else:
             # In the simulator a launch returns when the kernel has ended.
@@ -273,8 +241,35 @@ class DeviceExecutor:
             self._set_ids([0], 0)
             self._task.max_tokens, self._task.only_reads = turns, 1
             self._launch_decode()
-            self._wait_for_device()
+            self._launcher.wait()
 
+        self._begin()
+        self._work.start(work)
+
+    def use(self, variant: Variant) -> None:
+        """See Executor."""
+        self._variant = variant
+        self._compile()
+
+    def start_timeline(
+        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+    ) -> None:
+        """See Executor."""
+        ids = list(ids)
+
+        def work() -> None:
+            (module, sizes), blocks = self._compile(), self._tuning.blocks
+            recording = Recording(self._launcher, self._arena, module, blocks, sizes.stamps, rounds)
+            self._set_ids(ids, num_cached)
+            self._task.max_tokens, self._task.num_stop_ids = rounds, 0
+            recording.give_to(self._task)
+            self._launch_decode()
+            self._launcher.wait()
+            self._comm.check()
+            out.append(recording.read(self.program, self._comm.rank))
+
+        if self._variant != TRACING:
+            raise kccl.InvalidArgument("the kernel in use does not trace: call use(TRACING)")
         self._begin()
         self._work.start(work)
 
@@ -284,7 +279,7 @@ class DeviceExecutor:
             try:
                 self._work.join()
             finally:
-                self._wait_for_device()
+                self._launcher.wait()
                 self._is_running = False
             self._comm.check()
         return self._work.seconds
@@ -316,9 +311,9 @@ class DeviceExecutor:
         task.num_ids, task.start = len(ids), first
         task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
         task.number += 1
-        task.max_tokens = task.only_reads = task.marks = 0
+        task.max_tokens = task.only_reads = task.marks = task.traced = 0
         task.logits = _NO_LOGITS
-        self._decode = self._module.kernel("decode")
+        self._decoder = self._compile()
 
     def _set_sampling(self, params: SamplingParams) -> None:
         """Gives a task what chooses its tokens. A kernel that only takes the most likely ones has
@@ -327,9 +322,7 @@ class DeviceExecutor:
         is_penalised = params.repetition_penalty != 1
         if not (params.temperature > 0 or is_penalised or params.logprobs):
             return
-        if self._sampling_module is None:
-            self._sampling_module = self._compile(["decode"], samples=True)
-        self._decode = self._sampling_module.kernel("decode")
+        self._decoder = self._compile(samples=True)
         self._task.marks = self._loaded.marks if is_penalised else 0
         self._task.sampling = structs.sampling_of(params)
 
@@ -338,7 +331,7 @@ class DeviceExecutor:
         self._set_ids(ids, first)
         self._task.logits = type(_NO_LOGITS)(*logits)
         self._launch_decode()
-        self._wait_for_device()
+        self._launcher.wait()
         self._comm.check()
 
     def _scored(self, num: int) -> NDArray[np.float32]:
@@ -362,7 +355,7 @@ class DeviceExecutor:
         return prefill
 
     def _launch_prefill(self, task: structs.Task) -> None:
-        self._launch(
+        self._launcher.launch(
             self._module.kernel("prefill"),
             self._device_comm,
             task,
@@ -372,13 +365,13 @@ class DeviceExecutor:
         )
 
     def _launch_decode(self) -> None:
-        self._launch(
-            self._decode,
+        self._launcher.launch(
+            self._decoder.module.kernel("decode"),
             self._device_comm,
             self._task,
             grid=self._tuning.blocks,
             warps=self._tuning.warps + self._tuning.others,
-            shared_bytes=self._sizes.shared,
+            shared_bytes=self._decoder.sizes.shared,
         )
 
     def _await(self, token: structs.Token) -> structs.Token:
@@ -391,9 +384,7 @@ class DeviceExecutor:
                 self.wait()
             if time.monotonic() - looked > _CHECK_S:
                 self._comm.check()
-                if self._device is not None:
-                    with self._device.current():
-                        kccl.gpu.has_finished(self._stream)
+                self._launcher.check()
                 looked = time.monotonic()
             time.sleep(_LOOK_S)
         return token

@@ -97,9 +97,10 @@ def check(program: Program, world_size: int) -> None:
         )
 
 
-def kernels_of(tuning: Tuning) -> list[str]:
+def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
     """The names of the kernels in source_of()."""
-    return ["decode", "pack", "describe", *(["prefill"] if tuning.chunk > 1 else [])]
+    prefill = ["prefill"] if tuning.chunk > 1 else []
+    return ["decode", "pack", "describe", *prefill, *(["describe_trace"] if traces else [])]
 
 
 _PREFILL = """
@@ -108,6 +109,10 @@ void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
              KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
     kccl::decode::run_prefill<Model>(comm, task);
 }
+"""
+
+_TRACE = """
+KCCL_KERNEL void describe_trace(uint64_t* out) { kccl::decode::describe_trace<Model>(out); }
 """
 
 
@@ -129,7 +134,7 @@ def source_of(
         tuning: How a GPU is used.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
-        traces: Whether the kernel notes the times of its ops.
+        traces: Whether the kernel notes the times of its ops. Then there is describe_trace, too.
     """
     c = program.config
     lanes = c.num_lanes
@@ -176,10 +181,12 @@ def source_of(
     ]
     has_prefill = tuning.chunk > 1 and not samples
     prefill = _PREFILL if has_prefill else ""
+    trace = _TRACE if traces else ""
     return f"""
 #include "decode.cuh"
 #include "pack.cuh"
 #include "prefill.cuh"
+#include "trace_layout.cuh"
 
 struct Model {{
     {(chr(10) + "    ").join(members)}
@@ -196,4 +203,4 @@ KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t produc
 }}
 
 KCCL_KERNEL void describe(uint64_t* out) {{ kccl::decode::describe<Model>(out); }}
-"""
+{trace}"""

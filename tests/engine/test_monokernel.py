@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import kccl
 from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.executors import device
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.executor import Token
+from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import KERNELS, Tuning
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
@@ -171,7 +171,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the kernels that the executor compiles."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
-    monkeypatch.setattr(device, "KERNELS", folder)
+    monkeypatch.setattr(launching, "KERNELS", folder)
     yield folder
 
 
