@@ -84,8 +84,8 @@ MODELS = {
     ),
     # Its sizes are multiples of 16, as the monokernel needs them, and the simulator can run it.
     "tiny-tiles": _laneformer(
-        **{"num_layers": 2, "num_lanes": 4, "hidden": 64, "ffn": 128, "num_heads": 8},
-        **{"num_kv_heads": 4, "head_dim": 16, "vocab_size": 128, "context": 64},
+        **{"num_layers": 2, "num_lanes": 2, "hidden": 64, "ffn": 64, "num_heads": 4},
+        **{"num_kv_heads": 2, "head_dim": 16, "vocab_size": 128, "context": 64},
         **{"window": 3, "window_layers": 1},
     ),
 }

@@ -15,6 +15,7 @@ import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
 from kccl.engine.config import ModelConfig
 from kccl.engine.models import find_model
+from kccl.engine.monokernel.variant import Variant
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
 from ..harness.document import document
@@ -109,7 +110,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
     """
     _check_outputs(args)
     variants = variants_of(args.ablate)
-    _check_kernel(args, has_variants=bool(variants))
+    _check_kernel(args, variants)
     with _checkpoint(args) as checkpoint:
         request = Request(
             checkpoint=checkpoint,
@@ -218,11 +219,14 @@ def _check_outputs(args: argparse.Namespace) -> None:
             raise kccl.InvalidArgument(f"{option} {path}: {folder} is not a writable folder")
 
 
-def _check_kernel(args: argparse.Namespace, *, has_variants: bool) -> None:
+def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
+    """Raises InvalidArgument if the backend cannot do what is asked of the kernel."""
     if args.traced_tokens < 1:
         raise kccl.InvalidArgument(f"--traced-tokens is {args.traced_tokens}, must be at least 1")
-    for option, is_given in (("--trace", args.trace), ("--ablate", has_variants)):
+    for option, is_given in (("--trace", args.trace), ("--ablate", variants)):
         if is_given and args.backend == "host":
             raise kccl.InvalidArgument(f"{option} needs --backend cuda or sim: host has no kernel")
+    if args.backend == "sim" and any(variant.has_races for variant in variants):
+        raise kccl.InvalidArgument("--ablate exchanges has races, which the simulator refuses")
     if args.trace and kccl.launched_rank() is not None:
         raise kccl.InvalidArgument("--trace needs ranks that are threads: -n, without a launcher")

@@ -95,7 +95,8 @@ class Result:
         is_right: Whether all of KCCL's tokens were right.
         facts: Of the GPUs.
         timelines: Of the ranks, if tokens are traced.
-        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs.
+        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
+            None: simulated.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Result:
     is_right: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     timelines: list[Timeline] = field(default_factory=list)
-    stream_bytes_per_s: float = 0.0
+    stream_bytes_per_s: float | None = None
 
 
 def measure(engine: Engine, request: Request, show: Show) -> Result:
@@ -137,8 +138,10 @@ class _Measurement:
         known = self._check()
         if self._is_first and request.has_baselines:
             self._open_peers(known)
-        self._show("the first token")
-        self._first_token_s["kccl"] = self._time_first_token()
+        if self._engine.backend != "sim":
+            # Simulated, it takes minutes and says nothing.
+            self._show("the first token")
+            self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:
             self._first_token_s[peer.library] = _first_token_s(peer, self._prompt)
         for peer in self._peers:
@@ -163,8 +166,9 @@ class _Measurement:
             self._show("the timeline")
             prompt = self._ids[: request.positions[0]]
             self._result.timelines = self._engine.timeline(prompt, request.traced_tokens)
-        reads = [read for runs in measured.values() for read in runs["kccl"].reads]
-        self._result.stream_bytes_per_s = median(reads)
+        if self._engine.backend != "sim":
+            reads = [read for runs in measured.values() for read in runs["kccl"].reads]
+            self._result.stream_bytes_per_s = median(reads)
         self._result.facts = gpu_facts(self._engine)
         self._ends.close()
         gc.collect()
@@ -319,8 +323,10 @@ class _Measurement:
             }
             if is_right:
                 row |= found.figures()
-                first_us = self._first_token_s[library] * 1e6
-                row |= {"ttft_ms": first_us * 1e-3, "ttft_steps": first_us / row["us_per_token"]}
+                first_s = self._first_token_s.get(library)
+                if first_s is not None:
+                    steps = first_s * 1e6 / row["us_per_token"]
+                    row |= {"ttft_ms": first_s * 1e3, "ttft_steps": steps}
                 if is_ours:
                     # Of the token in the middle.
                     nbytes = self._engine.bytes_per_token(position + num // 2)

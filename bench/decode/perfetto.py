@@ -93,7 +93,7 @@ def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
     flying = level(times[ASKED], times[LANDED], windows) / num_blocks
     for at, rate, has, asked in zip(windows, landed / WINDOW_NS, full, flying, strict=True):
         place = {"ph": "C", "pid": pid, "ts": _rounded(at * 1e-3)}
-        yield place | {"name": "weights, GB/s", "args": {"": _rounded(rate)}}
+        yield place | {"name": "weights that land", "args": {"GB/s": _rounded(rate)}}
         yield place | {
             "name": "stages, mean",
             "args": {"full": _rounded(has), "in flight": _rounded(asked)},
@@ -103,9 +103,13 @@ def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
         mine = times[:, blocks == block]
         full = level(mine[LANDED], mine[LET_GO], samples)
         flying = level(mine[ASKED], mine[LANDED], samples)
-        for at, has, asked in zip(samples, full.tolist(), flying.tolist(), strict=True):
-            place = {"ph": "C", "pid": pid, "ts": _rounded(at * 1e-3), "name": f"ring {block}"}
-            yield place | {"args": {"full": has, "in flight": asked}}
+        # A counter keeps its value.
+        is_new = np.diff(full, prepend=-1) != 0
+        is_new |= np.diff(flying, prepend=-1) != 0
+        for at in np.flatnonzero(is_new):
+            ts, name = _rounded(samples[at] * 1e-3), f"ring {block}"
+            values = {"full": int(full[at]), "in flight": int(flying[at])}
+            yield {"ph": "C", "pid": pid, "ts": ts, "name": name, "args": values}
 
 
 def _rounded(value: float) -> float:

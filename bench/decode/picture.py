@@ -39,17 +39,20 @@ _COLOURS = {
 _KINDS = tuple(_COLOURS)
 
 
-def draw(path: Path, timelines: Sequence[Timeline], title: str, stream_bytes_per_s: float) -> None:
+def draw(
+    path: Path, timelines: Sequence[Timeline], title: str, stream_bytes_per_s: float | None
+) -> None:
     """Draws layers in the middle of the first kept token.
 
     Args:
         path: The picture; its suffix chooses the format.
         timelines: Of all ranks.
         title: Of the picture.
-        stream_bytes_per_s: What all ranks together stream when they do nothing else.
+        stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     ranks = len(timelines)
     figure = Figure(figsize=(12, 3.2 * ranks + 4), layout="constrained")
@@ -61,9 +64,13 @@ def draw(path: Path, timelines: Sequence[Timeline], title: str, stream_bytes_per
         _draw_blocks(axes, timeline, begin, end)
     panels[0].set_title(title, loc="left", fontsize=12, fontweight="bold", pad=26)
     _draw_rings(panels[-2], timelines, begin, end)
-    _draw_memory(panels[-1], timelines, begin, end, stream_bytes_per_s / ranks)
+    _draw_memory(panels[-1], timelines, begin, end)
+    if stream_bytes_per_s is not None:
+        _draw_stream(panels[-1], stream_bytes_per_s / ranks * 1e-9)
     panels[-1].set_xlabel("microseconds")
     panels[-1].set_xlim(0, (end - begin) * 1e-3)
+    patches = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
+    figure.legend(handles=patches, loc="upper right", fontsize=8, ncols=len(patches))
     for axes in panels:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -82,7 +89,7 @@ def _shown(timelines: Sequence[Timeline]) -> tuple[float, float]:
 
 def _draw_blocks(axes: Axes, timeline: Timeline, begin: float, end: float) -> None:
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
     num_blocks = timeline.layout.num_blocks
     cells = np.full((num_blocks, _COLUMNS), np.nan)
@@ -107,12 +114,11 @@ def _draw_blocks(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
         extent=(0, (end - begin) * 1e-3, num_blocks - 0.5, -0.5),
     )
     axes.set_ylabel(f"rank {timeline.rank}: blocks")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     names = axes.secondary_xaxis("top")
     ticks = _op_ticks(timeline, begin, end)
     names.set_xticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=7)
     names.tick_params(length=2)
-    patches = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
-    axes.legend(handles=patches, loc="upper right", fontsize=8, ncols=len(patches))
 
 
 def _op_ticks(timeline: Timeline, begin: float, end: float) -> list[tuple[float, str]]:
@@ -146,9 +152,7 @@ def _draw_rings(axes: Axes, timelines: Sequence[Timeline], begin: float, end: fl
     axes.legend(loc="upper right", fontsize=8, ncols=4)
 
 
-def _draw_memory(
-    axes: Axes, timelines: Sequence[Timeline], begin: float, end: float, stream: float
-) -> None:
+def _draw_memory(axes: Axes, timelines: Sequence[Timeline], begin: float, end: float) -> None:
     edges = np.arange(begin, end + WINDOW_NS, WINDOW_NS)
     for timeline in timelines:
         times, nbytes, _ = timeline.flat_stages()
@@ -156,15 +160,18 @@ def _draw_memory(
         us = (edges - begin) * 1e-3
         label = f"weights that land, rank {timeline.rank}"
         axes.stairs(landed / WINDOW_NS, us, label=label, linewidth=1.3)
-    axes.axhline(stream * 1e-9, color="#888888", linestyle="--", linewidth=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s of a rank,\nwindows of 1 us")
+    axes.legend(loc="lower right", fontsize=8, ncols=4)
+
+
+def _draw_stream(axes: Axes, gbps: float) -> None:
+    axes.axhline(gbps, color="#888888", linestyle="--", linewidth=1.2)
     axes.annotate(
         "the stream alone",
-        (0, stream * 1e-9),
+        (0, gbps),
         xytext=(4, 3),
         textcoords="offset points",
         fontsize=8,
         color="#555555",
     )
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("GB/s of a GPU,\nwindows of 1 us")
-    axes.legend(loc="lower right", fontsize=8, ncols=4)

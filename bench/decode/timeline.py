@@ -113,13 +113,15 @@ def _overlap(begins: Array, ends: Array, window: tuple[float, float]) -> float:
     return float(np.maximum(np.clip(ends, *window) - np.clip(begins, *window), 0).sum())
 
 
-def print_summary(out: Console, timelines: Sequence[Timeline], stream_bytes_per_s: float) -> None:
+def print_summary(
+    out: Console, timelines: Sequence[Timeline], stream_bytes_per_s: float | None
+) -> None:
     """Prints where the time of each rank's tokens goes.
 
     Args:
         out: Where to.
         timelines: Of the ranks.
-        stream_bytes_per_s: What all ranks together stream when they do nothing else.
+        stream_bytes_per_s: What all ranks together stream when they do nothing else, if known.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -142,13 +144,15 @@ def print_summary(out: Console, timelines: Sequence[Timeline], stream_bytes_per_
         everything = sum(total.values())
         table.add_row("all", *(f"{total[name]:.1f}" for name in PHASES), f"{everything:.1f}")
         out.print(table)
-        stream = stream_bytes_per_s / len(timelines)
+        share = ""
+        if stream_bytes_per_s is not None:
+            stream = stream_bytes_per_s / len(timelines)
+            share = f", {found.bytes_per_s / stream:.0%} of the stream"
         out.print(
             f"# {found.token_us:.1f} us a token, {timeline.num_rounds} tokens, with the time that "
             f"stamps take; {found.token_us - everything:.1f} us of it between ops\n"
-            f"# weights landed at {found.bytes_per_s * 1e-9:.0f} GB/s, "
-            f"{found.bytes_per_s / stream:.0%} of the stream; memory idle {found.idle_share:.1%} "
-            f"of the time, no stage in flight {found.quiet_share:.1%}\n"
+            f"# weights landed at {found.bytes_per_s * 1e-9:.0f} GB/s{share}; memory idle "
+            f"{found.idle_share:.1%} of the time, no stage in flight {found.quiet_share:.1%}\n"
             f"# of a ring of {found.ring_stages} stages, {found.ring_level:.1f} were full and "
             f"{found.in_flight:.1f} in flight; clocks agree within {found.clock_error_ns:.0f} ns",
             soft_wrap=True,

@@ -32,6 +32,11 @@ class Variant:
     stage_steps: int = 0
     traces: bool = False
 
+    @property
+    def has_races(self) -> bool:
+        """Whether it reads what others may be writing. The simulator refuses that."""
+        return self.ablated & _LEFT_OUT["exchanges"] != 0
+
     def applied_to(self, usual: Tuning) -> Tuning:
         """The tuning of this kernel. It fills no cache in chunks: the usual kernel does."""
         if self == USUAL:
