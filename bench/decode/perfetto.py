@@ -57,7 +57,7 @@ def _names(timeline: Timeline) -> Iterator[Event]:
     pid = timeline.rank
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"rank {pid}"}}
     for block in range(timeline.layout.num_blocks):
-        name = {"name": f"block {block}"}
+        name = {"name": f"block {block}, residual {block % timeline.layout.num_groups}"}
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": block, "args": name}
 
 
@@ -77,11 +77,10 @@ def _slices(timeline: Timeline, index: int) -> Iterator[Event]:
             if np.isnan(begin):
                 continue
             name = op.kind if op.layer < 0 else f"{op.layer} {op.kind}"
-            yield place | {"name": name, "ts": _rounded(begin), "dur": _rounded(end - begin)}
+            yield place | {"name": name} | _span(begin, end)
             for phase in op.phases:
-                begin, end = stamps[phase.begin], stamps[phase.end]
-                times = {"ts": _rounded(begin), "dur": _rounded(end - begin)}
-                yield place | {"name": phase.name} | times
+                span = _span(stamps[phase.begin], stamps[phase.end])
+                yield place | {"name": phase.name} | span
 
 
 def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
@@ -110,6 +109,12 @@ def _counters(timeline: Timeline, begin: float, end: float) -> Iterator[Event]:
             ts, name = _rounded(samples[at] * 1e-3), f"ring {block}"
             values = {"full": int(full[at]), "in flight": int(flying[at])}
             yield {"ph": "C", "pid": pid, "ts": ts, "name": name, "args": values}
+
+
+def _span(begin: float, end: float) -> Event:
+    """A phase must end within its op, so that times are rounded, not durations."""
+    ts = _rounded(begin)
+    return {"ts": ts, "dur": _rounded(_rounded(end) - ts)}
 
 
 def _rounded(value: float) -> float:

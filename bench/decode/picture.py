@@ -37,6 +37,7 @@ _COLOURS = {
     "finish": "#6b8f3c",
 }
 _KINDS = tuple(_COLOURS)
+_OF_RANKS = ("#0b5fa5", "#c8553d", "#6b8f3c", "#7a5195", "#d4a017", "#12a594", "#8c6d31", "#555555")
 
 
 def draw(
@@ -70,7 +71,7 @@ def draw(
     panels[-1].set_xlabel("microseconds")
     panels[-1].set_xlim(0, (end - begin) * 1e-3)
     patches = [Patch(color=colour, label=name) for name, colour in _COLOURS.items()]
-    figure.legend(handles=patches, loc="upper right", fontsize=8, ncols=len(patches))
+    figure.legend(handles=patches, loc="outside upper right", fontsize=8, ncols=len(patches))
     for axes in panels:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -91,19 +92,20 @@ def _draw_blocks(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
     from matplotlib.colors import ListedColormap
     from matplotlib.ticker import MaxNLocator
 
-    num_blocks = timeline.layout.num_blocks
+    order = timeline.layout.by_group()
+    num_blocks = len(order)
     cells = np.full((num_blocks, _COLUMNS), np.nan)
     scale = _COLUMNS / (end - begin)
     for op, times in zip(timeline.layout.ops, timeline.ops[0], strict=True):
         for phase in op.phases:
             is_attention = op.kind == "attend" and phase.name == "multiply"
             kind = _KINDS.index("attend" if is_attention else phase.name)
-            for block in range(num_blocks):
+            for row, block in enumerate(order):
                 from_to = (times[[phase.begin, phase.end], block] - begin) * scale
                 if np.isnan(from_to).any() or from_to[1] <= 0 or from_to[0] >= _COLUMNS:
                     continue
                 first, last = np.clip(from_to.round().astype(int), 0, _COLUMNS)
-                cells[block, first:last] = kind
+                cells[row, first:last] = kind
     axes.imshow(
         cells,
         cmap=ListedColormap(list(_COLOURS.values())),
@@ -113,7 +115,7 @@ def _draw_blocks(axes: Axes, timeline: Timeline, begin: float, end: float) -> No
         interpolation="nearest",
         extent=(0, (end - begin) * 1e-3, num_blocks - 0.5, -0.5),
     )
-    axes.set_ylabel(f"rank {timeline.rank}: blocks")
+    axes.set_ylabel(f"rank {timeline.rank}: blocks,\nby residual")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     names = axes.secondary_xaxis("top")
     ticks = _op_ticks(timeline, begin, end)
@@ -143,11 +145,14 @@ def _draw_rings(axes: Axes, timelines: Sequence[Timeline], begin: float, end: fl
         full = np.array([level(mine[LANDED], mine[LET_GO], at) for mine in of_blocks])
         flying = np.array([level(mine[ASKED], mine[LANDED], at) for mine in of_blocks])
         us = (at - begin) * 1e-3
-        (line,) = axes.plot(us, full.mean(axis=0), linewidth=1.4, label=f"full{name}")
+        colour = _OF_RANKS[timeline.rank]
+        axes.plot(us, full.mean(axis=0), color=colour, linewidth=1.4, label=f"full{name}")
         low, high = np.percentile(full, [10, 90], axis=0)
-        axes.fill_between(us, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.plot(us, flying.mean(axis=0), linewidth=1, linestyle="--", label=f"in flight{name}")
-    axes.set_ylim(0, timelines[0].layout.ring_stages)
+        axes.fill_between(us, low, high, color=colour, alpha=0.2, linewidth=0)
+        mean = flying.mean(axis=0)
+        axes.plot(us, mean, "--", color=colour, linewidth=1, label=f"in flight{name}")
+    # Room for the legend.
+    axes.set_ylim(0, 1.4 * timelines[0].layout.ring_stages)
     axes.set_ylabel("stages of a ring,\nmean, 10-90 %")
     axes.legend(loc="upper right", fontsize=8, ncols=4)
 
@@ -158,8 +163,8 @@ def _draw_memory(axes: Axes, timelines: Sequence[Timeline], begin: float, end: f
         times, nbytes, _ = timeline.flat_stages()
         landed = np.histogram(times[LANDED], edges, weights=nbytes)[0]
         us = (edges - begin) * 1e-3
-        label = f"weights that land, rank {timeline.rank}"
-        axes.stairs(landed / WINDOW_NS, us, label=label, linewidth=1.3)
+        label, colour = f"weights that land, rank {timeline.rank}", _OF_RANKS[timeline.rank]
+        axes.stairs(landed / WINDOW_NS, us, label=label, linewidth=1.3, color=colour)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("GB/s of a rank,\nwindows of 1 us")
     axes.legend(loc="lower right", fontsize=8, ncols=4)

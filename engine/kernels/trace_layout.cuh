@@ -6,9 +6,9 @@
 namespace kccl::decode {
 
 // Numbers of describe_trace() that come before those of stages.
-constexpr uint32_t kTraceNumbers = 6;
+constexpr uint32_t kTraceNumbers = 7;
 
-// The six numbers, and then the stages of each block's round with a head, [block][stage]: the bytes,
+// These numbers, and then the stages of each block's round with a head, [block][stage]: the bytes,
 // and kProductAt bits above them 1 + the product. Zero: the block has no such stage. A block writes
 // its own stages.
 constexpr uint32_t kProductAt = 32;
@@ -25,6 +25,7 @@ KCCL_DEVICE void describe_trace(uint64_t* out) {
         out[3] = kNumStageStamps;
         out[4] = T::kOfRound;
         out[5] = num_stages<S>();
+        out[6] = Shape<S>::kGroups;
     }
     uint64_t* const stages = out + kTraceNumbers + uint64_t{mine} * T::kStages;
     uint32_t num = 0;

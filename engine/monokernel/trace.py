@@ -21,7 +21,7 @@ Array = NDArray[Any]
 BEGAN, ARRIVED, MULTIPLIED, MET, FINISHED = range(NUM_STAMPS := 5)
 ASKED, LANDED, LET_GO = range(NUM_STAGE_STAMPS := 3)
 # As kernels/trace_layout.cuh has them.
-_NUMBERS, _PRODUCT_AT = 6, 32
+_NUMBERS, _PRODUCT_AT = 7, 32
 _PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 
 
@@ -77,6 +77,7 @@ class Layout:
         stage_bytes: int [stage][block].
         of_round: Stamps of a block.
         ring_stages: That a block's ring has room for.
+        num_groups: Residuals of the rank. Block b works on number b % num_groups.
     """
 
     ops: tuple[TracedOp, ...]
@@ -84,10 +85,15 @@ class Layout:
     stage_bytes: Array
     of_round: int
     ring_stages: int
+    num_groups: int
 
     @property
     def num_blocks(self) -> int:
         return int(self.stage_ops.shape[1])
+
+    def by_group(self) -> list[int]:
+        """The blocks, those of one residual behind each other."""
+        return sorted(range(self.num_blocks), key=lambda block: block % self.num_groups)
 
 
 def numbers_bytes(of_round: int, blocks: int) -> int:
@@ -98,7 +104,7 @@ def numbers_bytes(of_round: int, blocks: int) -> int:
 def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     """Reads what describe_trace() has written for a model."""
     numbers = np.frombuffer(data, np.uint64).astype(np.int64)
-    num_ops, stamps, num_stages, stage_stamps, of_round, ring_stages = numbers[:_NUMBERS].tolist()
+    num_ops, stamps, num_stages, stage_stamps, *others = numbers[:_NUMBERS].tolist()
     # The kernel has one op for the last norm and the head, and one for the round's end.
     ops = [
         TracedOp(op.kind, op.layer if op.name != op.kind else -1)
@@ -116,7 +122,7 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
             # Each layer has equally many.
             mine = np.flatnonzero(products[:, block] == number)
             stage_ops[mine, block] = np.repeat(at, len(mine) // len(at))
-    return Layout(tuple(ops), stage_ops, stage_bytes, of_round, ring_stages)
+    return Layout(tuple(ops), stage_ops, stage_bytes, *others)
 
 
 @dataclass(frozen=True, eq=False)

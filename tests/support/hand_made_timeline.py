@@ -39,7 +39,7 @@ def made_stamps(*, rank=0, rounds=5, ns_per_tick=0.5, origin_ns=10**15, late_ns=
     stage_ops[3:, 1] = [5, -1]
     stage_bytes[4, 1] = 0
     of_round = len(names) * NUM_STAMPS + 5 * NUM_STAGE_STAMPS + 2
-    layout = Layout(tuple(names), stage_ops, stage_bytes, of_round, ring_stages=4)
+    layout = Layout(tuple(names), stage_ops, stage_bytes, of_round, ring_stages=4, num_groups=2)
     values = np.zeros((rounds, of_round, 2), np.uint64)
 
     def note(index, index_of_round, block, ns):
