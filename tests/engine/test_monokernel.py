@@ -150,7 +150,7 @@ BUGS = {
         "            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();\n",
         "",
     ),
-    "sums of two ops in one area": ("worker.cuh", "        op_ ^= 1u;\n", ""),
+    "sums of two ops in one area": ("worker.cuh", " op_ ^= 1u;", ""),
     "messages are not awaited": (
         "residual.cuh",
         "    if (receives) worker.await_landed();\n",
