@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 
-_HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
+HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
+LOST = b"lost"  # kind of a rank's last message: it gives up, because it lost the rank of the number
 _FD_BYTES = array.array("i").itemsize
 
 
@@ -31,7 +32,7 @@ class Link:
     def put(self, kind: bytes, sequence: int, payload: bytes) -> None:
         """Appends a message, and sends what the socket takes now."""
         if self.is_open:
-            self.unsent += _HEADER.pack(kind, sequence, len(payload)) + payload
+            self.unsent += HEADER.pack(kind, sequence, len(payload)) + payload
             self.flush()
 
     def put_fd(self, kind: bytes, sequence: int, fd: int) -> None:
@@ -41,7 +42,7 @@ class Link:
             ConnectionError: The peer has closed the stream.
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        self.socket.sendmsg([_HEADER.pack(kind, sequence, 0)], ancillary)
+        self.socket.sendmsg([HEADER.pack(kind, sequence, 0)], ancillary)
 
     def flush(self) -> None:
         """Sends what the socket takes now."""
@@ -74,19 +75,19 @@ class Link:
 
     def take(self) -> tuple[bytes, int, bytes] | None:
         """The next complete message as (kind, sequence number, payload); None if there is none."""
-        if len(self._received) < _HEADER.size:
+        if len(self._received) < HEADER.size:
             return None
-        kind, sequence, length = _HEADER.unpack_from(self._received)
-        end = _HEADER.size + length
+        kind, sequence, length = HEADER.unpack_from(self._received)
+        end = HEADER.size + length
         if len(self._received) < end:
             return None
-        payload = bytes(self._received[_HEADER.size : end])
+        payload = bytes(self._received[HEADER.size : end])
         del self._received[:end]
         return kind, sequence, payload
 
     def put_back(self, kind: bytes, sequence: int, payload: bytes) -> None:
         """Makes this the next message that take() returns."""
-        self._received[:0] = _HEADER.pack(kind, sequence, len(payload)) + payload
+        self._received[:0] = HEADER.pack(kind, sequence, len(payload)) + payload
 
     def close(self) -> None:
         """Closes the stream and the descriptors that are received but not used."""

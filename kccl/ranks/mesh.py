@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ..base.errors import BackendError, Timeout
-from .link import Link
+from .link import LOST, Link
 from .sockets import peer_lost, peer_pid, poll_ms
 
 
@@ -347,6 +347,8 @@ class Mesh:
 
                 ended = ended_in(payload)
                 raise peer_lost(self.rank, min(ended, default=peer), what)
+            if seen_kind == LOST:
+                raise peer_lost(self.rank, seen_sequence, what)
             if kind == b"rset" or is_earlier:
                 continue
             raise BackendError(

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..base.errors import BackendError, PeerLost, Timeout
+from .link import HEADER, LOST
 
 _UCRED = struct.Struct("3i")
-# What a rank that gives up says last: that it has lost this rank.
-_LOSS, _LOST = struct.Struct("<16sI"), b"kccl: I lost the"
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
+# A rank that gives up waits so long for those that have yet to hear why.
+_LAST_WORD_S = 1.0
 _MOST_POLL_MS = 2**31 - 1
 
 
@@ -119,7 +120,7 @@ def connect(
         for connection in sockets.values():
             culprit = _lost_by_peer(connection)
             if culprit is not None:
-                raise peer_lost(numbers[rank], culprit, what)
+                raise lost(culprit)
         for peer, connection in sockets.items():
             if refuser is not None and peer != refuser and _has_ended(connection):
                 raise lost(peer)
@@ -127,10 +128,11 @@ def connect(
     def check(absent: set[int]) -> None:
         """Raises if one of the absent peers will not come."""
         look()
-        check_others()
         # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not _is_running(_pid_in(names[peer]))]
         ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
+        # Afterwards, because a peer that gives up says why before it ends.
+        check_others()
         if ended:
             raise lost(ended[0])
         if time.monotonic() > deadline:
@@ -169,9 +171,14 @@ def connect(
                 # A stranger; or a rank that has ended, which check() will see.
                 connection.close()
     except BaseException as error:
+        if isinstance(error, PeerLost) and error.peer in numbers:
+            culprit = numbers.index(error.peer)
+            for connection in sockets.values():
+                _tell_loss(connection, culprit)
+            if culprit > rank:
+                late = set(range(rank + 1, len(names))) - {culprit, *sockets}
+                _tell_late(listener, {peer: names[peer] for peer in late}, culprit)
         for connection in sockets.values():
-            if isinstance(error, PeerLost) and error.peer is not None:
-                _tell_loss(connection, error.peer)
             connection.close()
         raise
     finally:
@@ -183,18 +190,41 @@ def _tell_loss(connection: socket.socket, culprit: int) -> None:
     """Tells a peer which rank's loss ends this connection."""
     # The peer may have gone, too.
     with contextlib.suppress(OSError):
-        connection.send(_LOSS.pack(_LOST, culprit), socket.MSG_DONTWAIT)
+        connection.send(HEADER.pack(LOST, culprit, 0), socket.MSG_DONTWAIT)
+
+
+def _tell_late(listener: socket.socket, late: dict[int, str], culprit: int) -> None:
+    """Tells the ranks that have yet to connect to this one which rank is lost.
+
+    A rank that is refused takes the refuser for lost. Ranks above this one connect here before they
+    connect to a lost rank that is above this one too, so they must not be refused here.
+
+    Args:
+        late: Rank -> name of its listener.
+    """
+    deadline = time.monotonic() + _LAST_WORD_S
+    listener.settimeout(_POLL_S)
+    while any(_is_running(_pid_in(name)) for name in late.values()):
+        if time.monotonic() > deadline:
+            return
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            with connection:
+                peer = _rank_of(connection, deadline)
+                if late.pop(peer, None) is not None:
+                    _tell_loss(connection, culprit)
 
 
 def _lost_by_peer(connection: socket.socket) -> int | None:
     """The rank whose loss the peer told of; None if it told of none."""
     try:
-        said = connection.recv(_LOSS.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        said = connection.recv(HEADER.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
         return None
-    if len(said) < _LOSS.size or not said.startswith(_LOST):
+    if len(said) < HEADER.size:
         return None
-    return int(_LOSS.unpack(said)[1])
+    kind, culprit, _ = HEADER.unpack(said)
+    return int(culprit) if kind == LOST else None
 
 
 def _rank_of(connection: socket.socket, deadline: float) -> int:
