@@ -1,6 +1,5 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
-import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,22 +13,18 @@ from numpy.typing import NDArray
 import kccl
 
 from .backends import read_for, start_ranks
-from .bounds import bytes_per_token
 from .checkpoint import Checkpoint, open_checkpoint
-from .closing import Closing
 from .config import ModelConfig
 from .executors.core import lib
 from .executors.executor import Executor
+from .measuring import Measuring
 from .models import find_model
+from .monokernel.variant import USUAL
 from .program import Program
 from .ranks import Ranks
 from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
-
-# bandwidth() reads all weights in so many requests, each of at least so many seconds; the fastest
-# counts.
-_READS, _READ_S = 4, 0.02
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Answer:
     tokens_per_s: float
 
 
-class Engine(Closing):
+class Engine(Measuring):
     """A model, ready to answer. A context manager.
 
     In a job of several processes (mpirun, `kccl run`) each rank makes an Engine of the same model
@@ -146,6 +141,7 @@ class Engine(Closing):
         self._cached: list[int] = []
         # Whether they come from requests that overlap.
         self._cache_overlaps = True
+        self._variant = USUAL
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -242,11 +238,14 @@ class Engine(Closing):
                     if piece.end:
                         break
             finally:
+                # What another kernel adds to the cache may be wrong.
+                if self._variant != USUAL:
+                    self._cached = ids[:start]
                 # The last token has not run, or it ran and is forgotten.
-                if generated:
+                elif generated:
                     self._cached = [*ids, *generated[:-1]]
 
-    # ---- logits, ops, bandwidth ------------------------------------------------------------------
+    # ---- logits, ops -----------------------------------------------------------------------------
 
     def logits(self, prompt: str | Sequence[int]) -> NDArray[np.float32]:
         """The logits after each token of a prompt: float32 [tokens, vocab_size]."""
@@ -279,50 +278,6 @@ class Engine(Closing):
             for each in self._ranks.mine:
                 each.wait()
         return self._ranks.mine[0].as_reference(op, out)
-
-    def bandwidth(self) -> float:
-        """Bytes a second at which the same threads read all weights, and do nothing else."""
-        with self._ranks.request("bandwidth"):
-            best = self._read(1)
-            # The ranks decide alike: they take the slowest one's time.
-            slowest = max(self._ranks.all_gather(best))
-            turns = math.ceil(_READ_S / slowest)
-            best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
-        return self.config.streamed_bytes() / best
-
-    def _read(self, turns: int) -> float:
-        """Seconds of one turn."""
-        for each in self._ranks.mine:
-            each.start_streaming(turns)
-        return max([each.wait() for each in self._ranks.mine]) / turns
-
-    def bytes_per_token(self, position: int) -> int:
-        """Bytes of weights, keys and values that the token at a position reads."""
-        return bytes_per_token(self.config, position, self._ranks.mine[0].kv_item_bytes)
-
-    def timed(
-        self, prompt: str | Sequence[int], max_tokens: int, *, overlaps: bool = True
-    ) -> tuple[list[int], list[float]]:
-        """Greedy tokens, of which no id ends the answer, and when they came: for benchmarks.
-
-        Args:
-            prompt: Text, or ids.
-            max_tokens: Number of tokens.
-            overlaps: False: nothing happens at the same time as something else, and nothing that
-                was cached otherwise is used. All blocks of all ranks wait for each other behind
-                each op, and weights are copied when they are needed. The tokens are the same. So
-                these are what fast ones are compared with. Not on backend "host".
-
-        Returns:
-            The ids; and the time of the call and of each token, in seconds of time.monotonic().
-
-        Raises:
-            InvalidArgument: The backend cannot do that.
-        """
-        ids, times = self._prompt(prompt), [time.monotonic()]
-        params = SamplingParams(max_tokens=max_tokens)
-        pieces = list(self._pieces(ids, params, times, overlaps=overlaps))
-        return [piece.id for piece in pieces], times
 
     # ---- ends ------------------------------------------------------------------------------------
 

@@ -81,6 +81,12 @@ MODELS = {
         **{"family": "qwen3", "num_layers": 3, "num_heads": 8, "num_kv_heads": 4, **_TINY},
         **{"has_qk_norm": True, "norm_eps": 1e-6},
     ),
+    # Its sizes are multiples of 16, as the monokernel needs them, and the simulator can run it.
+    "tiny-tiles": _laneformer(
+        **{"num_layers": 2, "num_lanes": 2, "hidden": 64, "ffn": 64, "num_heads": 4},
+        **{"num_kv_heads": 2, "head_dim": 16, "vocab_size": 128, "context": 64},
+        **{"window": 3, "window_layers": 1},
+    ),
 }
 
 

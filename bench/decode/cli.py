@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import kccl
@@ -16,15 +16,19 @@ from kccl.engine import Checkpoint, Engine, open_checkpoint
 from kccl.engine.checkpoint import DTYPES
 from kccl.engine.config import ModelConfig
 from kccl.engine.models import find_model
+from kccl.engine.monokernel.variant import Variant
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
 from ..harness.document import document
 from ..harness.measure import REPEATS
 from ..harness.progress import progress
 from ..harness.report import console
-from .measure import Request, measure
-from .report import print_rows, write_csv
+from . import perfetto, picture
+from .measure import Request, Result, measure
+from .report import is_ablated, print_rows, write_csv
+from .timeline import print_summary, summary_of
 from .tokens import LENGTH
+from .variants import print_variants, variants_of
 
 _POSITIONS = (128, 1024, 4000)
 
@@ -57,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="RANKS", help="ranks as threads; not in a job (1)"
     )
     parser.add_argument(
-        "--backend", default="host", choices=("host", "cuda"), help="what runs the model (host)"
+        "--backend",
+        default="host",
+        choices=("host", "cuda", "sim"),
+        help="what runs the model; sim, one simulated rank, measures no machine (host)",
     )
     parser.add_argument(
         "--baselines",
@@ -66,6 +73,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-d", "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="F",
+        help="write what each block does, for ui.perfetto.dev, and beside it a picture (.png)",
+    )
+    parser.add_argument(
+        "--traced-tokens", type=int, default=4, metavar="N", help="at the first position (4)"
+    )
+    parser.add_argument(
+        "--ablate",
+        action="append",
+        default=[],
+        metavar="V[,V]",
+        help="also time kernels without: exchanges, weights, attention; with a product's weights "
+        "from the cache: pin:qkv, pin:out, pin:gate_up, pin:down, pin:head; or changed: "
+        "in-flight=N, stage-steps=N; several at once: exchanges+weights",
     )
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"
@@ -88,6 +113,8 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
         kccl.Error: The model cannot be read.
     """
     _check_outputs(args)
+    variants = variants_of(args.ablate)
+    _check_kernel(args, variants)
     with _checkpoint(args) as checkpoint:
         request = Request(
             checkpoint=checkpoint,
@@ -97,6 +124,8 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             repeats=args.repeats,
             ranks=args.ranks,
             has_baselines=args.baselines,
+            variants=variants,
+            traced_tokens=args.traced_tokens if args.trace else 0,
         )
         with Engine(
             checkpoint, args.backend, args.ranks, context=request.context, dtype=args.dtype
@@ -114,9 +143,19 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             world_size = engine.world_size
             is_first = engine.rank == 0
             facts = {"peers": result.versions, "notes": result.notes} | result.facts
+            facts |= {"timelines": [asdict(summary_of(each)) for each in result.timelines]}
     if is_first:
         made = document(result.rows, world_size, facts, command)
         print_rows(out, result.rows)
+        ablated = [row for row in result.rows if is_ablated(row)]
+        if ablated:
+            print_variants(out, ablated)
+        if result.timelines:
+            print_summary(out, result.timelines, result.stream_bytes_per_s)
+            for line in _write_timelines(args.trace, request, result, made["commit"]):
+                out.print(f"# {line}", soft_wrap=True)
+        if args.backend == "sim":
+            out.print("# simulated GPUs: no time here measures a machine")
         for note in result.notes:
             out.print(f"# {note}", soft_wrap=True)
         if args.csv:
@@ -124,6 +163,23 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
         if args.json:
             print(json.dumps(made), flush=True)
     return int(not is_right)
+
+
+def _write_timelines(path: Path, request: Request, result: Result, commit: str) -> Iterator[str]:
+    """Writes the file and the picture of `--trace`; yields what it has written."""
+    first, gpus = request.positions[0], result.facts.get("gpus")
+    ranks = f"{len(result.timelines)} rank{'s' if len(result.timelines) > 1 else ''}"
+    where = f"{ranks} on {gpus[0]}" if gpus else ranks
+    facts = {"model": request.name, "position": first, "where": where, "commit": commit}
+    num = perfetto.write(path, result.timelines, facts)
+    tokens = f"{num} token{'s' if num > 1 else ''} behind position {first}"
+    yield f"{path}: {tokens}, for https://ui.perfetto.dev"
+    if len(result.timelines) > 1:
+        yield "the ranks' clocks are compared by their GPUs' nanoseconds alone"
+    drawn = path.with_suffix(".png")
+    title = f"{request.name}, {where}: one token behind position {first}"
+    picture.draw(drawn, result.timelines, title, result.stream_bytes_per_s)
+    yield f"{drawn}: a few layers of the first of them"
 
 
 @contextmanager
@@ -150,7 +206,8 @@ def _positions(args: argparse.Namespace, config: ModelConfig) -> list[int]:
         raise kccl.InvalidArgument(
             f"the model's context is {config.context}, must be at least {2 * LENGTH} for the check"
         )
-    last = config.context - (args.new_tokens or 1) - 1
+    traced = args.traced_tokens + 1 if args.trace else 1
+    last = config.context - max(args.new_tokens or 1, traced) - 1
     if args.positions is None:
         return [each for each in _POSITIONS if each <= last] or [last // 2]
     for position in args.positions:
@@ -164,7 +221,20 @@ def _positions(args: argparse.Namespace, config: ModelConfig) -> list[int]:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raises InvalidArgument, before a long run, for a file that could not be written after it."""
-    if args.csv is not None:
-        folder = Path(args.csv).resolve().parent
-        if not os.access(folder, os.W_OK):
-            raise kccl.InvalidArgument(f"--csv {args.csv}: {folder} is not a writable folder")
+    for option, path in (("--csv", args.csv), ("--trace", args.trace)):
+        folder = None if path is None else Path(path).resolve().parent
+        if folder is not None and not os.access(folder, os.W_OK):
+            raise kccl.InvalidArgument(f"{option} {path}: {folder} is not a writable folder")
+
+
+def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
+    """Raises InvalidArgument if the backend cannot do what is asked of the kernel."""
+    if args.traced_tokens < 1:
+        raise kccl.InvalidArgument(f"--traced-tokens is {args.traced_tokens}, must be at least 1")
+    for option, is_given in (("--trace", args.trace), ("--ablate", variants)):
+        if is_given and args.backend == "host":
+            raise kccl.InvalidArgument(f"{option} needs --backend cuda or sim: host has no kernel")
+    if args.backend == "sim" and any(variant.has_races for variant in variants):
+        raise kccl.InvalidArgument("--ablate exchanges has races, which the simulator refuses")
+    if args.trace and kccl.launched_rank() is not None:
+        raise kccl.InvalidArgument("--trace needs ranks that are threads: -n, without a launcher")

@@ -20,12 +20,16 @@ import numpy as np
 import kccl
 from kccl.engine import Engine
 from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.monokernel.trace import Timeline
+from kccl.engine.monokernel.variant import Variant
 
 from ..harness.measure import Row
 from .gpu import gpu_facts
 from .peers import PEERS, Peer, cause_of
 from .report import COLUMNS
+from .runs import Runs
 from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
+from .variants import time_variants
 
 MOST_TOKENS = 64
 """Most new tokens of a run whose number is chosen by time."""
@@ -56,6 +60,8 @@ class Request:
         repeats: Runs at each position.
         ranks: As Engine's.
         has_baselines: Whether peers are measured, too.
+        variants: Kernels that are timed beside the whole one.
+        traced_tokens: How many are traced, at the first position; 0: none.
     """
 
     checkpoint: Checkpoint
@@ -65,12 +71,15 @@ class Request:
     repeats: int
     ranks: int | None
     has_baselines: bool
+    variants: Sequence[Variant] = ()
+    traced_tokens: int = 0
 
     @property
     def context(self) -> int:
         """Tokens to make room for."""
         # Behind the last new token there is one that ends the last interval.
-        longest = max(self.positions) + (self.new_tokens or MOST_TOKENS) + 1
+        longest = max(self.positions) + max(self.new_tokens or MOST_TOKENS, self.traced_tokens + 1)
+        longest += 1
         longest = max(longest, FIRST_TOKEN_PROMPT + 2, 2 * LENGTH)
         return min(longest, self.checkpoint.config.context)
 
@@ -85,6 +94,9 @@ class Result:
         versions: Of the peers.
         is_right: Whether all of KCCL's tokens were right.
         facts: Of the GPUs.
+        timelines: Of the ranks, if tokens are traced.
+        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
+            None: simulated.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -92,41 +104,8 @@ class Result:
     versions: dict[str, str] = field(default_factory=dict)
     is_right: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _Runs:
-    """The runs of one engine at one position."""
-
-    tokens: list[list[int]] = field(default_factory=list)
-    # Microseconds of each token of each run.
-    steps_us: list[Any] = field(default_factory=list)
-    # Bytes a second, measured before each run; of KCCL only.
-    reads: list[float] = field(default_factory=list)
-
-    def add(self, tokens: list[int], times: list[float]) -> None:
-        self.tokens.append(tokens)
-        self.steps_us.append(np.diff(times) * 1e6)
-
-    def are_equal(self) -> bool:
-        return all(tokens == self.tokens[0] for tokens in self.tokens)
-
-    def figures(self) -> Row:
-        means = [float(run.mean()) for run in self.steps_us]
-        us = median(means)
-        return {
-            "tok_s": 1e6 / us,
-            "us_per_token": us,
-            "p99_us": float(np.percentile(np.concatenate(self.steps_us), 99)),
-            "slowest_us": max(means),
-        }
-
-    def share(self, nbytes: int) -> float:
-        """Time to read so many bytes over that of a token: median of the runs, each with the
-        bandwidth just before it, because others on a machine change it from second to second.
-        """
-        pairs = zip(self.steps_us, self.reads, strict=True)
-        return median(nbytes / read * 1e6 / float(run.mean()) for run, read in pairs)
+    timelines: list[Timeline] = field(default_factory=list)
+    stream_bytes_per_s: float | None = None
 
 
 def measure(engine: Engine, request: Request, show: Show) -> Result:
@@ -159,14 +138,17 @@ class _Measurement:
         known = self._check()
         if self._is_first and request.has_baselines:
             self._open_peers(known)
-        self._show("the first token")
-        self._first_token_s["kccl"] = self._time_first_token()
+        if self._engine.backend != "sim":
+            # Simulated, it takes minutes and says nothing.
+            self._show("the first token")
+            self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:
             self._first_token_s[peer.library] = _first_token_s(peer, self._prompt)
         for peer in self._peers:
             peer.reset()
         done = 0
-        measured: dict[int, dict[str, _Runs]] = {}
+        measured: dict[int, dict[str, Runs]] = {}
+        ablated: dict[int, list[Row]] = {}
         for position in request.positions:
             self._show(f"position {position}")
             prompt = self._ids[:position]
@@ -175,8 +157,18 @@ class _Measurement:
             done = position
             num = self._num_tokens(step_s, position)
             measured[position] = self._repeat(prompt, num, firsts)
+            if request.variants:
+                turns = (request.variants, request.repeats)
+                ablated[position] = time_variants(self._engine, prompt, num, *turns)
             for peer in self._peers:
                 peer.rewind()
+        if request.traced_tokens:
+            self._show("the timeline")
+            prompt = self._ids[: request.positions[0]]
+            self._result.timelines = self._engine.timeline(prompt, request.traced_tokens)
+        if self._engine.backend != "sim":
+            reads = [read for runs in measured.values() for read in runs["kccl"].reads]
+            self._result.stream_bytes_per_s = median(reads)
         self._result.facts = gpu_facts(self._engine)
         self._ends.close()
         gc.collect()
@@ -189,6 +181,7 @@ class _Measurement:
             if self._is_first:
                 self._result.notes.append(f"kccl at position {position}: {verdict}")
                 self._add_rows(position, runs, verdict, without_overlap)
+                self._add_ablated(ablated.get(position, []))
         return self._result
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -282,15 +275,15 @@ class _Measurement:
         room = self._engine.context - position - 1
         return min(int(self._engine.of_rank_0(_tokens_by_time(step_s))), room)
 
-    def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, _Runs]:
+    def _repeat(self, prompt: list[int], num: int, firsts: Sequence[int]) -> dict[str, Runs]:
         """The runs by library, in turn, and in reversed order every second time."""
-        runs = {"kccl": _Runs()}
+        runs = {"kccl": Runs()}
         fewer: dict[str, int] = {}
         for peer, first in zip(self._peers, firsts, strict=True):
             _, times = peer.timed(first, 2)
             # A slow peer makes fewer tokens.
             fewer[peer.library] = min(num, _tokens_by_time(times[2] - times[1]))
-            runs[peer.library] = _Runs()
+            runs[peer.library] = Runs()
 
         def ours() -> None:
             runs["kccl"].reads.append(self._engine.bandwidth())
@@ -315,7 +308,7 @@ class _Measurement:
     def _add_rows(
         self,
         position: int,
-        runs: dict[str, _Runs],
+        runs: dict[str, Runs],
         verdict: Verdict,
         without_overlap: list[int] | None,
     ) -> None:
@@ -345,8 +338,10 @@ class _Measurement:
             }
             if is_right:
                 row |= found.figures()
-                first_us = self._first_token_s[library] * 1e6
-                row |= {"ttft_ms": first_us * 1e-3, "ttft_steps": first_us / row["us_per_token"]}
+                first_s = self._first_token_s.get(library)
+                if first_s is not None:
+                    steps = first_s * 1e6 / row["us_per_token"]
+                    row |= {"ttft_ms": first_s * 1e3, "ttft_steps": steps}
                 if is_ours:
                     # Of the token in the middle.
                     nbytes = self._engine.bytes_per_token(position + num // 2)
@@ -368,6 +363,17 @@ class _Measurement:
             f"overlap {wanted}"
         )
         return found == wanted
+
+    def _add_ablated(self, found: Sequence[Row]) -> None:
+        """Behind KCCL's row of the same position, which says what they have in common."""
+        whole = next(row for row in reversed(self._result.rows) if row["library"] == "kccl")
+        same = ("library", "model", "backend", "world_size", "dtype", "new_tokens", "position")
+        for fields in found:
+            row: Row = {name: None for name in COLUMNS} | {name: whole[name] for name in same}
+            row |= {"bandwidth_gbps": whole["bandwidth_gbps"]} | fields
+            if not whole["tokens_match"]:
+                row["whole_us"] = None
+            self._result.rows.append(row)
 
 
 def _tokens_by_time(step_s: float) -> int:

@@ -18,6 +18,7 @@ COLUMNS = (
     *("prompt_tokens", "new_tokens", "position", "tok_s", "us_per_token", "p99_us", "slowest_us"),
     *("ttft_ms", "ttft_steps", "bandwidth_gbps", "bandwidth_share"),
     *("token_hash", "tokens_match"),
+    *("ablated", "whole_us"),
 )
 """Fields of a row. bench/README.md explains them."""
 
@@ -30,11 +31,16 @@ _HEAD = (
 )
 
 
+def is_ablated(row: Row) -> bool:
+    """Whether the row is of a kernel that left something out, and so no speed."""
+    return row.get("ablated") is not None
+
+
 def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
     """KCCL's rows, each with the fastest peer's row of the same run at the same position."""
     found = []
     for row in rows:
-        if row["library"] != "kccl":
+        if row["library"] != "kccl" or is_ablated(row):
             continue
         peers = [
             each
@@ -48,7 +54,7 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
 
 
 def print_rows(out: Console, rows: Sequence[Row]) -> None:
-    """Prints one line for each library and position."""
+    """Prints one line for each library and position; none of a kernel that left something out."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -64,6 +70,7 @@ def print_rows(out: Console, rows: Sequence[Row]) -> None:
         "1st token (ms)",
     ):
         table.add_column(name, justify="right")
+    rows = [row for row in rows if not is_ablated(row)]
     ours = {row["position"]: row for row in rows if row["library"] == "kccl"}
     for row in rows:
         mine = ours[row["position"]]

@@ -3,9 +3,7 @@
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import count
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +13,14 @@ import kccl
 from ..checkpoint import Checkpoint
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
+from ..monokernel.compiled import Kernels, wants_sampling
+from ..monokernel.launching import Launcher
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
+from ..monokernel.recording import Recording
 from ..monokernel.shape import Tuning, check
-from ..monokernel.variants import Variants
+from ..monokernel.trace import Stamps
+from ..monokernel.variant import TRACING, USUAL, Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .executor import Token, bad_logits, finite
@@ -68,24 +70,20 @@ class DeviceExecutor:
         """
         self.program = Program(checkpoint.config)
         self.context = context
-        self.device = ""
         self._comm = comm
         self._tuning = tuning
         self._dtype = checkpoint.dtype
-        self._warp_size = warp_size
         check(self.program, comm.world_size)
-        self._kernels = Variants(self.program, comm, tuning, context, checkpoint.dtype, warp_size)
-        self._device: Any = None
-        self._stream: Any = None
-        self._arena: Arena
-        if comm.backend == "sim":
-            self._arena = SimArena(comm)
-        else:
-            self._device = kccl.gpu.device(comm.empty(1).device)
-            self.device = self._device.name
-            self._arena = GpuArena(comm, self._device)
-            with self._device.current():
-                self._stream = kccl.gpu.make_stream()
+        self._launcher = Launcher(comm, warp_size)
+        device = self._launcher.device
+        self.device = "" if device is None else device.name
+        self._arena: Arena = SimArena(comm) if device is None else GpuArena(comm, device)
+        # Of the requests from now on.
+        self._variant = USUAL
+        self._kernels = Kernels(
+            self.program, comm, self._launcher, self._arena, tuning, context, checkpoint.dtype
+        )
+        self._module, self._sizes = self._kernels.usual
         # Only its waits are used.
         self._device_comm = comm.device_comm(channels=1, max_bytes=64, exchange_bytes=128)
         # Passes that all prefills before made.
@@ -94,76 +92,46 @@ class DeviceExecutor:
         self._is_running = self._makes_tokens = False
         self._work = Work()
         self._is_closed = False
-        self._sizes = self._describe()
         self.nbytes = self._sizes.weights
         self._loaded = loading.load(
             checkpoint, self.program, comm, self._arena, self._sizes, context, self._pack, progress
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
-        self._outputs = self._make_outputs(checkpoint)
+        self._outputs = Outputs(
+            self.program,
+            checkpoint,
+            self.program.lanes_of(comm.rank, comm.world_size),
+            self._sizes.places,
+            tuning.splits,
+            lambda offset, nbytes: self._arena.read(self._task.boards[comm.rank] + offset, nbytes),
+        )
         # All boards are there. The second barrier sees that the first one succeeded: from then on
         # waits have the usual limit instead of that of the first call.
         comm.barrier()
         comm.barrier()
-        self._wait_for_device()
+        self._launcher.wait()
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _launch(
-        self, kernel: Any, *args: Any, grid: int, warps: int, shared_bytes: int = 0
-    ) -> None:
-        with self._device.current() if self._device else nullcontext():
-            kernel(
-                self._comm,
-                *args,
-                grid=grid,
-                block=warps * self._warp_size,
-                shared_bytes=shared_bytes,
-                stream=self._stream,
-            )
-
-    def _wait_for_device(self) -> None:
-        """Waits for what this rank has launched. Others may use the device, too."""
-        if self._device is not None:
-            with self._device.current():
-                kccl.gpu.synchronize_stream(self._stream)
-
-    def _describe(self) -> loading.Sizes:
-        numbers = self._arena.allocate(loading.SIZES_BYTES)
-        self._launch(self._kernels.kernel("describe"), numbers, grid=1, warps=1)
-        self._wait_for_device()
-        return loading.sizes_of(self._arena.read(numbers, loading.SIZES_BYTES))
-
     def _pack(self, *place: int) -> None:
-        pack = self._kernels.kernel("pack")
-        self._launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
+        pack = self._module.kernel("pack")
+        self._launcher.launch(pack, *place, grid=self._tuning.blocks, warps=_PACKERS)
         # The next matrix comes to the same place.
-        self._wait_for_device()
-
-    def _make_outputs(self, checkpoint: Checkpoint) -> Outputs:
-        program, rank = self.program, self._comm.rank
-        return Outputs(
-            program,
-            program.lanes_of(rank, self._comm.world_size),
-            self._sizes.places,
-            self._tuning.splits,
-            weights.norms(checkpoint, program),
-            weights.qk_norms(checkpoint, program) if program.config.has_qk_norm else None,
-            lambda offset, nbytes: self._arena.read(self._task.boards[rank] + offset, nbytes),
-        )
+        self._launcher.wait()
 
     # ---- requests --------------------------------------------------------------------------------
 
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """See Executor."""
-        if self._kernels.has(params, overlaps):
+        form = {"samples": wants_sampling(params), "overlaps": overlaps}
+        if self._kernels.has(self._variant, **form):
             return
-        decode = self._kernels.decode(params, overlaps)
-        if self._device is not None:
+        decoder = self._kernels.get(self._variant, **form)
+        if self._launcher.device is not None:
             # The first launch loads it. This one reads nothing and waits for nobody.
             self._begin()
             self._set_ids([0], 0)
-            self._decode, self._task.only_reads = decode, 1
+            self._decoder, self._task.only_reads = decoder, 1
             self._launch_decode()
             self.wait()
 
@@ -198,7 +166,7 @@ class DeviceExecutor:
                 self._launch_prefill(prefill)
             self._launch_decode()
 
-        if self._device is not None:
+        if self._launcher.device is not None:
             launch()
         else:
             # In the simulator a launch returns when the kernel has ended.
@@ -281,8 +249,35 @@ class DeviceExecutor:
             self._set_ids([0], 0)
             self._task.max_tokens, self._task.only_reads = turns, 1
             self._launch_decode()
-            self._wait_for_device()
+            self._launcher.wait()
 
+        self._begin()
+        self._work.start(work)
+
+    def use(self, variant: Variant) -> None:
+        """See Executor."""
+        self._variant = variant
+        self._kernels.get(variant)
+
+    def start_timeline(
+        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+    ) -> None:
+        """See Executor."""
+        ids = list(ids)
+
+        def work() -> None:
+            (module, sizes), blocks = self._kernels.get(self._variant), self._tuning.blocks
+            recording = Recording(self._launcher, self._arena, module, blocks, sizes.stamps, rounds)
+            self._set_ids(ids, num_cached)
+            self._task.max_tokens, self._task.num_stop_ids = rounds, 0
+            recording.give_to(self._task)
+            self._launch_decode()
+            self._launcher.wait()
+            self._comm.check()
+            out.append(recording.read(self.program, self._comm.rank))
+
+        if self._variant != TRACING:
+            raise kccl.InvalidArgument("the kernel in use does not trace: call use(TRACING)")
         self._begin()
         self._work.start(work)
 
@@ -292,7 +287,7 @@ class DeviceExecutor:
             try:
                 self._work.join()
             finally:
-                self._wait_for_device()
+                self._launcher.wait()
                 self._is_running = False
             self._comm.check()
         return self._work.seconds
@@ -324,13 +319,15 @@ class DeviceExecutor:
         task.num_ids, task.start = len(ids), first
         task.round, task.exchange = self._mailbox.rounds, self._mailbox.exchanges
         task.number += 1
-        task.max_tokens = task.only_reads = task.marks = 0
+        task.max_tokens = task.only_reads = task.marks = task.traced = 0
         task.logits = _NO_LOGITS
-        self._decode = self._kernels.kernel("decode")
+        self._decoder = self._kernels.get(self._variant)
 
     def _set_sampling(self, params: SamplingParams, overlaps: bool) -> None:
         """Gives a task what chooses its tokens."""
-        self._decode = self._kernels.decode(params, overlaps)
+        self._decoder = self._kernels.get(
+            self._variant, samples=wants_sampling(params), overlaps=overlaps
+        )
         self._task.marks = self._loaded.marks if params.repetition_penalty != 1 else 0
         self._task.sampling = structs.sampling_of(params)
 
@@ -339,7 +336,7 @@ class DeviceExecutor:
         self._set_ids(ids, first)
         self._task.logits = type(_NO_LOGITS)(*logits)
         self._launch_decode()
-        self._wait_for_device()
+        self._launcher.wait()
         self._comm.check()
 
     def _scored(self, num: int) -> NDArray[np.float32]:
@@ -363,8 +360,8 @@ class DeviceExecutor:
         return prefill
 
     def _launch_prefill(self, task: structs.Task) -> None:
-        self._launch(
-            self._kernels.kernel("prefill"),
+        self._launcher.launch(
+            self._module.kernel("prefill"),
             self._device_comm,
             task,
             grid=self._tuning.blocks,
@@ -373,13 +370,13 @@ class DeviceExecutor:
         )
 
     def _launch_decode(self) -> None:
-        self._launch(
-            self._decode,
+        self._launcher.launch(
+            self._decoder.module.kernel("decode"),
             self._device_comm,
             self._task,
             grid=self._tuning.blocks,
             warps=self._tuning.warps + self._tuning.others,
-            shared_bytes=self._sizes.shared,
+            shared_bytes=self._decoder.sizes.shared,
         )
 
     def _await(self, token: structs.Token) -> structs.Token:
@@ -392,9 +389,7 @@ class DeviceExecutor:
                 self.wait()
             if time.monotonic() - looked > _CHECK_S:
                 self._comm.check()
-                if self._device is not None:
-                    with self._device.current():
-                        kccl.gpu.has_finished(self._stream)
+                self._launcher.check()
                 looked = time.monotonic()
             time.sleep(_LOOK_S)
         return token

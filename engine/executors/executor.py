@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 import kccl
 
+from ..monokernel.trace import Stamps
+from ..monokernel.variant import Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
 
@@ -130,6 +132,23 @@ class Executor(Protocol):
 
     def start_streaming(self, turns: int) -> None:
         """Begins to read all weights so many times, and to do nothing else."""
+
+    def use(self, variant: Variant) -> None:
+        """Makes the requests from now on run another decode kernel, and compiles it. Its tokens and
+        what it adds to the cache may be wrong.
+
+        Raises:
+            InvalidArgument: The executor has no kernel.
+        """
+
+    def start_timeline(
+        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+    ) -> None:
+        """Begins to generate `rounds` tokens, and appends what the rank's blocks did in each round.
+
+        Raises:
+            InvalidArgument: The kernel in use does not trace.
+        """
 
     def wait(self) -> float:
         """Waits for the end of a request without tokens; returns the seconds that it took."""

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 import kccl
 
 from ..checkpoint import Checkpoint
+from ..monokernel.trace import Stamps
+from ..monokernel.variant import USUAL, Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .core import ffi, lib
@@ -255,6 +257,17 @@ class HostExecutor:
     def start_streaming(self, turns: int) -> None:
         """See Executor."""
         self._start([0], task=lib.kKcclEngineStream, max_tokens=turns)
+
+    def use(self, variant: Variant) -> None:
+        """See Executor."""
+        if variant != USUAL:
+            raise kccl.InvalidArgument("backend 'host' has no kernel of which there are variants")
+
+    def start_timeline(
+        self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
+    ) -> None:
+        """See Executor."""
+        raise kccl.InvalidArgument("backend 'host' has no kernel that traces")
 
     def wait(self) -> float:
         """See Executor."""

@@ -94,9 +94,11 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
     for (uint32_t first = 0; first < tiles.num; first += Dims::kHeadTiles) {
         const uint32_t rest = tiles.num - first;
         const uint32_t num = rest < Dims::kHeadTiles ? rest : Dims::kHeadTiles;
-        if (first != 0) worker.next_op();
+        if (first != 0) worker.next_area();
         multiply(worker, steps_of<M>(num));
+        worker.stamp(kMultiplied);
         if (!worker.meet()) return false;
+        worker.stamp(kMet);
         if (!kHasMean && first == 0) inverse = inverse_rms(worker);
         for (uint32_t k = 0; k < ceil_div(Dims::kHeadTiles * kTileQuads, Dims::kConsumers); ++k) {
             const uint32_t quad = own_quad(worker, k);

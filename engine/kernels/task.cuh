@@ -62,7 +62,7 @@ struct Task {
     uint32_t traced;      // rounds of the request that are traced, if the kernel traces
     uint32_t reserved;
     Sampling sampling;
-    uint64_t trace;  // uint64 [traced][stamp of a round][block], in nanoseconds: trace.cuh
+    uint64_t trace;  // uint64 [traced][stamp of a round][block]: trace.cuh
 };
 
 // What a kernel leaves out, to learn what it costs (S::kAblated, a bit each). Its tokens are wrong.

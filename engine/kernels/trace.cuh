@@ -3,7 +3,8 @@
 // A round's stamps are ticks of the block's multiprocessor (mem::clock_ticks): those of its ops,
 // [op][Stamp], and behind them those of its stages of weights, [stage][StageStamp]. The last two
 // are the ticks and the nanoseconds at its beginning, so that the host can compare blocks. A stamp
-// that a block does not reach stays zero.
+// that a block does not reach stays zero. The host reads them in engine/monokernel/trace.py, which
+// knows from trace_layout.cuh what lies where.
 #pragma once
 
 #include "shape.cuh"
@@ -12,7 +13,9 @@
 namespace kccl::decode {
 
 // When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
-// and had finished its rows.
+// and had finished its rows. In a head of several parts, multiplied and met are the last part's. A
+// round's end, its last op, has kArrived when the block has told its own word, kMultiplied when it
+// has heard all others', and no kMet.
 enum Stamp : uint32_t { kBegan, kArrived, kMultiplied, kMet, kFinished, kNumStamps };
 
 // When a stage was asked for, was there, and was let go by the first warp.

@@ -119,12 +119,15 @@ class Worker {
 
     // ---- Areas ----------------------------------------------------------------------------------
 
-    // Begins an op: the other area takes its turn.
+    // Begins an op.
     KCCL_DEVICE void next_op() {
         delays_.wait();
-        op_ ^= 1u;
+        next_area();
         stamp(kBegan);
     }
+
+    // Within an op of several parts: the other area takes its turn.
+    KCCL_DEVICE void next_area() { op_ ^= 1u; }
 
     // Ends an op that next_op() has begun.
     KCCL_DEVICE void end_op() {

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import DTYPES
+from ..checkpoint import DTYPES, Checkpoint
 from ..executors.packing import pair_order
 from ..program import Op, Program
+from . import weights
 
 Array = NDArray[Any]
 _QUAD_BYTES = 16
@@ -33,27 +34,27 @@ class Outputs:
 
     Args:
         program: The model's.
+        checkpoint: The model; may be closed afterwards.
         lanes: The rank's.
         places: Of the board.
         splits: See Tuning.
-        norms: As weights.norms() gives them.
-        qk_norms: As weights.qk_norms() gives them; None without.
         read: Gives so many bytes of the board from an offset on.
     """
 
     def __init__(
         self,
         program: Program,
+        checkpoint: Checkpoint,
         lanes: range,
         places: Places,
         splits: int,
-        norms: Array,
-        qk_norms: Array | None,
         read: Callable[[int, int], bytes],
     ) -> None:
         self._program, self._lanes, self._places = program, lanes, places
-        self._splits, self._norms, self._qk_norms, self._read = splits, norms, qk_norms, read
+        self._splits, self._read = splits, read
         c = program.config
+        self._norms = weights.norms(checkpoint, program)
+        self._qk_norms = weights.qk_norms(checkpoint, program) if c.has_qk_norm else None
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
         self._cosines, self._sines = program.rotations(c.context)
 

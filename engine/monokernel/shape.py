@@ -119,9 +119,10 @@ def _head_rows(program: Program, world_size: int) -> dict[str, int]:
 _WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
 
-def kernels_of(tuning: Tuning) -> list[str]:
+def kernels_of(tuning: Tuning, *, traces: bool = False) -> list[str]:
     """The names of the kernels in source_of()."""
-    return ["decode", "pack", "describe", *(["prefill"] if tuning.chunk > 1 else [])]
+    prefill = ["prefill"] if tuning.chunk > 1 else []
+    return ["decode", "pack", "describe", *prefill, *(["describe_trace"] if traces else [])]
 
 
 _PREFILL = """
@@ -130,6 +131,10 @@ void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
              KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
     kccl::decode::run_prefill<Model>(comm, task);
 }
+"""
+
+_TRACE = """
+KCCL_KERNEL void describe_trace(uint64_t* out) { kccl::decode::describe_trace<Model>(out); }
 """
 
 
@@ -156,7 +161,7 @@ def source_of(
         rank: Whose kernels. Those of ranks with equally many lanes are the same.
         samples: Whether tokens are chosen as SamplingParams say. If not, the most likely ones are,
             and the ops have more registers. A source that samples has the kernel decode alone.
-        traces: Whether the kernel notes the times of its ops.
+        traces: Whether the kernel notes the times of its ops. Then there is describe_trace, too.
         overlaps: Whether anything happens at the same time as something else. If not, all blocks of
             all ranks wait for each other behind each op, and a stage of weights is copied when all
             warps wait for it. The results have the same bits. Such a source has the kernel decode
@@ -213,10 +218,12 @@ def source_of(
     ]
     has_prefill = tuning.chunk > 1 and not samples and overlaps
     prefill = _PREFILL if has_prefill else ""
+    trace = _TRACE if traces else ""
     return f"""
 #include "decode.cuh"
 #include "pack.cuh"
 #include "prefill.cuh"
+#include "trace_layout.cuh"
 
 struct Model {{
     {(chr(10) + "    ").join(members)}
@@ -233,4 +240,4 @@ KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t produc
 }}
 
 KCCL_KERNEL void describe(uint64_t* out) {{ kccl::decode::describe<Model>(out); }}
-"""
+{trace}"""

@@ -15,7 +15,7 @@ import kccl
 from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
 from kccl.engine.executors.executor import Token
-from kccl.engine.monokernel import shape
+from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import KERNELS, Tuning
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
@@ -150,7 +150,7 @@ BUGS = {
         "            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();\n",
         "",
     ),
-    "sums of two ops in one area": ("worker.cuh", "        op_ ^= 1u;\n", ""),
+    "sums of two ops in one area": ("worker.cuh", " op_ ^= 1u;", ""),
     "messages are not awaited": (
         "residual.cuh",
         "    if (receives) worker.await_landed();\n",
@@ -171,7 +171,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the kernels that the executor compiles."""
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder)
-    monkeypatch.setattr(shape, "KERNELS", folder)
+    monkeypatch.setattr(launching, "KERNELS", folder)
     yield folder
 
 

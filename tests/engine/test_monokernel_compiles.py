@@ -16,7 +16,8 @@ from device_compilers import (
 )
 
 import kccl
-from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
+from kccl.engine.monokernel.shape import KERNELS, Tuning, kernels_of, source_of
+from kccl.engine.monokernel.variant import TRACING, parse
 from kccl.engine.program import Program
 from kccl.engine.random_weights import MODELS
 
@@ -102,6 +103,20 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, dtype, samples, h
             log,
         )
         assert sum(map(int, numbers)) <= most
+
+
+@pytest.mark.parametrize("variant", [TRACING, parse("exchanges+weights+attention+pin:head")])
+def test_variants_compile_for_hopper(variant, headers):
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
+    tuning = variant.applied_to(SHAPES["laneformer-2b"][0])
+    program = Program(MODELS["laneformer-2b"])
+    source = source_of(program, 1, CONTEXT, tuning, traces=variant.traces)
+    names = kernels_of(tuning, traces=variant.traces)
+    ptx, _ = compile_cuda(library, source, names, "sm_90a", headers)
+    (body,) = (body for name, body in ptx_entries(ptx).items() if "6decode14" in name)
+    assert ("%clock64" in body) is variant.traces
 
 
 @pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")

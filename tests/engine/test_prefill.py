@@ -13,7 +13,7 @@ from test_monokernel import CONTEXT, TUNING, answer, checkpoint
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
-from kccl.engine.monokernel import shape
+from kccl.engine.monokernel import launching
 from kccl.engine.monokernel.shape import KERNELS, Tuning
 from kccl.engine.sample import SamplingParams
 
@@ -198,7 +198,7 @@ def test_the_simulator_finds_planted_bugs(bug, tmp_path: Path, monkeypatch):
     text = (folder / name).read_text()
     assert text.count(right) == 1
     (folder / name).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(shape, "KERNELS", folder)
+    monkeypatch.setattr(launching, "KERNELS", folder)
     wanted, _ = expected("tiny-laneformer")
     for seed in range(8):
         try:

@@ -321,7 +321,7 @@ INTEROP = {path.relative_to(ROOT).as_posix() for path in python_files("kccl/inte
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
     "torch": {*INTEROP, "bench/decode/peers.py", "bench/peers/torch.py"},
-    "matplotlib": {"bench/plot.py", "topology/heatmap.py"},
+    "matplotlib": {"bench/decode/picture.py", "bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/harness/report.py"},
     # Of the engine, which loads them through extras.py.
     **{name: set() for name in ("safetensors", "gguf", "tokenizers", "jinja2")},

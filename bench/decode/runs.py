@@ -1,0 +1,49 @@
+"""Timed runs of one engine at one position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..harness.measure import Row
+
+
+@dataclass
+class Runs:
+    """The runs of one engine at one position."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    # Microseconds of each token of each run.
+    steps_us: list[Any] = field(default_factory=list)
+    # Bytes a second, measured before each run; of KCCL only.
+    reads: list[float] = field(default_factory=list)
+
+    def add(self, tokens: list[int], times: list[float]) -> None:
+        """A run, and when the token before its first one and each of them came, in seconds."""
+        self.tokens.append(tokens)
+        self.steps_us.append(np.diff(times) * 1e6)
+
+    def are_equal(self) -> bool:
+        """Whether all runs gave the same tokens."""
+        return all(tokens == self.tokens[0] for tokens in self.tokens)
+
+    def figures(self) -> Row:
+        """The fields of a row that say how fast they were."""
+        means = [float(run.mean()) for run in self.steps_us]
+        us = median(means)
+        return {
+            "tok_s": 1e6 / us,
+            "us_per_token": us,
+            "p99_us": float(np.percentile(np.concatenate(self.steps_us), 99)),
+            "slowest_us": max(means),
+        }
+
+    def share(self, nbytes: int) -> float:
+        """Time to read so many bytes over that of a token: median of the runs, each with the
+        bandwidth just before it, because others on a machine change it from second to second.
+        """
+        pairs = zip(self.steps_us, self.reads, strict=True)
+        return median(nbytes / read * 1e6 / float(run.mean()) for run, read in pairs)

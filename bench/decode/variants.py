@@ -1,0 +1,88 @@
+"""What parts of a token cost: runs of kernels that leave something out, beside the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kccl.engine import Engine
+from kccl.engine.monokernel.variant import USUAL, Variant, parse
+
+from ..harness.measure import Row
+from .runs import Runs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def variants_of(given: Sequence[str]) -> list[Variant]:
+    """The variants of `--ablate` arguments, each a list with commas. The whole kernel, which is
+    always measured, is left out.
+
+    Raises:
+        InvalidArgument: There is no such variant.
+    """
+    found = {name: parse(name) for each in given for name in each.split(",")}
+    return [variant for variant in found.values() if variant != USUAL]
+
+
+def time_variants(
+    engine: Engine, prompt: list[int], num: int, variants: Sequence[Variant], repeats: int
+) -> list[Row]:
+    """Times each variant beside the whole kernel, in turn, and in reversed order every second time.
+    Collective.
+
+    Args:
+        engine: Has the prompt in its cache.
+        prompt: Ids.
+        num: Tokens of a run.
+        variants: What to time.
+        repeats: Runs of each.
+
+    Returns:
+        For each variant: its name as "ablated", its times, and as "whole_us" the whole kernel's.
+    """
+    order = [USUAL, *variants]
+    runs = {variant.name: Runs() for variant in order}
+    for repeat in range(repeats):
+        for variant in order[:: -1 if repeat % 2 else 1]:
+            with engine.using(variant):
+                tokens, times = engine.timed(prompt, num + 1)
+            # As in other runs, the first token ends the prompt's pass.
+            runs[variant.name].add(tokens, times[1:])
+    whole_us = runs[USUAL.name].figures()["us_per_token"]
+    return [
+        # Not a speed.
+        runs[variant.name].figures()
+        | {"tok_s": None, "ablated": variant.name, "whole_us": whole_us}
+        for variant in variants
+    ]
+
+
+def print_variants(out: Console, rows: Sequence[Row]) -> None:
+    """Prints a line for each variant and position: what the whole kernel takes more."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("position", "left out or changed"):
+        table.add_column(name)
+    for name in ("us a token", "whole kernel", "difference"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        us, whole_us = row["us_per_token"], row["whole_us"]
+        is_known = whole_us is not None
+        table.add_row(
+            str(row["position"]),
+            row["ablated"],
+            f"{us:,.1f}",
+            f"{whole_us:,.1f}" if is_known else "wrong tokens",
+            f"{whole_us - us:+,.1f}" if is_known else "",
+        )
+    out.print(table)
+    out.print(
+        "# Kernels that leave something out: their tokens are wrong and not checked, so these are "
+        "no speeds.\n# difference: what the whole kernel takes more, in turns with them. Parts "
+        "overlap, so differences need not add up.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,39 @@
+// What the host must know to read the stamps of a kernel that traces.
+#pragma once
+
+#include "stream.cuh"
+
+namespace kccl::decode {
+
+// Numbers of describe_trace() that come before those of stages.
+constexpr uint32_t kTraceNumbers = 7;
+
+// These numbers, and then the stages of each block's round with a head, [block][stage]: the bytes,
+// and kProductAt bits above them 1 + the product. Zero: the block has no such stage. A block writes
+// its own stages.
+constexpr uint32_t kProductAt = 32;
+
+template <class S>
+KCCL_DEVICE void describe_trace(uint64_t* out) {
+    if (!leads(block())) return;
+    using T = Trace<S>;
+    const uint32_t mine = platform::block_in_grid();
+    if (mine == 0) {
+        out[0] = T::kOps;
+        out[1] = kNumStamps;
+        out[2] = T::kStages;
+        out[3] = kNumStageStamps;
+        out[4] = T::kOfRound;
+        out[5] = num_stages<S>();
+        out[6] = Shape<S>::kGroups;
+    }
+    uint64_t* const stages = out + kTraceNumbers + uint64_t{mine} * T::kStages;
+    uint32_t num = 0;
+    for_each_stage<S>(mine, true, [&](uint32_t num_bytes, Product product) {
+        stages[num++] = (static_cast<uint64_t>(product) + 1) << kProductAt | num_bytes;
+        return true;
+    });
+    for (; num < T::kStages; ++num) stages[num] = 0;
+}
+
+}  // namespace kccl::decode

@@ -1,0 +1,44 @@
+"""Where the stamps of a kernel that traces come to lie."""
+
+from typing import Any
+
+from ..program import Program
+from .launching import Launcher
+from .memory import Arena
+from .task import Task
+from .trace import Stamps, layout_of, numbers_bytes
+
+
+class Recording:
+    """A rank's memory for the stamps of one request: kernels/trace.cuh."""
+
+    def __init__(
+        self, launcher: Launcher, arena: Arena, module: Any, blocks: int, of_round: int, rounds: int
+    ) -> None:
+        """Makes room. Collective.
+
+        Args:
+            launcher: The rank's.
+            arena: The rank's.
+            module: Has the kernel describe_trace.
+            blocks: Of the rank.
+            of_round: Stamps of a block's round.
+            rounds: That are traced.
+        """
+        self._launcher, self._arena, self._blocks, self._rounds = launcher, arena, blocks, rounds
+        self._nbytes = 8 * rounds * of_round * blocks
+        self._stamps = arena.allocate(self._nbytes)
+        self._numbers_bytes = numbers_bytes(of_round, blocks)
+        self._numbers = arena.allocate(self._numbers_bytes)
+        launcher.launch(module.kernel("describe_trace"), self._numbers, grid=blocks, warps=1)
+
+    def give_to(self, task: Task) -> None:
+        """Has a request leave its stamps here."""
+        task.trace, task.traced = self._stamps, self._rounds
+
+    def read(self, program: Program, rank: int) -> Stamps:
+        """What a request has left, when it has ended."""
+        self._launcher.wait()
+        numbers = self._arena.read(self._numbers, self._numbers_bytes)
+        stamps = self._arena.read(self._stamps, self._nbytes)
+        return Stamps.of(rank, layout_of(program, self._blocks, numbers), stamps)

@@ -1,0 +1,83 @@
+"""How a decode kernel may differ from the usual one, to learn what costs how much."""
+
+from dataclasses import dataclass, replace
+
+import kccl
+
+from .shape import Tuning
+
+# As kernels/task.cuh numbers them: enum Ablation, and above kPinned the products of shape.cuh.
+_PINNED = 3
+_LEFT_OUT = {"exchanges": 1 << 0, "weights": 1 << 1, "attention": 1 << 2}
+_LEFT_OUT |= {
+    f"pin:{product}": 1 << _PINNED + index
+    for index, product in enumerate(("qkv", "out", "gate_up", "down", "head"))
+}
+_NUMBERS = ("in-flight", "stage-steps")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A decode kernel.
+
+    Attributes:
+        name: As parse() takes it.
+        ablated, in_flight, stage_steps: As in Tuning; 0: as usual.
+        traces: Whether it notes the times of its ops.
+    """
+
+    name: str = "none"
+    ablated: int = 0
+    in_flight: int = 0
+    stage_steps: int = 0
+    traces: bool = False
+
+    @property
+    def has_races(self) -> bool:
+        """Whether it reads what others may be writing. The simulator refuses that."""
+        return self.ablated & _LEFT_OUT["exchanges"] != 0
+
+    def applied_to(self, usual: Tuning) -> Tuning:
+        """The tuning of this kernel. It fills no cache in chunks: the usual kernel does."""
+        if self == USUAL:
+            return usual
+        return replace(
+            usual,
+            chunk=1,
+            ablated=self.ablated,
+            stage_steps=self.stage_steps or usual.stage_steps,
+            in_flight=self.in_flight or usual.in_flight,
+            hungry_in_flight=self.in_flight or usual.hungry_in_flight,
+        )
+
+
+USUAL = Variant()
+TRACING = Variant(traces=True)
+
+
+def parse(name: str) -> Variant:
+    """A variant by its name: "none", or what is left out or changed, joined by "+".
+
+    Args:
+        name: Parts are "exchanges" (takes what others have told, without waiting), "weights"
+            (copies none), "attention" (sees its own position only), "pin:P" (takes every stage of
+            the product P, one of qkv, out, gate_up, down and head, from the same place, so that it
+            comes from the cache), "in-flight=N" (at most N stages are copied at the same time) and
+            "stage-steps=N" (tiles of each warp in a stage).
+
+    Raises:
+        InvalidArgument: There is no such variant.
+    """
+    ablated, numbers = 0, dict.fromkeys(_NUMBERS, 0)
+    for part in () if name == USUAL.name else name.split("+"):
+        key, _, value = part.partition("=")
+        if part in _LEFT_OUT:
+            ablated |= _LEFT_OUT[part]
+        elif key in numbers and value.isdecimal() and int(value) > 0:
+            numbers[key] = int(value)
+        else:
+            known = [USUAL.name, *_LEFT_OUT, *(f"{number}=N" for number in _NUMBERS)]
+            raise kccl.InvalidArgument(
+                f"{part!r} cannot be left out or changed, must be one of {', '.join(known)}"
+            )
+    return Variant(name, ablated, numbers["in-flight"], numbers["stage-steps"])
