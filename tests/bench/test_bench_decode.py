@@ -14,10 +14,11 @@ import pytest
 
 from kccl.bench import check
 from kccl.bench.decode import files, report, tokens
-from kccl.bench.decode.peers import PEERS, Peer
+from kccl.bench.decode.peer import Peer, Room
+from kccl.bench.decode.peers import PEERS
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
-from kccl.engine.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
 from kccl.engine.rope import Llama3Scaling, Rope
@@ -48,8 +49,8 @@ class ReferenceAsPeer(Peer):
     library = "reference"
     version = "1"
 
-    def __init__(self, checkpoint: Checkpoint, context: int, threads: int) -> None:
-        self._reference = Reference(checkpoint)
+    def __init__(self, room: Room) -> None:
+        self._reference = Reference(room.checkpoint)
         self.reset()
 
     def reset(self) -> None:
@@ -212,9 +213,9 @@ def test_missing_peers_are_told(
 ) -> None:
     if model == "tiny-laneformer":
         # What the peers' constructors do first with a model.
-        for name in PEERS:
+        for name in PEERS["host"]:
             monkeypatch.setitem(
-                PEERS, name, lambda checkpoint, *_: files.check_ordinary(checkpoint.config)
+                PEERS["host"], name, lambda room: files.check_ordinary(room.checkpoint.config)
             )
     assert bench("--random-weights", model, "--baselines") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -226,10 +227,7 @@ def test_missing_peers_are_told(
 def test_a_peer_is_measured_if_its_tokens_are_right(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in list(PEERS):
-        monkeypatch.delitem(PEERS, name)
-    monkeypatch.setitem(PEERS, "reference", ReferenceAsPeer)
-    monkeypatch.setitem(PEERS, "wrong", WrongPeer)
+    monkeypatch.setitem(PEERS, "host", {"reference": ReferenceAsPeer, "wrong": WrongPeer})
     arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--baselines")
     assert bench(*arguments, "--json") == 0
     captured = capsys.readouterr()
