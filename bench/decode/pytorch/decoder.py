@@ -78,8 +78,10 @@ class Weights:
             head = self._matrix(checkpoint.rows("head", self.first_id, stop))
         count = self.residuals if config.lm_head == "vocab_parallel" else 1
         self.head = head.view(count, -1, config.hidden)
-        # The model lies on the device now.
+        # The model lies on the device now, for any stream.
         del self._checkpoint
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def _layer(self, layer: int) -> dict[str, Tensor]:
         def matrices(names: str) -> Tensor:

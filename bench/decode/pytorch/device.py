@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from ...harness.clock import uncollected
+
 Step = Callable[[], None]
 
 # So many cycles the GPU waits before the first step, so that the host can enqueue some steps.
@@ -40,8 +42,14 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def timed(self, step: Step, count: int) -> list[float]:
-        """Runs a step so often. Returns the time before the first and after each, in seconds."""
+    def timed(self, step: Step, count: int, meet: Step) -> list[float]:
+        """Runs a step so often. Returns the time before the first and after each, in seconds.
+
+        Args:
+            step: Enqueues the work.
+            count: How often.
+            meet: Called just before the first step: all ranks start together.
+        """
 
 
 class Gpu(Device):
@@ -65,15 +73,20 @@ class Gpu(Device):
             step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process may use the GPU meanwhile.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        # Other threads of this process may use the GPU meanwhile. Garbage collection may free
+        # device memory, which a capture forbids.
+        with (
+            uncollected(),
+            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             step()
         replay: Step = graph.replay
         return replay
 
-    def timed(self, step: Step, count: int) -> list[float]:
+    def timed(self, step: Step, count: int, meet: Step) -> list[float]:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         torch.cuda._sleep(_HOLD_CYCLES)
+        meet()
         events[0].record()
         for event in events[1:]:
             step()
@@ -93,7 +106,8 @@ class Cpu(Device):
     def captured(self, step: Step, begin: Step) -> Step:
         return step
 
-    def timed(self, step: Step, count: int) -> list[float]:
+    def timed(self, step: Step, count: int, meet: Step) -> list[float]:
+        meet()
         times = [time.monotonic()]
         for _ in range(count):
             step()

@@ -6,6 +6,7 @@ residual are in FP32, which costs nothing where a compiler fuses them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from torch.nn import functional
 
 PAGE = 128
 """Positions of a page of the KV cache."""
+# Most parts in which the largest logit is searched.
+_PARTS = 256
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """x [lanes, positions, n] and w [lanes, rows, n] to [lanes, positions, rows]."""
@@ -156,8 +159,13 @@ def gated(n: Tensor, w13: Tensor, product: Product) -> Tensor:
 
 def best(logits: Tensor) -> Tensor:
     """The largest logit and its index: FP32 [2], which is exact below 2^24."""
-    value, index = logits.flatten().float().max(0)
-    return torch.stack((value, index.float()))
+    flat = logits.flatten().float()
+    # In parts, because the compiler gives one such search to one block.
+    parts = flat.view(math.gcd(flat.numel(), _PARTS), -1)
+    values, places = parts.max(1)
+    part = values.argmax(0, keepdim=True)
+    index = part * parts.shape[1] + places.gather(0, part)
+    return torch.cat((values.gather(0, part), index.float()))
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

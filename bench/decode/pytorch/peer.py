@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -52,12 +53,12 @@ class TorchPeer(Peer):
         self.world_size = ranks.world_size
         self.backend = device.name
         self._ranks, self._device = ranks, device
-        weights = room.shared(
-            "weights in PyTorch",
-            lambda: Weights(room.checkpoint, ranks.rank, ranks.world_size, device.name),
-        )
         self._steps: dict[Any, tuple[Step, Span]] = {}
         with device.work():
+            weights = room.shared(
+                "weights in PyTorch",
+                lambda: Weights(room.checkpoint, ranks.rank, ranks.world_size, device.name),
+            )
             self._decoder = Decoder(weights, room.context, ranks)
             # Where a step finds the token and its position, and where it writes the next one.
             self._token, self._position, self._index = (
@@ -99,7 +100,7 @@ class TorchPeer(Peer):
         with self._device.work():
             step = self._step_for(self._length, self._length + num_tokens)
             self._begin(token)
-            times = self._device.timed(step, num_tokens)
+            times = self._device.timed(step, num_tokens, self._meet)
             self._length += num_tokens
             return self._tokens[:num_tokens].tolist(), times
 
@@ -107,7 +108,11 @@ class TorchPeer(Peer):
         # Before the library ends: see Ranks.close().
         self._steps.clear()
         del self._decoder
+        gc.collect()
         self._ranks.close()
+
+    def _meet(self) -> None:
+        self._ranks.meet(self._token.device)
 
     def _begin(self, token: int) -> None:
         """Sets what the next step finds."""

@@ -56,8 +56,13 @@ class Ranks(ABC):
             first_id: The id of this rank's first logit.
         """
         mine = torch.stack((mine[0], mine[1] + first_id))
-        every = self.gather(mine)
-        return every[every[:, 0].argmax(), 1].long().view(1)
+        logits, ids = self.gather(mine).unbind(1)
+        # A number as an index would have to come to the host.
+        return ids.gather(0, logits.argmax(0, keepdim=True)).long()
+
+    def meet(self, device: torch.device) -> None:
+        """Lets the stream wait until all ranks' streams are here."""
+        self.gather(torch.zeros(1, device=device))
 
 
 class Alone(Ranks):
@@ -71,6 +76,12 @@ class Alone(Ranks):
 
     def gather(self, x: Tensor) -> Tensor:
         return x[None]
+
+    def best(self, mine: Tensor, first_id: int) -> Tensor:
+        return (mine[1:] + first_id).long()
+
+    def meet(self, device: torch.device) -> None:
+        pass
 
     def of_rank_0(self, value: Any) -> Any:
         return value
