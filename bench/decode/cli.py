@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="also measure transformers and llama.cpp on the same weights in BF16",
+        help="also measure other engines on the same weights in BF16",
     )
     parser.add_argument(
         "--json", action="store_true", help="end with one JSON document as the last line"

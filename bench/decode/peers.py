@@ -134,7 +134,8 @@ class LlamaCpp(Peer):
         self._sampler = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         lib.llama_sampler_chain_add(self._sampler, lib.llama_sampler_init_greedy())
         # llama.cpp reads it while the context is made.
-        self._of_sequence = lib.llama_sampler_seq_config(seq_id=0, sampler=self._sampler)
+        sampler = ctypes.cast(self._sampler, ctypes.c_void_p)
+        self._of_sequence = lib.llama_sampler_seq_config(seq_id=0, sampler=sampler)
         settings.samplers = ctypes.pointer(self._of_sequence)
         settings.n_samplers = 1
 
@@ -148,9 +149,9 @@ class LlamaCpp(Peer):
                 raise kccl.Error(f"llama_decode returned {status}")
         if self._sampler is not None:
             token = int(lib.llama_get_sampled_token_ith(self._context, -1))
-            if token < 0:
-                raise kccl.Error("llama.cpp's GPU has picked no token")
-            return token
+            self.form = f"token picked on the {'GPU' if token >= 0 else 'host'}"
+            if token >= 0:
+                return token
         logits = lib.llama_get_logits_ith(self._context, -1)
         return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
