@@ -101,7 +101,7 @@ class LlamaCpp(Peer):
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
         llama_cpp.llama_backend_init()
-        self._sampler = None
+        self._sampler: Any = None
         params = llama_cpp.llama_model_default_params()
         # Anonymous memory may lie in huge pages.
         params.use_mmap = False

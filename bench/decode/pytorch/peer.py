@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -137,8 +137,9 @@ class TorchPeer(Peer):
         return self._steps[span.key][0]
 
 
+@cache
 def _compiled_forms() -> dict[str, Pieces]:
-    """The pieces, with products by either. A piece is compiled when it is first called."""
+    """The pieces, with products by either. A piece is compiled when a process first calls it."""
     compiled = partial(torch.compile, fullgraph=True, dynamic=False)
     attention = torch.compile(layers.attention, fullgraph=True)
 
