@@ -167,7 +167,11 @@ class Engine(Measuring):
 
     def of_rank_0(self, value: Any) -> Any:
         """What rank 0 gives, on all ranks; JSON must represent it. Collective."""
-        return self._ranks.all_gather(value)[0]
+        return self.of_processes(value)[0]
+
+    def of_processes(self, value: Any) -> list[Any]:
+        """What each process gives, in rank order; JSON must represent it. Collective."""
+        return self._ranks.all_gather(value)
 
     # ---- answers ---------------------------------------------------------------------------------
 

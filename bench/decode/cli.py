@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="also measure transformers and llama.cpp on the same weights",
+        help="also measure other engines on the same weights",
     )
     parser.add_argument(
         "-d", "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"

@@ -7,7 +7,6 @@ have been closed."""
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import kccl
 from kccl.engine import Engine
 from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.monokernel.trace import Timeline
@@ -25,7 +23,8 @@ from kccl.engine.monokernel.variant import Variant
 
 from ..harness.measure import Row
 from .gpu import gpu_facts
-from .peers import PEERS, Peer, cause_of
+from .opened import OpenedPeers
+from .peer import Peer
 from .report import COLUMNS
 from .runs import Runs
 from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
@@ -135,15 +134,19 @@ class _Measurement:
     def run(self) -> Result:
         request = self._request
         self._show("the check against the reference")
-        known = self._check()
-        if self._is_first and request.has_baselines:
-            self._open_peers(known)
+        answer, known = self._check()
+        if request.has_baselines:
+            peers = OpenedPeers(self._engine, request.checkpoint, self._ends, self._show)
+            peers.open(self._ids[:LENGTH], answer, known)
+            self._peers = peers.right
+            self._result.notes += peers.notes
+            self._result.versions = peers.versions
         if self._engine.backend != "sim":
             # Simulated, it takes minutes and says nothing.
             self._show("the first token")
             self._first_token_s["kccl"] = self._time_first_token()
         for peer in self._peers:
-            self._first_token_s[peer.library] = _first_token_s(peer, self._prompt)
+            self._first_token_s[peer.library] = self._time_first_token_of(peer)
         for peer in self._peers:
             peer.reset()
         done = 0
@@ -186,8 +189,8 @@ class _Measurement:
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def _check(self) -> Expected | None:
-        """What the reference expects of a short prompt's answer; None on all ranks but 0."""
+    def _check(self) -> tuple[list[int], Expected | None]:
+        """KCCL's answer to a short prompt, and what the reference expects (known to rank 0)."""
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
         began = time.monotonic()
@@ -197,7 +200,7 @@ class _Measurement:
             verdict, took = self._verdict(known), time.monotonic() - began
             self._result.is_right = verdict.is_right
             self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
-        return known
+        return answer, known
 
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
         """How KCCL's answer compares with the reference's; nothing on all ranks but 0."""
@@ -225,29 +228,6 @@ class _Measurement:
         is_host = self._engine.backend == "host"
         return None if is_host else self._engine.timed(prompt, num, overlaps=False)[0]
 
-    def _open_peers(self, known: Expected | None) -> None:
-        threads = len(os.sched_getaffinity(0))
-        for name, kind in PEERS.items():
-            self._show(name)
-            try:
-                if threads < self._engine.world_size:
-                    raise kccl.Error(f"it could use {threads} of the cores that KCCL uses")
-                peer = kind(self._request.checkpoint, self._engine.context, threads)
-                self._ends.callback(peer.close)
-                verdict = _tokens_of(peer, known)
-            # Why all errors: whatever a foreign library raises is why it is not measured.
-            except Exception as error:
-                self._result.notes.append(f"no {name} rows: {cause_of(error)}")
-                continue
-            finally:
-                gc.collect()
-            self._result.versions[name] = peer.version
-            if not verdict.is_right:
-                self._result.notes.append(f"no {name} rows: {verdict}")
-                continue
-            self._result.notes.append(f"{name}: {verdict}")
-            self._peers.append(peer)
-
     # ---- times -----------------------------------------------------------------------------------
 
     def _time_first_token(self) -> float:
@@ -262,6 +242,21 @@ class _Measurement:
             if self._engine.of_rank_0(time.monotonic() - began > _FIRST_TOKEN_S):
                 break
         return median(found)
+
+    def _time_first_token_of(self, peer: Peer) -> float:
+        found: list[float] = []
+        while len(found) < _FIRST_TOKEN_RUNS:
+            peer.reset()
+            began = time.monotonic()
+            peer.extend(self._prompt)
+            found.append(time.monotonic() - began)
+            if self._agreed(peer, sum(found) >= _FIRST_TOKEN_S):
+                break
+        return median(found)
+
+    def _agreed(self, peer: Peer, value: Any) -> Any:
+        """What rank 0 gives, if all ranks call the peer."""
+        return value if peer.world_size == 1 else self._engine.of_rank_0(value)
 
     def _prefill(self, prompt: list[int]) -> float:
         """Runs a prompt, which stays in the cache; returns the seconds of a token after it."""
@@ -282,7 +277,7 @@ class _Measurement:
         for peer, first in zip(self._peers, firsts, strict=True):
             _, times = peer.timed(first, 2)
             # A slow peer makes fewer tokens.
-            fewer[peer.library] = min(num, _tokens_by_time(times[2] - times[1]))
+            fewer[peer.library] = min(num, self._agreed(peer, _affordable(times[2] - times[1])))
             runs[peer.library] = Runs()
 
         def ours() -> None:
@@ -313,9 +308,9 @@ class _Measurement:
         without_overlap: list[int] | None,
     ) -> None:
         engine = self._engine
-        forms = {peer.library: peer.form for peer in self._peers}
+        peers = {peer.library: peer for peer in self._peers}
         for library, found in runs.items():
-            is_ours = library == "kccl"
+            is_ours, peer = library == "kccl", peers.get(library)
             # Peers with wrong tokens are not here.
             is_right = found.are_equal()
             if is_ours:
@@ -325,9 +320,9 @@ class _Measurement:
             row: Row = {name: None for name in COLUMNS} | {
                 "library": library,
                 "model": self._request.name,
-                "backend": engine.backend if is_ours else "cpu",
-                "form": forms.get(library) or None,
-                "world_size": engine.world_size if is_ours else 1,
+                "backend": engine.backend if peer is None else peer.backend,
+                "form": None if peer is None else peer.form or None,
+                "world_size": engine.world_size if peer is None else peer.world_size,
                 "dtype": engine.dtype,
                 "prompt_tokens": len(self._prompt),
                 "new_tokens": num,
@@ -377,28 +372,13 @@ class _Measurement:
 
 
 def _tokens_by_time(step_s: float) -> int:
-    """Tokens of a run, if one takes so many seconds."""
-    return min(max(round(_RUN_S / step_s), _LEAST_TOKENS), MOST_TOKENS)
+    """Tokens of a run whose number is chosen by time, if one takes so many seconds."""
+    return min(_affordable(step_s), MOST_TOKENS)
+
+
+def _affordable(step_s: float) -> int:
+    return max(round(_RUN_S / step_s), _LEAST_TOKENS)
 
 
 def _bound(act: Callable[[Peer, int], None], peer: Peer, first: int) -> Callable[[], None]:
     return lambda: act(peer, first)
-
-
-def _tokens_of(peer: Peer, known: Expected | None) -> Verdict:
-    """How a peer's choices compare, each given all tokens of KCCL before it."""
-    assert known is not None, "rank 0 has checked its own tokens"
-    peer.reset()
-    found = [peer.extend(known.prompt)]
-    found += [peer.step(token) for token in known.answer[:-1]]
-    return known.theirs(found)
-
-
-def _first_token_s(peer: Peer, prompt: Sequence[int]) -> float:
-    found: list[float] = []
-    while len(found) < _FIRST_TOKEN_RUNS and sum(found) < _FIRST_TOKEN_S:
-        peer.reset()
-        began = time.monotonic()
-        peer.extend(prompt)
-        found.append(time.monotonic() - began)
-    return median(found)

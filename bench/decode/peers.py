@@ -1,70 +1,26 @@
-"""Other engines on the same CPU cores and the same weights: transformers and llama.cpp."""
+"""Other engines on the same cores or GPUs and the same weights: which there are."""
 
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
 import tempfile
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kccl
-from kccl.engine.checkpoint import Checkpoint
 
 from .files import write_folder, write_gguf
+from .peer import Peer, Room
+
+Opener = Callable[[Room], Peer]
 
 # transformers has two caches. The one that is faster for these tokens is measured.
 _TRIAL_PROMPT, _TRIAL_TOKENS = 64, 6
-# Characters of a foreign error that are shown.
-_CAUSE = 200
-
-
-class Peer(ABC):
-    """Another engine that has opened a model. It decodes greedily, one token at a time.
-
-    Attributes:
-        library: Its name in rows.
-        form: Which of its forms is measured; "" if there is one only.
-        version: Of the library.
-    """
-
-    library: str
-    form: str = ""
-    version: str
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Forgets all tokens."""
-
-    @abstractmethod
-    def extend(self, ids: Sequence[int]) -> int:
-        """Appends a prompt to what rewind() goes back to. Returns the likeliest next id."""
-
-    @abstractmethod
-    def step(self, token: int) -> int:
-        """Appends a token. Returns the likeliest next id."""
-
-    @abstractmethod
-    def rewind(self) -> None:
-        """Forgets the tokens of step()."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees the model."""
-
-    def timed(self, token: int, num_tokens: int) -> tuple[list[int], list[float]]:
-        """Decodes after `token`, after rewind(). As Engine.timed(), from the first token on."""
-        tokens, times = [], [time.monotonic()]
-        for _ in range(num_tokens):
-            token = self.step(token)
-            tokens.append(token)
-            times.append(time.monotonic())
-        return tokens, times
 
 
 class Transformers(Peer):
@@ -72,7 +28,7 @@ class Transformers(Peer):
 
     library = "transformers"
 
-    def __init__(self, checkpoint: Checkpoint, context: int, threads: int) -> None:
+    def __init__(self, room: Room) -> None:
         import torch
         import transformers
 
@@ -80,15 +36,15 @@ class Transformers(Peer):
         self._torch = torch
         transformers.utils.logging.disable_progress_bar()
         with tempfile.TemporaryDirectory() as folder:
-            write_folder(checkpoint, Path(folder))
+            write_folder(room.checkpoint, Path(folder))
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, checkpoint.dtype)
+                folder, dtype=getattr(torch, room.checkpoint.dtype)
             ).eval()
-        torch.set_num_threads(threads)
+        torch.set_num_threads(room.threads)
         self._makers = {
             "dynamic cache": lambda: transformers.DynamicCache(config=self._model.config),
             "static cache": lambda: transformers.StaticCache(
-                config=self._model.config, max_cache_len=context
+                config=self._model.config, max_cache_len=room.context
             ),
         }
         self.form = min(self._makers, key=self._trial)
@@ -135,34 +91,53 @@ class LlamaCpp(Peer):
 
     library = "llama.cpp"
 
-    def __init__(self, checkpoint: Checkpoint, context: int, threads: int) -> None:
+    def __init__(self, room: Room, *, is_on_gpu: bool = False) -> None:
         import llama_cpp
 
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._lib = llama_cpp
-        self._vocab_size = checkpoint.config.vocab_size
+        self._vocab_size = room.checkpoint.config.vocab_size
         # Kept as long as the model: llama.cpp calls it.
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)
         llama_cpp.llama_backend_init()
+        self._sampler: Any = None
         params = llama_cpp.llama_model_default_params()
         # Anonymous memory may lie in huge pages.
         params.use_mmap = False
+        params.n_gpu_layers = -1 if is_on_gpu else 0
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_gguf(checkpoint, path)
+            write_gguf(room.checkpoint, path)
             self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise kccl.Error("llama.cpp cannot read the GGUF file")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = -(-context // 256) * 256
-        settings.n_threads = settings.n_threads_batch = threads
+        settings.n_ctx = -(-room.context // 256) * 256
+        settings.n_threads = settings.n_threads_batch = room.threads
         self._batch = settings.n_batch
+        if is_on_gpu:
+            self._use_gpu(settings)
         self._context = llama_cpp.llama_init_from_model(self._model, settings)
         if not self._context:
-            raise kccl.Error(f"llama.cpp has no memory for a context of {context} tokens")
+            raise kccl.Error(f"llama.cpp has no memory for a context of {room.context} tokens")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self.reset()
+
+    def _use_gpu(self, settings: Any) -> None:
+        """Settings with which a GPU is fastest: flash attention, and the GPU picks the token."""
+        lib = self._lib
+        if not lib.llama_supports_gpu_offload():
+            raise kccl.Error("llama-cpp-python was built without CUDA")
+        self.backend = "cuda"
+        settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self._sampler = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        lib.llama_sampler_chain_add(self._sampler, lib.llama_sampler_init_greedy())
+        # llama.cpp reads it while the context is made.
+        sampler = ctypes.cast(self._sampler, ctypes.c_void_p)
+        self._of_sequence = lib.llama_sampler_seq_config(seq_id=0, sampler=sampler)
+        settings.samplers = ctypes.pointer(self._of_sequence)
+        settings.n_samplers = 1
 
     def _run(self, ids: Sequence[int]) -> int:
         lib = self._lib
@@ -172,6 +147,11 @@ class LlamaCpp(Peer):
             status = lib.llama_decode(self._context, lib.llama_batch_get_one(tokens, len(some)))
             if status != 0:
                 raise kccl.Error(f"llama_decode returned {status}")
+        if self._sampler is not None:
+            token = int(lib.llama_get_sampled_token_ith(self._context, -1))
+            self.form = f"token picked on the {'GPU' if token >= 0 else 'host'}"
+            if token >= 0:
+                return token
         logits = lib.llama_get_logits_ith(self._context, -1)
         return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
@@ -191,13 +171,35 @@ class LlamaCpp(Peer):
 
     def close(self) -> None:
         self._lib.llama_free(self._context)
+        if self._sampler is not None:
+            self._lib.llama_sampler_free(self._sampler)
         self._lib.llama_model_free(self._model)
 
 
-PEERS: dict[str, type[Any]] = {"transformers": Transformers, "llama.cpp": LlamaCpp}
+def _llama_cpp_on_gpu(room: Room) -> Peer:
+    return LlamaCpp(room, is_on_gpu=True)
 
 
-def cause_of(error: Exception) -> str:
-    """Why a peer is missing, in one line."""
-    text = " ".join(str(error).split())[:_CAUSE]
-    return text if isinstance(error, kccl.Error) else f"{type(error).__name__}: {text}"
+def _torch(name: str) -> Opener:
+    """A function of pytorch/peer.py, which imports PyTorch."""
+
+    def opened(room: Room) -> Peer:
+        from .pytorch import peer
+
+        found: Peer = getattr(peer, name)(room)
+        return found
+
+    return opened
+
+
+PEERS: dict[str, dict[str, Opener]] = {
+    "host": {"transformers": Transformers, "llama.cpp": LlamaCpp},
+    "cuda": {"torch": _torch("alone"), "llama.cpp": _llama_cpp_on_gpu},
+    "cuda, several ranks": {"torch+nccl": _torch("with_nccl"), "torch+kccl": _torch("with_kccl")},
+}
+"""Library -> what opens it. With several ranks of GPUs all of them open it together."""
+
+
+def peers_for(backend: str, world_size: int) -> Mapping[str, Opener]:
+    """The peers of an engine."""
+    return PEERS[backend if backend == "host" or world_size == 1 else f"{backend}, several ranks"]

@@ -1,6 +1,6 @@
 """NCCL and PyTorch's symmetric memory as peers, in the same processes and on the same stream.
 
-Only this file of the benchmarks starts torch.
+Only this file of the benchmarks starts torch.distributed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..gpu.clock import GpuClock, both_modes
 from ..gpu.device import DeviceBuffers, Gpu
 from ..harness.clock import uncollected
-from ..harness.collective import Call, Collective, Problem
+from ..harness.collective import Call, Collective, Comm, Problem
 from ..harness.measure import Contender
 from .notes import PeerNotes
 
@@ -28,6 +28,40 @@ _TIMEOUT = timedelta(seconds=60)
 _WINDOW_BYTES = 256 << 20
 
 Peer = tuple[str, str, DeviceBuffers, Call]
+
+
+class ProcessGroup:
+    """torch.distributed's default group with NCCL, for the ranks of a communicator."""
+
+    def __init__(self, comm: Comm, ordinal: int) -> None:
+        """Starts it. Collective.
+
+        Args:
+            comm: Its ranks are the group's.
+            ordinal: Number of this rank's GPU.
+        """
+        os.environ.update(NO_MULTICAST)
+        import torch
+
+        self._torch = torch
+        self._store = tempfile.TemporaryDirectory() if comm.rank == 0 else None
+        folder = comm.gather_objects(self._store.name if self._store is not None else None)[0]
+        dist = torch.distributed
+        dist.init_process_group(
+            "nccl",
+            store=dist.FileStore(str(Path(folder) / "store"), comm.world_size),
+            rank=comm.rank,
+            world_size=comm.world_size,
+            device_id=torch.device("cuda", ordinal),
+            timeout=_TIMEOUT,
+        )
+
+    def close(self) -> None:
+        """Ends it. Collective. It hangs if a CUDA graph with the group's calls is left."""
+        self._torch.cuda.synchronize()
+        self._torch.distributed.destroy_process_group()
+        if self._store is not None:
+            self._store.cleanup()
 
 
 class TorchPeers:
@@ -45,11 +79,10 @@ class TorchPeers:
         self._gpu = gpu
         self._clock = clock
         self._torch: Any = None
-        self._store = tempfile.TemporaryDirectory() if gpu.comm.rank == 0 else None
+        self._group: ProcessGroup | None = None
         # Empty until first needed. Then NCCL's symmetric window, or None if NCCL refused it.
         self._window: list[Any] = []
         self._missing = PeerNotes(gpu.comm)
-        os.environ.update(NO_MULTICAST)
         if not self._missing.agree("NCCL and torch_symm_mem", None, _import_torch):
             return
         import torch
@@ -87,11 +120,8 @@ class TorchPeers:
 
     def close(self) -> None:
         """Shuts torch.distributed down. Collective."""
-        if self._torch is not None:
-            self._torch.cuda.synchronize()
-            self._torch.distributed.destroy_process_group()
-        if self._store is not None:
-            self._store.cleanup()
+        if self._torch is not None and self._group is not None:
+            self._group.close()
 
     # ---- The peers ---------------------------------------------------------------------------
 
@@ -158,16 +188,7 @@ class TorchPeers:
         torch.cuda.set_device(ordinal)
         # From now on all work of torch in this thread is on the timed stream.
         torch.cuda.set_stream(torch.cuda.ExternalStream(self._gpu.stream))
-        folder = comm.gather_objects(self._store.name if self._store is not None else None)[0]
-        dist = torch.distributed
-        dist.init_process_group(
-            "nccl",
-            store=dist.FileStore(str(Path(folder) / "store"), comm.world_size),
-            rank=comm.rank,
-            world_size=comm.world_size,
-            device_id=torch.device("cuda", ordinal),
-            timeout=_TIMEOUT,
-        )
+        self._group = ProcessGroup(comm, ordinal)
 
     def _register(self) -> None:
         """Lets NCCL allocate memory and register it as a symmetric window."""

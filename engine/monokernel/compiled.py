@@ -1,4 +1,4 @@
-"""The monokernel compiled for one model and machine: its usual kernels, and other decode kernels."""
+"""The monokernel compiled for one model and machine: usual kernels, and other decode kernels."""
 
 import kccl
 

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 
 from kccl.bench import check
 from kccl.bench.decode import files, report, tokens
-from kccl.bench.decode.peers import PEERS, Peer
+from kccl.bench.decode.opened import OpenedPeers
+from kccl.bench.decode.peer import Peer, Room
+from kccl.bench.decode.peers import PEERS
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
-from kccl.engine.checkpoint import Checkpoint, open_checkpoint
+from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
 from kccl.engine.rope import Llama3Scaling, Rope
@@ -48,8 +51,8 @@ class ReferenceAsPeer(Peer):
     library = "reference"
     version = "1"
 
-    def __init__(self, checkpoint: Checkpoint, context: int, threads: int) -> None:
-        self._reference = Reference(checkpoint)
+    def __init__(self, room: Room) -> None:
+        self._reference = Reference(room.checkpoint)
         self.reset()
 
     def reset(self) -> None:
@@ -245,9 +248,9 @@ def test_missing_peers_are_told(
 ) -> None:
     if model == "tiny-laneformer":
         # What the peers' constructors do first with a model.
-        for name in PEERS:
+        for name in PEERS["host"]:
             monkeypatch.setitem(
-                PEERS, name, lambda checkpoint, *_: files.check_ordinary(checkpoint.config)
+                PEERS["host"], name, lambda room: files.check_ordinary(room.checkpoint.config)
             )
     assert bench("--random-weights", model, "--baselines") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -259,10 +262,7 @@ def test_missing_peers_are_told(
 def test_a_peer_is_measured_if_its_tokens_are_right(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in list(PEERS):
-        monkeypatch.delitem(PEERS, name)
-    monkeypatch.setitem(PEERS, "reference", ReferenceAsPeer)
-    monkeypatch.setitem(PEERS, "wrong", WrongPeer)
+    monkeypatch.setitem(PEERS, "host", {"reference": ReferenceAsPeer, "wrong": WrongPeer})
     arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--baselines")
     assert bench(*arguments, "--json") == 0
     captured = capsys.readouterr()
@@ -276,6 +276,53 @@ def test_a_peer_is_measured_if_its_tokens_are_right(
         assert theirs["world_size"] == 1
         assert theirs["bandwidth_share"] is None
     assert "# no wrong rows: " in out
+
+
+class Job:
+    """What OpenedPeers asks of an engine of two ranks on GPUs. The other rank fails, or agrees."""
+
+    backend, rank, world_size, context = "cuda", 0, 2, 64
+
+    def __init__(self, of_other: str | None) -> None:
+        self._of_other = of_other
+
+    def of_processes(self, value: Any) -> list[Any]:
+        return [value, self._of_other]
+
+    def of_rank_0(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize("of_other", [None, "out of memory"])
+def test_ranks_measure_a_peer_only_if_all_have_opened_it(
+    of_other: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
+    checkpoint = random_checkpoint("tiny-llama")
+    prompt, answer = list(range(16)), list(range(20, 36))
+    known = tokens.Oracle(checkpoint).expected(prompt, answer)
+    engine: Any = Job(of_other)
+    with ExitStack() as ends:
+        peers = OpenedPeers(engine, checkpoint, ends, lambda what: None)
+        peers.open(prompt, answer, known)
+        if of_other is None:
+            assert [peer.library for peer in peers.right] == ["reference"]
+            assert peers.notes[0].startswith("reference: 0 of ")
+        else:
+            assert peers.right == []
+            assert peers.notes == ["no reference rows: out of memory"]
+
+
+def test_ranks_that_are_threads_have_no_peers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
+    engine: Any = Job(None)
+    with ExitStack() as ends:
+        peers = OpenedPeers(engine, random_checkpoint("tiny-llama"), ends, lambda what: None)
+        peers.open([1], [2], None)
+    assert peers.right == []
+    assert "its ranks must be processes" in peers.notes[0]
 
 
 LLAMA_31 = Llama3Scaling(8.0, 1.0, 4.0, 64)

@@ -316,11 +316,15 @@ def test_users_of_kccl_see_its_public_names_only(folder):
 
 
 # These may import torch at their top: only programs that use torch import them.
-INTEROP = {path.relative_to(ROOT).as_posix() for path in python_files("kccl/interop")}
+ON_TORCH = {
+    path.relative_to(ROOT).as_posix()
+    for folder in ("kccl/interop", "bench/decode/pytorch")
+    for path in python_files(folder)
+}
 # Big library -> the files that may import it, and only inside a function.
 LAZY_ONLY = {
     "mpi4py": {"kccl/ranks/bootstrap.py", "bench/peers/baselines.py", "bench/peers/mpi_job.py"},
-    "torch": {*INTEROP, "bench/decode/peers.py", "bench/peers/torch.py"},
+    "torch": {*ON_TORCH, "bench/decode/peers.py", "bench/peers/torch.py"},
     "matplotlib": {"bench/decode/picture.py", "bench/plot.py", "topology/heatmap.py"},
     "pandas": {"bench/harness/report.py"},
     # Of the engine, which loads them through extras.py.
@@ -338,6 +342,6 @@ def test_big_libraries_are_imported_lazily(library):
             for name, when in python_imports(path):
                 if name.split(".")[0] != library or when == "annotation":
                     continue
-                is_lazy = when == "function" or where in INTEROP
+                is_lazy = when == "function" or where in ON_TORCH
                 assert is_lazy, f"{where} imports {name} when it is imported"
                 assert allowed is None or where in allowed, f"{where} imports {name}"

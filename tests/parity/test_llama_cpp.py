@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from smollm2 import find_smollm2
 
+import kccl
 from kccl.bench.decode.files import write_gguf
+from kccl.bench.decode.peer import Room
+from kccl.bench.decode.peers import LlamaCpp
 from kccl.engine import Engine, open_checkpoint
+from kccl.engine.random_weights import random_checkpoint
 
 llama_cpp = pytest.importorskip(
     "llama_cpp",
@@ -66,3 +70,21 @@ def test_smollm2(tmp_path, request):
     assert shares["kccl", "llama.cpp"] >= shares["llama.cpp, BF16", "llama.cpp"] - 0.003 >= 0.98
     for name in ("llama.cpp, BF16", "llama.cpp"):
         assert perplexities["kccl"] == pytest.approx(perplexities[name], rel=0.005)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+def test_llama_cpp_may_pick_the_token(model, monkeypatch):
+    """As the peer on GPUs lets it. Here it does so on the CPU."""
+    room = Room(random_checkpoint(model), 128, 1)
+    prompt, answer = list(range(40, 60)), list(range(60, 80))
+    if not llama_cpp.llama_supports_gpu_offload():
+        with pytest.raises(kccl.Error, match="built without CUDA"):
+            LlamaCpp(room, is_on_gpu=True)
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    found = []
+    for is_on_gpu in (False, True):
+        peer = LlamaCpp(room, is_on_gpu=is_on_gpu)
+        found.append([peer.extend(prompt), *map(peer.step, answer)])
+        assert peer.form == ("token picked on the GPU" if is_on_gpu else "")
+        peer.close()
+    assert found[0] == found[1]

@@ -1,0 +1,268 @@
+"""A model in PyTorch: this rank's weights, and a decoder with a static KV cache.
+
+It runs the engine's program: ordinary models, and Laneformer's lanes with delayed messages. The
+lanes of a rank are the batch of each product, except where all share one residual: there a rank's
+lanes are one matrix. On several ranks a lane's messages are summed beside other work, as they land
+layers later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.program import Op, Program
+
+from . import layers
+from .layers import PAGE, Heads, Product
+from .ranks import Ranks
+
+# Positions of a prompt that run at once.
+_CHUNK = 512
+# Dimensions of 0 and 1 are constants to the compiler, so a call has at least this many pages.
+_LEAST_PAGES = 2
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The functions of layers.py that a step calls, compiled or not."""
+
+    product: Product
+    gated: Callable[[Tensor, Tensor], Tensor]
+    add_and_norm: Callable[..., tuple[Tensor, Tensor]] = layers.add_and_norm
+    attention: Callable[..., Tensor] = layers.attention
+    best: Callable[[Tensor], Tensor] = layers.best
+
+
+EAGER = Pieces(layers.by_library, lambda n, w13: layers.gated(n, w13, layers.by_library))
+
+
+class Weights:
+    """One rank's weights on a device.
+
+    Attributes:
+        program: Of the model.
+        device, dtype: Of the matrices. Without a dtype they have the checkpoint's.
+        residuals: On this rank: 1, or its lanes.
+        merged: Lanes of a matrix: this rank's where they share the residual, else 1.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rank: int,
+        world_size: int,
+        device: str,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        config = checkpoint.config
+        self.program = Program(config)
+        self._stored: torch.dtype = getattr(torch, checkpoint.dtype)
+        self.device, self.dtype = torch.device(device), dtype or self._stored
+        self._checkpoint = checkpoint
+        each = config.num_lanes // world_size
+        self._lanes = range(rank * each, (rank + 1) * each)
+        is_shared = self.program.num_residuals == 1
+        self.residuals, self.merged = (1, each) if is_shared else (each, 1)
+        self.embedding = self._matrix(checkpoint.tensor("embedding"))
+        self.layers = [self._layer(layer) for layer in range(config.num_layers)]
+        self.norm = self._norm("norm")
+        self.first_id, stop = (config.vocab_size * each // world_size for each in (rank, rank + 1))
+        if config.is_tied:
+            head = self.embedding[self.first_id : stop]
+        else:
+            head = self._matrix(checkpoint.rows("head", self.first_id, stop))
+        count = self.residuals if config.lm_head == "vocab_parallel" else 1
+        self.head = head.view(count, -1, config.hidden)
+        # The model lies on the device now, for any stream.
+        del self._checkpoint
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _layer(self, layer: int) -> dict[str, Tensor]:
+        def matrices(names: str) -> Tensor:
+            found = []
+            for name in names.split():
+                w = self._matrix(self._checkpoint.tensor(f"layers.{layer}.{name}", self._lanes))
+                if self.merged > 1:
+                    is_joint_in = name in ("wo", "w2")
+                    w = w.transpose(0, 1).flatten(1) if is_joint_in else w.flatten(0, 1)
+                    w = w[None]
+                found.append(w)
+            return torch.cat(found, 1).contiguous()
+
+        found = {"wqkv": matrices("wq wk wv"), "wo": matrices("wo")}
+        found |= {"w13": matrices("w1 w3"), "w2": matrices("w2")}
+        config = self.program.config
+        norms = ["attention_norm", "ffn_norm"] + ["q_norm", "k_norm"] * config.has_qk_norm
+        return found | {name: self._norm(f"layers.{layer}.{name}") for name in norms}
+
+    def _matrix(self, array: Any) -> Tensor:
+        bits = torch.from_numpy(array.view("int16"))
+        return bits.view(self._stored).to(self.device, self.dtype)
+
+    def _norm(self, name: str) -> Tensor:
+        return torch.from_numpy(self._checkpoint.tensor(name)).to(self.device)
+
+
+class Span:
+    """The pages that queries at some positions read.
+
+    Attributes:
+        seen: Window of a layer, in keys -> (its first page, the end of its pages).
+    """
+
+    def __init__(self, windows: set[int], start: int, stop: int, device: torch.device) -> None:
+        end = max(-(-stop // PAGE), _LEAST_PAGES)
+        self.seen = {
+            window: (min(max(start + 1 - window, 0) // PAGE, end - _LEAST_PAGES), end)
+            for window in windows
+        }
+        self.key = tuple(sorted(self.seen.items()))
+        self._tensors = {
+            window: tuple(torch.tensor(number, device=device) for number in (first * PAGE, window))
+            for window, (first, _) in self.seen.items()
+        }
+
+    def tensors(self, window: int) -> tuple[Tensor, ...]:
+        """`first_key` and `window` of layers.attention()."""
+        return self._tensors[window]
+
+
+class Decoder:
+    """A model with a KV cache of its own; greedy, one sequence."""
+
+    def __init__(self, weights: Weights, context: int, ranks: Ranks) -> None:
+        self._w, self._ranks = weights, ranks
+        self.config = config = weights.program.config
+        self.device, self._dtype = weights.device, weights.dtype
+        self._heads = Heads(
+            config.num_heads // ranks.world_size // weights.residuals,
+            config.num_kv_heads // ranks.world_size // weights.residuals,
+            config.head_dim,
+            config.attention_scale,
+            config.norm_eps,
+            config.rope.is_interleaved,
+        )
+        pages = max(-(-context // PAGE), _LEAST_PAGES)
+        shape = (pages, config.num_kv_heads // ranks.world_size, PAGE, config.head_dim)
+        self._cache = [
+            tuple(torch.zeros(shape, dtype=self._dtype, device=self.device) for _ in range(2))
+            for _ in weights.layers
+        ]
+        tables = weights.program.rotations(pages * PAGE)
+        self._rotation = tuple(torch.from_numpy(table).to(self.device) for table in tables)
+        # A layer without a window sees as many keys as there are.
+        self._windows = [
+            config.window_of(layer) or pages * PAGE for layer in range(config.num_layers)
+        ]
+        self._scales = {
+            op.own_scale: torch.tensor(op.own_scale, dtype=torch.float32, device=self.device)
+            for op in weights.program.ops
+        }
+        self._modules = [op for op in weights.program.ops if op.kind in ("out", "down")]
+        is_overlapped = ranks.world_size > 1 and self.device.type == "cuda"
+        self._side = torch.cuda.Stream() if is_overlapped else None
+
+    def span(self, start: int, stop: int) -> Span:
+        """What the queries at positions start to stop - 1 read."""
+        return Span(set(self._windows), start, stop, self.device)
+
+    def extend(self, ids: Sequence[int], start: int) -> Tensor:
+        """Runs a prompt at positions `start` on. Returns the likeliest next id: int64 [1]."""
+        for first in range(0, len(ids), _CHUNK):
+            some = torch.tensor(ids[first : first + _CHUNK], device=self.device)
+            position = torch.arange(len(some), device=self.device) + start + first
+            span = self.span(start + first, start + first + len(some))
+            token = self.step(some, position, span, EAGER)
+        return token
+
+    def step(self, ids: Tensor, position: Tensor, span: Span, pieces: Pieces) -> Tensor:
+        """Enqueues a step. Returns the likeliest id after the last of `ids`: int64 [1].
+
+        Args:
+            ids: int64 [positions].
+            position: Of each id, int64 [positions].
+            span: Of these positions.
+            pieces: The functions to call; compiled ones may be for one position only.
+        """
+        w, config = self._w, self.config
+        x = w.embedding[ids].float().repeat(w.residuals, 1, 1)
+        came = self._nothing
+        sent: dict[int, tuple[Tensor, Any]] = {}
+        for op in self._modules:
+            weights = w.layers[op.layer]
+            norm = weights["attention_norm" if op.kind == "out" else "ffn_norm"]
+            x, n = pieces.add_and_norm(x, *came, norm, config.norm_eps, self._dtype)
+            if op.kind == "out":
+                out = self._attend(n, op.layer, position, span, pieces)
+            else:
+                out = pieces.product(pieces.gated(n, weights["w13"]), weights["w2"])
+            came = self._exchange(op, out, sent)
+        x, n = pieces.add_and_norm(x, *came, w.norm, config.norm_eps, self._dtype)
+        n = n[:, -1:]
+        if config.lm_head == "replicate" and w.program.num_residuals > 1:
+            n = self._ranks.sum(n.float().sum(0, keepdim=True)) / config.num_lanes
+        mine = pieces.best(pieces.product(n.to(self._dtype), w.head))
+        return self._ranks.best(mine, w.first_id)
+
+    def _attend(
+        self, n: Tensor, layer: int, position: Tensor, span: Span, pieces: Pieces
+    ) -> Tensor:
+        weights, window = self._w.layers[layer], self._windows[layer]
+        first, stop = span.seen[window]
+        keys, values = (cache[first:stop] for cache in self._cache[layer])
+        qk_norm = (weights["q_norm"], weights["k_norm"]) if self.config.has_qk_norm else None
+        mixed = pieces.attention(
+            pieces.product(n, weights["wqkv"]),
+            *(keys, values, position, *span.tensors(window)),
+            *(self._rotation, qk_norm, self._heads),
+        )
+        return pieces.product(mixed, weights["wo"])
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    @property
+    def _nothing(self) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+        return None, self._scales[1.0], None, None
+
+    def _exchange(
+        self, op: Op, out: Tensor, sent: dict[int, tuple[Tensor, Any]]
+    ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+        """What the residual gets, as add_and_norm() takes it, by the rule of engine/program.py."""
+        if op.sends:
+            sent[op.module] = out, self._start_sum(out)
+        if op.is_blocking:
+            if len(out) == 1 and not op.sends:
+                return self._ranks.sum(out), self._scales[1.0], None, None
+            return None, self._scales[1.0], self._ranks.sum(out.sum(0, keepdim=True)), None
+        landed = past = None
+        if op.receives is not None:
+            past, started = sent.pop(op.receives)
+            landed = self._end_sum(started)
+        return out, self._scales[op.own_scale], landed, past
+
+    def _start_sum(self, out: Tensor) -> Any:
+        """Starts the sum over all lanes on a stream of its own; nothing on one rank."""
+        if self._ranks.world_size == 1:
+            return None
+        if self._side is None:
+            return self._ranks.sum(out.sum(0, keepdim=True)), None
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            total = self._ranks.sum(out.sum(0, keepdim=True))
+            return total, self._side.record_event()
+
+    def _end_sum(self, started: Any) -> Tensor | None:
+        if started is None:
+            return None
+        total: Tensor
+        total, event = started
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+        return total

@@ -1,0 +1,179 @@
+"""The benchmark's decoder in PyTorch against the NumPy reference, on the CPU."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kccl.bench.decode.peer import Room
+from kccl.bench.decode.pytorch import layers
+from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
+from kccl.bench.decode.pytorch.device import Cpu
+from kccl.bench.decode.pytorch.peer import TorchPeer
+from kccl.bench.decode.pytorch.ranks import Alone, Ranks
+from kccl.engine.random_weights import random_checkpoint
+from kccl.engine.reference import Cache, Reference
+
+# A window that ends within a page, and one that ends before the last pages.
+CONTEXT = 6 * layers.PAGE
+LONG = {"context": CONTEXT, "window": 300}
+IDS = np.random.default_rng(2).integers(256, size=CONTEXT).tolist()
+# The check of `kccl bench decode` for engines in BF16: a 32nd of the largest logit.
+SURE_IN_BF16 = 2.0**-5
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These tensors are so small that PyTorch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Together(Ranks):
+    """Ranks that are threads."""
+
+    name = version = ""
+
+    def __init__(self, rank, parts, barrier):
+        self.rank, self.world_size = rank, len(parts)
+        self._parts, self._barrier = parts, barrier
+
+    def gather(self, x):
+        self._parts[self.rank] = x.clone()
+        self._barrier.wait(30)
+        found = torch.stack(self._parts)
+        self._barrier.wait(30)
+        return found
+
+    def sum(self, x):
+        # In place, as NCCL's and KCCL's.
+        return x.copy_(self.gather(x).sum(0))
+
+    def of_rank_0(self, value):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+
+def logits_by_reference(checkpoint, prompt, answer):
+    reference, cache = Reference(checkpoint), Cache()
+    reference.logits(prompt[:-1], cache)
+    return reference.logits([prompt[-1], *answer], cache)
+
+
+def decode(checkpoint, ranks, prompt, answer, dtype):
+    """The tokens after a prompt and after each of the answer, which is given; and the logits."""
+    weights = Weights(checkpoint, ranks.rank, ranks.world_size, "cpu", dtype)
+    decoder = Decoder(weights, CONTEXT, ranks)
+    logits = []
+
+    def best(mine):
+        logits.append(mine.flatten().float().numpy())
+        return layers.best(mine)
+
+    tokens = [decoder.extend(prompt, 0).item()]
+    pieces = replace(EAGER, best=best)
+    for index, token in enumerate(answer):
+        position = torch.tensor([len(prompt) + index])
+        span = decoder.span(int(position), int(position) + 1)
+        tokens.append(decoder.step(torch.tensor([token]), position, span, pieces).item())
+    return tokens, np.stack(logits)
+
+
+@pytest.mark.parametrize("length", [5, 700])
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("tiny-laneformer", LONG),
+        ("tiny-laneformer", {**LONG, "early_comm": True, "message_dtype": "float32"}),
+        ("tiny-laneformer", {**LONG, "lm_head": "vocab_parallel", "mlp_comm": False}),
+        ("tiny-llama", {"context": CONTEXT, "is_tied": False}),
+        ("tiny-qwen3", {"context": CONTEXT}),
+    ],
+    ids=["laneformer", "early_comm", "vocab_parallel", "llama", "qwen3"],
+)
+def test_logits(model, changes, length, assert_close):
+    checkpoint = random_checkpoint(model, **changes)
+    prompt, answer = IDS[:length], IDS[length : length + 8]
+    wanted = logits_by_reference(checkpoint, prompt, answer)
+    tokens, logits = decode(checkpoint, Alone(), prompt, answer, torch.float32)
+    # A message in BF16 may be rounded the other way.
+    is_rounded = checkpoint.config.message_dtype == "bfloat16"
+    assert_close(logits, wanted[1:], 3e-2 if is_rounded else 1e-4)
+    assert tokens[0] == wanted[0].argmax()
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("tiny-laneformer", LONG),
+        ("tiny-laneformer", {**LONG, "early_comm": True, "num_lanes": 2}),
+        ("tiny-laneformer", {**LONG, "lm_head": "vocab_parallel"}),
+        ("tiny-qwen3", {"context": CONTEXT}),
+    ],
+    ids=["laneformer", "a lane a rank", "vocab_parallel", "qwen3"],
+)
+def test_two_ranks_are_one_model(model, changes, assert_close):
+    checkpoint = random_checkpoint(model, **changes)
+    prompt, answer = IDS[:200], IDS[200:205]
+    alone, wanted = decode(checkpoint, Alone(), prompt, answer, torch.float32)
+    parts, barrier, found = [None] * 2, threading.Barrier(2), {}
+
+    def run(rank):
+        ranks = Together(rank, parts, barrier)
+        found[rank] = decode(checkpoint, ranks, prompt, answer, torch.float32)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0][0] == found[1][0] == alone
+    logits = np.concatenate([found[rank][1] for rank in range(2)], axis=1)
+    assert_close(logits, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])
+def test_a_peer_decodes_like_the_reference(model):
+    checkpoint = random_checkpoint(model, context=CONTEXT)
+    peer = TorchPeer(Room(checkpoint, CONTEXT, 1), Alone(), Cpu())
+    assert (peer.library, peer.world_size, peer.backend) == ("torch", 1, "cpu")
+    prompt, answer = IDS[:140], IDS[140:160]
+    # In two parts, as positions of a benchmark follow each other.
+    peer.extend(prompt[:100])
+    tokens = [peer.extend(prompt[100:]), *(peer.step(token) for token in answer)]
+    wanted = logits_by_reference(checkpoint, prompt, answer)
+    second, first = np.partition(wanted, -2, axis=-1)[:, -2:].T
+    is_sure = first - second > SURE_IN_BF16 * np.abs(wanted).max()
+    assert is_sure.mean() > 0.25
+    assert (np.array(tokens) == wanted.argmax(-1))[is_sure].all()
+
+    peer.rewind()
+    answer, times = peer.timed(tokens[0], 10)
+    assert len(answer) + 1 == len(times)
+    assert (np.diff(times) > 0).all()
+    peer.rewind()
+    one_by_one, token = [], tokens[0]
+    for _ in range(10):
+        token = peer.step(token)
+        one_by_one.append(token)
+    assert one_by_one == answer
+    peer.close()
+
+
+@pytest.mark.parametrize("shape", [(1, 24, 40), (4, 24, 40)], ids=["joint", "lanes"])
+def test_both_products_are_the_same(shape):
+    lanes, rows, columns = shape
+    x = torch.randn(lanes, 1, columns, generator=torch.Generator().manual_seed(0))
+    w = torch.randn(lanes, rows, columns, generator=torch.Generator().manual_seed(1))
+    found = layers.by_compiler(x, w)
+    assert found.shape == (lanes, 1, rows)
+    torch.testing.assert_close(found, layers.by_library(x, w))
+    n = torch.randn(lanes, 1, columns, generator=torch.Generator().manual_seed(2))
+    gated = [layers.gated(n, w, product) for product in (layers.by_compiler, layers.by_library)]
+    torch.testing.assert_close(*gated)
