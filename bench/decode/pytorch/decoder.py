@@ -47,7 +47,7 @@ class Weights:
 
     Attributes:
         program: Of the model.
-        device, dtype: Of the matrices. Without a dtype they have the checkpoint's.
+        device, dtype: Of the matrices: the checkpoint's dtype unless another one is given.
         residuals: On this rank: 1, or its lanes.
         merged: Lanes of a matrix: this rank's where they share the residual, else 1.
     """
