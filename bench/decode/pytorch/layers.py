@@ -1,7 +1,7 @@
 """What a decode step in PyTorch is made of: pure functions, each of which is compiled once.
 
-Activations are [lanes, positions, values]. Products are in the weights' type. Norms, sums over keys and the
-residual are in FP32, which costs nothing where a compiler fuses them.
+Activations are [lanes, positions, values]. Products are in the weights' type. Norms, sums over
+keys and the residual are in FP32, which costs nothing where a compiler fuses them.
 """
 
 from __future__ import annotations
