@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from .gpu.side import GpuJob
 
+_ON_GPUS = ("cuda", "hip")  # backends on which a rank drives a GPU
 _CALLS_IN_KERNEL = 5000
 
 
@@ -99,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         action="store_true",
-        help="also measure peers: MPICH and Open MPI; on GPUs NCCL, PyTorch's symmetric memory, "
-        "NVSHMEM and FlashInfer",
+        help="also measure peers: MPICH and Open MPI; on GPUs NCCL or RCCL, PyTorch's symmetric "
+        "memory, NVSHMEM and FlashInfer",
     )
     parser.add_argument(
         "--iterations",
@@ -110,14 +111,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, help=f"number of repeats ({REPEATS}; simulated 1)")
     parser.add_argument(
         "--backend",
-        choices=("host", "cuda", "sim"),
+        choices=("host", *_ON_GPUS, "sim"),
         default="host",
-        help="cuda: one GPU per rank; sim: simulated GPUs (host)",
+        help="cuda, hip: one GPU of NVIDIA or AMD per rank; sim: simulated GPUs (host)",
     )
     parser.add_argument(
         "--in-kernel",
         action="store_true",
-        help="measure calls inside a persistent kernel; needs --backend cuda or sim",
+        help="measure calls inside a persistent kernel; needs --backend cuda, hip or sim",
     )
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N", help="number of simulated ranks (2)"
@@ -187,7 +188,7 @@ def message_size(text: str) -> int:
 def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
     # Why: a simulated call takes milliseconds, and its time means nothing, so one repeat suffices.
     is_simulated = args.backend == "sim"
-    usual = "bfloat16" if args.backend == "cuda" else "float32"
+    usual = "bfloat16" if args.backend in _ON_GPUS else "float32"
     args.dtype = args.dtype or collective.dtype or usual
     longest = 64 << 10 if args.in_kernel else 1 << 20
     args.end = args.end or collective.end or (8 << 10 if is_simulated else longest)
@@ -197,7 +198,7 @@ def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
 
 
 def _check_backend(args: argparse.Namespace, world_size: int) -> None:
-    if args.backend == "cuda":
+    if args.backend in _ON_GPUS:
         from .gpu.side import check_gpus
 
         check_gpus(world_size)
@@ -216,7 +217,7 @@ def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
         return
     if args.backend == "host":
         raise ValueError(
-            "--in-kernel needs --backend cuda or sim: the host has no persistent kernels, and "
+            "--in-kernel needs --backend cuda, hip or sim: the host has no persistent kernels, and "
             "mode host already makes its calls in a loop in C"
         )
     if args.baselines:
@@ -341,7 +342,7 @@ def _side(
 
 def _is_on_gpus(args: argparse.Namespace) -> bool:
     """Whether calls on a GPU's stream are measured."""
-    return args.backend == "cuda" and not args.in_kernel
+    return args.backend in _ON_GPUS and not args.in_kernel
 
 
 def _gpu_job(comm: kccl.Communicator) -> GpuJob:
@@ -363,8 +364,9 @@ def _print_head(
     if args.backend == "sim":
         out.print("# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
-        start = "kccl run -n 2 --" if args.backend == "cuda" else "mpirun -n 2"
-        again = " --backend cuda" if args.backend == "cuda" else ""
+        is_on_gpus = args.backend in _ON_GPUS
+        start = "kccl run -n 2 --" if is_on_gpus else "mpirun -n 2"
+        again = f" --backend {args.backend}" if is_on_gpus else ""
         again += " --in-kernel" if args.in_kernel else ""
         out.print(
             f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}"

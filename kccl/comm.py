@@ -14,7 +14,7 @@ the first call of a kind                        |  the first call of a kind     
   collectives/prepared.py    teaches it to C    |    collectives/prepared.py    teaches it to C    |
   collectives/context.py     rank, plan, errors |    collectives/context.py     rank, plan, errors |
   plan/choice.py             chooses a kernel   |    plan/choice.py             chooses a kernel   |
-  backends/host.py           makes a KcclHostOp |    backends/cuda.py           makes a KcclGpuOp  |
+  backends/host.py           makes a KcclHostOp |    backends/gpu.py            makes a KcclGpuOp  |
 each call                                       |    backends/shapes.py         blocks and threads |
   csrc/host/fastcall.cpp     runs a handle  <---'    gpu/library.py             compiles the kernel|
   csrc/host/core.cpp         calls the kernel      each call                                       |
@@ -71,7 +71,7 @@ class Communicator(OneSided):
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this process within the machine; the same in all parts of a job.
         launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
-        backend: "host", "sim" or "cuda".
+        backend: "host", "sim", "cuda" or "hip".
         num_channels: Number of channels, for the `channel` arguments.
         context: The part of the communicator that its calls use; for modules of KCCL.
         all_gather, all_reduce, barrier, broadcast, reduce_scatter: See kccl/collectives.

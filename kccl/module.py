@@ -31,9 +31,9 @@ class Module:
     """Compiled kernels.
 
     Attributes:
-        target: "sim" or "cuda".
+        target: "sim", "cuda" or "hip".
         warp_size: Warp size of the target.
-        arch: For "cuda" the architecture, as in "sm_90a"; otherwise "".
+        arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
         names: Names of the kernels.
     """
 
@@ -175,7 +175,7 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
         return bytes(ctypes.c_double(arg)), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
-    if target == "cuda":
+    if target != "sim":
         from .gpu import arrays as device_arrays
 
         found = device_arrays.pointer(arg, name)
@@ -202,7 +202,7 @@ def compile(
     kernels: Sequence[str],
     *,
     target: str = "sim",
-    warp_size: int = 32,
+    warp_size: int | None = None,
     arch: str = "",
     include_dirs: Sequence["str | os.PathLike[str]"] = (),
 ) -> Module:
@@ -211,10 +211,12 @@ def compile(
     Args:
         source: The source text, or the path of a file.
         kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
-        target: "sim" for the simulator, which runs on this machine's CPU; or "cuda".
-        warp_size: Warp size of the simulated GPUs, 32 or 64.
-        arch: Architecture for "cuda", as in "sm_90a". When "", that of this thread's current GPU.
-            If it is given, no GPU is needed until a kernel is launched.
+        target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's
+            GPUs, "hip" for AMD's.
+        warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None. For others None, or
+            what their GPUs have.
+        arch: Architecture for GPUs, as in "sm_90a" or "gfx942". When "", that of this thread's
+            current GPU. If it is given, no GPU is needed until a kernel is launched.
         include_dirs: More folders to search for headers. The folder of a source file is searched
             without being named.
 
@@ -237,28 +239,34 @@ def compile(
             raise InvalidArgument(f"source {path} cannot be read: {error}") from error
         name = str(path)
         folders.insert(0, path.absolute().parent)
-    if target == "cuda":
-        return _compile_cuda(source, kernels, arch, name, folders, warp_size)
+    if target != "sim":
+        return _compile_for_gpus(target, source, kernels, arch, name, folders, warp_size)
     if arch:
         raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
+    warp_size = 32 if warp_size is None else warp_size
     file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries
     return Module(target, warp_size, kernels, lambda: entries)
 
 
-def _compile_cuda(
+def _compile_for_gpus(
+    target: str,
     source: str,
     kernels: Sequence[str],
     arch: str,
     name: str,
     folders: Sequence[Path],
-    warp_size: int,
+    warp_size: int | None,
 ) -> Module:
     from .gpu import driver, library
-    from .jit import nvrtc
 
-    if warp_size != 32:
-        raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32: target is 'cuda'")
-    arch = arch or driver.pick_device(0).arch
-    file = nvrtc.compile_cuda(source, kernels, arch=arch, name=name, include_dirs=folders)
-    return Module("cuda", warp_size, kernels, lambda: library.load(file), arch)
+    vendor = driver.VENDORS[target]
+    if warp_size not in (None, vendor.warp_size):
+        raise InvalidArgument(
+            f"warp_size is {warp_size!r}, must be {vendor.warp_size}: target is {target!r}"
+        )
+    if not arch:
+        driver.choose(vendor)
+        arch = driver.pick_device(0).arch
+    file = vendor.compiler.compile(source, kernels, arch=arch, name=name, include_dirs=folders)
+    return Module(target, vendor.warp_size, kernels, lambda: library.load(file), arch)

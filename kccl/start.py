@@ -36,9 +36,10 @@ def init(backend: str = "auto") -> Communicator:
     its end, waits until the absent rank comes or mpirun ends the job.
 
     Args:
-        backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs. On
-            "cuda" the rank uses the GPU that is current in this thread. If none is current, it uses
-            the GPU with the number of its local rank.
+        backend: "auto" or "host" for arrays in host memory, "cuda" for arrays on NVIDIA GPUs, "hip"
+            on AMD's. On a GPU the rank uses the one that is current in this thread. If none is
+            current, it uses the GPU with the number of its local rank. HIP does not tell GPU 0 from
+            none.
 
     Raises:
         BackendError: The backend, or the launcher's library, is not available on this machine.
@@ -110,7 +111,7 @@ def run_threads(
     Args:
         main: The program of each rank.
         world_size: Number of ranks, 1 to 8.
-        backend: "auto" or "host", "cuda" or "sim".
+        backend: "auto" or "host", "cuda", "hip" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
         seed: Seed of the simulation; 0 when None. The same seed gives the same run.
         warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None.

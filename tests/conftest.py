@@ -13,7 +13,6 @@ import pytest
 WORKERS = Path(__file__).parent / "workers"
 
 
-GPUS = "CUDA_VISIBLE_DEVICES"
 _cache = ""
 
 
@@ -24,9 +23,7 @@ def pytest_configure(config):
     global _cache
     if "KCCL_CACHE" not in os.environ:
         _cache = os.environ["KCCL_CACHE"] = tempfile.mkdtemp(prefix="kccl-tests-")
-    gpus = getattr(config, "workerinput", {}).get("gpus")
-    if gpus:
-        os.environ[GPUS] = gpus
+    os.environ.update(getattr(config, "workerinput", {}).get("gpus", {}))
 
 
 def pytest_unconfigure():
@@ -54,6 +51,7 @@ def pytest_configure_node(node):
     """
     from kccl import gpu
     from kccl.base.errors import BackendError
+    from kccl.gpu import driver
 
     try:
         count = gpu.num_devices()
@@ -64,8 +62,9 @@ def pytest_configure_node(node):
     each = count // workers
     if count and not each:
         raise pytest.UsageError(f"-n {workers} needs a GPU for each worker, and there are {count}")
-    visible = os.environ[GPUS].split(",") if GPUS in os.environ else list(map(str, range(count)))
-    node.workerinput["gpus"] = ",".join(visible[number * each : (number + 1) * each])
+    variable = driver.table().visible_devices
+    visible = os.environ.get(variable, ",".join(map(str, range(count)))).split(",")
+    node.workerinput["gpus"] = {variable: ",".join(visible[number * each : (number + 1) * each])}
 
 
 @pytest.fixture(autouse=True)

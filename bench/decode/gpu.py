@@ -24,7 +24,7 @@ def gpu_facts(engine: Engine) -> dict[str, Any]:
         return {}
     return {
         "gpus": names,
-        "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),
+        f"{kccl.gpu.backend()}_driver": kccl.gpu.driver_version(),
         "gpu_state": _state(engine),
     }
 

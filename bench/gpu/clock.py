@@ -30,6 +30,8 @@ LONGEST_DELAY_NS = 5000
 # On an H200, once a context has used 16 streams, each of its kernels starts later from then on
 # (LOG.md). NCCL's windows and NVSHMEM use so many streams, and so do other programs.
 _STREAMS_USED = 16
+# Of a pause: one warp or two, of which one thread works.
+_THREADS = 64
 # How long a stream is held, while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
 # Why: a stream queues about a thousand launches; the next launch blocks the host.
@@ -91,8 +93,8 @@ class GpuClock:
         for stream in streams:
             self._pause(self._none, 0, stream)
         for stream in streams:
-            kccl.gpu.call("cuStreamSynchronize", stream)
-            kccl.gpu.call("cuStreamDestroy", stream)
+            kccl.gpu.synchronize_stream(stream)
+            kccl.gpu.call(kccl.gpu.named("destroy_stream"), stream)
 
     def intervals_us(self, calls: Call, count: int, *, leads: bool) -> Array:
         """Microseconds from a barrier of the ranks to the end of `calls()`, [count]. Collective.
@@ -153,7 +155,14 @@ class GpuClock:
     def _pause(self, delays: Any, step: int, stream: int | None = None) -> None:
         gpu, number = self.gpu, np.uint32(step)
         stream = gpu.stream if stream is None else stream
-        self._kernel(gpu.comm, delays, self._stamps, number, block=32, stream=stream)
+        self._kernel(
+            gpu.comm,
+            delays,
+            self._stamps,
+            number,
+            block=_THREADS,
+            stream=stream,
+        )
 
 
 def repeat(call: Call, count: int) -> None:

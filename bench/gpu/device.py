@@ -83,14 +83,14 @@ class Gpu:
         Raises:
             kccl.Error: Work on the stream failed.
         """
-        kccl.gpu.call("cuStreamSynchronize", self.stream)
+        kccl.gpu.synchronize_stream(self.stream)
         self.comm.check()
 
     def capture(self, body: Call) -> Call:
         """Captures the work that `body` enqueues. Returns a function that enqueues the graph."""
         kccl.gpu.drain()
-        mode = kccl.gpu.constant("CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL")
-        kccl.gpu.call("cuStreamBeginCapture", self.stream, mode)
+        end = kccl.gpu.named("end_capture")
+        kccl.gpu.begin_capture(self.stream)
         # Why: garbage collection may free device memory. That waits for the device, which a capture
         # forbids.
         with uncollected():
@@ -98,42 +98,43 @@ class Gpu:
                 body()
             except BaseException:
                 # End the capture, and raise the error of body().
-                kccl.gpu.attempt("cuStreamEndCapture", self.stream)
+                kccl.gpu.attempt(end, self.stream)
                 raise
-            graph = kccl.gpu.call("cuStreamEndCapture", self.stream)
+            graph = kccl.gpu.call(end, self.stream)
         return _Graph(self.device, self.stream, graph)
 
     def events(self, count: int) -> list[Any]:
         """Events for one measurement; the next measurement uses the same."""
         while len(self._events) < count:
-            self._events.append(kccl.gpu.call("cuEventCreate", 0))
+            self._events.append(kccl.gpu.call(kccl.gpu.named("create_event"), 0))
         return self._events[:count]
 
     def record(self, event: Any) -> None:
         """Records an event on the stream."""
-        kccl.gpu.call("cuEventRecord", event, self.stream)
+        kccl.gpu.call(kccl.gpu.named("record_event"), event, self.stream)
 
     def between_us(self, begin: Any, end: Any) -> float:
         """Microseconds between two completed events."""
-        return float(kccl.gpu.call("cuEventElapsedTime", begin, end)) * 1e3
+        return float(kccl.gpu.call(kccl.gpu.named("elapsed_ms"), begin, end)) * 1e3
 
 
 class _Graph:
     def __init__(self, device: Any, stream: int, graph: Any) -> None:
         self._stream = stream
+        self._launch = kccl.gpu.named("launch_graph")
         try:
-            self._ready = kccl.gpu.call("cuGraphInstantiate", graph, 0)
+            self._ready = kccl.gpu.call(kccl.gpu.named("instantiate_graph"), graph, 0)
         finally:
-            kccl.gpu.attempt("cuGraphDestroy", graph)
+            kccl.gpu.attempt(kccl.gpu.named("destroy_graph"), graph)
         weakref.finalize(self, _destroy, device, self._ready).atexit = False
 
     def __call__(self) -> None:
-        kccl.gpu.call("cuGraphLaunch", self._ready, self._stream)
+        kccl.gpu.call(self._launch, self._ready, self._stream)
 
 
 def _destroy(device: Any, ready: Any) -> None:
     with device.current():
-        kccl.gpu.attempt("cuGraphExecDestroy", ready)
+        kccl.gpu.attempt(kccl.gpu.named("destroy_instance"), ready)
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,9 @@ class DeviceBuffers(Buffers):
 
     def restore(self) -> None:
         """Enqueues a copy of the values loaded last to `x`."""
+        copy = kccl.gpu.named("copy_on_device")
         source = self.saved.address
-        kccl.gpu.call("cuMemcpyDtoDAsync", self.x_address, source, self.nbytes, self.gpu.stream)
+        kccl.gpu.call(copy, self.x_address, source, self.nbytes, self.gpu.stream)
 
     def result(self) -> Array:
         """See Buffers. Waits for the stream. The array is valid until this rank's next result()."""

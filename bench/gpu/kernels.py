@@ -111,6 +111,7 @@ class PingPong:
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong")
+        self._block = module.warp_size
         self._window = comm.window(LINES_BYTES)
         self._first = 1
 
@@ -130,7 +131,7 @@ class PingPong:
             rank == 0,
             _LIMIT_NS,
             elapsed_ns,
-            block=32,
+            block=self._block,
             stream=stream,
         )
 
@@ -164,6 +165,7 @@ class BlockPingPong:
         """
         self._comm = comm
         self._kernel = module.kernel("ping_pong_blocks")
+        self._block = module.warp_size
         self._words = words
         self._first = 1
 
@@ -172,7 +174,10 @@ class BlockPingPong:
         first, self._first = self._first, self._first + rounds + rounds // 10
         numbers = np.uint32(first), np.uint32(rounds), _LIMIT_NS
         self._kernel(
-            *(self._comm, self._words, *numbers, elapsed_ns), grid=2, block=32, stream=stream
+            *(self._comm, self._words, *numbers, elapsed_ns),
+            grid=2,
+            block=self._block,
+            stream=stream,
         )
 
     def one_way_us(self, elapsed_ns: Array, *, rounds: int = ROUNDS) -> float:

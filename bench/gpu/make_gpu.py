@@ -43,7 +43,9 @@ LIMIT_S = 300.0
 # The fraction of the time for the steps before the first part.
 _READY_SHARE = 0.1
 
-_NEEDED = ("numpy", "ml_dtypes", "rich", "cffi", "cuda.bindings")
+_NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")
+# One of them: the bindings of NVIDIA's driver, or of AMD's.
+_BINDINGS = ("cuda.bindings", "hip")
 _NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
 # Optional. Without them tests are skipped and peers are missing, and the output says so.
 _HELPFUL = ("torch", "cupy")
@@ -173,7 +175,9 @@ def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> lis
 
 def _is_ready(run: Run, parts: Sequence[str]) -> bool:
     """Whether the interpreter has the modules needed. Builds the extension."""
-    wanted = (*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part]))
+    wanted = [*_NEEDED, *(name for part in parts for name in _NEEDED_BY[part])]
+    if not any(map(_is_there, _BINDINGS)):
+        wanted.append(_BINDINGS[0])
     missing = [name for name in wanted if not _is_there(name)]
     for name in _HELPFUL:
         if not _is_there(name):

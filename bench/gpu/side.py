@@ -1,4 +1,4 @@
-"""Benches on the cuda backend: kccl and its peers, in graphs and from Python."""
+"""Benches on the backends for GPUs: kccl and its peers, in graphs and from Python."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GpuJob:
         self._ends = ExitStack()
         self.gpu = Gpu(comm)
         self._ends.enter_context(self.gpu.device.current())
-        module = kccl.compile(SOURCE, NAMES, target="cuda", arch=self.gpu.device.arch)
+        module = kccl.compile(SOURCE, NAMES, target=comm.backend, arch=self.gpu.device.arch)
         self.clock = GpuClock(self.gpu, module)
         self.clock.use_streams()
         self._ping_pong = PingPong(comm, module) if comm.world_size > 1 else None
@@ -123,7 +123,7 @@ def describe(gpu: Gpu, libraries: dict[str, str]) -> dict[str, Any]:
     """The facts about a run's GPUs for its document. Collective."""
     return {
         "gpus": gpu.comm.gather_objects(gpu.device.name),
-        "cuda_driver": int(kccl.gpu.call("cuDriverGetVersion")),
+        f"{gpu.comm.backend}_driver": kccl.gpu.driver_version(),
         "libraries": libraries,
         "multicast": False,
     }

@@ -2,10 +2,10 @@
 
     kccl run -n 4 -- python -m kccl.bench.gpu.suite --out out "4: all_reduce --baselines" ...
 
-Each bench is a name and the arguments of `kccl bench` on the cuda backend. When it has ended, its
-output is in NAME.txt and its document in NAME.json, one line as in bench/records. The exit code is
-1 when a result was wrong. A bench that raises an error ends the job: the benches after it have no
-document.
+Each bench is a name and the arguments of `kccl bench` on the backend of this machine's GPUs. When
+it has ended, its output is in NAME.txt and its document in NAME.json, one line as in bench/records.
+The exit code is 1 when a result was wrong. A bench that raises an error ends the job: the benches
+after it have no document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def parse(bench: str) -> tuple[str, list[str]]:
     name, colon, rest = bench.partition(":")
     if not colon or not name.isidentifier():
         raise ValueError(f"{bench!r} is not a bench: expected NAME: COLLECTIVE [OPTION ...]")
-    return name, ["bench", *shlex.split(rest), "--backend", "cuda", "--json"]
+    return name, ["bench", *shlex.split(rest), "--backend", kccl.gpu.backend(), "--json"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     code = 0
-    with kccl.init("cuda") as comm, closing(GpuJob(comm)) as job:
+    with kccl.init(kccl.gpu.backend()) as comm, closing(GpuJob(comm)) as job:
         for name, command in benches:
             code = max(code, _run(name, command, comm, job, args.out))
     return code

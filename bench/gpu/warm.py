@@ -1,4 +1,4 @@
-"""Compiles what `kccl bench --backend cuda` needs, ahead of time and on all cores.
+"""Compiles what `kccl bench --backend cuda` or `hip` needs, ahead of time and on all cores.
 
     python3 -m kccl.bench.gpu.warm -n 1 2 4 -d bfloat16 --op sum
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-n", type=int, nargs="+", required=True, metavar="N", help="world sizes")
-    parser.add_argument("--arch", default="", help="such as sm_90a (that of GPU 0)")
+    parser.add_argument("--arch", default="", help="such as sm_90a or gfx942 (that of GPU 0)")
     args, further = parser.parse_known_args(argv)
     arch = args.arch or kccl.gpu.device(0).arch
     found = list(modules(args.n))
@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compile(source: Any, names: Sequence[str], folders: Sequence[Path], arch: str) -> bool:
     with suppress(kccl.CompileError):
-        kccl.compile(source, names, target="cuda", arch=arch, include_dirs=folders)
+        target = kccl.gpu.backend_of(arch)
+        kccl.compile(source, names, target=target, arch=arch, include_dirs=folders)
         return True
     return False
 

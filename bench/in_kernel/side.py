@@ -84,7 +84,7 @@ class InKernelSide:
         self._remarks: list[str] = []
         self.machine: dict[str, Any] = {}
         self._runner: Runner
-        if comm.backend == "cuda":
+        if comm.backend != "sim":
             gpu = Gpu(comm)
             self._ends.enter_context(gpu.device.current())
             self._runner = GpuRunner(gpu)
@@ -192,7 +192,7 @@ class InKernelSide:
         """The module of grid_sync's peer. None if a rank has none; then a remark says why."""
         if self._collective.name != "grid_sync":
             return None
-        comm, module, why = self._runner.comm, None, "the simulator has none"
+        comm, module, why = self._runner.comm, None, f"backend {self._runner.comm.backend} has none"
         if comm.backend == "cuda":
             source, names, folders = kernels_of_peers(comm.world_size)
             why = "" if folders else "cooperative_groups.h and nv/target are in no known folder"
@@ -259,7 +259,8 @@ class GpuRunner:
     def compile(self, source: Any, names: Sequence[str], folders: Sequence[Path] = ()) -> Any:
         """See Runner."""
         arch = self._gpu.device.arch
-        return kccl.compile(source, names, target="cuda", arch=arch, include_dirs=folders)
+        target = self.comm.backend
+        return kccl.compile(source, names, target=target, arch=arch, include_dirs=folders)
 
     def buffers(self, problem: Problem) -> Buffers:
         """See Runner."""

@@ -1,5 +1,7 @@
 """NCCL and PyTorch's symmetric memory as peers, in the same processes and on the same stream.
 
+A PyTorch for AMD's GPUs has RCCL under NCCL's names; its rows are called rccl.
+
 Only this file of the benchmarks starts torch.distributed.
 """
 
@@ -78,19 +80,21 @@ class TorchPeers:
         self.libraries: dict[str, str] = {}
         self._gpu = gpu
         self._clock = clock
+        self._name = "rccl" if gpu.comm.backend == "hip" else "nccl"
         self._torch: Any = None
         self._group: ProcessGroup | None = None
         # Empty until first needed. Then NCCL's symmetric window, or None if NCCL refused it.
         self._window: list[Any] = []
         self._missing = PeerNotes(gpu.comm)
-        if not self._missing.agree("NCCL and torch_symm_mem", None, _import_torch):
+        both = f"{self._name.upper()} and torch_symm_mem"
+        if not self._missing.agree(both, None, _import_torch):
             return
         import torch
 
-        if self._missing.agree("NCCL and torch_symm_mem", None, lambda: self._start(torch)):
+        if self._missing.agree(both, None, lambda: self._start(torch)):
             self._torch = torch
             number = ".".join(map(str, torch.cuda.nccl.version()))
-            self.libraries = {"torch": str(torch.__version__), "nccl": number}
+            self.libraries = {"torch": str(torch.__version__), self._name: number}
 
     def contenders(self, collective: Collective, problem: Problem) -> list[Contender]:
         """The contenders of all peers that support the problem, in both modes. Collective."""
@@ -133,7 +137,8 @@ class TorchPeers:
         return [self._of_nccl("default", x, collective, problem)]
 
     def _nccl_window(self, collective: Collective, problem: Problem) -> list[Peer]:
-        if collective.nccl is None or problem.world_size == 1:
+        # RCCL has no symmetric windows.
+        if collective.nccl is None or problem.world_size == 1 or self._name != "nccl":
             return []
         if problem.nbytes > _WINDOW_BYTES:
             self._missing.add("nccl symmetric_window", "larger than its window", problem.nbytes)
@@ -152,7 +157,7 @@ class TorchPeers:
         assert collective.nccl is not None
         buffers = self._buffers(x, x, problem)
         return (
-            *("nccl", algorithm, buffers),
+            *(self._name, algorithm, buffers),
             collective.nccl(self._torch.distributed, buffers, problem),
         )
 

@@ -75,7 +75,7 @@ class GpuTuner:
         check_gpus(self._comm.world_size)
         gpu = Gpu(self._comm)
         self._ends.enter_context(gpu.device.current())
-        module = kccl.compile(SOURCE, NAMES, target="cuda", arch=gpu.device.arch)
+        module = kccl.compile(SOURCE, NAMES, target=self._comm.backend, arch=gpu.device.arch)
         clock = GpuClock(gpu, module)
         clock.use_streams()
         return gpu, clock

@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
         "-e", "--end", type=message_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
     )
     parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
-    parser.add_argument("--backend", choices=("host", "cuda"), default="host", help="(host)")
+    parser.add_argument("--backend", choices=("host", "cuda", "hip"), default="host", help="(host)")
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
             f"--{name}",
@@ -259,10 +259,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no collective {', '.join(sorted(unknown))}; known are {', '.join(names)}")
     comm: Any = kccl.init(backend=args.backend)
     if args.dtype is None:
-        args.dtype = "bfloat16" if args.backend == "cuda" else "float32"
+        args.dtype = "float32" if args.backend == "host" else "bfloat16"
     out = console()
     tuner: Tuner = HostTuner(comm)
-    if args.backend == "cuda":
+    if args.backend != "host":
         from .gpu import GpuTuner
 
         tuner = GpuTuner(comm, shapes=[(n, m) for n in args.blocks for m in args.threads])

@@ -37,6 +37,7 @@ struct LaunchConfig {
 };
 
 using PushContext = int (*)(uint64_t context);
+using CurrentDevice = int (*)(int* device);
 using PopContext = int (*)(uint64_t* context);
 using Launch = int (*)(uint64_t function, unsigned, unsigned, unsigned, unsigned, unsigned,
                        unsigned, unsigned shared_bytes, uint64_t stream, void** arguments,

@@ -113,13 +113,34 @@ int launch_as(KcclGpuLaunch how, const KcclGpuOp& op, uint64_t stream) {
                   arguments, nullptr);
 }
 
+// Makes the queue's device current in this thread. HIP has no stack of contexts: there `before`
+// gets the number of the device that was current. Returns the driver's code.
+int make_current(const KcclGpuQueue& queue, int* before) {
+    if (queue.current_device != 0) {
+        const auto current = reinterpret_cast<driver::CurrentDevice>(queue.current_device);
+        if (const int error = current(before); error != 0) return error;
+    }
+    return reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
+}
+
+// Ends what make_current() began.
+void make_previous_current(const KcclGpuQueue& queue, int before) {
+    if (queue.pop_context != 0) {
+        uint64_t context;
+        reinterpret_cast<driver::PopContext>(queue.pop_context)(&context);
+    } else {
+        const auto number = static_cast<uint64_t>(before);
+        reinterpret_cast<driver::PushContext>(queue.push_context)(number);
+    }
+}
+
 // Returns 0 or the driver's error, which is stored in the queue too.
 int launch(const KcclGpuOp& op) {
     KcclGpuQueue& queue = *op.queue;
     const uint64_t stream = op.stream;  // another thread may give the call another stream meanwhile
     KcclGpuLaunch how = kKcclNoLaunch;
-    uint64_t context;
-    int error = reinterpret_cast<driver::PushContext>(queue.push_context)(queue.context);
+    int device = 0;
+    int error = make_current(queue, &device);
     if (error == 0) {
         CallNode before;
         how = how_to_launch(op, stream, &before);
@@ -129,7 +150,7 @@ int launch(const KcclGpuOp& op) {
             if (error != 0) how = kKcclLaunchAnnounced;
         }
         if (error == 0) error = launch_as(how, op, stream);
-        reinterpret_cast<driver::PopContext>(queue.pop_context)(&context);
+        make_previous_current(queue, device);
     }
     if (error != 0) {
         queue.error = error;

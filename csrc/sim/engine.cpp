@@ -259,6 +259,9 @@ void poll_pause() {
 // Here no process ends and no user interrupts. A rank that has left says so in the windows.
 uint32_t idle(uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
 
+// The host has the rank's KcclState itself.
+void tell_host(uint64_t, uint32_t, const void*) {}
+
 void barrier_init(void* barrier, uint32_t arrivals) {
     Machine& machine = at(KCCL_SIM_SITE(), barrier);
     if (!is_valid(machine, barrier, 8)) return;
@@ -341,6 +344,7 @@ constexpr KcclSimEngine kTable = {
     .clock_ns = clock_ns,
     .poll_pause = poll_pause,
     .idle = idle,
+    .tell_host = tell_host,
     .copies_late = copies_late,
     .barrier_init = barrier_init,
     .barrier_arrive = barrier_arrive,

@@ -1,6 +1,6 @@
 """What a communicator asks of the machine it runs on.
 
-host.py, sim.py and cuda.py implement the interface. None of them inherits from another. What some
+host.py, sim.py and gpu.py implement the interface. None of them inherits from another. What some
 of them share is in files of its own, as in scratch.py and host_memory.py.
 """
 
@@ -20,7 +20,7 @@ class Backend(ABC):
     """One rank's memory and calls.
 
     Attributes:
-        name: "host", "sim" or "cuda".
+        name: "host", "sim", "cuda" or "hip".
         state: The rank's KcclState, or an object with its fields.
         context: The rank's KcclHostContext.
         can_attach: Every rank's process may read every other's memory.

@@ -31,4 +31,4 @@ def not_here(*_: Any, **__: Any) -> NoReturn:
     Raises:
         InvalidArgument: Always.
     """
-    raise InvalidArgument('this needs a backend with streams, as "cuda"')
+    raise InvalidArgument('this needs a backend with streams, as "cuda" or "hip"')

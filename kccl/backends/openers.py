@@ -6,7 +6,8 @@ from .base import Opener
 from .host import HostBackend
 
 # "auto" is "host". A simulation has its ranks in one process.
-OF_PROCESSES = ("auto", "host", "cuda")
+ON_GPUS = ("cuda", "hip")
+OF_PROCESSES = ("auto", "host", *ON_GPUS)
 OF_THREADS = (*OF_PROCESSES, "sim")
 
 
@@ -18,9 +19,11 @@ def opener(backend: str, way: Literal["of_process", "of_thread", "number"], numb
         way: The method of OnDevice that finds a rank's GPU.
         number: Its argument: a local rank, the rank of a thread, or a GPU's number.
     """
-    if backend == "cuda":
-        from .cuda import OnDevice
+    if backend in ON_GPUS:
+        from ..gpu import driver
+        from .gpu import OnDevice
 
+        driver.choose(driver.VENDORS[backend])
         on_device: Opener = getattr(OnDevice, way)(number)
         return on_device
     if backend == "sim":

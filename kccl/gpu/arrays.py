@@ -216,7 +216,7 @@ def _check_of_torch(array: Any, name: str) -> None:
     if not array.is_cuda:
         raise InvalidArgument(
             f"{name} is a tensor on {array.device}, must be in GPU memory: this communicator's "
-            "backend is cuda"
+            f"backend is {driver.table().backend}"
         )
     if not array.is_contiguous():
         raise _not_contiguous(name, tuple(array.shape))
@@ -283,7 +283,7 @@ def _view_by_dlpack(array: Any, name: str, stream: int) -> tuple[DeviceView, int
     if found.device_type != gpus:
         raise InvalidArgument(
             f"{name} is a {type(array).__name__} in other memory, must be in GPU memory: this "
-            "communicator's backend is cuda"
+            f"communicator's backend is {driver.table().backend}"
         )
     if not found.is_contiguous:
         raise _not_contiguous(name, found.shape)

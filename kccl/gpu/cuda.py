@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ..base.errors import BackendError
+from ..jit.nvrtc import NVRTC
 from .table import DriverError, Names, Table
 
 # Compute capabilities: the oldest supported one, and the first whose architecture has a name in "a"
@@ -18,8 +19,10 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 class Cuda(Table):
     """See Table. A context is the address of a device's primary one, as in PyTorch and CuPy."""
 
+    backend = "cuda"
     vendor = "NVIDIA"
     names = Names(
+        driver_version="cuDriverGetVersion",
         num_devices="cuDeviceGetCount",
         current_ordinal="cuCtxGetDevice",
         can_access="cuDeviceCanAccessPeer",
@@ -28,6 +31,11 @@ class Cuda(Table):
         create_stream="cuStreamCreate",
         synchronize_stream="cuStreamSynchronize",
         query_stream="cuStreamQuery",
+        destroy_stream="cuStreamDestroy",
+        copy_on_device="cuMemcpyDtoDAsync",
+        begin_capture="cuStreamBeginCapture",
+        end_capture="cuStreamEndCapture",
+        launch_graph="cuGraphLaunch",
         copy_to_device="cuMemcpyHtoDAsync",
         copy_to_host="cuMemcpyDtoHAsync",
         fill="cuMemsetD8Async",
@@ -60,6 +68,7 @@ class Cuda(Table):
     not_ready = 600  # CUDA_ERROR_NOT_READY
     is_accessible = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
     stream_flags = 1  # CU_STREAM_NON_BLOCKING
+    capture_mode = "CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL"
     legacy_stream = 1  # CU_STREAM_LEGACY
     host_flags = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
     multiprocessors = "MULTIPROCESSOR_COUNT"
@@ -85,7 +94,11 @@ class Cuda(Table):
     # From CUDA 12.3 on these functions tell which edges of a graph are programmatic.
     dependents_version = 12030
     visible_devices = "CUDA_VISIBLE_DEVICES"
+    handles = "CUDA IPC"
+    paths = "NVLink or peer-to-peer PCIe"
+    needs = "cuda-bindings, NVRTC and NVIDIA's driver"
     cure = "pip install 'kccl[cuda]', and NVIDIA's driver where the GPU is; or use backend=\"host\""
+    compiler = NVRTC
 
     def load(self) -> Any:
         try:

@@ -14,34 +14,28 @@ from itertools import pairwise
 from typing import Any
 
 from ..base.errors import BackendError
-from .cuda import CUDA
-from .table import DriverError, Table
+from .table import DriverError
+from .vendors import (
+    VENDORS,
+    backend,
+    backend_of,
+    choose,
+    driver_version,
+    named,
+    table,
+    vendor_of,
+)
 
-# ---- The vendor --------------------------------------------------------------------------------
-
-_chosen: Table | None = None
-
-
-def choose(vendor: Table) -> Table:
-    """Lets this process drive GPUs of a vendor; returns its table.
-
-    Raises:
-        BackendError: It drives those of another vendor already.
-    """
-    global _chosen
-    _chosen = _chosen or vendor
-    if _chosen is not vendor:
-        raise BackendError(
-            f"this process drives GPUs of {_chosen.vendor}, so it cannot drive those of "
-            f"{vendor.vendor}: one process drives GPUs of one vendor"
-        )
-    return vendor
-
-
-def table() -> Table:
-    """The table of the vendor that was chosen. If none was, this chooses NVIDIA."""
-    return _chosen or choose(CUDA)
-
+__all__ = [
+    "VENDORS",
+    "backend",
+    "backend_of",
+    "choose",
+    "driver_version",
+    "named",
+    "table",
+    "vendor_of",
+]
 
 # ---- Functions by the driver's own names, for programs -----------------------------------------
 
@@ -317,6 +311,12 @@ def intervals_us(stream: int, parts: Sequence[Callable[[], None]]) -> list[float
 # ---- Captures, and what releases memory meanwhile ----------------------------------------------
 
 
+def begin_capture(stream: int) -> None:
+    """Begins to capture a stream into a graph. Forbids what captures forbid in this thread only."""
+    gpu = table()
+    gpu.call(gpu.names.begin_capture, stream, gpu.constant(gpu.capture_mode))
+
+
 # What drain() calls: each waits until its owner has released memory.
 drains: list[Callable[[], None]] = []
 
@@ -387,6 +387,8 @@ def launch(
     shape = (grid, 1, 1, block, 1, 1, shared_bytes)
     where = ctypes.addressof(addresses)
     if cooperative:
+        if not gpu.names.launch_cooperative:
+            raise BackendError(f"kccl makes no cooperative launches on GPUs of {gpu.vendor}")
         gpu.call(gpu.names.launch_cooperative, handle, *shape, stream, where, note=note)
     else:
         gpu.call(gpu.names.launch, handle, *shape, stream, where, 0, note=note)

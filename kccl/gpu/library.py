@@ -1,7 +1,4 @@
-"""Compiled kernels, loaded once a process for all devices of their architecture.
-
-The compiler is NVIDIA's, by name: the vendor's table has no compiler yet.
-"""
+"""Compiled kernels, loaded once a process for all devices of their architecture."""
 
 import threading
 from dataclasses import dataclass, field
@@ -9,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..jit import cache, nvrtc
+from ..jit import cache, rtc
 from ..jit import names as kernels
 from . import driver
 
@@ -46,14 +43,14 @@ class Entry:
 
 
 def load(path: Path) -> tuple[Entry, ...]:
-    """The kernels of what nvrtc.compile_cuda() returned, in order. They stay loaded.
+    """The kernels of what RuntimeCompiler.compile() returned, in order. They stay loaded.
 
     Raises:
         BackendError: There is no driver, or it refuses the code.
     """
     with _lock:
         if path not in _loaded:
-            names, code = nvrtc.read(path)
+            names, code = rtc.read(path)
             with driver.any_device(), driver.uncaptured():
                 loaded = driver.table().load_code(code, names)
             _loaded[path] = tuple(Entry(kernel, offsets) for kernel, offsets in loaded)
@@ -69,7 +66,7 @@ def library_kernel(
         kernel: Name, as in "put".
         dtype, op: For kernels that reduce.
         world_size: Of the communicator.
-        arch: As in "sm_90a".
+        arch: As in "sm_90a" or "gfx942".
         csrc: Root of the device source.
     """
     (entry,) = load(compile_kernel(kernel, dtype, op, world_size, arch, csrc))
@@ -86,4 +83,5 @@ def compile_kernel(
     """
     name = kernels.expression(kernel, dtype, op, csrc, world_size)
     source = kernels.source(kernel, csrc)
-    return nvrtc.compile_cuda(source, [name], arch=arch, name=kernel, csrc=csrc)
+    compiler = driver.vendor_of(arch).compiler
+    return compiler.compile(source, [name], arch=arch, name=kernel, csrc=csrc)

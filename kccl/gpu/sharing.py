@@ -16,7 +16,7 @@ from .memory import Shareable
 from .table import DriverError
 
 CAVEAT = (
-    "windows are shared by legacy CUDA IPC handles, with which it is not guaranteed that a "
+    "windows are shared by legacy {} handles, with which it is not guaranteed that a "
     "survivor's GPU context outlives a lost peer"
 )
 _FORCED = "KCCL_WINDOWS asks for it"
@@ -37,7 +37,8 @@ class Sharing:
     @property
     def caveat(self) -> str:
         """What the survivors of a lost peer must know; "" for nothing."""
-        return f"{CAVEAT} ({self.reason})" if self.way == "ipc" else ""
+        caveat = CAVEAT.format(driver.table().handles)
+        return f"{caveat} ({self.reason})" if self.way == "ipc" else ""
 
 
 def why_not_vmm(device: driver.Device, *, are_threads: bool) -> str:

@@ -1,8 +1,8 @@
-"""What kccl asks of a vendor's driver: the shape of the table that cuda.py fills for NVIDIA.
+"""What kccl asks of a vendor's driver: the shape of the tables that cuda.py and hip.py fill.
 
 All other modules of kccl use neutral names: a function is an attribute of Names, and what vendors
-do in different ways is a method of Table. Beside its table, another vendor needs its compiler
-(library.py takes NVRTC) and the structs that csrc/host/gpu.cpp launches with.
+do in different ways is a method of Table. Launches in C (csrc/host/gpu.cpp) take the functions by
+their addresses.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ..base.errors import BackendError
+from ..jit.rtc import RuntimeCompiler
 
 
 class DriverError(BackendError):
@@ -38,6 +39,8 @@ class Names:
     int() takes.
     """
 
+    driver_version: str  # () -> int
+
     # Devices. A context is what Table.open_device() returned.
     num_devices: str  # () -> int
     current_ordinal: str  # () -> int, when this thread has a current device
@@ -49,6 +52,8 @@ class Names:
     create_stream: str  # (flags) -> stream
     synchronize_stream: str  # (stream)
     query_stream: str  # (stream), see not_ready
+    destroy_stream: str  # (stream)
+    copy_on_device: str  # (to, from, bytes, stream)
     copy_to_device: str  # (to, buffer, bytes, stream)
     copy_to_host: str  # (buffer, from, bytes, stream)
     fill: str  # (address, byte, bytes, stream)
@@ -62,9 +67,12 @@ class Names:
     resident_blocks: str  # (function, threads, shared bytes) -> int, of one multiprocessor
     # (function, 3 of the grid, 3 of a block, shared bytes, stream, addresses of arguments, 0)
     launch: str
-    launch_cooperative: str  # the same without the last
+    launch_cooperative: str  # the same without the last; "": not here
 
     # Graphs
+    begin_capture: str  # (stream, Table.capture_mode)
+    end_capture: str  # (stream) -> graph
+    launch_graph: str  # (what can be launched, stream)
     create_graph: str  # (0) -> graph
     add_kernel_node: str  # (graph, None, 0, what Table.kernel_node() returned) -> node
     instantiate_graph: str  # (graph, 0) -> what can be launched
@@ -90,6 +98,7 @@ class Table(ABC):
     """One vendor's driver.
 
     Attributes:
+        backend: The name of the backend on these GPUs.
         vendor: Whose GPUs, for error messages.
         names: Of functions.
         errors: The binding's enumeration of error codes.
@@ -97,6 +106,7 @@ class Table(ABC):
         not_ready: The error code of query_stream for a stream that has work left.
         is_accessible: The error code of enable_access for memory that is accessible already.
         stream_flags: Of a stream that does not wait for the default stream.
+        capture_mode: Of a capture that forbids this thread's calls only.
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
             other.
         host_flags: Of host memory that all devices map at the host's address.
@@ -109,9 +119,14 @@ class Table(ABC):
         dependents_queue: The same of the fields for programmatic dependents.
         dependents_version: The version of the driver whose functions these are.
         visible_devices: The environment variable that hides devices.
-        cure: What helps where the driver is not there.
+        handles: What the driver's handles for other processes are called, for messages.
+        paths: The paths between GPUs that suffice, for messages.
+        needs: What the backend needs on a machine, for messages.
+        cure: What helps where that is not there.
+        compiler: Compiles for these GPUs at run time.
     """
 
+    backend: str
     vendor: str
     names: Names
     errors: str
@@ -119,6 +134,7 @@ class Table(ABC):
     not_ready: int
     is_accessible: int
     stream_flags: int
+    capture_mode: str
     legacy_stream: int
     host_flags: int
     multiprocessors: str
@@ -130,7 +146,11 @@ class Table(ABC):
     dependents_queue: ClassVar[Mapping[str, str]]
     dependents_version: int
     visible_devices: str
+    handles: str
+    paths: str
+    needs: str
     cure: str
+    compiler: RuntimeCompiler
 
     # ---- Functions by the driver's own names -------------------------------------------------
 
@@ -161,14 +181,23 @@ class Table(ABC):
         Raises:
             BackendError: It failed, or the driver is not there.
         """
-        code, *results = getattr(self.binding, name)(*args)
+        code, *results = self._made(name, args)
         if int(code) != 0:
             raise DriverError(self.error_text(name, int(code), note), int(code))
         return results[0] if len(results) == 1 else tuple(results) or None
 
     def attempt(self, name: str, *args: Any) -> int:
         """Calls a function of the driver that has no results; returns its error code."""
-        return int(getattr(self.binding, name)(*args)[0])
+        return int(self._made(name, args)[0])
+
+    def _made(self, name: str, args: Sequence[Any]) -> Any:
+        """What the binding's function returned."""
+        function = getattr(self.binding, name)
+        try:
+            return function(*args)
+        except RuntimeError as error:
+            # Bindings look a function up when it is first called.
+            raise BackendError(f"{name} cannot be called: {error}") from error
 
     def error_text(self, name: str, code: int, note: str = "") -> str:
         """The error message for function `name` and its error code."""

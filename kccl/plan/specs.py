@@ -19,7 +19,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 MOST_BLOCKS, MOST_THREADS = 128, 1024
 SHARE_UNIT_BYTES = 16  # the unit of KcclCall.share, see payload.cuh
 
-GPUS = ("sim", "cuda")
+GPUS = ("sim", "cuda", "hip")
 EVERYWHERE = ("host", *GPUS)
 
 
@@ -53,7 +53,7 @@ class Request:
         collective: Name of the collective, as in "all_reduce".
         nbytes: Message size as nccl-tests counts it: the larger of a rank's two arrays.
         world_size: Number of ranks.
-        backend: "host", "sim" or "cuda".
+        backend: "host", "sim", "cuda" or "hip".
         dtype: Element type; None for barrier.
         can_attach: True if every rank's process may read every other's memory.
     """

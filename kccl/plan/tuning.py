@@ -1,7 +1,7 @@
 """Tuning tables: which algorithm was measured as the fastest up to which size."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from . import specs
 from .specs import MOST_BLOCKS, MOST_THREADS, SPECS
 
 _TABLES = Path(__file__).parent / "tables"
+# Backends on which nothing is measured yet -> the backend whose table is the best guess.
+_BORROWED = {"hip": "cuda"}
 _UNMEASURED = "the first of the collective's kernels; nothing is measured"
 
 
@@ -92,6 +94,9 @@ def tuning_for(backend: str, path: str = "") -> Tuning:
     """The installed table of a backend, or the one at `path`."""
     if backend == "sim" and not path:
         return _of_simulator()
+    if backend in _BORROWED and not path:
+        found = read_tuning(_TABLES / f"{_BORROWED[backend]}.json")
+        return replace(found, origin=f"{found.origin}; nothing is measured on {backend}")
     return read_tuning(Path(path) if path else _TABLES / f"{backend}.json")
 
 

@@ -2,7 +2,7 @@
 
 A kernel takes about a second to compile. A communicator needs one for each algorithm, element type
 and operator that it uses. If the architecture is given, no GPU is needed here. A program finds the
-kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same NVRTC.
+kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same compiler.
 """
 
 import os
@@ -54,6 +54,7 @@ def _combinations(
             dtype = dtypes.of(element_type)
             allowed = [op for op in ops if dtype.is_float or op != "avg"]
             for spec in SPECS:
+                # The same on every backend for GPUs.
                 request = Request(spec.collective, 0, world_size, "cuda", dtype)
                 if spec.why_not(request) is None:
                     # A kernel that does not reduce is the same for all operators.
@@ -68,19 +69,19 @@ def warm(wanted: Sequence[Instance], arch: str = "") -> list[Path]:
 
     Args:
         wanted: Kernels from instances(); at least one.
-        arch: The architecture for which a GPU of this kind compiles, as in "sm_90a". "" for that
-            of the first GPU here.
+        arch: The architecture for which a GPU of this kind compiles, as in "sm_90a" or "gfx942".
+            "" for that of the first GPU here.
 
     Returns:
         Their entries in the cache, in order.
 
     Raises:
-        InvalidArgument: NVRTC does not know the architecture, or KCCL compiles for another one on
-            these GPUs.
-        BackendError: NVRTC is not installed, or arch is "" and there is no GPU.
+        InvalidArgument: The compiler does not know the architecture, or KCCL compiles for another
+            one on these GPUs.
+        BackendError: The compiler is not installed, or arch is "" and there is no GPU.
     """
     arch = arch or driver.device(0).arch
-    theirs = driver.table().arch_for(arch)
+    theirs = driver.vendor_of(arch).arch_for(arch)
     if arch != theirs:
         raise InvalidArgument(
             f"arch is {arch!r}, must be {theirs!r}: KCCL compiles for that on these GPUs"

@@ -174,7 +174,7 @@ def test_pictures_have_a_line_for_what_differs(tmp_path):
             ("exchange", "--in-kernel", "--backend", "sim", "-d", "float32"),
             "exchange takes --dtype int64",
         ),
-        (("all_reduce", "--in-kernel"), "needs --backend cuda or sim"),
+        (("all_reduce", "--in-kernel"), "needs --backend cuda, hip or sim"),
         (("grid_sync", "--in-kernel", "--baselines", "--backend", "cuda"), "no peer inside"),
         (
             ("all_reduce", "--in-kernel", "--backend", "cuda", "-d", "float16"),

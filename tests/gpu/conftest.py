@@ -3,14 +3,14 @@ import gc
 import pytest
 from made_up_vendor import MadeUp
 
-from kccl.gpu import driver, memory, release
+from kccl.gpu import driver, memory, release, vendors
 
 
 @pytest.fixture
 def toys(monkeypatch):
     """This process drives the GPUs of the vendor that is made up. The value is its driver."""
     made_up = MadeUp()
-    monkeypatch.setattr(driver, "_chosen", None)
+    monkeypatch.setattr(vendors, "_chosen", None)
     monkeypatch.setattr(memory, "_streams", {})
     driver.device.cache_clear()
     assert driver.choose(made_up) is driver.table() is made_up

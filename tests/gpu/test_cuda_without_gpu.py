@@ -7,15 +7,16 @@ import pytest
 from device_compilers import find_nvrtc
 
 import kccl
-from kccl.backends.cuda import CudaBackend
+from kccl.backends.gpu import GpuBackend
 from kccl.backends.shapes import launch_shape
 from kccl.base import dlpack
 from kccl.gpu import arrays, library
 from kccl.gpu import driver as gpu
 from kccl.gpu.cuda import CUDA
 from kccl.jit import names as kernels
-from kccl.jit import nvrtc
+from kccl.jit import rtc
 from kccl.jit.cache import CSRC
+from kccl.jit.nvrtc import NVRTC
 from kccl.plan import specs
 from kccl.plan.choice import choose
 from kccl.plan.specs import SPECS, Request
@@ -37,21 +38,21 @@ def has_gpu():
 @needs_nvrtc
 def test_names_and_code_come_from_the_cache(monkeypatch):
     calls = []
-    call = nvrtc._call
-    monkeypatch.setattr(nvrtc, "_call", lambda name, *args: calls.append(name) or call(name, *args))
+    call = NVRTC.call
+    monkeypatch.setattr(NVRTC, "call", lambda name, *args: calls.append(name) or call(name, *args))
     names = ["twice<float>", "twice<int>"]
-    path = nvrtc.compile_cuda(KERNEL, names, arch="sm_90a")
-    assert "nvrtcCompileProgram" in calls
-    lowered, code = nvrtc.read(path)
+    path = NVRTC.compile(KERNEL, names, arch="sm_90a")
+    assert "CompileProgram" in calls
+    lowered, code = rtc.read(path)
     assert lowered == ["_Z5twiceIfEvPT_", "_Z5twiceIiEvPT_"]
     assert code.startswith(b"\x7fELF")
     calls.clear()
-    assert nvrtc.compile_cuda(KERNEL, names, arch="sm_90a") == path
-    assert "nvrtcCompileProgram" not in calls
+    assert NVRTC.compile(KERNEL, names, arch="sm_90a") == path
+    assert "CompileProgram" not in calls
     for other in (
-        nvrtc.compile_cuda(KERNEL, names[:1], arch="sm_90a"),
-        nvrtc.compile_cuda(KERNEL, names, arch="sm_100a"),
-        nvrtc.compile_cuda(KERNEL + "//", names, arch="sm_90a"),
+        NVRTC.compile(KERNEL, names[:1], arch="sm_90a"),
+        NVRTC.compile(KERNEL, names, arch="sm_100a"),
+        NVRTC.compile(KERNEL + "//", names, arch="sm_90a"),
     ):
         assert other != path
 
@@ -63,7 +64,7 @@ def test_a_changed_header_compiles_anew(tmp_path):
     paths = []
     for factor in (2, 3):
         header.write_text(f"#define FACTOR {factor}\n")
-        paths.append(nvrtc.compile_cuda(source, ["k"], arch="sm_90a", include_dirs=[tmp_path]))
+        paths.append(NVRTC.compile(source, ["k"], arch="sm_90a", include_dirs=[tmp_path]))
     assert paths[0] != paths[1]
 
 
@@ -72,9 +73,7 @@ def test_what_does_not_compile_has_its_log():
     with pytest.raises(
         kccl.CompileError, match=r"mine\.cu\(1\): error: identifier \"y\""
     ) as caught:
-        nvrtc.compile_cuda(
-            "__global__ void k(int* x) { *x = y; }", ["k"], arch="sm_90a", name="mine.cu"
-        )
+        NVRTC.compile("__global__ void k(int* x) { *x = y; }", ["k"], arch="sm_90a", name="mine.cu")
     assert "is undefined" in caught.value.log
 
 
@@ -106,7 +105,7 @@ def test_the_librarys_kernels_compile_for_a_world_size():
         path = library.compile_kernel(
             "all_reduce_one_shot_ll16", "float16", "avg", world_size, "sm_90a"
         )
-        (symbol,) = nvrtc.read(path)[0]
+        (symbol,) = rtc.read(path)[0]
         assert f"Li{world_size}E" in symbol
     source = kernels.source("put", CSRC)
     name = kernels.expression("put", "float32", "sum", CSRC, 4)
@@ -256,7 +255,7 @@ def test_arrays_of_jax_are_inputs_only_and_awaited_by_the_stream_of_the_call():
     assert (found.address, found.count, found.dtype) == (0x2000, 12, kccl.bfloat16)
     assert streams == [kccl.gpu.LEGACY_STREAM] == [found.stream()]
     # A stream that the caller gives waits for JAX, too; else it would read what JAX still computes.
-    backend = CudaBackend.__new__(CudaBackend)
+    backend = GpuBackend.__new__(GpuBackend)
     assert [backend.stream(given, found) for given in (77, 0)] == [77, 0]
     assert streams[1:] == [77, kccl.gpu.LEGACY_STREAM]
     assert backend.stream(None, found) == kccl.gpu.LEGACY_STREAM and len(streams) == 3

@@ -5,7 +5,7 @@ import re
 import pytest
 from stream_world import World
 
-from kccl.backends import cuda
+from kccl.backends import gpu as on_gpus
 from kccl.base.abi import ffi, lib
 from kccl.gpu import driver as gpu
 from kccl.gpu.cuda import CUDA
@@ -46,8 +46,8 @@ def test_drivers_and_chips_that_have_them(monkeypatch, driver, major, wanted):
 
 def test_every_launch_that_is_refused_has_a_name():
     known = {getattr(lib, name) for name in dir(lib) if re.match(r"kKccl(No)?Launch", name)}
-    assert set(cuda._LAUNCHED_BY) == known and len(known) == 5
-    assert set(cuda._LAUNCHED_BY.values()) <= {*CUDA.queue, *CUDA.dependents_queue}
+    assert set(on_gpus._LAUNCHED_BY) == known and len(known) == 5
+    assert set(on_gpus._LAUNCHED_BY.values()) <= {*CUDA.queue, *CUDA.dependents_queue}
 
 
 EARLY, AS_EVER = ([STREAM], []), ([], [STREAM])

@@ -16,7 +16,7 @@ from kccl.base.abi import ffi, lib
 from kccl.gpu import driver as gpu
 from kccl.gpu import memory, release, sharing
 from kccl.gpu.table import DriverError
-from kccl.jit import nvrtc
+from kccl.jit.nvrtc import NVRTC
 from kccl.tools.checks import gpus
 
 FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
@@ -75,6 +75,8 @@ class Driver:
             with self._lock:
                 address, self._next = self._next, self._next + args[0]
             return address
+        if name == "cuDeviceGetCount":
+            return len(self.devices)
         if name == "cuIpcGetMemHandle":
             return SimpleNamespace(reserved=args[0].to_bytes(64, "little"))
         if name == "cuIpcOpenMemHandle":
@@ -332,7 +334,7 @@ def test_a_lost_peer_has_the_caveat_of_ipc_handles():
 
 @pytest.mark.parametrize("variable", ["", "ipc", "peer"])
 def test_doctor_warns_of_ipc_handles(driver, monkeypatch, variable):
-    monkeypatch.setattr(nvrtc, "compiler_name", lambda: "NVRTC 13.0")
+    monkeypatch.setitem(vars(NVRTC), "full_name", "NVRTC 13.0")
     monkeypatch.setenv("KCCL_WINDOWS", variable)
     look = gpus.cuda()
     if variable == "ipc":

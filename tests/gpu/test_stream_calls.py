@@ -8,8 +8,8 @@ import pytest
 from stream_world import CALL_US, World
 
 import kccl
-from kccl.backends import cuda
-from kccl.backends.cuda import CudaBackend
+from kccl.backends import gpu as on_gpus
+from kccl.backends.gpu import GpuBackend
 from kccl.base.abi import ffi, lib
 from kccl.gpu import driver
 
@@ -101,12 +101,12 @@ def test_the_graph_has_the_arguments_of_the_kernel(world, monkeypatch):
             made.append((arguments, shape))
             self.handle = 78
 
-    monkeypatch.setattr(cuda, "KernelGraph", Graph)
+    monkeypatch.setattr(on_gpus, "KernelGraph", Graph)
     handle = world.handle()
     call = ffi.cast("KcclGpuOp *", handle)
     call.function, call.num_blocks, call.threads_per_block = 55, 8, 128
     world.driver.queue.state = 0xABC000
-    graph = CudaBackend.as_graph(SimpleNamespace(device="the device"), handle)
+    graph = GpuBackend.as_graph(SimpleNamespace(device="the device"), handle)
     assert call.graph == graph.handle == 78
     (((device, function, argument), shape),) = made
     assert (device, function, shape) == ("the device", 55, {"grid": 8, "block": 128})

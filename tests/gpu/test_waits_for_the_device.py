@@ -12,7 +12,7 @@ import pytest
 from made_up_vendor import OK
 
 import kccl
-from kccl.backends.cuda import CudaBackend
+from kccl.backends.gpu import GpuBackend
 from kccl.backends.watch import Watcher
 from kccl.base.abi import ffi, lib
 from kccl.collectives.context import Context
@@ -44,7 +44,7 @@ class World:
     def __init__(self, toys):
         self.events, self.ends = [], threading.Event()
         self.ends.set()
-        backend = CudaBackend.__new__(CudaBackend)
+        backend = GpuBackend.__new__(GpuBackend)
         backend.device = driver.device(1)
         backend.caveat = ""
         backend._first_timeout = 0.2

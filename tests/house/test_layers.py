@@ -15,7 +15,7 @@ from source_tree import (
 
 import kccl
 from kccl.backends.base import Backend
-from kccl.backends.cuda import CudaBackend
+from kccl.backends.gpu import GpuBackend
 from kccl.backends.host import HostBackend
 from kccl.backends.sim import SimBackend
 
@@ -32,6 +32,7 @@ def name_of(path: Path) -> str:
 
 # The targets' parts of mem.cuh, which includes one of them.
 MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
+MEM |= {"mem_mailbox.cuh"}
 # Names as name_of() gives them.
 INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
@@ -45,6 +46,7 @@ INCLUDES = {
     "targets/mem_cpu.cuh": set(),
     "targets/mem_cuda.cuh": set(),
     "targets/mem_hip.cuh": set(),
+    "targets/mem_mailbox.cuh": set(),
     "targets/mem_host.cuh": {"targets/mem_cpu.cuh", "targets/host_idle.h"},
     "targets/mem_sim.cuh": {"targets/mem_cpu.cuh", "targets/sim_device.h"},
     "targets/mem_copies.cuh": set(),
@@ -263,7 +265,7 @@ def test_only_the_communicator_uses_its_private_names(folder):
 def test_backends_are_siblings_behind_a_pure_interface():
     methods = {name for name, value in vars(Backend).items() if callable(value)}
     assert methods == Backend.__abstractmethods__ and len(methods) > 15
-    for each in (HostBackend, SimBackend, CudaBackend):
+    for each in (HostBackend, SimBackend, GpuBackend):
         assert each.__bases__ == (Backend,) and each.__abstractmethods__ == frozenset()
     incomplete = type("Incomplete", (HostBackend,), {"clear": Backend.clear})
     with pytest.raises(TypeError, match=r"abstract method '?clear"):
@@ -278,7 +280,7 @@ OF_AMD = r"\bhip[A-Z]\w+|\bHIP_(?!VISIBLE)\w+|\blibamdhip\w+|\bkDLROCM"
 # compiler.
 SAY_THEM = {
     OF_NVIDIA: {"gpu/cuda.py": None, "jit/nvrtc.py": {"cuda.bindings"}},
-    OF_AMD: {"gpu/hip.py": None},
+    OF_AMD: {"gpu/hip.py": None, "jit/hiprtc.py": {"hipRTC"}},
 }
 
 

@@ -37,7 +37,10 @@ def table(*lines):
 
 def test_every_backend_has_a_table():
     tables = tuning._TABLES.glob("*.json")
-    assert {path.stem for path in tables} == {*BACKENDS} - {"sim"}
+    assert {path.stem for path in tables} == {*BACKENDS} - {"sim", *tuning._BORROWED}
+    for backend, lender in tuning._BORROWED.items():
+        assert tuning_for(backend).thresholds == tuning_for(lender).thresholds
+        assert tuning_for(backend).origin.endswith(f"nothing is measured on {backend}")
     # The simulator measures nothing. It takes the first kernel of each collective.
     assert {line.collective for line in tuning_for("sim").of(1)} == set(COLLECTIVES)
 
@@ -59,7 +62,8 @@ def test_tables_have_a_line_for_every_call(backend):
     sizes = (0, 8, 4096, 1 << 20, 1 << 24, ENDLESS)
     for asked in product(COLLECTIVES, sizes, WORLD_SIZES, [backend], DTYPES):
         plan = choose(Request(*asked), tuning_for(backend))
-        table = "specs.py" if backend == "sim" else f"{backend}.json"
+        lender = tuning._BORROWED.get(backend, backend)
+        table = "specs.py" if backend == "sim" else f"{lender}.json"
         assert f" by {table}" in plan.reason, plan.explain()
 
 
@@ -154,7 +158,7 @@ def test_a_forced_algorithm_runs_whatever_the_table_says():
     assert (plan.name, plan.reason) == (PULL, "asked for by name")
     assert (plan.blocks, plan.threads) == (0, 0)
     others = [spec for spec in SPECS if spec.collective == "all_reduce" and spec.name != PULL]
-    why = {True: "another was asked for by name", False: "for sim and cuda only"}
+    why = {True: "another was asked for by name", False: "for sim and cuda and hip only"}
     assert dict(plan.rejected) == {spec.name: why["host" in spec.targets] for spec in others}
 
 

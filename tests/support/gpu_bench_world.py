@@ -66,7 +66,7 @@ class FakeModule:
 
     def pause(self, comm, delays, stamps, step, *, block, stream):
         gpu = self.gpu
-        assert stream == gpu.stream and block == 32
+        assert stream == gpu.stream and block == 64
         gpu.spend("pause", NODE_US + gpu.memory[delays.address][step] / 1e3)
         gpu.memory[stamps.address][step] = round(gpu.now_us * 1e3)
 

@@ -185,6 +185,7 @@ def _unasked(self, *_, **__):
 
 
 class MadeUp(Table):
+    backend = "toys"
     vendor = "Toys"
     names = Names(**{word: OWN_NAMES.get(word, "toyMissing") for word in WORDS})
     errors = "codes"
@@ -192,6 +193,7 @@ class MadeUp(Table):
     not_ready = 10
     is_accessible = 8
     stream_flags = 0x10
+    capture_mode = "missing"
     legacy_stream = 5
     host_flags = 0x30
     multiprocessors = "cores"
@@ -202,7 +204,9 @@ class MadeUp(Table):
     dependents_queue = {"launch_ex": "toyMissing"}  # noqa: RUF012
     dependents_version = 0
     visible_devices = "TOYS"
+    handles = paths = needs = "toy"
     cure = "buy one"
+    compiler = None
 
     def load(self):
         return Toy()

@@ -6,7 +6,7 @@ import ctypes
 from types import SimpleNamespace
 
 import kccl
-from kccl.backends.cuda import CudaBackend
+from kccl.backends.gpu import GpuBackend
 from kccl.base import abi
 from kccl.base.abi import ffi, lib
 from kccl.collectives.barrier import BarrierOnStream
@@ -230,7 +230,7 @@ class World:
         self.backend = SimpleNamespace(
             name="cuda",
             has_streams=True,
-            set_stream=lambda handle, stream: CudaBackend.set_stream(None, handle, stream),
+            set_stream=lambda handle, stream: GpuBackend.set_stream(None, handle, stream),
             as_graph=self.as_graph,
             stream=lambda given, view: self.now if given is None else given,
             intervals_us=driver.intervals_us,

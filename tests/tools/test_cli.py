@@ -208,7 +208,7 @@ def test_version_and_folders():
         ("plan", "all_reduce", "--bytes", "x"),
         ("plan", "all_reduce", "--dtype", "float7"),
         ("plan", "all_reduce", "-n", "9"),
-        ("plan", "all_reduce", "--backend", "hip"),
+        ("plan", "all_reduce", "--backend", "rocm"),
         ("warm", "-n", "9"),
         ("warm", "-n", "2", "--op", "median"),
         ("warm", "-n", "2", "-d", "int7"),

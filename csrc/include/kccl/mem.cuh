@@ -104,6 +104,9 @@ struct alignas(8) CopyBarrier {
 #else
 #include "targets/mem_host.cuh"
 #endif
+#if defined(KCCL_TARGET_CUDA) || defined(KCCL_TARGET_HIP)
+#include "targets/mem_mailbox.cuh"
+#endif
 
 namespace kccl::mem {
 

@@ -137,8 +137,4 @@ KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
 
 KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
 
-KCCL_DEVICE uint32_t idle(uint64_t, uint64_t, uint32_t, uint32_t*) { return kKcclOk; }
-
-KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
-
 }  // namespace kccl::mem

@@ -95,6 +95,8 @@ KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t, uint32_t missing, uin
     return kccl_sim_engine->idle(idle_context, missing, gone);
 }
 
-KCCL_DEVICE void tell_host(uint64_t, uint32_t, const KcclRecord&) {}
+KCCL_DEVICE void tell_host(uint64_t context, uint32_t status, const KcclRecord& record) {
+    kccl_sim_engine->tell_host(context, status, &record);
+}
 
 }  // namespace kccl::mem

@@ -58,6 +58,7 @@ struct KcclSimEngine {
     uint64_t (*clock_ns)(void);
     void (*poll_pause)(void);
     uint32_t (*idle)(uint64_t idle_context, uint32_t missing, uint32_t* gone);
+    void (*tell_host)(uint64_t idle_context, uint32_t status, const void* record);
 
     // Whether the machine copies asynchronously, with the engine's own mem::CopyBarriers: the next
     // five functions. Otherwise the device source copies through registers (mem_copies.cuh).

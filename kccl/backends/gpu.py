@@ -1,4 +1,6 @@
-"""The cuda backend: a rank drives one NVIDIA GPU; ranks are processes, or threads of one.
+"""The cuda and hip backends: a rank drives one GPU; ranks are processes, or threads of one.
+
+What differs between the vendors is in their tables, kccl/gpu/cuda.py and hip.py.
 
 A call is one kernel, enqueued on the caller's stream. It waits for peers on the GPU. What goes
 wrong there is raised by the next call, or by comm.check().
@@ -9,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from ..base import abi, dtypes, env
 from ..base.abi import ffi, lib
@@ -52,11 +54,15 @@ class OnDevice:
     """See Opener: makes the backends of a rank that drives one GPU.
 
     Attributes:
-        device: The GPU.
+        device: The GPU, of the vendor that driver.choose() has chosen.
     """
 
     device: driver.Device
-    name: ClassVar[str] = "cuda"
+
+    @property
+    def name(self) -> str:
+        """See Opener."""
+        return driver.table().backend
 
     @classmethod
     def of_process(cls, local_rank: int) -> "OnDevice":
@@ -90,9 +96,9 @@ class OnDevice:
         shares_cores: bool,
         are_threads: bool,
         timeout: float,
-    ) -> "CudaBackend":
+    ) -> "GpuBackend":
         """See Opener."""
-        return CudaBackend(
+        return GpuBackend(
             self.device,
             mesh,
             settings,
@@ -102,14 +108,13 @@ class OnDevice:
         )
 
 
-class CudaBackend(Backend):
+class GpuBackend(Backend):
     """One rank's memory and calls on a GPU.
 
     Attributes:
         device: The GPU.
     """
 
-    name = "cuda"
     can_attach = False
     has_streams = True
 
@@ -125,6 +130,7 @@ class CudaBackend(Backend):
     ) -> None:
         """See Opener; `device` is the rank's."""
         variables = env.read()
+        self.name = driver.table().backend
         self.device = device
         self._first_timeout = timeout
         self._pid = os.getpid()

@@ -1,0 +1,84 @@
+"""The vendor whose GPUs this process drives, and what is asked of its table by name."""
+
+from contextlib import suppress
+from functools import cache
+
+from ..base.errors import BackendError
+from .cuda import CUDA
+from .hip import HIP
+from .table import Table
+
+VENDORS: dict[str, Table] = {vendor.backend: vendor for vendor in (CUDA, HIP)}
+"""The tables by the names of their backends."""
+
+_chosen: Table | None = None
+
+
+def choose(vendor: Table) -> Table:
+    """Lets this process drive GPUs of a vendor; returns its table.
+
+    Raises:
+        BackendError: It drives those of another vendor already.
+    """
+    global _chosen
+    _chosen = _chosen or vendor
+    if _chosen is not vendor:
+        raise BackendError(
+            f"this process drives GPUs of {_chosen.vendor}, so it cannot drive those of "
+            f"{vendor.vendor}: one process drives GPUs of one vendor"
+        )
+    return vendor
+
+
+def table() -> Table:
+    """The table of the vendor that was chosen.
+
+    If none was, this chooses the first one whose driver is here. If there is none, it returns
+    NVIDIA's table, whose errors say what is missing.
+    """
+    if _chosen is not None:
+        return _chosen
+    vendor = _first_here()
+    return CUDA if vendor is None else choose(vendor)
+
+
+@cache
+def _first_here() -> Table | None:
+    for vendor in VENDORS.values():
+        with suppress(BackendError):
+            _ = vendor.binding
+            return vendor
+    return None
+
+
+def vendor_of(arch: str) -> Table:
+    """The table of the vendor who makes GPUs of an architecture, as in "sm_90a" or "gfx942".
+
+    Does not choose it: to compile, no GPU is needed.
+    """
+    return HIP if arch.startswith("gfx") else CUDA
+
+
+def backend() -> str:
+    """The backend of this process's GPUs, "cuda" or "hip"; see table()."""
+    return table().backend
+
+
+def backend_of(arch: str) -> str:
+    """The backend of GPUs of an architecture, as in "sm_90a" or "gfx942"."""
+    return vendor_of(arch).backend
+
+
+def driver_version() -> int:
+    """The version of the vendor's driver, as it says it."""
+    gpu = table()
+    return int(gpu.call(gpu.names.driver_version))
+
+
+def named(word: str) -> str:
+    """The driver's own name of a function, for call(), by a word that all vendors share.
+
+    Args:
+        word: A field of kccl.gpu.table.Names, which has the arguments, as in "create_event".
+    """
+    return str(getattr(table().names, word))

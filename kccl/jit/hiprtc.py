@@ -1,0 +1,58 @@
+"""Compiles device source for AMD GPUs with hipRTC.
+
+Nothing here has run with AMD's hipRTC. tests/hip runs it on a library of the tests' own.
+"""
+
+from typing import Any
+
+from ..base.errors import InvalidArgument
+from .rtc import RuntimeCompiler
+
+# Warps of 64, and the memory model that mem.cuh is written for.
+ARCHS = ("gfx942", "gfx950")
+
+
+class Hiprtc(RuntimeCompiler):
+    """See RuntimeCompiler."""
+
+    name = "hipRTC"
+    prefix = "hiprtc"
+    code = "Code"
+    target = "hip"
+    suffix = ".hsaco"
+    cure = "pip install 'kccl[amd]', and install ROCm"
+
+    def load(self) -> Any:
+        from hip import hiprtc
+
+        hiprtc.hiprtcVersion()
+        return hiprtc
+
+    def check_arch(self, arch: str) -> None:
+        check_arch(arch)
+
+    def flags(self, arch: str) -> list[str]:
+        return [f"--offload-arch={arch}", "-std=c++20", "-O3"]
+
+    def version(self) -> str:
+        # The binding's version tells builds of ROCm apart that have one number.
+        from rocm.version import ROCM_VERSION_NAME
+
+        number = ".".join(map(str, self.call("Version")))
+        return f"{number} (hip-python for ROCm {ROCM_VERSION_NAME})"
+
+    def destroy(self, program: Any) -> None:
+        self.call("DestroyProgram", program.createRef())
+
+
+def check_arch(arch: str) -> None:
+    """Checks that KCCL supports an architecture.
+
+    Raises:
+        InvalidArgument: It does not.
+    """
+    if arch not in ARCHS:
+        raise InvalidArgument(f"arch is {arch!r}, must be one of {', '.join(ARCHS)}")
+
+
+HIPRTC = Hiprtc()

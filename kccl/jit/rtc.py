@@ -1,0 +1,172 @@
+"""What the vendors' run-time compilers have in common. They need no GPU and no driver.
+
+An entry of the cache is one line of JSON with the kernels' mangled names, and then the code.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..base.errors import BackendError, CompileError
+from . import cache
+
+
+class RuntimeCompiler(ABC):
+    """One vendor's compiler, with functions of the same names behind a prefix.
+
+    Attributes:
+        name: As people call it.
+        prefix: Of its functions.
+        code: What the function that returns the code is called.
+        target: Of the cache's entries.
+        suffix: Of the entries' files.
+        cure: What helps where it is missing.
+    """
+
+    name: ClassVar[str]
+    prefix: ClassVar[str]
+    code: ClassVar[str]
+    target: ClassVar[str]
+    suffix: ClassVar[str]
+    cure: ClassVar[str]
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The binding, which has the functions.
+
+        Raises:
+            ImportError, RuntimeError: It is not there, or the compiler is not.
+        """
+
+    @abstractmethod
+    def check_arch(self, arch: str) -> None:
+        """Checks that it compiles for an architecture, and that KCCL supports that.
+
+        Raises:
+            InvalidArgument: One of these is not so.
+        """
+
+    @abstractmethod
+    def flags(self, arch: str) -> list[str]:
+        """Its flags, without folders."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Differs between any two builds.
+
+        Raises:
+            BackendError: It is not installed.
+        """
+
+    @abstractmethod
+    def destroy(self, program: Any) -> None:
+        """Destroys a program."""
+
+    @cached_property
+    def binding(self) -> Any:
+        """What load() returned, once it has succeeded."""
+        try:
+            return self.load()
+        except (ImportError, RuntimeError) as error:
+            raise BackendError(f"{self.name} cannot be loaded: {error}. {self.cure}") from error
+
+    @cached_property
+    def full_name(self) -> str:
+        """Name and version.
+
+        Raises:
+            BackendError: It is not installed.
+        """
+        return f"{self.name} {self.version()}"
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Calls a function by its name behind the prefix. Returns its results as a driver's table.
+
+        Raises:
+            BackendError: The call failed, or the compiler is not installed.
+        """
+        code, *results = getattr(self.binding, self.prefix + name)(*args)
+        if int(code) != 0:
+            raise BackendError(f"{self.prefix}{name} failed: {code.name} ({int(code)})")
+        return results[0] if len(results) == 1 else tuple(results) or None
+
+    def compile(
+        self,
+        source: str,
+        kernels: Sequence[str],
+        *,
+        arch: str,
+        name: str = "source",
+        include_dirs: Sequence[Path] = (),
+        csrc: Path = cache.CSRC,
+    ) -> Path:
+        """Compiles kernels for a GPU.
+
+        Args:
+            source: Text in the dialect of platform.cuh and mem.cuh, or in the vendor's C++.
+            kernels: Names or template instances.
+            arch: Architecture, as in "sm_90a" or "gfx942".
+            name: Name of the source in messages.
+            include_dirs: More folders to search for headers.
+            csrc: Root of the device headers.
+
+        Returns:
+            The path of the entry in the cache, for read().
+
+        Raises:
+            InvalidArgument: The compiler does not know the architecture, or KCCL does not support
+                it.
+            CompileError: The source does not compile; has the compiler's log.
+            BackendError: The compiler is not installed, or the cache cannot be written to.
+        """
+        self.check_arch(arch)
+        folders = [csrc / "include", *include_dirs]
+        flags = [*self.flags(arch), *(f"-I{folder}" for folder in folders)]
+        key = cache.key_of(
+            f"// {name}: {json.dumps(list(kernels))}\n{source}",
+            target=f"{self.target} {arch}",
+            compiler=self.full_name,
+            flags=flags,
+            include_dirs=folders,
+        )
+        return cache.cached(key, self.suffix, lambda: self._make(source, kernels, name, flags))
+
+    def _make(self, source: str, kernels: Sequence[str], name: str, flags: Sequence[str]) -> bytes:
+        program = self.call("CreateProgram", source.encode(), name.encode(), 0, [], [])
+        try:
+            for kernel in kernels:
+                self.call("AddNameExpression", program, kernel.encode())
+            options = [flag.encode() for flag in flags]
+            try:
+                self.call("CompileProgram", program, len(options), options)
+            except BackendError as error:
+                log = self._text(program, "ProgramLog").partition(b"\0")[0]
+                told = log.decode(errors="replace").strip()
+                raise CompileError(
+                    f"{name} does not compile with {self.full_name}:\n{told or error}", log=told
+                ) from error
+            names = [self.call("GetLoweredName", program, each.encode()) for each in kernels]
+            lowered = json.dumps([_text_of(each) for each in names])
+            return lowered.encode() + b"\n" + self._text(program, self.code)
+        finally:
+            self.destroy(program)
+
+    def _text(self, program: object, what: str) -> bytes:
+        """What Get<what> returns."""
+        buffer = bytearray(self.call(f"Get{what}Size", program))
+        self.call(f"Get{what}", program, buffer)
+        return bytes(buffer)
+
+
+def read(path: Path) -> tuple[list[str], bytes]:
+    """The kernels' mangled names, and the code, of an entry that compile() returned."""
+    names, _, code = path.read_bytes().partition(b"\n")
+    return json.loads(names), code
+
+
+def _text_of(name: Any) -> str:
+    # Of one binding these are bytes, of the other objects that str() takes.
+    return name.decode() if isinstance(name, bytes) else str(name)

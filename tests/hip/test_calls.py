@@ -1,0 +1,133 @@
+"""Calls on the hip backend besides their results: streams, graphs, users' kernels, time-outs."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hip_arrays import from_gpu, ordinal_of, to_gpu
+
+import kccl
+from kccl.gpu import driver
+
+SOURCE = """
+#include <kccl/kccl.cuh>
+
+// Every block reduces its own slice.
+KCCL_KERNEL void reduce_slices(kccl::DeviceComm comm, float* x, long each) {
+    float* slice = x + kccl::platform::block_in_grid() * each;
+    kccl::all_reduce<float, kccl::Sum>(kccl::block(), comm, slice, slice, each);
+}
+
+struct Pair { char tag; double value; };
+KCCL_KERNEL void mixed(double* out, char a, Pair pair, short b) {
+    if (kccl::platform::thread_in_block() == 0) {
+        out[0] = a;
+        out[1] = pair.value;
+        out[2] = b;
+    }
+}
+"""
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("tag", ctypes.c_char), ("value", ctypes.c_double))
+
+
+def test_a_capture_is_replayed(amd):
+    gpu = driver.table()
+
+    def main(comm):
+        x = to_gpu(np.full(200, comm.rank + 1, np.float32), ordinal_of(comm))
+        with driver.device(x.device).current():
+            stream = driver.make_stream()
+            op = comm.all_reduce.prepare(x, stream=stream)
+            op()
+            driver.synchronize_stream(stream)
+            mode = gpu.constant("hipStreamCaptureMode.hipStreamCaptureModeGlobal")
+            gpu.call("hipStreamBeginCapture", stream, mode)
+            op()
+            comm.broadcast(x, stream=stream)
+            graph = gpu.call("hipStreamEndCapture", stream)
+            instance = gpu.call(gpu.names.instantiate_graph, graph, 0)
+            for _ in range(2):
+                gpu.call("hipGraphLaunch", instance, stream)
+            driver.synchronize_stream(stream)
+        comm.check()
+        return float(from_gpu(x)[7]), op.plan.name
+
+    # 1 + 2, then twice the sum of two equal numbers.
+    results = kccl.run_threads(main, 2, backend="hip")
+    assert [value for value, _ in results] == [12, 12]
+
+
+def test_users_kernels_take_arguments_of_any_size(amd):
+    module = kccl.compile(SOURCE, ["mixed", "reduce_slices"], target="hip")
+    assert (module.arch, module.warp_size) == ("gfx942", 64)
+
+    def main(comm):
+        ordinal = ordinal_of(comm)
+        out, x = to_gpu(np.zeros(3), ordinal), to_gpu(np.full(80, comm.rank + 1.0, "f4"), ordinal)
+        module.kernel("mixed")(comm, out, np.int8(-3), Pair(b"x", 2.5), np.int16(7))
+        device_comm = comm.device_comm(channels=2, max_bytes=4096)
+        module.kernel("reduce_slices")(comm, device_comm, x, 40, grid=2, block=64)
+        with pytest.raises(kccl.InvalidArgument, match=r"grid is 100000, must be at most 9728"):
+            module.kernel("reduce_slices")(comm, device_comm, x, 1, grid=100_000, block=64)
+        comm.check()
+        return from_gpu(out).tolist(), set(from_gpu(x).tolist())
+
+    assert kccl.run_threads(main, 2, backend="hip") == [([-3, 2.5, 7], {3})] * 2
+
+
+def test_one_sided_calls(amd):
+    def main(comm):
+        window = comm.window(4096)
+        peer = 1 - comm.rank
+        comm.put(to_gpu(np.full(16, comm.rank + 1, np.int32), ordinal_of(comm)), peer, window)
+        comm.signal(peer)
+        comm.wait()
+        comm.check()
+        mine = from_gpu(window.array((16,), kccl.int32))
+        comm.barrier()
+        comm.check()
+        return set(mine.tolist())
+
+    assert kccl.run_threads(main, 2, backend="hip") == [{2}, {1}]
+
+
+def test_a_rank_that_does_not_come_is_named_and_reset_recovers(amd):
+    def main(comm):
+        ordinal = ordinal_of(comm)
+        x = to_gpu(np.ones(8, np.float32), ordinal)
+        comm.all_reduce(x)
+        driver.synchronize(driver.device(ordinal))
+        comm.timeout = 0.2
+        error = None
+        if comm.rank == 0:
+            comm.all_reduce(x)
+            driver.synchronize(driver.device(ordinal))
+            with pytest.raises(kccl.Timeout) as caught:
+                comm.check()
+            error = str(caught.value)
+        comm.reset()
+        comm.timeout = 20
+        x = to_gpu(np.ones(8, np.float32), ordinal)
+        comm.all_reduce(x)
+        comm.check()
+        return error, float(from_gpu(x)[0])
+
+    (error, first), (_, second) = kccl.run_threads(main, 2, backend="hip")
+    assert "on channel 0: peer 1 did not arrive" in error and (first, second) == (2, 2)
+
+
+def test_a_cooperative_launch_is_refused(amd):
+    shape = {"grid": 1, "block": 64, "shared_bytes": 0, "stream": 0}
+    with pytest.raises(kccl.BackendError, match="no cooperative launches on GPUs of AMD"):
+        driver.launch(0, [], **shape, cooperative=True)
+
+
+def test_an_array_of_another_device_is_refused(amd):
+    def main(comm):
+        with pytest.raises(kccl.InvalidArgument, match="x is on device 3, must be on the commun"):
+            comm.all_reduce(to_gpu(np.ones(1, np.float32), 3))
+
+    kccl.run_threads(main, 1, backend="hip")

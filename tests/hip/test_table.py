@@ -1,0 +1,108 @@
+"""AMD's table: the names that hip-python knows, compiled code, and what `kccl doctor` says."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kccl.base.abi import ffi
+from kccl.base.errors import BackendError
+from kccl.gpu import code_object
+from kccl.gpu.hip import HIP
+from kccl.jit.hiprtc import HIPRTC
+from kccl.tools.checks import gpus
+
+KERNELS = """
+struct Pair { char bytes[100]; };
+__attribute__((global)) void one(float* x, int n, double d, char c) { x[0] = n + d + c; }
+__attribute__((global)) void two(Pair pair, long* p) { *p = pair.bytes[3]; }
+"""
+
+
+def test_hip_python_knows_every_name():
+    binding = pytest.importorskip("rocm.bindings.hip", reason="hip-python is not installed")
+    for name in filter(None, [*dataclasses.astuple(HIP.names), *HIP.queue.values()]):
+        assert callable(getattr(binding, name)), name
+    for name in (HIP.multiprocessors, HIP.maps_memory, HIP.exports_memory):
+        assert hasattr(binding.hipDeviceAttribute_t, f"hipDeviceAttribute{name}")
+    error = binding.hipError_t
+    coherent = binding.hipHostMallocCoherent
+    numbers = {
+        "out_of_memory": error.hipErrorOutOfMemory,
+        "not_ready": error.hipErrorNotReady,
+        "is_accessible": error.hipErrorPeerAccessAlreadyEnabled,
+        "stream_flags": binding.hipStreamNonBlocking,
+        "host_flags": binding.hipHostMallocPortable | binding.hipHostMallocMapped | coherent,
+    }
+    for name, wanted in numbers.items():
+        assert getattr(HIP, name) == int(wanted), name
+    assert HIP.queue.keys() <= {name for name, _ in ffi.typeof("KcclGpuQueue").fields}
+
+
+def test_parameters_are_those_that_amds_compiler_wrote(tmp_path):
+    pytest.importorskip("ziglang")
+    zig = [sys.executable, "-m", "ziglang"]
+    path = {end: str(tmp_path / f"k.{end}") for end in ("hip", "s", "o", "hsaco")}
+    (tmp_path / "k.hip").write_text(KERNELS)
+    flags = ["--cuda-device-only", "-nogpulib", "-nogpuinc", "--offload-arch=gfx942"]
+    target = ["-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942"]
+    for command in (
+        ["clang", "-x", "hip", *flags, "-S", path["hip"], "-o", path["s"]],
+        ["clang", *target, "-c", path["s"], "-o", path["o"]],
+        ["ld.lld", "-shared", path["o"], "-o", path["hsaco"]],
+    ):
+        subprocess.run([*zig, *command], check=True)
+    code = (tmp_path / "k.hsaco").read_bytes()
+    assert code_object.parameters(code) == {
+        "_Z3onePfidc": ((0, 8), (8, 4), (16, 8), (24, 1)),
+        "_Z3two4PairPl": ((0, 100), (104, 8)),
+    }
+    with pytest.raises(BackendError, match="no ELF file"):
+        code_object.parameters(b"PTX")
+    with pytest.raises(BackendError, match="metadata cannot be read"):
+        code_object.parameters(code.replace(b"amdhsa.kernels", b"amdhsa.lernels"))
+
+
+# ---- kccl doctor ---------------------------------------------------------------------------------
+
+
+def test_doctor_names_the_gpus(amd):
+    found = gpus.hip()
+    assert found.status == "ok"
+    assert re.search(r"^hipRTC 7\.15 \(.*\); 0: simulated MI300X \(gfx942\), 1: .*7:", found.found)
+
+
+def test_doctor_explains_a_missing_driver(amd):
+    amd("hipInit", 100)
+    vars(HIP).pop("binding", None)
+    found = gpus.hip()
+    assert (found.status, found.cure) == ("no", HIP.cure)
+    assert "hipInit failed: hipErrorNoDevice (100)" in found.found
+    assert "ROCm" in found.reason and "pip install 'kccl[amd]'" in found.cure
+
+
+def test_doctor_explains_missing_bindings(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hip", None)
+    for owner in (HIP, HIPRTC):
+        for known in ("binding", "full_name"):
+            monkeypatch.delitem(vars(owner), known, raising=False)
+    found = gpus.hip()
+    assert found.status == "no" and found.found.startswith("hipRTC cannot be loaded: ")
+    assert "pip install 'kccl[amd]'" in found.found
+
+
+def test_doctor_warns_of_gpus_that_are_apart(amd, monkeypatch):
+    monkeypatch.setenv("HIP_RUNTIME_APART", "1")
+    found = gpus.hip()
+    assert found.status == "warn" and "GPUs 1 and 0 cannot access" in found.reason
+    assert "Infinity Fabric" in found.cure and "HIP_VISIBLE_DEVICES" in found.cure
+
+
+def test_other_architectures_are_refused(amd, monkeypatch):
+    monkeypatch.setenv("HIP_RUNTIME_ARCH", "gfx1100")
+    found = gpus.hip()
+    assert (
+        found.status == "no" and "arch is 'gfx1100', must be one of gfx942, gfx950" in found.found
+    )
