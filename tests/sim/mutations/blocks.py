@@ -209,7 +209,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();",
+            "if (kOrders && acquires) (void)load_counter<mem::Order::kAcquire>();",
             "",
         ),
     ),
