@@ -123,11 +123,7 @@ class Strand {
     // The largest value, or the sum, over the 16 threads that have a query's positions.
     template <class F>
     KCCL_DEVICE static float over_tile(float value, F f) {
-        KCCL_UNROLL
-        for (uint32_t step = kTileRows / 2; step > 0; step /= 2) {
-            value = f(value, platform::shuffle(value, warp().index() ^ step));
-        }
-        return value;
+        return platform::reduce_lanes<kTileRows>(value, f);
     }
 
     StrandArea<NUM>& area_;

@@ -289,12 +289,8 @@ class Worker {
 
 // Adds up a value over a warp, in a fixed order; all threads get the sum.
 KCCL_DEVICE float sum_of_warp(float value) {
-    const uint32_t thread = warp().index();
-    KCCL_UNROLL
-    for (uint32_t step = platform::kWarpSize / 2; step > 0; step /= 2) {
-        value += platform::shuffle(value, thread ^ step);
-    }
-    return value;
+    return platform::reduce_lanes<platform::kWarpSize>(value,
+                                                       [](float a, float b) { return a + b; });
 }
 
 }  // namespace kccl::decode

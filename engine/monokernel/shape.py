@@ -129,7 +129,7 @@ _PREFILL = """
 KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<Model>)
 void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
              KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
-    kccl::decode::run_prefill<Model>(comm, task);
+    kccl::decode::run_prefill<Model>(kccl::platform::first_parameter(comm), task);
 }
 """
 
@@ -231,7 +231,7 @@ struct Model {{
 
 KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
 void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
-    kccl::decode::run<Model>(comm, task);
+    kccl::decode::run<Model>(kccl::platform::first_parameter(comm), task);
 }}
 {prefill}
 KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,

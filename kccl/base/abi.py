@@ -52,6 +52,7 @@ def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
 
 MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
 MAX_BLOCKS: int = lib.kKcclMaxBlocks
+GRID_COUNTER_LINES: int = lib.kKcclGridCounterLines
 NUM_SIGNALS: int = lib.kKcclNumSignals
 NUM_SENTINEL_SLOTS: int = lib.kKcclNumSentinelSlots
 NUM_EXCHANGE_SLOTS: int = lib.kKcclNumExchangeSlots

@@ -66,10 +66,15 @@ def window_namer(layout: Mapping[str, int], world_size: int, rank: int) -> Namer
             signal_id, source = divmod(at // line, world_size)
             return f"signal {signal_id} from rank {source}"
         if region == "grid":
-            family, block = divmod(at // line, abi.MAX_BLOCKS + 1)
+            family, block = divmod(at // line, abi.MAX_BLOCKS + abi.GRID_COUNTER_LINES)
             if at % line >= 8:
                 return f"mark {at % line // 4 - 2} of what block {block} has open"
-            whose = "counter" if block == abi.MAX_BLOCKS else f"count of block {block}"
+            is_counter = block >= abi.MAX_BLOCKS
+            whose = (
+                f"counter {(block - abi.MAX_BLOCKS) // 2}"
+                if is_counter
+                else f"count of block {block}"
+            )
             return f"grid {whose}, for its {families[family]}"
         if region == "exchanges":
             reach, block = divmod(at // 4, abi.MAX_BLOCKS)

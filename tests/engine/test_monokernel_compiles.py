@@ -54,6 +54,9 @@ SHAPES = {
     ),
 }
 CONTEXT = 4096
+# Vector registers that AMD's kernels keep in memory: blocks of 768 and 1,024 threads have 168 and
+# 128 each. By kernel, and whether it samples.
+AMD_SPILLS = {("6decode14", False): 180, ("6decode14", True): 320, ("7prefill14", False): 110}
 # Positions of a chunk, and bytes of registers that may go through memory.
 CHUNK, PREFILL_BYTES = 64, 256
 
@@ -143,4 +146,13 @@ def test_it_compiles_for_amd(arch, dtype, ranks, samples, headers, tmp_path):
         (body,) = (body for name, body in amd_functions(assembly).items() if kernel in name)
         assert ("v_mfma_f32_16x16x16_bf16" in body) is (dtype == "bfloat16")
         assert "v_mfma_f32_16x16x16_f16" in body
-        assert any(kernel in name for name in amd_metadata(assembly))
+        # Sums over lanes of a wave do not go through block-shared memory.
+        assert "row_mirror" in body and "row_half_mirror" in body
+        (numbers,) = (n for name, n in amd_metadata(assembly).items() if kernel in name)
+        # All of a block's shared memory is dynamic.
+        assert numbers["group_segment_fixed_size"] == 0
+        assert numbers["vgpr_count"] * numbers["max_flat_workgroup_size"] // 256 <= 512
+        assert numbers["vgpr_spill_count"] <= AMD_SPILLS[kernel, samples]
+    (decode,) = (body for name, body in amd_functions(assembly).items() if "6decode14" in name)
+    # Weights stream past the caches.
+    assert re.search(r"global_load_dwordx4 .*\bnt$", decode, re.MULTILINE)

@@ -166,9 +166,9 @@ ONLY_IN_MEM = {
         "accesses.cpp": {"__atomic_store_n"},
         "memory.h": {"__atomic_load_n"},
     },
-    # Below mem.cuh: AMD has no block-wide vote, so the block counts in shared memory of its own.
+    # Below mem.cuh: AMD has no block-wide vote, so waves leave theirs in shared memory of their own.
     r"\b__scoped_atomic_\w+": {
-        "platform.cuh": {"__scoped_atomic_fetch_or", "__scoped_atomic_load_n"}
+        "platform.cuh": {"__scoped_atomic_store_n", "__scoped_atomic_load_n"}
     },
     r"\bvolatile\b": {},
 }

@@ -34,7 +34,8 @@ constexpr KcclLayout layout(uint64_t world_size, const KcclSizes& sizes, uint64_
     regions.records = take(world_size * line);
     regions.signals = take(kKcclNumSignals * world_size * line);
     regions.flags = take(num_channels * kKcclNumFlags * world_size * line);
-    regions.grid = take(uint64_t{kKcclNumGridWords} * (kKcclMaxBlocks + 1) * line);
+    regions.grid =
+        take(uint64_t{kKcclNumGridWords} * (kKcclMaxBlocks + kKcclGridCounterLines) * line);
     regions.exchanges = take(uint64_t{kKcclNumReaches} * kKcclMaxBlocks * sizeof(uint32_t));
     regions.packets = take(slots * world_size * 2 * sizes.packet_bytes);
     regions.staging = take(slots * 2 * sizes.staging_bytes);

@@ -1,8 +1,11 @@
 // grid_sync: the blocks of one rank's kernel wait for each other. No peer takes part.
 //
-// There is one counter, to which every block adds once a sync; one warp of each block polls it.
-// Only one warp polls, because the polls of 132 blocks load the memory that they wait for. There is
-// one counter, because several are no faster (bench/LOG.md).
+// Every block adds to a counter once a sync; one warp of each block polls the counters, a thread
+// each. Only one warp polls, because the polls of 132 blocks load the memory that they wait for.
+// On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On AMD's the
+// blocks of a die share one, because the atomics of all blocks on one word take longer than the
+// rest. All counters advance by the same in a sync: the first block of each adds what the other
+// ones leave.
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
@@ -49,7 +52,7 @@ KCCL_DEVICE void mark_open(const DeviceComm& comm, uint32_t what, bool is_open) 
 // A block's count of its syncs.
 struct GridCount {
     uint32_t epoch;
-    uint32_t total;  // the counter's value when all blocks have reached `epoch`
+    uint32_t total;  // each counter's value when all blocks have reached `epoch`
 };
 
 KCCL_DEVICE GridCount load_count(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
@@ -98,10 +101,12 @@ class GridBarrierOf {
             status_ = refuse_grid(comm, kKcclGridSync, num_blocks_);
             return;
         }
-        counter_ = mem::keep(grid_line(comm, FAMILY, kKcclMaxBlocks));
+        polled_ = mem::keep(counter(block().index()));
+        own_ = kCounters == 1 ? polled_ : counter(platform::block_in_grid());
         step_ = mem::keep(comm.epoch_step);
         // In tests with narrow epochs the counter wraps as early as these, but stays comparable.
         weight_ = mem::keep(step_ < kMostLead / num_blocks_ ? step_ : kMostLead / num_blocks_);
+        added_ = kCounters == 1 ? weight_ : share_of(platform::block_in_grid());
         const Status status = status_of(comm);
         count_ = load_count(comm, FAMILY, platform::block_in_grid());
         const bool second = kIsMarked && is_second(comm, kMark, kKcclGridSync);
@@ -144,21 +149,28 @@ class GridBarrierOf {
             return kKcclOk;
         }
         count_.epoch += step_;
-        count_.total += num_blocks_ * weight_;
+        count_.total += per_sync();
         platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
         if constexpr (kOrders) coop.sync();
-        if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter_, weight_);
+        if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(own_, added_);
+        // Counters of which no block is.
+        for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
+            if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
+        }
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
+            // Where there is one counter, its polls are one request of the warp.
+            const bool polls = kCounters == 1 || coop.index() < kCounters;
             const auto poll = [&] {
-                return has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
+                return !polls || has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
             };
             const auto missing = [&] {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
             // Once, not in each poll, because a load that acquires empties the L1 cache.
-            if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();
+            const bool acquires = coop.index() < kCounters;
+            if (kOrders && acquires) (void)load_counter<mem::Order::kAcquire>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
         return status_;
@@ -167,10 +179,26 @@ class GridBarrierOf {
   private:
     template <mem::Order order>
     KCCL_DEVICE uint32_t load_counter() const {
-        return mem::load<order, mem::Scope::kDevice>(counter_);
+        return mem::load<order, mem::Scope::kDevice>(polled_);
     }
 
-    // Keeps the counter less than half a period away from what is awaited.
+    // The counter of a block. Counter i is also what thread i polls.
+    KCCL_DEVICE uint32_t* counter(uint32_t block) const {
+        constexpr uint32_t kLines = kKcclGridCounterLines / kKcclGridCounters;
+        return grid_line(comm_, FAMILY, kKcclMaxBlocks + block % kCounters * kLines);
+    }
+    // What all blocks add to each counter in a sync.
+    KCCL_DEVICE uint32_t per_sync() const { return num_blocks_ * weight_; }
+    // What a block adds, where there are several counters.
+    KCCL_DEVICE uint32_t share_of(uint32_t block) const {
+        if (block >= kCounters) return weight_;
+        const uint32_t others = (num_blocks_ - 1 - block) / kCounters;
+        return per_sync() - others * weight_;
+    }
+
+    static constexpr uint32_t kCounters = platform::kGridCounters;
+    static_assert(kCounters <= kKcclGridCounters && kCounters <= platform::kWarpSize, "they fit");
+    // Keeps a counter less than half a period away from what is awaited.
     static constexpr uint32_t kMostLead = 1u << 30;
     // The library's own barriers open and close within one function.
     static constexpr bool kIsMarked = FAMILY == kKcclGridBarriers;
@@ -178,9 +206,11 @@ class GridBarrierOf {
 
     const DeviceComm& comm_;
     const uint32_t num_blocks_;
-    uint32_t* counter_ = nullptr;
+    uint32_t* own_ = nullptr;     // the block's counter
+    uint32_t* polled_ = nullptr;  // the thread's
     uint32_t step_ = 0;
-    uint32_t weight_ = 0;  // what a block adds to the counter
+    uint32_t weight_ = 0;  // what a block adds to a counter, but for its first one
+    uint32_t added_ = 0;   // what this block adds
     GridCount count_ = {};
     Status status_ = kKcclOk;
 };

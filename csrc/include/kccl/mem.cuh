@@ -14,6 +14,7 @@
 //                               sum acquires from all threads that added
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
 //   load_plain / store_plain    no order: for memory that a signal already hands over
+//   load_streamed               the same, of 16 bytes of global memory that are read once
 //   load_words / store_words    the same for a struct of 16 bytes, as two words
 //   read_peer                   a plain copy from another process's own memory; CPUs only
 //   overwrite                   a copy over lines that a peer has read
@@ -131,6 +132,13 @@ KCCL_DEVICE void store_plain(T* address, T value) {
     __builtin_memcpy(address, &value, sizeof(T));
 #endif
 }
+
+#if !defined(KCCL_TARGET_HIP)
+template <class T>
+KCCL_DEVICE T load_streamed(const T* address) {
+    return load_plain(address);
+}
+#endif
 
 // The same for a struct of 16 bytes, as two words: compilers would wait for each member's load by
 // itself.

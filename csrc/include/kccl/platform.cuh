@@ -113,6 +113,8 @@ namespace kccl::platform {
 #if defined(KCCL_TARGET_CUDA)
 
 constexpr uint32_t kWarpSize = 32;
+// How many words the blocks of a grid count in, where they wait for each other.
+constexpr uint32_t kGridCounters = 1;
 // Plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
 // Whether in_rounds() has a path of its own for calls of one round.
@@ -140,6 +142,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 #elif defined(KCCL_TARGET_HIP)
 
 constexpr uint32_t kWarpSize = 64;
+constexpr uint32_t kGridCounters = 8;  // as many as CDNA3 has dies
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = false;  // because it would spill
@@ -165,13 +168,44 @@ KCCL_DEVICE bool warp_any(bool mine) { return warp_ballot(mine) != 0; }
 KCCL_DEVICE uint32_t shuffle_word(uint32_t word, uint32_t source_lane) {
     return __builtin_amdgcn_ds_bpermute(source_lane * 4, word);
 }
+// Moves of values between lanes by DPP, which needs no memory: a row is 16 lanes.
+enum LaneMove {
+    kLanePairs = 0xb1,         // with the neighbour: 1 0 3 2
+    kLanePairsOfPairs = 0x4e,  // 2 3 0 1
+    kLaneOddOfPair = 0xf5,     // 1 1 3 3
+    kMirrorHalfRow = 0x141,
+    kMirrorRow = 0x140,
+    kToNextRow = 0x142,   // the last lane of a row to the next one
+    kToUpperRows = 0x143  // lane 31 to lanes 32 to 63
+};
+// Lanes that nothing moves to keep their value.
+template <LaneMove MOVE>
+KCCL_DEVICE float move_lanes(float value) {
+    const int bits = __builtin_bit_cast(int, value);
+    return __builtin_bit_cast(
+        float, __builtin_amdgcn_update_dpp(bits, bits, MOVE, /*rows*/ 0xf, /*banks*/ 0xf, false));
+}
+KCCL_DEVICE float lane_of(float value, uint32_t lane) {
+    return __builtin_bit_cast(
+        float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, value), static_cast<int>(lane)));
+}
+// Each wave leaves its vote in a word of its own, so no word has to be cleared first.
 KCCL_DEVICE bool sync_block_any(bool mine) {
-    static __attribute__((shared)) uint32_t any;
-    if (thread_in_block() == 0) any = 0;
+    constexpr uint32_t kMostWaves = 16;
+    static __attribute__((shared)) uint32_t votes[kMostWaves];
+    const bool wave_any = warp_any(mine);
+    const uint32_t num_waves = threads_per_block() / kWarpSize;
+    const uint32_t lane = thread_in_block() % kWarpSize;
+    if (num_waves > 1 && lane == 0) {
+        __scoped_atomic_store_n(&votes[thread_in_block() / kWarpSize], wave_any, __ATOMIC_RELAXED,
+                                __MEMORY_SCOPE_WRKGRP);
+    }
     sync_block();
-    if (mine) __scoped_atomic_fetch_or(&any, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP);
-    sync_block();
-    const bool result = __scoped_atomic_load_n(&any, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP) != 0;
+    if (num_waves <= 1) return wave_any;
+    const uint32_t vote = lane < num_waves ? __scoped_atomic_load_n(&votes[lane], __ATOMIC_RELAXED,
+                                                                    __MEMORY_SCOPE_WRKGRP)
+                                           : 0;
+    const bool result = warp_any(vote != 0);
     sync_block();
     return result;
 }
@@ -187,6 +221,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 #elif defined(KCCL_TARGET_SIM)
 
 constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
+constexpr uint32_t kGridCounters = kWarpSize == 64 ? 8 : 1;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
@@ -210,6 +245,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 #else
 
 constexpr uint32_t kWarpSize = 1;
+constexpr uint32_t kGridCounters = 1;
 constexpr bool kCpu = true;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
@@ -239,6 +275,17 @@ KCCL_DEVICE void enter_call([[maybe_unused]] uint64_t state, [[maybe_unused]] ui
                             [[maybe_unused]] int32_t channel, [[maybe_unused]] uint32_t epoch) {
 #if defined(KCCL_TARGET_SIM)
     kccl_sim_engine->enter_call(state, kernel, channel, epoch);
+#endif
+}
+
+// The first parameter of the kernel, where the launch has put it. On AMD GPUs a parameter that is
+// passed on by reference would first be copied to memory, every thread its own copy.
+template <class T>
+KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
+#if defined(KCCL_TARGET_HIP)
+    return *(const T*)__builtin_amdgcn_kernarg_segment_ptr();
+#else
+    return parameter;
 #endif
 }
 
@@ -276,6 +323,32 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     copy_bytes(words, &value, sizeof(T));
     for (uint32_t& word : words) word = shuffle_word(word, source_lane);
     copy_bytes(&value, words, sizeof(T));
+    return value;
+}
+
+// f over the values of groups of NUM neighbouring threads of a warp, 16 or all; each thread gets
+// its group's. f is commutative. The order is fixed: pairs, then pairs of pairs. Called by all
+// threads of the warp.
+template <uint32_t NUM, class F>
+KCCL_DEVICE float reduce_lanes(float value, F f) {
+    static_assert(NUM == 16 || NUM == kWarpSize, "a row of AMD's lanes, or a warp");
+#if defined(KCCL_TARGET_HIP)
+    // Every lane of a group has the same value, so a mirrored lane serves as well as the neighbour.
+    value = f(value, move_lanes<kLanePairs>(value));
+    value = f(value, move_lanes<kLanePairsOfPairs>(value));
+    value = f(value, move_lanes<kMirrorHalfRow>(value));
+    value = f(value, move_lanes<kMirrorRow>(value));
+    if constexpr (NUM == kWarpSize) {
+        value = f(value, move_lanes<kToNextRow>(value));
+        value = f(value, move_lanes<kToUpperRows>(value));
+        value = lane_of(value, kWarpSize - 1);
+    }
+#else
+    KCCL_UNROLL
+    for (uint32_t step = 1; step < NUM; step *= 2) {
+        value = f(value, shuffle(value, (thread_in_block() % kWarpSize) ^ step));
+    }
+#endif
     return value;
 }
 

@@ -45,9 +45,9 @@ KCCL_DEVICE uint32_t* signal_word(const DeviceComm& comm, int rank, int signal_i
 }
 
 // The line in which a block of this rank says how often it has synchronised (grid.cuh). For block
-// kKcclMaxBlocks: the line of the counter that all blocks share.
+// kKcclMaxBlocks + 2 i: the line of counter i.
 KCCL_DEVICE uint32_t* grid_line(const DeviceComm& comm, KcclGridWords family, uint32_t block) {
-    const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + 1) + block;
+    const uint64_t line = uint64_t(family) * (kKcclMaxBlocks + kKcclGridCounterLines) + block;
     return scratch_at<uint32_t>(comm, comm.rank, comm.layout.grid + line * kKcclLineBytes);
 }
 

@@ -55,7 +55,7 @@ struct Mma {
             const bool has_high = thread_ % 2 == 0;
             KCCL_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
-                const float low = platform::shuffle(sums.value[i], thread_ | 1u);
+                const float low = platform::move_lanes<platform::kLaneOddOfPair>(sums.value[i]);
                 f(has_high ? thread_ / 16 * 4 + i : kTileRows, thread_ % 16 / 2,
                   sums.value[i] + low);
             }

@@ -209,7 +209,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "if (kOrders && leads(coop)) (void)load_counter<mem::Order::kAcquire>();",
+            "if (kOrders && acquires) (void)load_counter<mem::Order::kAcquire>();",
             "",
         ),
     ),
@@ -220,8 +220,8 @@ MUTATIONS = (
         NARROW,
         Edit(
             "include/kccl/grid.cuh",
-            "mem::add<kArrive, mem::Scope::kDevice>",
-            "mem::add<kArrive, mem::Scope::kBlock>",
+            "mem::add<kArrive, mem::Scope::kDevice>(own_",
+            "mem::add<kArrive, mem::Scope::kBlock>(own_",
         ),
     ),
     bug(
@@ -231,8 +231,8 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "count_.total += num_blocks_ * weight_;",
-            "count_.total += (num_blocks_ - 1) * weight_;",
+            "count_.total += per_sync();",
+            "count_.total += per_sync() - weight_;",
         ),
     ),
     bug(

@@ -94,7 +94,7 @@ MUTATIONS = (
         RACE,
         Edit(
             WINDOW,
-            "uint64_t(family) * (kKcclMaxBlocks + 1) + block",
+            "uint64_t(family) * (kKcclMaxBlocks + kKcclGridCounterLines) + block",
             "0 * uint64_t(family) + block",
         ),
     ),

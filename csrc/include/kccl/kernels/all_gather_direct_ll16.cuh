@@ -38,7 +38,8 @@ KCCL_DEVICE Status all_gather_direct_ll16(Channel<Coop, WORLD_SIZE>& channel, ui
 namespace kernels {
 
 template <int WORLD_SIZE>
-KCCL_KERNEL void all_gather_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void all_gather_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<uint8_t>(call);
     prefetch_slice<uint8_t>(call, slice);

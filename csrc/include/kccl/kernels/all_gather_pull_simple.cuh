@@ -48,7 +48,8 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
 
 namespace kernels {
 
-KCCL_KERNEL void all_gather_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void all_gather_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call);
     kccl::all_gather_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                  call.count, call.count);

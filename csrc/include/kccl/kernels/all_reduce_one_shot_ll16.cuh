@@ -37,7 +37,8 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, 
 namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
-KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);

@@ -130,7 +130,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
 namespace kernels {
 
 template <class T, class Op>
-KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call);
     kccl::all_reduce_two_shot_cma_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                                 call.count);

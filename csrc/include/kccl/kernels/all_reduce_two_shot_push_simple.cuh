@@ -77,7 +77,8 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(kMostStepThreads)
-void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+void all_reduce_two_shot_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     kccl::all_reduce_two_shot_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,

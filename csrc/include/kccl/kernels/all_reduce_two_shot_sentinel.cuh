@@ -81,7 +81,8 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(sentinel::kMostThreads)
-void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) call) {
+void all_reduce_two_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     // EXPECTS_END is false, because this kernel has no registers left for it.

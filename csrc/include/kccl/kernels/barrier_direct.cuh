@@ -59,7 +59,8 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
 namespace kernels {
 
 template <int WORLD_SIZE>
-KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void barrier_direct(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     channel.expect_end();
     kccl::barrier_direct(channel);

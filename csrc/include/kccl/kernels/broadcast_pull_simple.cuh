@@ -43,7 +43,8 @@ KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uin
 
 namespace kernels {
 
-KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call);
     kccl::broadcast_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                 call.count, call.peer);

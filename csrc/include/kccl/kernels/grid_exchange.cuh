@@ -24,7 +24,8 @@ KCCL_DEVICE Status grid_exchange(const DeviceComm& comm, uint8_t* out, const uin
 namespace kernels {
 
 template <int WORLD_SIZE>
-KCCL_KERNEL void grid_exchange(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void grid_exchange(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::grid_exchange<WORLD_SIZE>(call.comm, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                     static_cast<uint32_t>(call.count));

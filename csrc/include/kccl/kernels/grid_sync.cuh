@@ -16,7 +16,8 @@ KCCL_DEVICE Status grid_sync(const DeviceComm& comm, uint64_t count) {
 
 namespace kernels {
 
-KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void grid_sync(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::grid_sync(call.comm, call.count);
 }

@@ -19,7 +19,8 @@ KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, void* out, const void*
 
 namespace kernels {
 
-KCCL_KERNEL void put(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void put(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::put(block(), call.comm, reinterpret_cast<void*>(call.output),
               reinterpret_cast<const void*>(call.input), call.count);

@@ -54,7 +54,8 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
 namespace kernels {
 
 template <class T, class Op>
-KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block> channel(call);
     kccl::reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                             call.count, call.count);

@@ -54,7 +54,8 @@ namespace kernels {
 
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(kMostStepThreads)
-void reduce_scatter_push_simple(KCCL_KERNEL_PARAM(KcclCall) call) {
+void reduce_scatter_push_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     Channel<Block, WORLD_SIZE> channel(call);
     const Slice slice = call_slice<T>(call);
     kccl::reduce_scatter_push_simple<T, Op>(channel, output_of<T>(call) + slice.begin,

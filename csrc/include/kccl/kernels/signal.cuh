@@ -26,7 +26,8 @@ KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signa
 
 namespace kernels {
 
-KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void signal(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::signal(block(), call.comm, call.peer, call.channel);
 }

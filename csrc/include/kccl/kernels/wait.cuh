@@ -55,7 +55,8 @@ KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_
 
 namespace kernels {
 
-KCCL_KERNEL void wait(KCCL_KERNEL_PARAM(KcclCall) call) {
+KCCL_KERNEL void wait(KCCL_KERNEL_PARAM(KcclCall) parameter) {
+    const KcclCall& call = platform::first_parameter(parameter);
     mem::await_kernels_before();
     kccl::wait(block(), call.comm, call.peer, call.channel, static_cast<uint32_t>(call.count));
 }

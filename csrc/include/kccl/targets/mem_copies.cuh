@@ -48,7 +48,7 @@ KCCL_DEVICE void copy_async(void* to, const void* from, uint32_t num_bytes, Copy
     for (uint32_t i = index; i < num_lines; i += kLines * size) {
         Line lines[kLines];
         for (uint32_t k = 0; k < kLines; ++k) {
-            if (i + k * size < num_lines) lines[k] = load_plain(in + i + k * size);
+            if (i + k * size < num_lines) lines[k] = load_streamed(in + i + k * size);
         }
         for (uint32_t k = 0; k < kLines; ++k) {
             if (i + k * size < num_lines) store_plain(out + i + k * size, lines[k]);

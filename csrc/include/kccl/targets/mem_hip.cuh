@@ -17,47 +17,75 @@ constexpr int builtin_scope(Scope scope) {
                                      : __MEMORY_SCOPE_SYSTEM;
 }
 
+// An address as the builtins want it. What other blocks see lies in global memory, and saying so
+// spares the test whether it is block-shared: global_load waits for memory alone, flat_load for
+// block-shared memory, too.
+template <Scope scope, class T>
+KCCL_DEVICE auto where(T* address) {
+    if constexpr (scope == Scope::kBlock)
+        return address;
+    else
+        return (__attribute__((address_space(1))) T*)address;
+}
+
 template <Order order, Scope scope, class T>
 KCCL_DEVICE T load(const T* address) {
-    return __scoped_atomic_load_n(address, builtin_order(order), builtin_scope(scope));
+    return __scoped_atomic_load_n(where<scope>(address), builtin_order(order),
+                                  builtin_scope(scope));
+}
+
+// What this thread, and those whose work it has seen, wrote before is where `scope` sees it. Why
+// the wait: some compilers drop the one behind the write-back of caches, unless it is written down
+// (https://github.com/llvm/llvm-project/pull/178316), so a flag could overtake its data.
+// The builtin accepts order and scope as literals only.
+template <Scope scope>
+KCCL_DEVICE void release() {
+    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0); the other counters may have any value
+    if constexpr (scope == Scope::kBlock) {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        return;
+    } else if constexpr (scope == Scope::kDevice) {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    } else {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+    }
+    __builtin_amdgcn_s_waitcnt(kStoresAndLoads);
 }
 
 template <Order order, Scope scope, class T>
 KCCL_DEVICE void store(T* address, T value) {
-    __scoped_atomic_store_n(address, value, builtin_order(order), builtin_scope(scope));
+    static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
+    if constexpr (order == Order::kRelease) release<scope>();
+    __scoped_atomic_store_n(where<scope>(address), value, __ATOMIC_RELAXED, builtin_scope(scope));
 }
 
 KCCL_DEVICE bool claim(uint32_t* address, uint32_t value) {
     uint32_t seen = 0;
-    return __scoped_atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED,
-                                              __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    return __scoped_atomic_compare_exchange_n(where<Scope::kDevice>(address), &seen, value, false,
+                                              __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                              __MEMORY_SCOPE_DEVICE);
 }
 
 template <Order order, Scope scope>
 KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
     static_assert(order == Order::kRelaxed || order == Order::kRelease, "releases or is relaxed");
-    (void)__scoped_atomic_fetch_add(address, value, builtin_order(order), builtin_scope(scope));
+    if constexpr (order == Order::kRelease) release<scope>();
+    (void)__scoped_atomic_fetch_add(where<scope>(address), value, __ATOMIC_RELAXED,
+                                    builtin_scope(scope));
 }
 
-// The builtin accepts order and scope as literals only.
+// Both orders have the same instructions here: all accesses before have been performed, and none
+// behind has begun.
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
     static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
-    if constexpr (order == Order::kSeqCst) {
-        if constexpr (scope == Scope::kBlock)
-            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
-        else if constexpr (scope == Scope::kDevice)
-            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
-        else
-            __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
-    } else {
-        if constexpr (scope == Scope::kBlock)
-            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "workgroup");
-        else if constexpr (scope == Scope::kDevice)
-            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
-        else
-            __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
-    }
+    release<scope>();
+    if constexpr (scope == Scope::kBlock)
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    else if constexpr (scope == Scope::kDevice)
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    else
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
 }
 
 template <Scope scope>
@@ -70,6 +98,16 @@ template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelaxed, scope>(&address->half[0], packet.half[0]);
     store<Order::kRelaxed, scope>(&address->half[1], packet.half[1]);
+}
+
+// 16 bytes of global memory that are read once: they take no place in the caches from what is read
+// again.
+template <class T>
+KCCL_DEVICE T load_streamed(const T* address) {
+    using Words = uint32_t __attribute__((ext_vector_type(4)));
+    static_assert(sizeof(T) == sizeof(Words), "the widest load");
+    const auto* words = (const __attribute__((address_space(1))) Words*)address;
+    return platform::bit_cast<T>(__builtin_nontemporal_load(words));
 }
 
 // For mem_copies.cuh.
