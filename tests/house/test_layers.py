@@ -166,7 +166,7 @@ ONLY_IN_MEM = {
         "accesses.cpp": {"__atomic_store_n"},
         "memory.h": {"__atomic_load_n"},
     },
-    # Below mem.cuh: AMD has no block-wide vote, so waves leave theirs in shared memory of their own.
+    # Below mem.cuh: AMD has no block-wide vote, so waves leave theirs in shared memory.
     r"\b__scoped_atomic_\w+": {
         "platform.cuh": {"__scoped_atomic_store_n", "__scoped_atomic_load_n"}
     },
