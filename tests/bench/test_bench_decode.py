@@ -1,85 +1,22 @@
-"""`kccl bench decode` on tiny models: rows, wrong tokens, and peers that are missing or wrong."""
+"""`kccl bench decode` on tiny models: rows, wrong tokens, arguments."""
 
 from __future__ import annotations
 
 import csv
-import json
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from decode_bench import FAST, bench, document_of
 
 from kccl.bench import check
-from kccl.bench.decode import files, report, tokens
-from kccl.bench.decode.opened import OpenedPeers
-from kccl.bench.decode.peer import Peer, Room
-from kccl.bench.decode.peers import PEERS
+from kccl.bench.decode import report, tokens
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
-from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Cache, Reference
-from kccl.engine.rope import Llama3Scaling, Rope
-from kccl.tools import cli as command
-
-FAST = ("--new-tokens", "5", "--repeats", "3")
-
-
-def bench(*arguments: str) -> int:
-    return command.main(["bench", "decode", *FAST, *arguments])
-
-
-def document_of(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return found
-
-
-@pytest.fixture
-def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where neither PyTorch nor llama.cpp is installed."""
-    for name in ("torch", "llama_cpp"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-
-class ReferenceAsPeer(Peer):
-    """The NumPy reference as another engine."""
-
-    library = "reference"
-    version = "1"
-
-    def __init__(self, room: Room) -> None:
-        self._reference = Reference(room.checkpoint)
-        self.reset()
-
-    def reset(self) -> None:
-        self._cache, self._length = Cache(), 0
-
-    def extend(self, ids: Any) -> int:
-        self._length += len(ids)
-        return int(self._reference.logits(ids, self._cache)[-1].argmax())
-
-    def step(self, token: int) -> int:
-        return int(self._reference.logits([token], self._cache)[-1].argmax())
-
-    def rewind(self) -> None:
-        self._cache.length = self._length
-
-    def close(self) -> None:
-        pass
-
-
-class WrongPeer(ReferenceAsPeer):
-    library = "wrong"
-
-    def step(self, token: int) -> int:
-        return (super().step(token) + 1) % 256
-
-
-# ---- rows ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_peers")
@@ -233,126 +170,6 @@ def test_a_token_counts_where_the_reference_is_sure() -> None:
     # Another engine in BF16: only where the margin exceeds 8 / 32.
     assert known.theirs([7, 0, 0, 0]) == tokens.Verdict(compared=2, wrong=1, of=4)
     assert not tokens.Verdict(compared=0, wrong=0, of=4).is_right
-
-
-# ---- peers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("no_peers")
-@pytest.mark.parametrize(
-    ("model", "cause"),
-    [("tiny-llama", "ModuleNotFoundError"), ("tiny-laneformer", "of the family laneformer")],
-)
-def test_missing_peers_are_told(
-    model: str, cause: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if model == "tiny-laneformer":
-        # What the peers' constructors do first with a model.
-        for name in PEERS["host"]:
-            monkeypatch.setitem(
-                PEERS["host"], name, lambda room: files.check_ordinary(room.checkpoint.config)
-            )
-    assert bench("--random-weights", model, "--baselines") == 0
-    lines = capsys.readouterr().out.splitlines()
-    for name in ("transformers", "llama.cpp"):
-        (line,) = [each for each in lines if each.startswith(f"# no {name} rows: ")]
-        assert cause in line
-
-
-def test_a_peer_is_measured_if_its_tokens_are_right(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(PEERS, "host", {"reference": ReferenceAsPeer, "wrong": WrongPeer})
-    arguments = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--baselines")
-    assert bench(*arguments, "--json") == 0
-    captured = capsys.readouterr()
-    out = captured.err + captured.out
-    made = document_of(out)
-    assert made["machine"]["peers"] == {"reference": "1", "wrong": "1"}
-    assert [row["library"] for row in made["rows"]] == ["kccl", "reference"] * 2
-    for theirs in made["rows"][1::2]:
-        assert theirs["tokens_match"]
-        assert theirs["tok_s"] > 0
-        assert theirs["world_size"] == 1
-        assert theirs["bandwidth_share"] is None
-    assert "# no wrong rows: " in out
-
-
-class Job:
-    """What OpenedPeers asks of an engine of two ranks on GPUs. The other rank fails, or agrees."""
-
-    backend, rank, world_size, context = "cuda", 0, 2, 64
-
-    def __init__(self, of_other: str | None) -> None:
-        self._of_other = of_other
-
-    def of_processes(self, value: Any) -> list[Any]:
-        return [value, self._of_other]
-
-    def of_rank_0(self, value: Any) -> Any:
-        return value
-
-
-@pytest.mark.parametrize("of_other", [None, "out of memory"])
-def test_ranks_measure_a_peer_only_if_all_have_opened_it(
-    of_other: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
-    checkpoint = random_checkpoint("tiny-llama")
-    prompt, answer = list(range(16)), list(range(20, 36))
-    known = tokens.Oracle(checkpoint).expected(prompt, answer)
-    engine: Any = Job(of_other)
-    with ExitStack() as ends:
-        peers = OpenedPeers(engine, checkpoint, ends, lambda what: None)
-        peers.open(prompt, answer, known)
-        if of_other is None:
-            assert [peer.library for peer in peers.right] == ["reference"]
-            assert peers.notes[0].startswith("reference: 0 of ")
-        else:
-            assert peers.right == []
-            assert peers.notes == ["no reference rows: out of memory"]
-
-
-def test_ranks_that_are_threads_have_no_peers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
-    engine: Any = Job(None)
-    with ExitStack() as ends:
-        peers = OpenedPeers(engine, random_checkpoint("tiny-llama"), ends, lambda what: None)
-        peers.open([1], [2], None)
-    assert peers.right == []
-    assert "its ranks must be processes" in peers.notes[0]
-
-
-LLAMA_31 = Llama3Scaling(8.0, 1.0, 4.0, 64)
-
-
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [
-        ("tiny-llama", {}),
-        ("tiny-llama", {"rope": Rope(is_interleaved=True), "is_tied": False}),
-        ("tiny-llama", {"rope": Rope(theta=1e4, scaling=LLAMA_31)}),
-        ("tiny-qwen3", {}),
-    ],
-    ids=["llama", "interleaved", "llama-3.1", "qwen3"],
-)
-def test_written_files_are_the_same_model(
-    kind: str, model: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    ids = list(range(3, 43))
-    checkpoint = random_checkpoint(model, **changes)
-    wanted = Reference(checkpoint).logits(ids)
-    if kind == "gguf":
-        path = tmp_path / "model.gguf"
-        files.write_gguf(checkpoint, path)
-    else:
-        path = tmp_path
-        files.write_folder(checkpoint, path)
-    with open_checkpoint(path) as written:
-        assert np.abs(Reference(written).logits(ids) - wanted).max() < 1e-4
 
 
 # ---- arguments, records ----------------------------------------------------------------------
