@@ -86,6 +86,7 @@ class TorchPeers:
         # Empty until first needed. Then NCCL's symmetric window, or None if NCCL refused it.
         self._window: list[Any] = []
         self._missing = PeerNotes(gpu.comm)
+        os.environ.update(NO_MULTICAST)
         both = f"{self._name.upper()} and torch_symm_mem"
         if not self._missing.agree(both, None, _import_torch):
             return

@@ -178,7 +178,7 @@ def test_rows(name):
         assert found["floor_us"] is found["busbw_gbps"] is found["skewed_us"] is None
         table = collective.load(name)
         assert found["in_place"] is (not table.is_apart_in_kernels if table.has_data else None)
-    why = ["no row of cooperative groups: the simulator has none"]
+    why = ["no row of cooperative groups: backend sim has none"]
     assert notes == (why if name == "grid_sync" else [])
 
 
