@@ -309,7 +309,7 @@ class Channel {
     uint32_t thread_;
     uint32_t num_threads_;
     uint32_t step_;
-    uint32_t special_ = 0;  // the next epoch at which a call takes the slow path
+    uint32_t special_;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;

@@ -153,9 +153,11 @@ class GridBarrierOf {
         platform::enter_call(comm_.state, kKcclGridSync, 0, count_.epoch);
         if constexpr (kOrders) coop.sync();
         if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(own_, added_);
-        // Counters of which no block is.
-        for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
-            if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
+        if constexpr (kCounters > 1) {
+            // Counters of which no block is.
+            for (uint32_t i = num_blocks_; i < kCounters && platform::block_in_grid() == 0; ++i) {
+                if (leads(coop)) mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync());
+            }
         }
         bool arrived = true;
         if (coop.index() < platform::kWarpSize) {
