@@ -30,8 +30,6 @@ LONGEST_DELAY_NS = 5000
 # On an H200, once a context has used 16 streams, each of its kernels starts later from then on
 # (LOG.md). NCCL's windows and NVSHMEM use so many streams, and so do other programs.
 _STREAMS_USED = 16
-# Of a pause: one warp or two, of which one thread works.
-_THREADS = 64
 # How long a stream is held, while the host enqueues the work to be timed.
 _LEAD_NS = 100_000
 # Why: a stream queues about a thousand launches; the next launch blocks the host.
@@ -75,6 +73,7 @@ class GpuClock:
         comm = gpu.comm
         self.gpu = gpu
         self._kernel = module.kernel("pause_step")
+        self._block = module.warp_size
         self._barrier = comm.barrier.prepare(stream=gpu.stream)
         schedule = delays_ns(CALLS_IN_GRAPH, comm.world_size, seed)
         self._none = gpu.numbers(np.zeros(CALLS_IN_GRAPH + 1, np.int32))
@@ -155,14 +154,7 @@ class GpuClock:
     def _pause(self, delays: Any, step: int, stream: int | None = None) -> None:
         gpu, number = self.gpu, np.uint32(step)
         stream = gpu.stream if stream is None else stream
-        self._kernel(
-            gpu.comm,
-            delays,
-            self._stamps,
-            number,
-            block=_THREADS,
-            stream=stream,
-        )
+        self._kernel(gpu.comm, delays, self._stamps, number, block=self._block, stream=stream)
 
 
 def repeat(call: Call, count: int) -> None:

@@ -57,6 +57,8 @@ class FakeGpu:
 class FakeModule:
     """pause_step in virtual time; each launch costs a graph node."""
 
+    warp_size = 64
+
     def __init__(self, gpu):
         self.gpu = gpu
 
@@ -66,7 +68,7 @@ class FakeModule:
 
     def pause(self, comm, delays, stamps, step, *, block, stream):
         gpu = self.gpu
-        assert stream == gpu.stream and block == 64
+        assert stream == gpu.stream and block == self.warp_size
         gpu.spend("pause", NODE_US + gpu.memory[delays.address][step] / 1e3)
         gpu.memory[stamps.address][step] = round(gpu.now_us * 1e3)
 
