@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ..base.errors import BackendError, InvalidArgument
-from ..jit.hiprtc import HIPRTC, check_arch
+from ..jit.hiprtc import HIPRTC, binding_of, check_arch
 from . import code_object
 from .table import DriverError, Names, Table
 
@@ -116,7 +116,7 @@ class Hip(Table):
 
     def load(self) -> Any:
         try:
-            from hip import hip
+            hip = binding_of("hip")
         except ImportError as error:
             raise BackendError(f"hip-python cannot be imported: {error}. {self.cure}") from error
         try:

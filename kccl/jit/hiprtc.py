@@ -3,6 +3,7 @@
 Nothing here has run with AMD's hipRTC. tests/hip runs it on a library of the tests' own.
 """
 
+from importlib import import_module
 from typing import Any
 
 from ..base.errors import InvalidArgument
@@ -23,8 +24,7 @@ class Hiprtc(RuntimeCompiler):
     cure = "pip install 'kccl[amd]', and install ROCm"
 
     def load(self) -> Any:
-        from hip import hiprtc
-
+        hiprtc = binding_of("hiprtc")
         hiprtc.hiprtcVersion()
         return hiprtc
 
@@ -35,14 +35,25 @@ class Hiprtc(RuntimeCompiler):
         return [f"--offload-arch={arch}", "-std=c++20", "-O3"]
 
     def version(self) -> str:
+        number = ".".join(map(str, self.call("Version")))
         # The binding's version tells builds of ROCm apart that have one number.
         from rocm.version import ROCM_VERSION_NAME
 
-        number = ".".join(map(str, self.call("Version")))
         return f"{number} (hip-python for ROCm {ROCM_VERSION_NAME})"
 
     def destroy(self, program: Any) -> None:
         self.call("DestroyProgram", program.createRef())
+
+
+def binding_of(library: str) -> Any:
+    """hip-python's module for a library of ROCm, as in "hiprtc".
+
+    Raises:
+        ImportError: It is not there, or too old: before 10, functions take other arguments.
+    """
+    # hip-python has this from 10 on.
+    import_module("rocm.version")
+    return getattr(import_module("hip"), library)
 
 
 def check_arch(arch: str) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import hip_runtime
 import pytest
 
 from kccl.base.abi import ffi
@@ -39,6 +40,21 @@ def test_hip_python_knows_every_name():
     for name, wanted in numbers.items():
         assert getattr(HIP, name) == int(wanted), name
     assert HIP.queue.keys() <= {name for name, _ in ffi.typeof("KcclGpuQueue").fields}
+
+
+def test_the_tests_runtime_has_amds_numbers():
+    binding = pytest.importorskip("rocm.bindings.hip", reason="hip-python is not installed")
+    enums = [each for each in vars(binding).values() if hasattr(each, "__members__")]
+    theirs = {name: int(value) for enum in enums for name, value in enum.__members__.items()}
+    theirs["hipStreamNonBlocking"] = int(binding.hipStreamNonBlocking)
+    most_threads = theirs["HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"]
+    theirs["hipFuncAttributeMaxThreadsPerBlock"] = most_threads
+    texts = [path.read_text() for path in sorted(hip_runtime.HERE.iterdir())]
+    ours = re.findall(r"constexpr int kHip(\w+) = (\w+);", "".join(texts))
+    assert len(ours) > 30
+    assert {name: int(value, 0) for name, value in ours} == {
+        name: theirs[f"hip{name}"] for name, _ in ours
+    }
 
 
 def test_parameters_are_those_that_amds_compiler_wrote(tmp_path):
@@ -83,14 +99,18 @@ def test_doctor_explains_a_missing_driver(amd):
     assert "ROCm" in found.reason and "pip install 'kccl[amd]'" in found.cure
 
 
-def test_doctor_explains_missing_bindings(monkeypatch):
-    monkeypatch.setitem(sys.modules, "hip", None)
+# hip-python before 10 has no rocm.version.
+@pytest.mark.parametrize("missing", ["hip", "rocm.version"])
+def test_doctor_explains_missing_bindings(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
     for owner in (HIP, HIPRTC):
         for known in ("binding", "full_name"):
             monkeypatch.delitem(vars(owner), known, raising=False)
     found = gpus.hip()
     assert found.status == "no" and found.found.startswith("hipRTC cannot be loaded: ")
-    assert "pip install 'kccl[amd]'" in found.found
+    assert missing in found.found and "pip install 'kccl[amd]'" in found.found
+    with pytest.raises(BackendError, match=rf"hip-python cannot be imported: .*{missing}"):
+        _ = HIP.binding
 
 
 def test_doctor_warns_of_gpus_that_are_apart(amd, monkeypatch):

@@ -30,7 +30,7 @@
 
 namespace hip_runtime {
 
-// hipError_t; tests/hip/test_runtime.py compares these numbers with hip-python's.
+// hipError_t; tests/hip/test_table.py compares these numbers with hip-python's.
 constexpr int kHipSuccess = 0;
 constexpr int kHipErrorInvalidValue = 1;
 constexpr int kHipErrorOutOfMemory = 2;
