@@ -18,6 +18,7 @@ from ..backends.openers import opener
 from ..base.env import read
 from ..base.errors import InvalidArgument, Timeout
 from ..comm import Communicator
+from ..gpu import backend as backend_of_gpus
 from ..ranks import bootstrap
 from ..start import join
 from . import torch_collectives
@@ -26,6 +27,11 @@ from .torch_work import Work
 
 DEVICES = ("cpu", "cuda")
 _POLL_S = 0.002  # between two polls of the store
+
+
+def backend_for(device: torch.device) -> str:
+    """The backend for a device's tensors. AMD's GPUs are "cuda", too, in PyTorch for ROCm."""
+    return "host" if device.type == "cpu" else backend_of_gpus()
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -112,8 +118,7 @@ class ProcessGroup(dist.ProcessGroup):
                 # them, so that a later group of the same name does not find them.
                 for key in keys:
                     self._store.delete_key(key)
-            backend = "host" if device.type == "cpu" else device.type
-            return opener(backend, "number", device.index or 0)
+            return opener(backend_for(device), "number", device.index or 0)
 
         def exchange(text: str) -> list[str]:
             self._store.set(keys[rank], text)

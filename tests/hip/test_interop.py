@@ -121,3 +121,10 @@ def test_the_device_of_an_interfaces_address_is_asked_of_the_driver(amd, librari
     )  # fmt: skip
     with pytest.raises(kccl.InvalidArgument, match="not in a GPU's memory: hipPointerGetAttr"):
         arrays.view(x, "x", writable=True, device=1)
+
+
+def test_groups_of_pytorch_drive_amds_gpus(amd):
+    torch = pytest.importorskip("torch")
+    group = pytest.importorskip("kccl.interop.torch_group")
+    backends = [group.backend_for(torch.device(each)) for each in ("cpu", "cuda")]
+    assert backends == ["host", "hip"]
