@@ -275,8 +275,9 @@ class DeviceExecutor:
         ids = list(ids)
 
         def work() -> None:
-            (module, sizes), blocks = self._kernels.get(self._variant), self._tuning.blocks
-            recording = Recording(self._launcher, self._arena, module, blocks, sizes.stamps, rounds)
+            module, sizes = self._kernels.get(self._variant)
+            numbers = self._tuning.blocks, sizes.stamps, rounds
+            recording = Recording(self._comm, self._launcher, self._arena, module, *numbers)
             self._set_ids(ids, num_cached)
             self._task.max_tokens, self._task.num_stop_ids = rounds, 0
             recording.give_to(self._task)
