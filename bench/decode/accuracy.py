@@ -55,7 +55,7 @@ def rows_of(name: str, checkpoint: Checkpoint, engine: Engine, ids: Sequence[int
                 "model": name,
                 "backend": engine.backend,
                 "world_size": engine.world_size,
-                "dtype": "bfloat16",
+                "dtype": engine.dtype,
                 "tokens": len(ids),
                 "op_kind": kind,
                 "ops": len(ops),

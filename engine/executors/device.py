@@ -4,6 +4,7 @@ import ctypes
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from ..checkpoint import Checkpoint
 from ..monokernel import loading, weights
 from ..monokernel import task as structs
 from ..monokernel.compiled import Kernels, wants_sampling
-from ..monokernel.launching import Launcher
+from ..monokernel.launching import Compiled, Launcher
 from ..monokernel.memory import Arena, GpuArena, SimArena
 from ..monokernel.outputs import Outputs, embedded
 from ..monokernel.recording import Recording
@@ -105,6 +106,8 @@ class DeviceExecutor:
             tuning.splits,
             lambda offset, nbytes: self._arena.read(self._task.boards[comm.rank] + offset, nbytes),
         )
+        # Before any rank's kernel waits for another rank, because a GPU may load nothing then.
+        self._load(self._kernels.usual)
         # All boards are there. The second barrier sees that the first one succeeded: from then on
         # waits have the usual limit instead of that of the first call.
         comm.barrier()
@@ -119,21 +122,27 @@ class DeviceExecutor:
         # The next matrix comes to the same place.
         self._launcher.wait()
 
+    def _load(self, decoder: Compiled) -> None:
+        """Loads kernels onto a GPU, which their first launches do. These read nothing and wait for
+        nobody.
+        """
+        if self._launcher.device is not None:
+            self._begin()
+            self._set_ids([0], 0)
+            self._decoder = decoder
+            self._task.only_reads, self._task.num_ids = 1, 0
+            if decoder is self._kernels.usual and self._tuning.chunk > 1:
+                self._launch_prefill(self._task)
+            self._launch_decode()
+            self.wait()
+
     # ---- requests --------------------------------------------------------------------------------
 
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """See Executor."""
         form = {"samples": wants_sampling(params), "overlaps": overlaps}
-        if self._kernels.has(self._variant, **form):
-            return
-        decoder = self._kernels.get(self._variant, **form)
-        if self._launcher.device is not None:
-            # The first launch loads it. This one reads nothing and waits for nobody.
-            self._begin()
-            self._set_ids([0], 0)
-            self._decoder, self._task.only_reads = decoder, 1
-            self._launch_decode()
-            self.wait()
+        if not self._kernels.has(self._variant, **form):
+            self._load(self._kernels.get(self._variant, **form))
 
     def start(
         self,
@@ -257,7 +266,7 @@ class DeviceExecutor:
     def use(self, variant: Variant) -> None:
         """See Executor."""
         self._variant = variant
-        self._kernels.get(variant)
+        self.prepare(SamplingParams())
 
     def start_timeline(
         self, ids: Sequence[int], num_cached: int, rounds: int, out: list[Stamps]
@@ -266,8 +275,9 @@ class DeviceExecutor:
         ids = list(ids)
 
         def work() -> None:
-            (module, sizes), blocks = self._kernels.get(self._variant), self._tuning.blocks
-            recording = Recording(self._launcher, self._arena, module, blocks, sizes.stamps, rounds)
+            module, sizes = self._kernels.get(self._variant)
+            numbers = self._tuning.blocks, sizes.stamps, rounds
+            recording = Recording(self._comm, self._launcher, self._arena, module, *numbers)
             self._set_ids(ids, num_cached)
             self._task.max_tokens, self._task.num_stop_ids = rounds, 0
             recording.give_to(self._task)
@@ -360,24 +370,18 @@ class DeviceExecutor:
         return prefill
 
     def _launch_prefill(self, task: structs.Task) -> None:
-        self._launcher.launch(
-            self._module.kernel("prefill"),
-            self._device_comm,
-            task,
-            grid=self._tuning.blocks,
-            warps=self._tuning.chunk_warps + self._tuning.chunk_others,
-            shared_bytes=self._sizes.prefill_shared,
-        )
+        warps = self._tuning.chunk_warps + self._tuning.chunk_others
+        self._launch(self._module, "prefill", task, warps, self._sizes.prefill_shared)
 
     def _launch_decode(self) -> None:
-        self._launcher.launch(
-            self._decoder.module.kernel("decode"),
-            self._device_comm,
-            self._task,
-            grid=self._tuning.blocks,
-            warps=self._tuning.warps + self._tuning.others,
-            shared_bytes=self._decoder.sizes.shared,
-        )
+        (module, sizes), warps = self._decoder, self._tuning.warps + self._tuning.others
+        self._launch(module, "decode", self._task, warps, sizes.shared)
+
+    def _launch(self, module: Any, name: str, task: structs.Task, warps: int, nbytes: int) -> None:
+        """Launches a kernel on all blocks, with so many bytes of shared memory each."""
+        blocks, arguments = self._tuning.blocks, (self._device_comm, task)
+        kernel = module.kernel(name)
+        self._launcher.launch(kernel, *arguments, grid=blocks, warps=warps, shared_bytes=nbytes)
 
     def _await(self, token: structs.Token) -> structs.Token:
         """Waits for the kernel to write a token. Raises if it fails so that it cannot."""

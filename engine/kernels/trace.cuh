@@ -13,9 +13,9 @@
 namespace kccl::decode {
 
 // When a block's first warp: began an op, had its vector, had multiplied, had met the other warps,
-// and had finished its rows. In a head of several parts, multiplied and met are the last part's. A
-// round's end, its last op, has kArrived when the block has told its own word, kMultiplied when it
-// has heard all others', and no kMet.
+// and had finished its rows. The head multiplies kHeadTiles row tiles at a time. It has kMultiplied
+// and kMet of the last ones. A round's end, its last op, has kArrived when the block has told its
+// own word, kMultiplied when it has heard all others', and no kMet.
 enum Stamp : uint32_t { kBegan, kArrived, kMultiplied, kMet, kFinished, kNumStamps };
 
 // When a stage was asked for, was there, and was let go by the first warp.

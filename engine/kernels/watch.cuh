@@ -38,6 +38,7 @@ class Waiter {
     template <mem::Scope SCOPE, int N, class IsOver>
     KCCL_DEVICE void await(const uint32_t (&places)[N], uint32_t wanted, uint32_t tag,
                            uint32_t round, uint32_t ranks, Quad (&quads)[N], IsOver is_over) {
+        static_assert(N <= 32, "a bit for each quad");
         mem::Packet packets[N];
         const auto* const board = reinterpret_cast<const mem::Packet*>(task_.boards[comm_.rank]);
         // All are loaded before any is checked, so that their latencies overlap.

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import kccl
+
 from ..program import Program
 from .launching import Launcher
 from .memory import Arena
@@ -13,11 +15,19 @@ class Recording:
     """A rank's memory for the stamps of one request: kernels/trace.cuh."""
 
     def __init__(
-        self, launcher: Launcher, arena: Arena, module: Any, blocks: int, of_round: int, rounds: int
+        self,
+        comm: kccl.Communicator,
+        launcher: Launcher,
+        arena: Arena,
+        module: Any,
+        blocks: int,
+        of_round: int,
+        rounds: int,
     ) -> None:
         """Makes room. Collective.
 
         Args:
+            comm: The ranks.
             launcher: The rank's.
             arena: The rank's.
             module: Has the kernel describe_trace.
@@ -27,10 +37,16 @@ class Recording:
         """
         self._launcher, self._arena, self._blocks, self._rounds = launcher, arena, blocks, rounds
         self._nbytes = 8 * rounds * of_round * blocks
-        self._stamps = arena.allocate(self._nbytes)
         self._numbers_bytes = numbers_bytes(of_round, blocks)
-        self._numbers = arena.allocate(self._numbers_bytes)
+        # Ranks allocate together, and one with fewer lanes needs less.
+        needs = comm.gather_objects([self._nbytes, self._numbers_bytes])
+        self._stamps, self._numbers = (
+            arena.allocate(max(each)) for each in zip(*needs, strict=True)
+        )
         launcher.launch(module.kernel("describe_trace"), self._numbers, grid=blocks, warps=1)
+        launcher.wait()
+        # All ranks have loaded it: a GPU may load nothing while another rank's kernel runs.
+        comm.gather_objects(None)
 
     def give_to(self, task: Task) -> None:
         """Has a request leave its stamps here."""

@@ -9,6 +9,8 @@ from ..program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 TILE = 16
+# As kernels/shape.cuh numbers them: enum class Product.
+PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 # What a block may have on sm_90.
 SHARED_BYTES = 227 << 10
 

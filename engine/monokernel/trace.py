@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Program
+from .shape import PRODUCTS
 
 Array = NDArray[Any]
 
@@ -22,7 +23,6 @@ BEGAN, ARRIVED, MULTIPLIED, MET, FINISHED = range(NUM_STAMPS := 5)
 ASKED, LANDED, LET_GO = range(NUM_STAGE_STAMPS := 3)
 # As kernels/trace_layout.cuh has them.
 _NUMBERS, _PRODUCT_AT = 7, 32
-_PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 
 
 class Phase(NamedTuple):
@@ -116,7 +116,7 @@ def layout_of(program: Program, blocks: int, data: bytes) -> Layout:
     words = numbers[_NUMBERS : _NUMBERS + blocks * num_stages].reshape(blocks, num_stages).T
     products, stage_bytes = words >> _PRODUCT_AT, words & ((1 << _PRODUCT_AT) - 1)
     stage_ops = np.full(words.shape, -1)
-    for number, product in enumerate(_PRODUCTS, start=1):
+    for number, product in enumerate(PRODUCTS, start=1):
         at = np.array([index for index, op in enumerate(ops) if op.kind == product])
         for block in range(blocks):
             # Each layer has equally many.

@@ -23,6 +23,9 @@ _STRANDS = 64
 # Residuals begin a round at so many moments, a tenth of a layer apart. A block reads 35 bytes of
 # weights a nanosecond on one H200.
 _STAGGERS, _BYTES_PER_NS = 4, 35
+# Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
+# to tell them apart (Waiter::await in kernels/watch.cuh).
+_MOST_BLOCKS = 32 * 32
 # Of prefill. Attention has its parts where the vectors' ring is.
 _CHUNK_WARPS, _CHUNK_STEPS, _CHUNK_STAGES = 12, 6, 5
 # Each block of the output projection reads so much of attention's parts, at most.
@@ -77,19 +80,22 @@ def tuning_for(
         blocks: Blocks of each rank; None: as many as have work.
 
     Raises:
-        InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks.
+        InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks; or
+            all ranks together would have too many.
     """
     c = program.config
     lanes = program.most_lanes(world_size)
     groups = num_groups(program, world_size)
+    most = min(machine.multiprocessors, _MOST_BLOCKS // world_size)
     if blocks is None:
         # A block without a row of the longest product would only wait.
         longest = max(rows for rows, _, _ in _products(c, lanes // groups)) // TILE
-        blocks = min(machine.multiprocessors // groups, longest) * groups
-    if not 0 < blocks <= machine.multiprocessors or blocks % groups:
+        blocks = min(most // groups, longest) * groups
+    if not 0 < blocks <= most or blocks % groups:
         raise kccl.InvalidArgument(
             f"blocks is {blocks}, must be a multiple of the rank's {groups} residuals, and at most "
-            f"its {machine.multiprocessors} multiprocessors"
+            f"{most}: the rank has {machine.multiprocessors} multiprocessors, and {world_size} "
+            f"ranks have at most {_MOST_BLOCKS} blocks"
         )
     warps, steps = _warps_and_steps(program, world_size)
     stage = steps * warps * _TILE_BYTES

@@ -4,15 +4,12 @@ from dataclasses import dataclass, replace
 
 import kccl
 
-from .shape import Tuning
+from .shape import PRODUCTS, Tuning
 
-# As kernels/task.cuh numbers them: enum Ablation, and above kPinned the products of shape.cuh.
+# As kernels/task.cuh numbers them: enum Ablation, and from bit _PINNED on the products.
 _PINNED = 3
 _LEFT_OUT = {"exchanges": 1 << 0, "weights": 1 << 1, "attention": 1 << 2}
-_LEFT_OUT |= {
-    f"pin:{product}": 1 << _PINNED + index
-    for index, product in enumerate(("qkv", "out", "gate_up", "down", "head"))
-}
+_LEFT_OUT |= {f"pin:{product}": 1 << _PINNED + index for index, product in enumerate(PRODUCTS)}
 _NUMBERS = ("in-flight", "stage-steps")
 
 

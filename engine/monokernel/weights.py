@@ -10,8 +10,6 @@ from ..checkpoint import Checkpoint
 from ..executors.packing import pair_order
 from ..program import Program
 
-# As kernels/pack.cuh numbers them.
-PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
 # Rows of the gate in a tile, and of "up" behind them.
 _HALF = 8
 _ROWS_AT_ONCE = 4096
@@ -26,7 +24,7 @@ def matrices(
     """A rank's matrices as the device packs them, one after another.
 
     Yields:
-        The index in PRODUCTS, the layer, the group; and the matrix, uint16 [rows, columns]: a
+        The index in shape.PRODUCTS, the layer, the group; and the matrix, uint16 [rows, columns]: a
         group's lanes lie one below the other, in "out" and "down" side by side.
     """
     c = program.config

@@ -78,17 +78,24 @@ def test_arguments_that_a_backend_does_not_take_are_refused():
             Engine(model, **given)
 
 
+def test_eight_ranks_do_not_use_all_multiprocessors():
+    with pytest.raises(kccl.InvalidArgument, match="at most 128: the rank has 132"):
+        tuning_for(Program(MODELS["laneformer-2b"]), 8, Machine(132), blocks=132)
+
+
 @pytest.mark.parametrize("model", [name for name in MODELS if not name.startswith("tiny")])
 def test_a_tuning_fits_the_kernel(model):
     """On H200: the warps are the same on any number of ranks, because they change bits."""
     program = Program(MODELS[model])
-    tunings = [
-        tuning_for(program, ranks, Machine(132))
+    by_ranks = {
+        ranks: tuning_for(program, ranks, Machine(132))
         for ranks in range(1, program.config.num_lanes + 1)
         if program.num_residuals == 1 or program.config.num_lanes % ranks == 0
-    ]
-    assert len({(t.warps, t.strands) for t in tunings}) == 1
-    for tuning in tunings:
+    }
+    assert len({(t.warps, t.strands) for t in by_ranks.values()}) == 1
+    for ranks, tuning in by_ranks.items():
+        # A thread waits for a word of each 32nd block of all ranks, of which it tells 32 apart.
+        assert ranks * tuning.blocks <= 32 * 32
         assert 64 <= tuning.blocks <= 132 or model == "smollm2"
         stage = tuning.stage_steps * tuning.warps * 512
         assert 32 << 10 <= tuning.in_flight * stage <= 80 << 10

@@ -4,12 +4,14 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from test_monokernel import CONTEXT, SMALL, TOLERANCE, answer
+from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, answer
 from test_prefill import CHUNKED
 
 import kccl
 from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel.trace import Stamps, timelines
+from kccl.engine.monokernel.variant import TRACING
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
 from kccl.engine.sample import SamplingParams
@@ -41,3 +43,22 @@ def test_ranks_with_different_numbers_of_lanes_change_no_bit():
     for logits, found in kccl.run_threads(partial(run, model), 2, backend="sim", seed=2):
         np.testing.assert_array_equal(logits.view(np.uint32), one.view(np.uint32))
         assert found == tokens
+
+
+def test_ranks_with_different_numbers_of_stages_are_traced():
+    def main(comm: kccl.Communicator) -> tuple[Stamps, int]:
+        model = random_checkpoint("tiny-llama", **SMALL | FIELDS)
+        executor = DeviceExecutor(model, comm, tuning=TUNING, context=CONTEXT)
+        executor.use(TRACING)
+        # No rank still compiles when another one's kernel runs.
+        comm.barrier()
+        out: list[Stamps] = []
+        executor.start_timeline(IDS, 0, 3, out)
+        executor.wait()
+        return out[0], executor.nbytes
+
+    found = kccl.run_threads(main, 2, backend="sim")
+    one, two = (stamps for stamps, _ in found)
+    assert one.layout.of_round < two.layout.of_round
+    assert all(stamps.layout.stage_bytes.sum() == nbytes for stamps, nbytes in found)
+    assert [each.num_rounds for each in timelines([one, two])] == [1, 1]

@@ -21,6 +21,7 @@ from kccl.engine import Engine, backends
 from kccl.engine.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.models import find_model
 from kccl.engine.monokernel.tuning import tuning_for
+from kccl.engine.monokernel.variant import parse
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Reference
 from kccl.engine.sample import SamplingParams, sample
@@ -196,6 +197,17 @@ def test_tokens_without_overlap_are_the_same(engine, small, monkeypatch):
     with delays(monkeypatch), Engine(small, "cuda", 2) as two:
         ids = random_ids(small, 40)
         assert two.timed(ids, 200, overlaps=False)[0] == two.timed(ids, 200)[0]
+
+
+def test_two_ranks_run_variants_and_traces(small):
+    """All ranks load a kernel before one runs it."""
+    ids = random_ids(small, 40)
+    with Engine(small, "cuda", 2) as two:
+        tokens = two.timed(ids, 50)[0]
+        with two.using(parse("attention")):
+            assert len(two.timed(ids, 50)[0]) == 50
+        assert [timeline.rank for timeline in two.timeline(ids, 2)] == [0, 1]
+        assert two.timed(ids, 50)[0] == tokens
 
 
 # ---- requests --------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_a_compiler_that_does_not_run(monkeypatch):
     ("options", "message"),
     [
         ({"warp_size": 16}, "warp_size is 16, must be 32 or 64"),
-        ({"target": "hip"}, "target is 'hip', must be one of sim, cuda"),
+        ({"target": "metal"}, "target is 'metal', must be one of sim, cuda, hip"),
         ({"kernels": "answer"}, "kernels is 'answer', must be a list of names"),
         ({"kernels": []}, "kernels is \\[\\], must be a list"),
         ({"source": Path("/no/such/file.cuh")}, "source /no/such/file.cuh cannot be read"),

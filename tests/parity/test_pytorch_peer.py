@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import kccl
 from kccl.bench.decode.peer import Room
 from kccl.bench.decode.pytorch import layers
 from kccl.bench.decode.pytorch.decoder import EAGER, Decoder, Weights
@@ -136,6 +137,11 @@ def test_two_ranks_are_one_model(model, changes, assert_close):
     assert found[0][0] == found[1][0] == alone
     logits = np.concatenate([found[rank][1] for rank in range(2)], axis=1)
     assert_close(logits, wanted, 1e-4)
+
+
+def test_lanes_that_do_not_divide_are_refused():
+    with pytest.raises(kccl.InvalidArgument, match="world_size is 3, must divide"):
+        Weights(random_checkpoint("tiny-llama"), 0, 3, "cpu")
 
 
 @pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama"])

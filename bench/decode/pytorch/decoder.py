@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import kccl
 from kccl.engine.checkpoint import Checkpoint
 from kccl.engine.program import Op, Program
 
@@ -61,6 +62,11 @@ class Weights:
         dtype: torch.dtype | None = None,
     ) -> None:
         config = checkpoint.config
+        if config.num_lanes % world_size:
+            raise kccl.InvalidArgument(
+                f"world_size is {world_size}, must divide the model's {config.num_lanes} lanes for "
+                "PyTorch"
+            )
         self.program = Program(config)
         self._stored: torch.dtype = getattr(torch, checkpoint.dtype)
         self.device, self.dtype = torch.device(device), dtype or self._stored
