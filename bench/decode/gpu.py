@@ -11,6 +11,8 @@ from kccl.engine import Engine
 
 # So often the weights are read meanwhile, which takes most of a second: longer than an answer does.
 _READS = 8
+# A record does without clocks rather than end the bench.
+_ANSWER_S = 30
 _FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
@@ -43,7 +45,12 @@ def _state(engine: Engine) -> list[dict[str, str]] | str:
     )
     for _ in range(_READS):
         engine.bandwidth()
-    text, _ = asked.communicate(timeout=30)
+    try:
+        text, _ = asked.communicate(timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        asked.communicate()
+        return f"nvidia-smi did not answer within {_ANSWER_S} s"
     if asked.returncode != 0:
         return text.strip()
     lines = text.strip().splitlines()
