@@ -1,4 +1,10 @@
+"""The HIP runtime of the tests' own. One process drives GPUs of one vendor, and other tests drive
+NVIDIA's. So these tests run where no others do: in `pytest tests/hip`, which
+tests/gpu/test_hip_backend.py starts.
+"""
+
 import gc
+from pathlib import Path
 
 import hip_runtime
 import pytest
@@ -6,7 +12,13 @@ import pytest
 from kccl.gpu import driver, memory, release, vendors
 from kccl.gpu.hip import HIP
 
+HERE = Path(__file__).parent
 _NO_DEVICE = 100
+
+
+def pytest_ignore_collect(config):
+    is_alone = all(Path(arg.split("::")[0]).resolve().is_relative_to(HERE) for arg in config.args)
+    return None if is_alone else True
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def job():
 def test_bits_are_the_oracles(job, way):
     names = "OF_DATA" if way == "vmm" else "OF_DATA[:1]"
     facts, err = job(f"""
-from test_collectives import call_all
+from test_hip_collectives import call_all
 from programs import OF_DATA
 comm = kccl.init("hip")
 wrong = call_all(comm, {names})

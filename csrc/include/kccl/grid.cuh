@@ -3,9 +3,9 @@
 // Every block adds to a counter once a sync; one warp of each block polls the counters, a thread
 // each. Only one warp polls, because the polls of 132 blocks load the memory that they wait for.
 // On NVIDIA's GPUs there is one counter, because several are no faster (bench/LOG.md). On AMD's
-// there are eight, and blocks take them in turn, as the hardware gives them to its dies. By estimate
-// (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. All counters
-// advance by the same in a sync: the first block of each adds what the other ones leave.
+// there are eight, and blocks take them in turn, as the hardware gives them to its dies. By
+// estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. All
+// counters advance by the same in a sync: the first block of each adds what the other ones leave.
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,

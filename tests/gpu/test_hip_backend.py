@@ -1,0 +1,15 @@
+"""Runs tests/hip in a process of its own: its conftest.py says why."""
+
+import subprocess
+import sys
+
+import pytest
+from source_tree import ROOT
+
+
+@pytest.mark.timeout(400)
+def test_the_hip_backend():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hip"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    print(done.stdout.splitlines()[-1])
