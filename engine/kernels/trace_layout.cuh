@@ -8,9 +8,9 @@ namespace kccl::decode {
 // Numbers of describe_trace() that come before those of stages.
 constexpr uint32_t kTraceNumbers = 7;
 
-// These numbers, and then the stages of each block's round with a head, [block][stage]: the bytes,
-// and kProductAt bits above them 1 + the product. Zero: the block has no such stage. A block writes
-// its own stages.
+// Behind these numbers come the stages of a round with a head, [block][stage], a word each. Its low
+// kProductAt bits are the stage's bytes, and the bits above are 1 + its Product. A word is zero if
+// the block has no such stage. Each block writes its own words.
 constexpr uint32_t kProductAt = 32;
 
 template <class S>
