@@ -12,18 +12,18 @@ from kccl.engine import Engine, open_checkpoint
 from kccl.engine.executors import packing
 from kccl.engine.random_weights import random_checkpoint
 
-# 40 MB of BF16.
-LARGE = {"hidden": 512, "ffn": 2048, "heads": 16, "kv_heads": 8, "head_dim": 32, "layers": 4}
+# 140 MB of BF16 in many layers, so that one layer's tensors are a small part.
+LARGE = {"hidden": 512, "ffn": 2048, "heads": 16, "kv_heads": 8, "head_dim": 32, "layers": 16}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder and a GGUF file, of some 40 MB and twice as many."""
+    """A folder and a GGUF file."""
     folder = tmp_path_factory.mktemp("large")
     config = LLAMA | {
         "hidden_size": 512,
         "intermediate_size": 2048,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 16,
         "num_attention_heads": 16,
         "num_key_value_heads": 8,
         "vocab_size": 8000,
@@ -36,10 +36,8 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("name", ["folder", "m.gguf"])
 def test_loading_takes_little_more_than_the_packed_weights(files, name, ranks):
-    """Models of 40 MB, to which buffers of a fixed size add up to a fifth. The least of three runs,
-    because ranks that are threads hold more or fewer of them at the same time.
-    """
-    assert 0.9 < min(memory_of_opening(files / name, ranks) for _ in range(3)) < 1.3
+    """The least of two runs: ranks that are threads hold more or fewer buffers at the same time."""
+    assert 0.9 < min(memory_of_opening(files / name, ranks) for _ in range(2)) < 1.1
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
