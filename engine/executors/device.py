@@ -108,11 +108,10 @@ class DeviceExecutor:
         )
         # Before any rank's kernel waits for another rank, because a GPU may load nothing then.
         self._load(self._kernels.usual)
-        # All boards are there. The second barrier sees that the first one succeeded: from then on
-        # waits have the usual limit instead of that of the first call.
-        comm.barrier()
-        comm.barrier()
-        self._launcher.wait()
+        # All boards are there. The second time sees that the first one succeeded: from then on waits
+        # have the usual limit instead of that of the first call.
+        self._launcher.meet()
+        self._launcher.meet()
 
     # ---- memory ----------------------------------------------------------------------------------
 

@@ -66,6 +66,15 @@ class Launcher:
             with self._current():
                 kccl.gpu.synchronize_stream(self._stream)
 
+    def meet(self) -> None:
+        """Waits until all ranks' devices have called this. Collective.
+
+        On this rank's stream: ranks that share a GPU share its default stream, where one's barrier
+        would wait for the other's to end.
+        """
+        self._comm.barrier(**({} if self.device is None else {"stream": self._stream}))
+        self.wait()
+
     def check(self) -> None:
         """Raises BackendError if a kernel has failed on a GPU. Does not wait."""
         if self.device is not None:
