@@ -82,9 +82,9 @@ class Engine(Measuring):
         Args:
             model: "bundled", "smollm2", a folder, a GGUF file, or an opened checkpoint, which stays
                 open and belongs to the caller.
-            backend: "host": this machine's cores. "cuda": GPUs, one for each rank, with one kernel
-                for a whole answer; ranks that are threads may share one. "sim": the same kernel in
-                the simulator, one rank, for tiny models.
+            backend: "host": this machine's cores. "cuda", "hip": GPUs of NVIDIA or AMD, one for
+                each rank, with one kernel for a whole answer; ranks that are threads may share one.
+                "sim": the same kernel in the simulator, one rank, for tiny models.
             ranks: Ranks as threads of this process, 1 to 8, outside a job; None: the job's
                 processes, or 1.
             blocks: On the host, threads of each rank, at most 64; None: one for each of this

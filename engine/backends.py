@@ -13,8 +13,9 @@ from .executors.executor import Executor
 from .executors.host import DTYPE as HOST_DTYPE
 from .executors.host import HostExecutor
 from .executors.packing import Parts, Sizes
+from .monokernel.machine import machine_of
 from .monokernel.shape import check
-from .monokernel.tuning import machine_of, tuning_for
+from .monokernel.tuning import tuning_for
 from .monokernel.weights import total_bytes
 from .placement import place
 from .program import Program
@@ -72,6 +73,7 @@ _ON_DEVICE = Backend(total_bytes, DTYPES, _make_device)
 BACKENDS = {
     "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host),
     "cuda": _ON_DEVICE,
+    "hip": _ON_DEVICE,
     "sim": _ON_DEVICE,
 }
 

@@ -215,8 +215,13 @@ class Incremental:
 
 
 def on_gpu(checkpoint: Checkpoint) -> Executor:
-    """The monokernel on a GPU."""
+    """The monokernel on an NVIDIA GPU."""
     return _engine(checkpoint, "cuda")
+
+
+def on_amd_gpu(checkpoint: Checkpoint) -> Executor:
+    """The monokernel on an AMD GPU."""
+    return _engine(checkpoint, "hip")
 
 
 def in_simulator(checkpoint: Checkpoint) -> Executor:
@@ -234,6 +239,7 @@ def _engine(checkpoint: Checkpoint, backend: str) -> Executor:
 EXECUTORS = {
     "host": "kccl.engine.api:Engine",
     "cuda": "kccl.engine.diff:on_gpu",
+    "hip": "kccl.engine.diff:on_amd_gpu",
     "sim": "kccl.engine.diff:in_simulator",
     "incremental": "kccl.engine.diff:Incremental",
 }

@@ -19,6 +19,7 @@ import numpy as np
 
 import kccl
 from kccl.engine import Engine
+from kccl.engine.backends import BACKENDS
 from kccl.engine.checkpoint import Checkpoint, open_checkpoint
 from kccl.engine.diff import LIMITS, Diff
 from kccl.engine.models import find_model
@@ -28,7 +29,6 @@ from ..harness.document import Document, document
 from ..harness.measure import Row
 from .report import MODEL_NAMES
 
-_BACKENDS = ("host", "cuda", "sim")
 _HEAD = (
     "| model | ranks | tokens | op | ops | relative RMSE | limit | 1 - cosine | limit |\n"
     "|---|---:|---:|---|---:|---:|---:|---:|---:|\n"
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "model", nargs="+", help=f"as of kccl generate, or random weights: {', '.join(MODELS)}"
     )
-    parser.add_argument("--executor", default="host", choices=_BACKENDS, help="what runs it (host)")
+    parser.add_argument("--executor", default="host", choices=BACKENDS, help="what runs it (host)")
     parser.add_argument("-n", "--ranks", type=int, default=1, help="ranks as threads (1)")
     parser.add_argument("--tokens", type=int, default=64, help="how many random ones (64)")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")

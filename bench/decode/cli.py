@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
+from kccl.engine.backends import BACKENDS
 from kccl.engine.checkpoint import DTYPES
 from kccl.engine.config import ModelConfig
 from kccl.engine.models import find_model
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="host",
-        choices=("host", "cuda", "sim"),
+        choices=BACKENDS,
         help="what runs the model; sim, one simulated rank, measures no machine (host)",
     )
     parser.add_argument(
@@ -233,7 +234,9 @@ def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None
         raise kccl.InvalidArgument(f"--traced-tokens is {args.traced_tokens}, must be at least 1")
     for option, is_given in (("--trace", args.trace), ("--ablate", variants)):
         if is_given and args.backend == "host":
-            raise kccl.InvalidArgument(f"{option} needs --backend cuda or sim: host has no kernel")
+            raise kccl.InvalidArgument(
+                f"{option} needs --backend cuda, hip or sim: host has no kernel"
+            )
     if args.backend == "sim" and any(variant.has_races for variant in variants):
         raise kccl.InvalidArgument("--ablate exchanges has races, which the simulator refuses")
     if args.trace and kccl.launched_rank() is not None:

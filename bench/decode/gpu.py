@@ -33,6 +33,8 @@ def gpu_facts(engine: Engine) -> dict[str, Any]:
 
 def _state(engine: Engine) -> list[dict[str, str]] | str:
     """Of each GPU of the machine; or why it is not known."""
+    if kccl.gpu.backend() != "cuda":
+        return "clocks and power are read of NVIDIA's GPUs only"
     command = shutil.which("nvidia-smi")
     if command is None:
         return "nvidia-smi is not installed"

@@ -43,7 +43,7 @@ class Room:
     @cached_property
     def comm(self) -> kccl.Communicator:
         """A communicator of all ranks' GPUs for the peers alone. The first use is collective."""
-        return kccl.init(backend="cuda")
+        return kccl.init(backend=kccl.gpu.backend())
 
     @cached_property
     def gpu_ordinal(self) -> int:

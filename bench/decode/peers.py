@@ -194,12 +194,14 @@ def _torch(name: str) -> Opener:
 
 PEERS: dict[str, dict[str, Opener]] = {
     "host": {"transformers": Transformers, "llama.cpp": LlamaCpp},
-    "cuda": {"torch": _torch("alone"), "llama.cpp": _llama_cpp_on_gpu},
-    "cuda, several ranks": {"torch+nccl": _torch("with_nccl"), "torch+kccl": _torch("with_kccl")},
+    "GPU": {"torch": _torch("alone"), "llama.cpp": _llama_cpp_on_gpu},
+    "GPUs": {"torch+nccl": _torch("with_nccl"), "torch+kccl": _torch("with_kccl")},
 }
 """Library -> what opens it. With several ranks of GPUs all of them open it together."""
 
 
 def peers_for(backend: str, world_size: int) -> Mapping[str, Opener]:
     """The peers of an engine."""
-    return PEERS[backend if backend == "host" or world_size == 1 else f"{backend}, several ranks"]
+    if backend == "host":
+        return PEERS["host"]
+    return PEERS["GPU" if world_size == 1 else "GPUs"]

@@ -40,7 +40,7 @@ _NO_LOGITS = (ctypes.c_uint64 * 8)()
 class DeviceExecutor:
     """One rank's weights, KV cache and board on a device: an Executor (executor.py).
 
-    The communicator's backend is "cuda" or "sim".
+    The communicator's backend is "cuda", "hip" or "sim".
     """
 
     kv_item_bytes = 2
@@ -108,8 +108,8 @@ class DeviceExecutor:
         )
         # Before any rank's kernel waits for another rank, because a GPU may load nothing then.
         self._load(self._kernels.usual)
-        # All boards are there. The second time sees that the first one succeeded: from then on waits
-        # have the usual limit instead of that of the first call.
+        # All boards are there. The second time sees that the first one succeeded: from then on
+        # waits have the usual limit instead of that of the first call.
         self._launcher.meet()
         self._launcher.meet()
 

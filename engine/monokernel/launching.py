@@ -27,10 +27,12 @@ class Launcher:
     def __init__(self, comm: kccl.Communicator, warp_size: int) -> None:
         """
         Args:
-            comm: Its backend is "cuda" or "sim".
+            comm: Its backend is "cuda", "hip" or "sim".
             warp_size: Of the simulated device.
         """
-        self._comm, self._warp_size = comm, warp_size
+        self._comm = comm
+        # A GPU has its own.
+        self._warp_size = warp_size if comm.backend == "sim" else None
         self.device: kccl.gpu.Device | None = None
         self._stream: Any = None
         if comm.backend != "sim":
@@ -45,6 +47,7 @@ class Launcher:
             list(names),
             target=self._comm.backend,
             warp_size=self._warp_size,
+            arch="" if self.device is None else self.device.arch,
             include_dirs=[KERNELS],
         )
 
@@ -55,7 +58,7 @@ class Launcher:
                 self._comm,
                 *args,
                 grid=grid,
-                block=warps * self._warp_size,
+                block=warps * kernel.module.warp_size,
                 shared_bytes=shared_bytes,
                 stream=self._stream,
             )

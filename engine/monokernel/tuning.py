@@ -1,71 +1,27 @@
 """Chooses how the monokernel uses a machine: shape.Tuning."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 import kccl
 
 from ..config import ModelConfig
 from ..program import Program
-from .shape import SHARED_BYTES, TILE, Tuning
+from .machine import Kind, Machine, num_groups
+from .shape import TILE, Tuning
 
 _TILE_BYTES = 2 * TILE * TILE
-# Of each block, by measurement on one H200 (bench/LOG.md): what the memory needs to be busy, and
-# less while the ring has enough, because exchanges wait behind copies.
-_BYTES_IN_FLIGHT, _QUIET_BYTES = 72 << 10, 40 << 10
-# Smaller stages cost more to hand over than to multiply.
-_LEAST_STAGE_BYTES, _MOST_STAGE_BYTES = 12 << 10, 24 << 10
-# A thread of so many warps has as many registers as the products need: the first choice first.
-_WARPS = (8, 6, 4)
 _MOST_STEPS = 8
 _MOST_STAGES = 16
-_STRANDS = 64
-# Residuals begin a round at so many moments, a tenth of a layer apart. A block reads 35 bytes of
-# weights a nanosecond on one H200.
-_STAGGERS, _BYTES_PER_NS = 4, 35
+# Residuals begin a round at so many moments, a tenth of a layer apart.
+_STAGGERS = 4
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS = 32 * 32
-# Of prefill. Attention has its parts where the vectors' ring is.
-_CHUNK_WARPS, _CHUNK_STEPS, _CHUNK_STAGES = 12, 6, 5
+# Of prefill. Attention has its parts where the vectors' ring is: that is at most so much of a
+# block's shared memory, because the rest needs some, too.
+_LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
 # Each block of the output projection reads so much of attention's parts, at most.
 _MOST_PART_BYTES = 36 << 10
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a rank may use of its device.
-
-    Attributes:
-        multiprocessors: Each runs one block.
-        shared_bytes: Of a block's shared memory.
-        chunk: Positions of a prompt that run at the same time.
-    """
-
-    multiprocessors: int
-    shared_bytes: int = SHARED_BYTES
-    chunk: int = 64
-
-
-def num_groups(program: Program, world_size: int) -> int:
-    """Residuals of a rank: its blocks are cut into so many groups."""
-    return 1 if program.num_residuals == 1 else program.most_lanes(world_size)
-
-
-def machine_of(comm: kccl.Communicator, program: Program) -> Machine:
-    """This rank's share of its device. Collective.
-
-    Ranks that are threads of one process may share a GPU.
-    """
-    if comm.backend == "sim":
-        # Simulated blocks cost real time: as few as the model can have.
-        return Machine(num_groups(program, comm.world_size), chunk=1)
-    device = kccl.gpu.device(comm.empty(1).device)
-    uuids = comm.gather_objects(device.uuid)
-    return Machine(
-        device.multiprocessors // uuids.count(device.uuid),
-        kccl.gpu.attribute(device.ordinal, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-    )
 
 
 def tuning_for(
@@ -97,27 +53,29 @@ def tuning_for(
             f"{most}: the rank has {machine.multiprocessors} multiprocessors, and {world_size} "
             f"ranks have at most {_MOST_BLOCKS} blocks"
         )
-    warps, steps = _warps_and_steps(program, world_size)
+    kind = machine.kind
+    warps, steps = _warps_and_steps(program, world_size, kind)
     stage = steps * warps * _TILE_BYTES
+    has_chunks = kind.chunk > 1
+    strands = _strands(c, machine) if has_chunks else kind.most_strands
     return Tuning(
         blocks=blocks,
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        in_flight=max(1, round(_QUIET_BYTES / stage)),
-        hungry_in_flight=max(1, _BYTES_IN_FLIGHT // stage),
-        strands=_STRANDS,
-        splits=_splits(program, lanes // groups, blocks // groups, warps),
+        in_flight=max(1, round(kind.quiet_bytes / stage)),
+        hungry_in_flight=max(1, kind.bytes_in_flight // stage),
+        strands=strands,
+        splits=_splits(program, lanes // groups, blocks // groups, warps, strands),
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(program, lanes, blocks) if groups > 1 and machine.chunk > 1 else 0,
+        stagger_ns=_stagger_ns(program, lanes, blocks, kind) if groups > 1 and has_chunks else 0,
         staggers=_STAGGERS,
-        # Whole groups of four, which can give each other registers.
-        others=-(warps + 2) % 4 + 2 if machine.chunk > 1 else 2,
-        chunk=machine.chunk,
-        chunk_others=-(_CHUNK_WARPS + 1) % 4 + 1,
-        chunk_warps=_CHUNK_WARPS,
-        chunk_stages=_chunk_stages(c, machine.chunk),
-        chunk_steps=_CHUNK_STEPS,
+        others=-(warps + 2) % kind.warps_together + 2,
+        chunk=kind.chunk,
+        chunk_others=-(kind.chunk_warps + 1) % kind.warps_together + 1,
+        chunk_warps=kind.chunk_warps,
+        chunk_stages=_chunk_stages(c, kind, strands),
+        chunk_steps=kind.chunk_steps,
     )
 
 
@@ -131,9 +89,9 @@ def _products(c: ModelConfig, lanes: int) -> Iterator[tuple[int, int, int]]:
     yield c.hidden, ffn, lanes
 
 
-def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
+def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int, int]:
     """The warps that pad the model least, and the steps of a stage. The warps change bits, so they
-    depend on the model alone.
+    depend on the model and the kind of device alone.
     """
     c = program.config
 
@@ -153,22 +111,24 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
         ]
         return max(
             num
-            for num in range(1, min(_MOST_STEPS, _MOST_STAGE_BYTES // (warps * _TILE_BYTES)) + 1)
+            for num in range(
+                1, min(_MOST_STEPS, kind.most_stage_bytes // (warps * _TILE_BYTES)) + 1
+            )
             if all(each % num == 0 or num % each == 0 for each in all_steps)
         )
 
     def key(warps: int) -> tuple[bool, int]:
-        is_small = steps(warps, [most_lanes]) * warps * _TILE_BYTES < _LEAST_STAGE_BYTES
+        is_small = steps(warps, [most_lanes]) * warps * _TILE_BYTES < kind.least_stage_bytes
         return is_small, padded(warps)
 
     is_ordinary = program.num_residuals == 1
     numbers = {len(program.lanes_of(rank, world_size)) for rank in range(world_size)}
     most_lanes = c.num_lanes if is_ordinary else 1
-    warps = min(_WARPS, key=key)
+    warps = min(kind.warps, key=key)
     return warps, steps(warps, numbers if is_ordinary else [1])
 
 
-def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:
+def _splits(program: Program, lanes: int, blocks: int, warps: int, strands: int) -> int:
     """Parts of each KV head's strands: as many as there are blocks, unless reading them again costs
     more, or a block has a warp for each of its strands already.
     """
@@ -177,7 +137,7 @@ def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:
     part_bytes = lanes * c.num_heads // c.num_lanes * (c.head_dim + 4) * 4
     splits = 1
     while (
-        splits * warps < _STRANDS
+        splits * warps < strands
         and 2 * splits * kv_heads <= blocks
         and 2 * splits * part_bytes <= _MOST_PART_BYTES
     ):
@@ -185,15 +145,34 @@ def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:
     return splits
 
 
-def _stagger_ns(program: Program, lanes: int, blocks: int) -> int:
+def _stagger_ns(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
     """A tenth of the time in which a block reads its weights of a layer."""
     c = program.config
     weights = sum(rows * columns * of_lane for rows, columns, of_lane in _products(c, lanes))
-    return 2 * weights // blocks // _BYTES_PER_NS // 10
+    return 2 * weights // blocks // kind.bytes_per_ns // 10
 
 
-def _chunk_stages(c: ModelConfig, chunk: int) -> int:
-    """Enough for all strands' parts of four queries, and of eight nodes above them."""
-    stage = _CHUNK_STEPS * chunk * TILE * 4
-    parts = (_STRANDS + 8) * 4 * (c.head_dim + 4) * 4
-    return max(_CHUNK_STAGES, -(-parts // stage))
+def _strands(c: ModelConfig, machine: Machine) -> int:
+    """As many as prefill has room for. They change bits, so they depend on the model and the kind
+    of device alone.
+    """
+    strands = machine.kind.most_strands
+    while strands > 1 and _part_bytes(c, machine.kind, strands) > (
+        _MOST_OF_SHARED * machine.shared_bytes
+    ):
+        strands //= 2
+    return strands
+
+
+def _part_bytes(c: ModelConfig, kind: Kind, strands: int) -> int:
+    """Of all strands' parts of the queries that share a multiplication, and of the nodes above
+    them: Chunk::Parts in kernels/prefill_shape.cuh.
+    """
+    nodes = -(-strands // 8)
+    return (strands + nodes) * kind.vectors * (c.head_dim + 4) * 4
+
+
+def _chunk_stages(c: ModelConfig, kind: Kind, strands: int) -> int:
+    """Enough for attention's parts."""
+    stage = kind.chunk_steps * kind.chunk * TILE * 4
+    return max(_LEAST_CHUNK_STAGES, -(-_part_bytes(c, kind, strands) // stage))

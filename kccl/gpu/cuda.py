@@ -72,6 +72,7 @@ class Cuda(Table):
     legacy_stream = 1  # CU_STREAM_LEGACY
     host_flags = 1 | 2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
     multiprocessors = "MULTIPROCESSOR_COUNT"
+    shared_bytes = "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"
     maps_memory = "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
     exports_memory = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"
     warp_size = 32

@@ -108,6 +108,7 @@ class Device:
         uuid: The same in every process.
         arch: The architecture to compile for, as in "sm_90a".
         multiprocessors: Their number.
+        shared_bytes: Most shared memory of a block.
         context: Its context, which is PyTorch's and CuPy's too.
     """
 
@@ -116,6 +117,7 @@ class Device:
     uuid: str
     arch: str
     multiprocessors: int
+    shared_bytes: int
     context: int = field(repr=False)
 
     def current(self) -> _Current:
@@ -158,6 +160,7 @@ def device(ordinal: int) -> Device:
         gpu.device_uuid(ordinal),
         gpu.device_arch(ordinal),
         gpu.attribute(ordinal, gpu.multiprocessors),
+        gpu.attribute(ordinal, gpu.shared_bytes),
         gpu.open_device(ordinal),
     )
     _opened.append(opened)

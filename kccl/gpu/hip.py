@@ -88,6 +88,7 @@ class Hip(Table):
     # hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent
     host_flags = 1 | 2 | 0x40000000
     multiprocessors = "MultiprocessorCount"
+    shared_bytes = "MaxSharedMemoryPerBlock"
     maps_memory = "VirtualMemoryManagementSupported"
     # There is no attribute of its own; sharing.py tries the export.
     exports_memory = "VirtualMemoryManagementSupported"

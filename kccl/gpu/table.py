@@ -110,9 +110,9 @@ class Table(ABC):
         legacy_stream: The default stream of each device. It and the blocking streams wait for each
             other.
         host_flags: Of host memory that all devices map at the host's address.
-        multiprocessors, maps_memory, exports_memory: Attributes of a device, for attribute(): their
-            number; whether it has memory with a mapping of its own; whether that can be exported as
-            a file descriptor.
+        multiprocessors, shared_bytes, maps_memory, exports_memory: Attributes of a device, for
+            attribute(): their number; the most shared memory of a block; whether it has memory with
+            a mapping of its own; whether that can be exported as a file descriptor.
         warp_size: Threads of a warp.
         dlpack_type: DLPack's number for this vendor's GPUs.
         queue: Field of KcclGpuQueue -> the function whose address it holds.
@@ -138,6 +138,7 @@ class Table(ABC):
     legacy_stream: int
     host_flags: int
     multiprocessors: str
+    shared_bytes: str
     maps_memory: str
     exports_memory: str
     warp_size: int

@@ -118,7 +118,7 @@ def test_ranks_measure_a_peer_only_if_all_have_opened_it(
 ) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
+    monkeypatch.setitem(PEERS, "GPUs", {"reference": ReferenceAsPeer})
     checkpoint = random_checkpoint("tiny-llama")
     prompt, answer = list(range(16)), list(range(20, 36))
     known = tokens.Oracle(checkpoint).expected(prompt, answer)
@@ -135,7 +135,7 @@ def test_ranks_measure_a_peer_only_if_all_have_opened_it(
 
 
 def test_ranks_that_are_threads_have_no_peers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, "cuda, several ranks", {"reference": ReferenceAsPeer})
+    monkeypatch.setitem(PEERS, "GPUs", {"reference": ReferenceAsPeer})
     engine: Any = Job(None)
     with ExitStack() as ends:
         peers = OpenedPeers(engine, random_checkpoint("tiny-llama"), ends, lambda what: None)

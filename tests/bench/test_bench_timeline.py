@@ -194,8 +194,8 @@ def test_the_command_in_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "message"),
     [
         (("--ablate", "everything"), "'everything' cannot be left out or changed"),
-        (("--ablate", "weights"), "--ablate needs --backend cuda or sim"),
-        (("--trace", "t.json"), "--trace needs --backend cuda or sim"),
+        (("--ablate", "weights"), "--ablate needs --backend cuda, hip or sim"),
+        (("--trace", "t.json"), "--trace needs --backend cuda, hip or sim"),
         (("--backend", "sim", "--ablate", "exchanges"), "has races"),
         (("--backend", "sim", "--trace", "/nowhere/t.json"), "not a writable folder"),
         (("--backend", "sim", "--trace", "t.json", "--traced-tokens", "0"), "--traced-tokens is 0"),

@@ -6,7 +6,8 @@ import pytest
 import kccl
 from kccl.engine import Engine
 from kccl.engine.diff import Diff
-from kccl.engine.monokernel.tuning import Machine, tuning_for
+from kccl.engine.monokernel.machine import Machine
+from kccl.engine.monokernel.tuning import tuning_for
 from kccl.engine.program import Program
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
@@ -69,7 +70,7 @@ def test_the_host_has_no_executor_without_overlap():
 def test_arguments_that_a_backend_does_not_take_are_refused():
     model = checkpoint("tiny-laneformer")
     for given, message in (
-        ({"backend": "tpu"}, "backend is 'tpu', must be one of 'host', 'cuda', 'sim'"),
+        ({"backend": "tpu"}, "backend is 'tpu', must be one of 'host', 'cuda', 'hip', 'sim'"),
         ({"backend": "sim", "ranks": 2}, "ranks is 2, must be 1"),
         ({"backend": "sim", "blocks": 3}, "blocks is 3, must be a multiple of the rank's 4"),
         ({"backend": "sim", "blocks": 64}, "blocks is 64"),

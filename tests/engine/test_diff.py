@@ -155,7 +155,7 @@ def test_command_line(capsys):
         (["tiny-llama", "--op", "layers.9.out"], "op is 'layers.9.out'"),
         (
             ["tiny-llama", "--executor", "nothing"],
-            "executor is 'nothing', must be host, cuda, sim, incremental",
+            "executor is 'nothing', must be host, cuda, hip, sim, incremental",
         ),
         (["no/such/folder"], "model 'no/such/folder' is neither"),
         (["tiny-llama", "--tokens", "0"], "--tokens is 0, must be at least 1"),

@@ -25,7 +25,7 @@ def test_ranks_of_a_device_share_streams_however_they_come(monkeypatch):
 
     monkeypatch.setattr(driver.table(), "call", call)
     monkeypatch.setattr(gpu_memory, "_streams", {})
-    devices = [driver.Device(k, "a GPU", f"uuid {k}", "sm_90a", 132, 7) for k in range(2)]
+    devices = [driver.Device(k, "a GPU", f"uuid {k}", "sm_90a", 132, 1024, 7) for k in range(2)]
     kinds = [(where, work) for where in devices for work in ("writes", "fills")]
     together, got = threading.Barrier(4), []
 
@@ -64,7 +64,7 @@ def test_a_state_is_filled_and_written_on_two_streams(monkeypatch, has_dependent
     monkeypatch.setattr(driver.table(), "launches_dependents", lambda ordinal: True)
     monkeypatch.setattr(release, "at_end", lambda *args, **how: None)
     monkeypatch.setattr(gpu_memory, "_streams", {})
-    device = driver.Device(0, "a GPU", "a uuid", "sm_90a", 132, 7)
+    device = driver.Device(0, "a GPU", "a uuid", "sm_90a", 132, 1024, 7)
     context = ffi.new("KcclHostContext *")
     state = cuda_state.DeviceState(device, context, has_dependents=has_dependents)
     state.limit_ns = 12

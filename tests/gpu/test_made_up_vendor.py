@@ -112,7 +112,7 @@ def test_cudas_table_has_names_that_cuda_bindings_knows():
     # Functions that only C calls are not in `names`: they are looked up at run time.
     for name in dataclasses.astuple(CUDA.names):
         assert callable(getattr(binding, name)), name
-    for name in (CUDA.multiprocessors, CUDA.maps_memory, CUDA.exports_memory):
+    for name in (CUDA.multiprocessors, CUDA.shared_bytes, CUDA.maps_memory, CUDA.exports_memory):
         assert hasattr(binding.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     numbers = SimpleNamespace(
         out_of_memory=binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY,

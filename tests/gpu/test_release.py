@@ -12,7 +12,7 @@ from kccl.gpu import driver as gpu
 from kccl.gpu import graphs, memory, release
 from kccl.gpu.table import DriverError
 
-WHERE = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 7)
+WHERE = gpu.Device(0, "H200", "uuid", "sm_90a", 132, 1024, 7)
 
 
 def test_dropping_memory_does_not_wait_for_the_device(monkeypatch):
@@ -97,7 +97,7 @@ def test_a_failed_release_leaves_no_context_current(monkeypatch):
 def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypatch):
     """Threads of one process share one mapping. A peer's kernel may still write to it."""
     made, is_over = [], threading.Event()
-    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 70 + k) for k in range(3)]
+    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 1024, 70 + k) for k in range(3)]
 
     def call(name, *args, note=""):
         made.append((name, *args))
@@ -127,7 +127,7 @@ def test_shared_memory_is_unmapped_when_its_peers_devices_are_idle_too(monkeypat
 
 def test_memory_for_peer_access_is_freed_when_its_peers_devices_are_idle_too(monkeypatch):
     made, is_over = [], threading.Event()
-    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 70 + k) for k in range(2)]
+    devices = [gpu.Device(k, "H200", f"uuid {k}", "sm_90a", 132, 1024, 70 + k) for k in range(2)]
 
     def attempt(name, *args):
         made.append((name, *args))

@@ -26,7 +26,7 @@ def test_hip_python_knows_every_name():
     binding = pytest.importorskip("rocm.bindings.hip", reason="hip-python is not installed")
     for name in filter(None, [*dataclasses.astuple(HIP.names), *HIP.queue.values()]):
         assert callable(getattr(binding, name)), name
-    for name in (HIP.multiprocessors, HIP.maps_memory, HIP.exports_memory):
+    for name in (HIP.multiprocessors, HIP.shared_bytes, HIP.maps_memory, HIP.exports_memory):
         assert hasattr(binding.hipDeviceAttribute_t, f"hipDeviceAttribute{name}")
     error = binding.hipError_t
     coherent = binding.hipHostMallocCoherent

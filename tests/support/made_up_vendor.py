@@ -197,6 +197,7 @@ class MadeUp(Table):
     legacy_stream = 5
     host_flags = 0x30
     multiprocessors = "cores"
+    shared_bytes = "bytes"
     maps_memory = exports_memory = "maps"
     warp_size = 16
     dlpack_type = 77
@@ -215,7 +216,7 @@ class MadeUp(Table):
         return len(name)
 
     def attribute(self, ordinal, name):
-        return {"cores": 3, "maps": 0}[name]
+        return {"cores": 3, "bytes": 4096, "maps": 0}[name]
 
     def device_name(self, ordinal):
         return "a toy"

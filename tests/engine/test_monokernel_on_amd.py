@@ -1,0 +1,89 @@
+"""The whole monokernel as clang compiles it for AMD's GPUs, with the tunings that they get. No GPU
+is needed.
+"""
+
+import re
+from dataclasses import replace
+
+import pytest
+from device_compilers import amd_functions, amd_metadata, compile_hip, has_zig
+
+from kccl.engine.monokernel.machine import AMD, Machine
+from kccl.engine.monokernel.shape import source_of
+from kccl.engine.monokernel.tuning import tuning_for
+from kccl.engine.program import Program
+from kccl.engine.random_weights import MODELS
+
+MI300X = Machine(304, 64 << 10, AMD)
+MI355X = Machine(256, 160 << 10, AMD)
+CONTEXT = 4096
+# Vector registers that a kernel keeps in memory: by model, and whether it samples.
+DECODE_SPILLS = {("laneformer-2b", False): 32, ("llama-1b", False): 100, ("llama-1b", True): 220}
+FACTS = ("sizeof(Shared<Model>)", "num_stages<Model>()", "sizeof(PrefillShared<Model>)")
+
+pytestmark = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
+
+
+def programs():
+    """Models that are no tests' own, with the numbers of ranks that they have most work for."""
+    for model in MODELS:
+        program = Program(MODELS[model])
+        for ranks in (1, 2, 8):
+            if not model.startswith("tiny") and ranks <= program.config.num_lanes:
+                yield pytest.param(program, ranks, id=f"{model}-{ranks}")
+
+
+@pytest.mark.parametrize("machine", [MI300X, MI355X], ids=["MI300X", "MI355X"])
+@pytest.mark.parametrize(("program", "ranks"), list(programs()))
+def test_a_tuning_fits_a_compute_unit(program, ranks, machine, headers, tmp_path):
+    tuning = tuning_for(program, ranks, machine)
+    assert ranks * tuning.blocks <= 32 * 32 and tuning.blocks <= machine.multiprocessors
+    # A thread has 256 registers: at most two waves are on each of four SIMDs.
+    assert max(tuning.warps + tuning.others, tuning.chunk_warps + tuning.chunk_others) <= 8
+    source, _, _ = source_of(program, ranks, CONTEXT, tuning).partition("KCCL_KERNEL_OF(")
+    facts = ", ".join(FACTS)
+    source += f"""
+using namespace kccl::decode;
+extern "C" __attribute__((device, used)) const unsigned long long kFacts[] = {{{facts}}};
+"""
+    assembly = compile_hip(source, "gfx942", tmp_path, headers)
+    found = re.search(r"^kFacts:\n((?:\s+\.quad\s+\d+.*\n)+)", assembly, re.MULTILINE)
+    shared, stages, prefill = map(int, re.findall(r"\.quad\s+(\d+)", found[1]))
+    assert max(shared, prefill) <= machine.shared_bytes
+    # One stage is copied while the warps multiply another.
+    assert stages >= 2
+
+
+@pytest.mark.parametrize(
+    ("model", "arch", "dtype", "ranks", "samples"),
+    [
+        ("laneformer-2b", "gfx942", "bfloat16", 1, False),
+        ("laneformer-2b", "gfx942", "float16", 2, False),
+        ("llama-1b", "gfx942", "bfloat16", 1, True),
+        ("llama-1b", "gfx950", "float16", 1, False),
+    ],
+)
+def test_it_compiles(model, arch, dtype, ranks, samples, headers, tmp_path):
+    """With two ranks, the head has a part for each lane."""
+    config = MODELS[model]
+    if ranks > 1:
+        config = replace(config, lm_head="vocab_parallel")
+    program = Program(config)
+    tuning = tuning_for(program, ranks, MI300X if arch == "gfx942" else MI355X)
+    source = source_of(program, ranks, CONTEXT, tuning, dtype, samples=samples)
+    assembly = compile_hip(source, arch, tmp_path, headers)
+    most_spills = {"6decode14": DECODE_SPILLS[model, samples], "7prefill14": 0}
+    for kernel in ("6decode14",) if samples else ("6decode14", "7prefill14"):
+        (body,) = (body for name, body in amd_functions(assembly).items() if kernel in name)
+        assert ("v_mfma_f32_16x16x16_bf16" in body) is (dtype == "bfloat16")
+        assert "v_mfma_f32_16x16x16_f16" in body
+        # Sums over lanes of a wave do not go through block-shared memory.
+        assert "row_mirror" in body and "row_half_mirror" in body
+        (numbers,) = (n for name, n in amd_metadata(assembly).items() if kernel in name)
+        # All of a block's shared memory is dynamic.
+        assert numbers["group_segment_fixed_size"] == 0
+        assert numbers["vgpr_count"] * numbers["max_flat_workgroup_size"] // 256 <= 512
+        assert numbers["vgpr_spill_count"] <= most_spills[kernel]
+    (decode,) = (body for name, body in amd_functions(assembly).items() if "6decode14" in name)
+    # Weights stream past the caches.
+    assert re.search(r"global_load_dwordx4 .*\bnt$", decode, re.MULTILINE)
