@@ -6,11 +6,13 @@ tests/gpu/test_hip_backend.py starts.
 import gc
 from pathlib import Path
 
+import hip_matrix
 import hip_runtime
 import pytest
 
 from kccl.gpu import driver, memory, release, vendors
 from kccl.gpu.hip import HIP
+from kccl.tools import warm
 
 HERE = Path(__file__).parent
 _NO_DEVICE = 100
@@ -50,3 +52,13 @@ def amd(monkeypatch):
     # Outside of these tests there is no AMD GPU.
     vars(HIP).pop("binding", None)
     hip_runtime.fail("hipInit", _NO_DEVICE)
+
+
+@pytest.fixture(scope="session")
+def kernels_are_warm():
+    """Compiles the kernels of the matrix on all cores."""
+    pytest.importorskip("hip", reason="hip-python is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in hip_runtime.environment().items():
+            patch.setenv(variable, value)
+        warm.warm(hip_matrix.instances(), "gfx942")

@@ -21,32 +21,31 @@ from hip_arrays import from_gpu, ordinal_of, to_gpu
 
 @pytest.fixture
 def job():
-    """job(program, **variables): what two ranks said, by rank."""
+    """job(program, world_size=2, **variables): what the ranks said, by rank."""
     pytest.importorskip("hip", reason="hip-python is not installed")
 
-    def run(program, *, code=0, **variables):
+    def run(program, world_size=2, *, code=0, **variables):
         folders = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "sim")]
         path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
         variables |= {"PYTHONPATH": path, **hip_runtime.environment()}
-        found, facts, err = ranks.run(2, PRELUDE + program, timeout=100, **variables)
+        found, facts, err = ranks.run(world_size, PRELUDE + program, timeout=100, **variables)
         assert found == code, err
         return facts, err
 
     return run
 
 
-@pytest.mark.parametrize("way", ["vmm", "ipc"])
-def test_bits_are_the_oracles(job, way):
-    names = "OF_DATA" if way == "vmm" else "OF_DATA[:1]"
-    facts, err = job(f"""
-from test_hip_collectives import call_all
+@pytest.mark.parametrize(("way", "world_size"), [("vmm", 2), ("vmm", 3), ("vmm", 4), ("ipc", 2)])
+def test_bits_are_the_oracles(job, kernels_are_warm, way, world_size):
+    facts, err = job("""
+from hip_matrix import call_all
 from programs import OF_DATA
 comm = kccl.init("hip")
-wrong = call_all(comm, {names})
+wrong = call_all(comm, OF_DATA)
 comm.close()
 say(rank=comm.rank, wrong=wrong)
-""", KCCL_WINDOWS=way)  # fmt: skip
-    assert {rank: fact["wrong"] for rank, fact in facts.items()} == {0: [], 1: []}, err
+""", world_size, KCCL_WINDOWS=way)  # fmt: skip
+    assert [facts[rank]["wrong"] for rank in range(world_size)] == [[]] * world_size, err
 
 
 def test_a_rank_that_dies_is_named(job):

@@ -161,7 +161,11 @@ void machine_knows(uint64_t address, uint64_t num_bytes) {
     kccl_sim_add_window(machine(), 0, address, num_bytes);
 }
 
-void machine_forgets(uint64_t address) { kccl_sim_remove_window(machine(), address); }
+// A KcclState may have begun here: the next one that does counts its calls anew.
+void machine_forgets(uint64_t address) {
+    kccl_sim_remove_window(machine(), address);
+    kccl_sim_forget_calls(machine(), address);
+}
 
 int kernel_work(Function* function, const Shape& shape, void** arguments, Work* work) {
     const bool is_flat =

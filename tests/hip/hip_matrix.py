@@ -1,0 +1,61 @@
+"""The matrix of collectives on the hip backend."""
+
+import collectives
+import oracle
+from hip_arrays import from_gpu, ordinal_of, to_gpu
+from programs import OF_DATA, algorithms_for
+
+# Sizes of a lane's part of a packet, of some packets, and of more than one block.
+COUNTS = (1, 5, 300)
+WORLD_SIZES = (2, 3, 4)
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+def calls(name, world_size):
+    """(algorithm, element type, operator) of the calls of a collective on so many ranks.
+
+    Every two of these four meet: algorithm, type, operator, number of ranks. All combinations would
+    be four times as many kernels to compile. tests/sim draws from all of them.
+    """
+    ranks = WORLD_SIZES.index(world_size)
+    for kind, dtype in enumerate(oracle.DTYPES):
+        for index, algorithm in enumerate(algorithms_for(name, world_size, dtype, "hip")):
+            if name not in REDUCTIONS:
+                yield algorithm, dtype, "sum"
+                continue
+            for number, op in enumerate(oracle.ops_of(dtype)):
+                turn = kind + number
+                has_turn = turn % len(WORLD_SIZES) == ranks and turn % 2 == index % 2
+                if has_turn or (dtype, op) == ("float32", "sum"):
+                    yield algorithm, dtype, op
+
+
+def call_all(comm, names):
+    """Makes every call of collectives; returns what was wrong."""
+    wrong, ordinal, ranks = [], ordinal_of(comm), range(comm.world_size)
+    for name in names:
+        of_it = collectives.load(name)
+        for number, (algorithm, dtype, op) in enumerate(calls(name, comm.world_size)):
+            for count in COUNTS:
+                root = number % comm.world_size
+                size = count * comm.world_size if of_it.HAS_CHUNKS else count
+                inputs = [oracle.exact(dtype, op, size, rank, number) for rank in ranks]
+                want = of_it.want(inputs, comm.rank, op=op, root=root)
+                x, out = to_gpu(inputs[comm.rank], ordinal), to_gpu(0 * want, ordinal)
+                keywords = {} if name in ("all_reduce", "broadcast") else {"out": out}
+                got = of_it.call(comm, x, op=op, root=root, algorithm=algorithm, **keywords)
+                if (oracle.bits(from_gpu(got).reshape(-1)) != oracle.bits(want)).any():
+                    wrong.append((name, algorithm, dtype, op, count))
+    comm.barrier()
+    comm.check()
+    return wrong
+
+
+def instances():
+    """The kernels of all calls, as kccl.tools.warm takes them."""
+    return [
+        (*call, world_size)
+        for name in OF_DATA
+        for world_size in WORLD_SIZES
+        for call in calls(name, world_size)
+    ]
