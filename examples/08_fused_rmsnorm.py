@@ -64,7 +64,7 @@ module = kccl.compile(SOURCE, ["add_and_normalise"], target=backend)
 
 def main(comm):
     xp = np
-    if backend == "cuda":
+    if backend != "sim":
         import cupy as xp
 
         xp.cuda.Device(comm.rank).use()

@@ -26,7 +26,7 @@ COUNT, BLOCKS = 1000, 4
 OPTIONS = ("-std=c++20", f"-I{kccl.include_dir()}")
 
 if __name__ == "__main__":
-    comm = kccl.init(backend="cuda")
+    comm = kccl.init(backend=kccl.gpu.backend())
     cupy.cuda.Device(comm.local_rank).use()
     kernel = cupy.RawKernel(SOURCE, "scaled_sum", options=OPTIONS)
     data = comm.device_comm(channels=BLOCKS, max_bytes=COUNT * 4).data

@@ -1,11 +1,12 @@
 """Which algorithms the tests of collectives run on GPUs: all that are made for them."""
 
 import oracle
+from gpu_vendor import BACKEND
 from programs import algorithms_for
 
 
 def of_gpus(collective, world_size, dtype="int32"):
-    return algorithms_for(collective, world_size, dtype, "cuda")
+    return algorithms_for(collective, world_size, dtype, BACKEND)
 
 
 def reductions(world_size):

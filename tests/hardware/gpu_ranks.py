@@ -1,10 +1,11 @@
 """Programs of ranks that have a communicator on GPUs and PyTorch."""
 
+from gpu_vendor import BACKEND
 from preloaded import run
 
-PRELUDE = """
+PRELUDE = f"""
 import torch
-comm = kccl.init(backend="cuda")
+comm = kccl.init(backend="{BACKEND}")
 torch.cuda.set_device(comm.rank)
 total = comm.world_size * (comm.world_size + 1) / 2
 def filled(count=4000, dtype=torch.float32):

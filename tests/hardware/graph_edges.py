@@ -13,6 +13,8 @@ _OF_KERNELS = 0
 
 def need_edges():
     """Skips the test where the driver cannot list edges."""
+    if gpu.backend() != "cuda":
+        pytest.skip("only NVIDIA's GPUs have programmatic dependents")
     if gpu.call("cuDriverGetVersion") < CUDA.dependents_version:
         pytest.skip("the driver is older than CUDA 12.3")
 

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_vendor import BACKEND
 from preloaded import run
 
 import kccl
@@ -60,7 +61,7 @@ def test_arrays_of_numba(world_size, cuda):
             comm.all_gather(x)
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -115,4 +116,4 @@ def test_a_device_array_is_not_mistaken_for_another_devices(cuda):
         with pytest.raises(kccl.InvalidArgument, match="is on device 1, must be on"):
             comm.all_reduce(x)
 
-    kccl.run_threads(main, 1, backend="cuda")
+    kccl.run_threads(main, 1, backend=BACKEND)

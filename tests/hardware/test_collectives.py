@@ -5,6 +5,7 @@ import oracle
 import pytest
 from gpu_algorithms import of_gpus, reductions
 from gpu_arrays import bits_of, to_gpu
+from gpu_vendor import BACKEND
 
 import kccl
 from kccl import gpu
@@ -80,7 +81,7 @@ def test_all_reduce_gives_the_bits_of_the_host(world_size, kernels_are_warm):
         comm.check()
         return wrong
 
-    for rank, wrong in enumerate(kccl.run_threads(on_gpu, world_size, backend="cuda")):
+    for rank, wrong in enumerate(kccl.run_threads(on_gpu, world_size, backend=BACKEND)):
         assert wrong == [], f"rank {rank}"
 
 
@@ -99,7 +100,7 @@ def test_unaligned_arrays(world_size):
             base.zero_()
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("windows", ["vmm", "peer"])
@@ -121,7 +122,7 @@ def test_broadcast_and_barrier(world_size, algorithm, windows, monkeypatch):
                 assert torch.equal(x.cpu(), want)
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -144,7 +145,7 @@ def test_put_get_signal_wait(world_size):
             comm.barrier()
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -186,7 +187,7 @@ def test_arrays_of_every_library(world_size):
         with pytest.raises(kccl.InvalidArgument, match=r"must be on the communicator's"):
             comm.all_reduce(torch.zeros(4, device=f"cuda:{(comm.rank + 1) % world_size}"))
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -218,7 +219,7 @@ def test_prepared_calls_streams_and_channels(world_size):
         assert (x == world_size).all()
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -237,7 +238,7 @@ def test_time_of_prepared_calls(world_size):
         assert np.median(ops[0].time(200)) < 100
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [2])
@@ -261,7 +262,7 @@ def test_narrow_epochs_wrap(world_size, monkeypatch):
             comm.check()
             assert is_right, turn
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_all_gather_and_reduce_scatter_give_the_bits_of_the_oracle(
         comm.check()
         return wrong
 
-    for rank, wrong in enumerate(kccl.run_threads(main, world_size, backend="cuda")):
+    for rank, wrong in enumerate(kccl.run_threads(main, world_size, backend=BACKEND)):
         assert wrong == [], f"rank {rank}"
 
 
@@ -357,7 +358,7 @@ def test_long_messages_take_many_rounds(world_size, shape):
                 assert torch.equal(x, given[root])
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -381,4 +382,4 @@ def test_what_is_allocated_is_of_the_arrays_library(world_size):
             assert (gather() == out).all()
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)

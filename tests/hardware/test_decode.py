@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("tokenizers", reason="the engine's libraries are not installed")
 pytest.importorskip("safetensors", reason="the engine's libraries are not installed")
 
+from gpu_vendor import BACKEND
 from smollm2 import find_smollm2
 
 from kccl.engine import Engine, backends
@@ -49,7 +50,7 @@ def checkpoint():
 
 @pytest.fixture(scope="module")
 def engine(checkpoint):
-    with Engine(checkpoint, "cuda", 1) as opened:
+    with Engine(checkpoint, BACKEND, 1) as opened:
         yield opened
 
 
@@ -67,7 +68,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def small_engine(small):
-    with Engine(small, "cuda", 1) as opened:
+    with Engine(small, BACKEND, 1) as opened:
         yield opened
 
 
@@ -118,7 +119,7 @@ def test_logits_around_the_window_and_at_the_end_of_the_context(small, small_eng
 def test_choices_on_smollm2():
     with open_checkpoint(find_smollm2()) as smollm2, Engine(smollm2, ranks=1) as host:
         prompt = host.tokenizer.encode("The history of the metre begins")
-        with Engine(smollm2, "cuda", 1) as engine:
+        with Engine(smollm2, BACKEND, 1) as engine:
             ids = prompt + engine.generate(prompt, max_tokens=1000, stop_ids=()).ids
             found = engine.logits(ids)
         wanted = host.logits(ids)
@@ -129,7 +130,7 @@ def test_choices_on_laneformer_2b():
     """The reference reads 200 positions at once, which takes less than packing for the host."""
     model = random_checkpoint("laneformer-2b")
     ids = random_ids(model, 200)
-    with Engine(model, "cuda", 1, context=256) as engine:
+    with Engine(model, BACKEND, 1, context=256) as engine:
         found = engine.logits(ids)
     wanted = Reference(model).logits(ids)
     check_choices(found, wanted, RELATIVE_TOLERANCE * np.abs(wanted).max(), least_share=0.5)
@@ -159,7 +160,7 @@ def test_twenty_thousand_tokens_have_the_same_bits(small, small_engine):
     one = answers(small_engine, REQUESTS, seed=7)
     assert sum(len(ids) for ids, _ in one) == 20_000
     assert answers(small_engine, REQUESTS, seed=7) == one
-    with Engine(small, "cuda", 2) as two:
+    with Engine(small, BACKEND, 2) as two:
         assert answers(two, REQUESTS, seed=7) == one
 
 
@@ -180,7 +181,7 @@ def test_delays_change_no_bit(small, small_engine, monkeypatch):
     ids = random_ids(small, 300)
     wanted = small_engine.generate(ids, max_tokens=500).ids
     logits = small_engine.logits(ids)
-    with delays(monkeypatch), Engine(small, "cuda", 2) as slow:
+    with delays(monkeypatch), Engine(small, BACKEND, 2) as slow:
         began = slow.timed(ids[:1], 100)[1]
         # It has four layers of five ops.
         assert began[-1] - began[1] > 99 * 20 * DELAY_NS * 1e-9
@@ -194,7 +195,7 @@ def test_tokens_without_overlap_are_the_same(engine, small, monkeypatch):
     found, slow_times = engine.timed(ids, 500, overlaps=False)
     assert found == tokens
     assert slow_times[-1] - slow_times[1] > times[-1] - times[1]
-    with delays(monkeypatch), Engine(small, "cuda", 2) as two:
+    with delays(monkeypatch), Engine(small, BACKEND, 2) as two:
         ids = random_ids(small, 40)
         assert two.timed(ids, 200, overlaps=False)[0] == two.timed(ids, 200)[0]
 
@@ -202,7 +203,7 @@ def test_tokens_without_overlap_are_the_same(engine, small, monkeypatch):
 def test_two_ranks_run_variants_and_traces(small):
     """All ranks load a kernel before one runs it."""
     ids = random_ids(small, 40)
-    with Engine(small, "cuda", 2) as two:
+    with Engine(small, BACKEND, 2) as two:
         tokens = two.timed(ids, 50)[0]
         with two.using(parse("attention")):
             assert len(two.timed(ids, 50)[0]) == 50

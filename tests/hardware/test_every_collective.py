@@ -5,6 +5,7 @@ import oracle
 import pytest
 from gpu_algorithms import of_gpus
 from gpu_arrays import bits_of, to_gpu
+from gpu_vendor import BACKEND
 from programs import OF_DATA
 
 import kccl
@@ -41,5 +42,5 @@ def test_bits_are_the_oracles(name, world_size):
     def algorithms(dtype):
         return of_gpus(name, world_size, dtype)
 
-    for rank, wrong in enumerate(kccl.run_threads(main, world_size, backend="cuda")):
+    for rank, wrong in enumerate(kccl.run_threads(main, world_size, backend=BACKEND)):
         assert wrong == [], f"rank {rank}"

@@ -1,22 +1,27 @@
-"""`kccl bench --backend cuda` on GPUs: right results, and a floor in each row."""
+"""`kccl bench` on GPUs: right results, and a floor in each row."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+from gpu_vendor import BACKEND
 from ranks import LAUNCHER, environment
 from suites import run_suite
 
 from kccl.plan import tuning
 
+PEERS = {
+    "cuda": {"all_reduce": {"nccl", "torch_symm_mem"}, "broadcast": {"nccl"}},
+    "hip": {"all_reduce": {"rccl"}, "broadcast": {"rccl"}},
+}
 SHORT = ("--repeats", "3", "--iterations", "100", "--json")
 
 
 def bench(world_size, collective, *options):
     command = [*LAUNCHER, "-n", str(world_size), "--", sys.executable, "-m", "kccl", "bench"]
     done = subprocess.run(
-        [*command, collective, "--backend", "cuda", *options, *SHORT],
+        [*command, collective, "--backend", BACKEND, *options, *SHORT],
         env=environment(),
         capture_output=True,
         text=True,
@@ -70,7 +75,7 @@ def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
     with_peers = ("--sizes", "1K", "8K", "--baselines", *SHORT[:-1])
     benches = {name: (name, *with_peers) for name in ("all_reduce", "broadcast")}
     documents = run_suite(world_size, tmp_path, benches)
-    for collective, peers in (("all_reduce", {"nccl", "torch_symm_mem"}), ("broadcast", {"nccl"})):
+    for collective, peers in PEERS[BACKEND].items():
         rows, printed = documents[collective]
         found = {(row["library"], row["mode"]) for row in rows if row["time_us"] is not None}
         assert {(peer, mode) for peer in peers for mode in ("graph", "eager")} <= found, printed
@@ -79,8 +84,8 @@ def test_peers_are_measured_in_the_same_run(world_size, tmp_path):
 
 @pytest.mark.parametrize("world_size", [2])
 def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
-    table = tmp_path / "cuda.json"
-    tune = ["-m", "kccl.bench.tune", "all_reduce", "--backend", "cuda", "--out", str(table)]
+    table = tmp_path / "tuned.json"
+    tune = ["-m", "kccl.bench.tune", "all_reduce", "--backend", BACKEND, "--out", str(table)]
     few = ["-b", "64", "-e", "128", "--blocks", "4", "64", "--threads", "64", "--repeats", "1"]
     done = subprocess.run(
         [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *tune, *few],
@@ -92,7 +97,7 @@ def test_tuning_writes_a_table_that_the_planner_takes(world_size, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = tuning.read_tuning(table).thresholds[world_size][:1]
     assert (made.blocks, made.threads) in ((4, 64), (64, 64))
-    bench = ["-m", "kccl", "bench", "all_reduce", "--backend", "cuda", "-b", "64", "-e", "64"]
+    bench = ["-m", "kccl", "bench", "all_reduce", "--backend", BACKEND, "-b", "64", "-e", "64"]
     done = subprocess.run(
         [*LAUNCHER, "-n", str(world_size), "--", sys.executable, *bench, *SHORT],
         env=environment(KCCL_TUNING=str(table)),
@@ -123,7 +128,7 @@ def test_more_ranks_than_gpus_are_refused():
         "barrier",
     ]
     done = subprocess.run(
-        [*command, "--backend", "cuda"],
+        [*command, "--backend", BACKEND],
         env=environment(),
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""`kccl bench --in-kernel --backend cuda` on GPUs: right results, and a floor in each row."""
+"""`kccl bench --in-kernel` on GPUs: right results, and a floor in each row."""
 
 from functools import cache
 from pathlib import Path

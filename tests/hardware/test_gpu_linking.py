@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from gpu_vendor import BACKEND
 from linked_programs import EXAMPLES, extensions_in, run
 
 WORLD_SIZE = 2
@@ -22,7 +23,7 @@ pytestmark = [
 )
 def test_kernels_by_kccl_compile(world_size, example, programs):
     pytest.importorskip("cupy")
-    assert "2 ranks on cuda" in run(sys.executable, EXAMPLES / f"{example}.py", "cuda")
+    assert f"2 ranks on {BACKEND}" in run(sys.executable, EXAMPLES / f"{example}.py", BACKEND)
 
 
 def test_a_raw_kernel_of_cupy(world_size):

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import publish_rounds
 import pytest
+from gpu_vendor import BACKEND, WARP_SIZE
 from publish_rounds import CASES, NOBODY, collected, slices
 
 import kccl
@@ -13,7 +14,7 @@ from kccl.bench.gpu.device import Gpu
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-THREADS = 288
+THREADS = 9 * WARP_SIZE
 TORCH_TYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
@@ -95,7 +96,7 @@ def test_every_block_collects_every_slice(world_size, module):
                 size = {"blocks": blocks, "count": count, "rounds": 5}
                 Exchange(comm, module, device_comm, case, **size).run()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -115,7 +116,7 @@ def test_a_cuda_graph_replays_twice(world_size, module):
                 replay()
                 made.check(seed)
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
@@ -144,7 +145,7 @@ def test_a_message_that_is_too_long(world_size, reach, module):
         comm.reset()
         fits.run(1)
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)
 
 
 @pytest.mark.parametrize("reach", publish_rounds.REACHES)
@@ -174,4 +175,4 @@ def test_a_block_that_does_not_come(world_size, reach, module):
         comm.timeout = 30
         made.run(2)
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)

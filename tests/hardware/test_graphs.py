@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from gpu_ranks import ranks
+from gpu_vendor import BACKEND
 from graph_edges import edge_kinds, need_edges, num_told, of_dependent
 
 import kccl
@@ -305,4 +306,4 @@ def test_a_call_behind_one_of_another_gpu_is_no_dependent(world_size):
         meet.wait(20)
         comm.check()
 
-    kccl.run_threads(main, world_size, backend="cuda")
+    kccl.run_threads(main, world_size, backend=BACKEND)

@@ -30,7 +30,7 @@ NAMES = [name(*case) for case in CASES]
 
 def compiled():
     """The kernels for GPUs; compiling takes ten seconds unless KCCL_CACHE has them."""
-    return kccl.compile(SOURCE, NAMES, target="cuda")
+    return kccl.compile(SOURCE, NAMES, target=kccl.gpu.backend())
 
 
 def slices(rank, rounds, blocks, count, dtype, seed=0):
