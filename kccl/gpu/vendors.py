@@ -30,6 +30,11 @@ def choose(vendor: Table) -> Table:
     return vendor
 
 
+def may_choose(vendor: Table) -> bool:
+    """Whether this process does not drive GPUs of another vendor."""
+    return _chosen in (None, vendor)
+
+
 def table() -> Table:
     """The table of the vendor that was chosen.
 

@@ -10,7 +10,8 @@ import pytest
 
 from kccl.base.abi import ffi
 from kccl.base.errors import BackendError
-from kccl.gpu import code_object
+from kccl.gpu import code_object, vendors
+from kccl.gpu.cuda import CUDA
 from kccl.gpu.hip import HIP
 from kccl.jit.hiprtc import HIPRTC
 from kccl.tools.checks import gpus
@@ -97,6 +98,19 @@ def test_doctor_explains_a_missing_driver(amd):
     assert (found.status, found.cure) == ("no", HIP.cure)
     assert "hipInit failed: hipErrorNoDevice (100)" in found.found
     assert "ROCm" in found.reason and "pip install 'kccl[amd]'" in found.cure
+
+
+def test_doctor_names_the_gpus_of_both_vendors(amd, monkeypatch):
+    """A process drives GPUs of one vendor: the second vendor's are found by another process."""
+    monkeypatch.setattr(vendors, "_chosen", CUDA)
+    for name, value in hip_runtime.environment().items():
+        monkeypatch.setenv(name, value)
+    found = gpus.hip()
+    assert (found.status, found.reason) == ("ok", "")
+    assert "0: simulated MI300X (gfx942)" in found.found
+    monkeypatch.setattr(gpus, "_PROGRAM", "raise SystemExit('no such program')")
+    found = gpus.hip()
+    assert found.status == "no" and "this check failed: no such program" in found.found
 
 
 # hip-python before 10 has no rocm.version.

@@ -1,9 +1,12 @@
 """What the backends for GPUs need."""
 
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from ...base.errors import BackendError
-from .finding import Finding
+from .finding import LIMIT_S, Finding
 
 if TYPE_CHECKING:
     from ...gpu.table import Table
@@ -19,6 +22,28 @@ def hip() -> Finding:
     return _gpus("hip")
 
 
+# Its argument: the name of a function here.
+_PROGRAM = """
+import dataclasses, json, sys
+from kccl.tools.checks import gpus
+print(json.dumps(dataclasses.asdict(getattr(gpus, sys.argv[1])())))
+"""
+
+
+def _elsewhere(backend: str) -> Finding:
+    """What a process of its own finds."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, backend],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode != 0:
+        raise BackendError(f"the process for this check failed: {done.stderr.strip()[-400:]}")
+    return Finding(**json.loads(done.stdout))
+
+
 def _gpus(backend: str) -> Finding:
     # Imported here, because they need the compiled core, which is another check's.
     from ...gpu import driver
@@ -32,6 +57,8 @@ def _gpus(backend: str) -> Finding:
             reason = f"{gpu.visible_devices} may hide them."
             return Finding("no", f"{compiler}, no GPU", reason, gpu.cure)
         # Only now, because a process drives GPUs of one vendor.
+        if not driver.may_choose(gpu):
+            return _elsewhere(backend)
         driver.choose(gpu)
         return _together(gpu, compiler, count)
     except BackendError as error:
