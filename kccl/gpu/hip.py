@@ -16,6 +16,8 @@ from .table import DriverError, Names, Table
 
 _UNCACHED = 3  # hipDeviceMallocUncached, which hip-python does not have
 _LAZY_PEER_ACCESS = 1  # hipIpcMemLazyEnablePeerAccess
+# hipMemImportFromShareableHandle takes a descriptor by value from ROCm 7.1 on; before, an address.
+_IMPORTS_BY_VALUE = 70_100_000
 # What hip-python's hipPointerGetAttributes() says of memory of a device.
 _ON_DEVICE = ("hipMemoryTypeDevice", "hipMemoryTypeManaged")
 
@@ -294,13 +296,19 @@ class Hip(Table):
             self.call("hipMemSetAccess", address, num_bytes, each, 1, note=note)
 
     def export_memory(self, memory: Any) -> int:
+        """See Table. A driver whose peers could not import it refuses, so windows are IPC's."""
+        version = int(self.call(self.names.driver_version))
+        if version < _IMPORTS_BY_VALUE:
+            raise BackendError(
+                f"AMD's driver has version {version}, and imports memory by file descriptors from "
+                f"{_IMPORTS_BY_VALUE} (ROCm 7.1) on"
+            )
         fd = ctypes.c_int(-1)
         where = ctypes.addressof(fd)
         self.call("hipMemExportToShareableHandle", where, memory, self._fd_kind(), 0)
         return fd.value
 
     def import_memory(self, fd: int, note: str) -> Any:
-        # By value, as the driver takes it from ROCm 7.1 on.
         return self.call("hipMemImportFromShareableHandle", fd, self._fd_kind(), note=note)
 
     def _fd_kind(self) -> Any:

@@ -1,13 +1,14 @@
 """Each function of the driver and of hipRTC fails once: the error names it and its code."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from hip_arrays import from_gpu, ordinal_of, to_gpu
 
 import kccl
-from kccl.gpu import driver, library
+from kccl.gpu import driver, library, sharing
 from kccl.gpu.hip import HIP
 
 CODE = 999  # hipErrorUnknown
@@ -103,6 +104,40 @@ def vmm():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KCCL_WINDOWS", "vmm")
         return run()
+
+
+def hide(function, monkeypatch):
+    """As in a driver without the function: hip-python says so when it is first called."""
+
+    def missing(*args):
+        raise RuntimeError(f"failed to dlsym {function}")
+
+    monkeypatch.setattr(HIP.binding, function, missing)
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("old", r"version 70051831, and imports memory by file descriptors from 70100000"),
+        ("missing", "hipMemExportToShareableHandle cannot be called: failed to dlsym"),
+        ("refused", r"hipMemExportToShareableHandle failed: hipErrorNotSupported \(801\)"),
+    ],
+)
+def test_without_descriptors_processes_share_windows_by_ipc(amd, monkeypatch, way, reason):
+    if way == "old":
+        monkeypatch.setenv("HIP_RUNTIME_VERSION", "70051831")
+    elif way == "missing":
+        hide("hipMemExportToShareableHandle", monkeypatch)
+    else:
+        amd("hipMemExportToShareableHandle", 801)
+    device = driver.device(0)
+    found = sharing.choose(device, are_threads=False, forced="")
+    assert found.way == "ipc" and re.search(reason, found.reason), found
+    assert "HIP IPC handles" in found.caveat
+    with pytest.raises(kccl.BackendError, match=rf"'vmm' is impossible: .*{reason}"):
+        sharing.choose(device, are_threads=False, forced="vmm")
+    # Threads need not export.
+    assert sharing.choose(device, are_threads=True, forced="").way == "vmm"
 
 
 @pytest.mark.parametrize("function", OF_COMPILER)

@@ -91,7 +91,8 @@ HIP_API int hipInit(unsigned) {
 
 HIP_API int hipDriverGetVersion(int* version) {
     HIP_MAY_FAIL();
-    *version = kVersion;
+    const char* const told = getenv("HIP_RUNTIME_VERSION");
+    *version = told == nullptr ? kVersion : atoi(told);
     return kHipSuccess;
 }
 
