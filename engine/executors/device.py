@@ -108,8 +108,8 @@ class DeviceExecutor:
         )
         # Before any rank's kernel waits for another rank, because a GPU may load nothing then.
         self._load(self._kernels.usual)
-        # All boards are there. The second time sees that the first one succeeded: from then on waits
-        # have the usual limit instead of that of the first call.
+        # All boards are there. The second time sees that the first one succeeded: from then on
+        # waits have the usual limit instead of that of the first call.
         self._launcher.meet()
         self._launcher.meet()
 

@@ -20,16 +20,14 @@ _WARPS = (8, 6, 4)
 _MOST_STEPS = 8
 _MOST_STAGES = 16
 _STRANDS = 64
-# Residuals begin a round at so many moments, a tenth of a layer apart. A block reads 35 bytes of
-# weights a nanosecond on one H200.
-_STAGGERS, _BYTES_PER_NS = 4, 35
+# Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long
+# as a full ring feeds a block. A block reads 35 bytes of weights a nanosecond on one H200.
+_STAGGERS, _STAGGERS_OF_LAYER, _BYTES_PER_NS = 4, 6, 35
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS = 32 * 32
 # Of prefill. Attention has its parts where the vectors' ring is.
 _CHUNK_WARPS, _CHUNK_STEPS, _CHUNK_STAGES = 12, 6, 5
-# Each block of the output projection reads so much of attention's parts, at most.
-_MOST_PART_BYTES = 36 << 10
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,9 @@ def tuning_for(
         )
     warps, steps = _warps_and_steps(program, world_size)
     stage = steps * warps * _TILE_BYTES
+    splits = _splits(program, lanes // groups, blocks // groups, warps)
+    staggers = groups > 1 and machine.chunk > 1
+    units = lanes // groups * c.num_kv_heads // c.num_lanes * splits
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -107,9 +108,11 @@ def tuning_for(
         in_flight=max(1, round(_QUIET_BYTES / stage)),
         hungry_in_flight=max(1, _BYTES_IN_FLIGHT // stage),
         strands=_STRANDS,
-        splits=_splits(program, lanes // groups, blocks // groups, warps),
+        splits=splits,
+        # A block without attention would poll for all parts while the others work.
+        merges_first=units < blocks // groups,
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(program, lanes, blocks) if groups > 1 and machine.chunk > 1 else 0,
+        stagger_ns=_stagger_ns(program, lanes, blocks, machine.shared_bytes) if staggers else 0,
         staggers=_STAGGERS,
         # Whole groups of four, which can give each other registers.
         others=-(warps + 2) % 4 + 2 if machine.chunk > 1 else 2,
@@ -169,27 +172,20 @@ def _warps_and_steps(program: Program, world_size: int) -> tuple[int, int]:
 
 
 def _splits(program: Program, lanes: int, blocks: int, warps: int) -> int:
-    """Parts of each KV head's strands: as many as there are blocks, unless reading them again costs
-    more, or a block has a warp for each of its strands already.
+    """Splits of each KV head's strands: as many as there are blocks, unless a block has a warp for
+    each of its strands already.
     """
-    c = program.config
-    kv_heads = lanes * c.num_kv_heads // c.num_lanes
-    part_bytes = lanes * c.num_heads // c.num_lanes * (c.head_dim + 4) * 4
+    kv_heads = lanes * program.config.num_kv_heads // program.config.num_lanes
     splits = 1
-    while (
-        splits * warps < _STRANDS
-        and 2 * splits * kv_heads <= blocks
-        and 2 * splits * part_bytes <= _MOST_PART_BYTES
-    ):
+    while splits * warps < _STRANDS and 2 * splits * kv_heads <= blocks:
         splits *= 2
     return splits
 
 
-def _stagger_ns(program: Program, lanes: int, blocks: int) -> int:
-    """A tenth of the time in which a block reads its weights of a layer."""
-    c = program.config
-    weights = sum(rows * columns * of_lane for rows, columns, of_lane in _products(c, lanes))
-    return 2 * weights // blocks // _BYTES_PER_NS // 10
+def _stagger_ns(program: Program, lanes: int, blocks: int, shared_bytes: int) -> int:
+    weights = sum(rows * columns * each for rows, columns, each in _products(program.config, lanes))
+    of_layer = 2 * weights // blocks // _STAGGERS_OF_LAYER
+    return min(of_layer, shared_bytes) // _BYTES_PER_NS
 
 
 def _chunk_stages(c: ModelConfig, chunk: int) -> int:
