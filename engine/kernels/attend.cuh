@@ -64,13 +64,23 @@ KCCL_DEVICE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, u
            head * Dims::kCacheTiles * Dims::kCacheTileBytes;
 }
 
-// Writes a position's key and value into its tile of the cache. Each thread of the warp has its
-// quads of the heads, or none.
+// Writes a position's key and value into its tile of the cache, and notes if one is not a number:
+// later positions might not show it. Each thread of the warp has its quads of the heads, or none.
 template <class S>
-KCCL_DEVICE void append(uint8_t* tile, uint32_t position, const Quad& key, const Quad& value) {
+KCCL_DEVICE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
+                        const Quad& key, const Quad& value) {
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
     if (warp().index() >= Dims::kHeadQuads) return;
+    bool is_bad = false;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        is_bad |= key.value[i] != key.value[i] || value.value[i] != value.value[i];
+    }
+    if (is_bad) {
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(bad_request_at<S>(task, rank),
+                                                              task.number);
+    }
     uint8_t* const keys = tile;
     uint8_t* const values = keys + Dims::kHeadTilesOfDim * kTileBytes;
     const uint32_t at = position % kTileRows;
@@ -172,7 +182,8 @@ class Attention {
             run_strand(i);
             if (i != own_strand) continue;
             warp().sync();
-            append<S>(tile_at(position_ / kTileRows), position_, own_key_, own_value_);
+            append<S>(worker_.task(), worker_.comm().rank, tile_at(position_ / kTileRows),
+                      position_, own_key_, own_value_);
         }
     }
 

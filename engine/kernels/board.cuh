@@ -138,7 +138,10 @@ struct Places {
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
-    static constexpr uint32_t kQuads = kWaits + S::kBlocks * kWaiters;
+    // A uint32: the number of the last request that cached what is not a number. Only this rank uses
+    // it.
+    static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
+    static constexpr uint32_t kQuads = kBad + 1;
 
     KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;
@@ -173,5 +176,11 @@ struct Places {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
+
+// Where a rank keeps the number of the last request that cached what is not a number.
+template <class S>
+KCCL_DEVICE uint32_t* bad_request_at(const Task& task, int rank) {
+    return reinterpret_cast<uint32_t*>(task.boards[rank] + Places<S>::kBad * sizeof(Quad));
+}
 
 }  // namespace kccl::decode

@@ -53,7 +53,7 @@ KCCL_DEVICE void turn_chunk(Crew<S>& crew, const Pass& pass, uint32_t layer) {
         const Quad value = head_of(S::kHeads + S::kKvHeads + kv_head);
         uint8_t* const tile = cache_of<S>(crew.task(), layer, lane, kv_head) +
                               uint64_t{position / kTileRows} * Dims::kCacheTileBytes;
-        append<S>(tile, position, key, value);
+        append<S>(crew.task(), crew.comm().rank, tile, position, key, value);
         Part own[kHeads];
         attend_itself<S>(queries, key, value, own);
         store_parts<S>(crew.here(C::kOwnParts + first * Dims::kPartQuads), own);
