@@ -1,8 +1,8 @@
-// Attention of one position over all before it, and over itself. A unit is one KV head and one split
-// of its strands (shape.cuh); a block takes the units member, member + kGroupBlocks, ... A warp
-// goes through a strand tile by tile, 16 positions at a time (strand.cuh). Where the parts of all
-// splits are many (S::kMergesFirst), the blocks of a KV head then exchange them, and each merges
-// its share of the head's elements.
+// Attention of one position over all before it, and over itself. A unit is one KV head and one
+// split of its strands (shape.cuh); a block takes the units member, member + kGroupBlocks, ... A
+// warp goes through a strand tile by tile, 16 positions at a time (strand.cuh). If some blocks have
+// no unit (S::kMergesFirst), the blocks of a KV head exchange the parts of their splits, and each
+// merges its share of the head's elements. Otherwise the output projection merges (out.cuh).
 //
 // The cache is f16. A block writes and reads its own strands only, and a warp its own tiles, so
 // that nothing must be handed over. The position itself is a part of its own, which another warp
@@ -249,7 +249,7 @@ class Attention {
         return {mem::load_plain(part + at), rest.value[0], rest.value[1]};
     }
 
-    // The strand of this split that the position itself belongs to; kSplitStrands: it is of another.
+    // The strand of this split that the position itself belongs to; kSplitStrands: of another one.
     KCCL_DEVICE uint32_t strand_of_itself() const {
         const uint32_t strand = position_ / kTileRows % S::kStrands;
         return strand % S::kSplits == split_ ? strand / S::kSplits : Dims::kSplitStrands;

@@ -138,8 +138,8 @@ struct Places {
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
-    // A uint32: the number of the last request that cached what is not a number. Only this rank uses
-    // it.
+    // A uint32: the number of the last request that cached what is not a number. Only this rank
+    // uses it.
     static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
     static constexpr uint32_t kQuads = kBad + 1;
 

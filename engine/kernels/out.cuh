@@ -1,5 +1,5 @@
-// The projection of what attention gives, where its vector comes in parts, one for each split of the
-// cache (S::kMergesFirst): each warp merges them for the columns that it multiplies.
+// The projection of what attention gives, where its vector comes in parts, one for each split of
+// the strands (not S::kMergesFirst): each warp merges them for the columns that it multiplies.
 #pragma once
 
 #include "parts.cuh"
