@@ -143,9 +143,10 @@ class RandomSource(Source):
         bits = np.random.PCG64([self._seed, zlib.crc32(name.encode())])
         bits.advance(start * words)
         indices = bits.random_raw((stop - start) * words).view(np.uint16)
-        values = _levels(*self._mean_and_spread(name), self._dtype)[
-            indices.reshape(stop - start, -1)[:, :size]
-        ]
+        levels = _levels(*self._mean_and_spread(name), self._dtype)
+        # No index is too large, and "wrap" is the fastest way to have none checked.
+        words_of = np.take(levels.view(np.uint16), indices, mode="wrap")
+        values = words_of.reshape(stop - start, -1)[:, :size].view(levels.dtype)
         return values.reshape(stop - start, *shape[1:])
 
     def _mean_and_spread(self, name: str) -> tuple[float, float]:

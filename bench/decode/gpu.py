@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import kccl
 from kccl.engine import Engine
@@ -32,13 +34,13 @@ def gpu_facts(engine: Engine) -> dict[str, Any]:
 
 
 def _state(engine: Engine) -> list[dict[str, str]] | str:
-    """Of each GPU of the machine; or why it is not known."""
+    """Of each GPU that this process may use; or why it is not known."""
     if kccl.gpu.backend() != "cuda":
         return "clocks and power are read of NVIDIA's GPUs only"
     command = shutil.which("nvidia-smi")
     if command is None:
         return "nvidia-smi is not installed"
-    query = f"--query-gpu={','.join(_FIELDS)}"
+    query = f"--query-gpu=uuid,{','.join(_FIELDS)}"
     asked = subprocess.Popen(
         [command, query, "--format=csv,noheader"],
         stdout=subprocess.PIPE,
@@ -55,5 +57,19 @@ def _state(engine: Engine) -> list[dict[str, str]] | str:
         return f"nvidia-smi did not answer within {_ANSWER_S} s"
     if asked.returncode != 0:
         return text.strip()
-    lines = text.strip().splitlines()
-    return [dict(zip(_FIELDS, map(str.strip, line.split(",")), strict=True)) for line in lines]
+    return states(text, [kccl.gpu.device(each).uuid for each in range(kccl.gpu.num_devices())])
+
+
+def states(text: str, uuids: Sequence[str]) -> list[dict[str, str]] | str:
+    """What nvidia-smi says of these GPUs.
+
+    Args:
+        text: Its answer: a line for each GPU of the machine, with "GPU-" and the UUID first.
+        uuids: Those of the GPUs, 32 hexadecimal digits each.
+    """
+    known = {}
+    for line in text.strip().splitlines():
+        uuid, *values = (word.strip() for word in line.split(","))
+        known[uuid] = dict(zip(_FIELDS, values, strict=True))
+    found = [known.get(f"GPU-{UUID(uuid)}") for uuid in uuids]
+    return [each for each in found if each is not None] or "nvidia-smi lists none of the GPUs"

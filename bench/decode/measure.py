@@ -1,8 +1,8 @@
 """Times the engine and its peers, in turn, at each position, and checks every timed run's tokens.
 
 A first check of a short prompt comes before all, because peers with wrong tokens are not timed. The
-reference's weights in FP32 take twice the model's memory, so the runs are checked after the peers
-have been closed."""
+reference's weights in FP32 take twice the model's memory, so it is not kept while there are peers,
+and the runs are checked after those have been closed."""
 
 from __future__ import annotations
 
@@ -130,6 +130,7 @@ class _Measurement:
         self._ends = ends
         self._peers: list[Peer] = []
         self._first_token_s: dict[str, float] = {}
+        self._oracle: Oracle | None = None
 
     def run(self) -> Result:
         request = self._request
@@ -176,7 +177,7 @@ class _Measurement:
         self._ends.close()
         gc.collect()
         self._show("the check of the timed tokens")
-        oracle = Oracle(self._request.checkpoint) if self._is_first else None
+        oracle = self._oracle or self._open_oracle()
         for position, runs in measured.items():
             prompt, answer = self._ids[:position], runs["kccl"].tokens[0]
             without_overlap = self._without_overlap(prompt, len(answer))
@@ -194,13 +195,19 @@ class _Measurement:
         prompt = self._ids[:LENGTH]
         answer, _ = self._engine.timed(prompt, LENGTH)
         began = time.monotonic()
-        oracle = Oracle(self._request.checkpoint) if self._is_first else None
+        oracle = self._open_oracle()
         known = self._expected(oracle, prompt, answer)
+        if not self._request.has_baselines:
+            self._oracle = oracle
         if known is not None:
             verdict, took = self._verdict(known), time.monotonic() - began
             self._result.is_right = verdict.is_right
             self._result.notes.append(f"kccl: {verdict}, which took {took:.1f} s")
         return answer, known
+
+    def _open_oracle(self) -> Oracle | None:
+        """Rank 0's; it reads the weights when it first needs them."""
+        return Oracle(self._request.checkpoint) if self._is_first else None
 
     def _compare(self, oracle: Oracle | None, prompt: list[int], answer: list[int]) -> Verdict:
         """How KCCL's answer compares with the reference's; nothing on all ranks but 0."""

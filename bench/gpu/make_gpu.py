@@ -5,11 +5,13 @@
 First it builds what changed of the extension, in place, and compiles kernels on all cores. The
 parts:
 
-- tests: tests/hardware without the tests of PyTorch. With pytest-xdist, tests of one and two ranks
-  run side by side, one on each pair of GPUs.
+- tests: tests/hardware without those of PyTorch and decoding. With pytest-xdist, tests of one and
+  two ranks run side by side, one on each pair of GPUs.
 - torch: the tests of PyTorch.
 - bench: kccl and its peers, and calls inside kernels. The benches of a world size run in one job.
-- plots: a picture of each document.
+- decode: only if requested. The tests of decoding, then the engine and its peers on the shapes of
+  known models.
+- plots: a picture of each document of the part bench.
 
 Benches run with 4, 2 and 1 GPUs, and tests with all their world sizes. If tests and benches share
 the time, both run with the largest world size only; a test that has no larger world size runs too.
@@ -21,6 +23,7 @@ NAME.json, one line as in bench/records. The exit code is 1 when a step failed.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,10 +38,11 @@ from .steps import Execute, Run, Step, execute_processes, heed_sigterm
 if TYPE_CHECKING:
     from ..harness.collective import Collective
 
-# Seconds of each part, in the order in which they run, if all are requested. If not, they share the
-# time in this proportion. Time that a part does not use goes to the next.
-BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "plots": 6.0}
+# Seconds of each part, in the order in which they run, if the usual ones are requested. If not, the
+# parts share the time in this proportion. Time that a part does not use goes to the next.
+BUDGETS_S = {"tests": 130.0, "torch": 50.0, "bench": 85.0, "decode": 270.0, "plots": 6.0}
 PARTS = tuple(BUDGETS_S)
+USUAL_PARTS = tuple(part for part in PARTS if part != "decode")
 LIMIT_S = 300.0
 # The fraction of the time for the steps before the first part.
 _READY_SHARE = 0.1
@@ -46,7 +50,9 @@ _READY_SHARE = 0.1
 _NEEDED = ("numpy", "ml_dtypes", "rich", "cffi")
 # One of them: the bindings of NVIDIA's driver, or of AMD's.
 _BINDINGS = ("cuda.bindings", "hip")
-_NEEDED_BY = {"tests": ("pytest",), "torch": ("pytest",), "bench": (), "plots": ("matplotlib",)}
+_OF_TESTS = ("pytest",)
+_NEEDED_BY = {"tests": _OF_TESTS, "torch": _OF_TESTS, "bench": (), "plots": ("matplotlib",)}
+_NEEDED_BY["decode"] = (*_OF_TESTS, "safetensors", "tokenizers")
 # Optional. Without them tests are skipped and peers are missing, and the output says so.
 _HELPFUL = ("torch", "cupy")
 # pytest-xdist: runs tests side by side.
@@ -55,6 +61,10 @@ _ONE_CALL = "import kccl; kccl.run_threads(lambda comm: comm.barrier(), 1)"
 # The most GPUs first.
 _WORLD_SIZES = (4, 2, 1)
 _TESTS_OF_TORCH = "tests/hardware/test_torch.py"
+_TESTS_OF_DECODING = "tests/hardware/test_decode.py"
+# The shapes that decode, the most important first. The first one also runs on several GPUs.
+_SHAPES = ("laneformer-2b", "llama-1b", "smollm2", "qwen3-0.6b")
+_DECODE = "decode_"
 _BUILD_LIMIT_S = 150.0
 _STEP_LIMIT_S = 90.0
 _WARM_LIMIT_S = 25.0
@@ -73,7 +83,9 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
-    parser.add_argument("--parts", default=" ".join(PARTS), help=f"some of: {', '.join(PARTS)}")
+    usual = " ".join(USUAL_PARTS)
+    parts_help = f"some of: {', '.join(PARTS)} ({usual})"
+    parser.add_argument("--parts", default=usual, help=parts_help)
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds (300)")
     args = parser.parse_args(argv)
     parts = args.parts.split()
@@ -89,6 +101,7 @@ def main(argv: Sequence[str] | None = None, execute: Execute | None = None) -> i
         "tests": partial(_tests, is_short=is_short),
         "torch": partial(_torch, is_short=is_short),
         "bench": partial(_bench, is_short=is_short),
+        "decode": _decode,
         "plots": _plots,
     }
     if _is_ready(run, parts):
@@ -149,6 +162,13 @@ def suites(num_gpus: int) -> list[Suite]:
     return found
 
 
+def shapes_of(num_gpus: int) -> dict[str, tuple[str, int]]:
+    """The decode benches for this number of GPUs, in their order: name -> (shape, ranks)."""
+    sizes = [size for size in _WORLD_SIZES if size <= num_gpus]
+    pairs = [(_SHAPES[0], size) for size in sizes] + [(shape, 1) for shape in _SHAPES[1:]]
+    return {f"{_DECODE}{shape}_{size}": (shape, size) for shape, size in pairs}
+
+
 def _by_importance(where: Literal["outside", "inside"], *, is_most: bool) -> list[Collective]:
     """The collectives that are measured there, the most important first.
 
@@ -193,7 +213,7 @@ def _is_ready(run: Run, parts: Sequence[str]) -> bool:
 
 def _num_gpus(run: Run) -> int:
     """The number of GPUs. Having none is noted as a failure."""
-    program = "from kccl import gpu; print(gpu.num_devices())"
+    program = "from kccl import gpu; print(gpu.backend(), gpu.num_devices())"
     if not run.take(Step("gpus", ("-c", program), _STEP_LIMIT_S)):
         return 0
     count = int((run.out / "gpus.txt").read_text().split()[-1])
@@ -202,10 +222,17 @@ def _num_gpus(run: Run) -> int:
     return count
 
 
+def _backend(run: Run) -> str:
+    """The name of the backend of this machine's GPUs."""
+    return (run.out / "gpus.txt").read_text().split()[-2]
+
+
 def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
     """Compiles kernels on all cores, so that tests and benches need not wait for each."""
     sizes = [str(size) for size in _WORLD_SIZES if size <= num_gpus]
     if not sizes:
+        return
+    if not {"tests", "torch", "bench"} & set(parts):
         return
     # tests/hardware runs benches too.
     warm = ("kccl.bench.gpu.warm",) if {"tests", "bench"} & set(parts) else ("kccl", "warm")
@@ -215,7 +242,8 @@ def _warm(run: Run, parts: Sequence[str], num_gpus: int) -> None:
 
 
 def _tests(run: Run, num_gpus: int, *, is_short: bool) -> None:
-    _pytest(run, "tests", num_gpus, is_short, "tests/hardware", f"--ignore={_TESTS_OF_TORCH}")
+    others = (f"--ignore={_TESTS_OF_TORCH}", f"--ignore={_TESTS_OF_DECODING}")
+    _pytest(run, "tests", num_gpus, is_short, "tests/hardware", *others)
 
 
 def _torch(run: Run, num_gpus: int, *, is_short: bool) -> None:
@@ -266,8 +294,26 @@ def _run_suite(run: Run, suite: Suite) -> None:
         run.note(name, 0.0, "not run")
 
 
+def _decode(run: Run, num_gpus: int) -> None:
+    from ..harness.document import load
+
+    options = ("-v", "--durations=0", "--durations-min=2", "-p", "no:cacheprovider")
+    run.take(Step(f"{_DECODE}tests", ("-m", "pytest", *options, _TESTS_OF_DECODING), LIMIT_S))
+    for name, (shape, size) in shapes_of(num_gpus).items():
+        document = run.out / f"{name}.json"
+        document.unlink(missing_ok=True)
+        # Peers on several GPUs are processes.
+        job = ("-m", "kccl", "run", "-n", str(size), "--", sys.executable) if size > 1 else ()
+        bench = ("bench", "decode", "--baselines", "--json", "--positions", "512", "--repeats", "5")
+        what = ("--random-weights", shape, "--backend", _backend(run))
+        if run.take(Step(name, (*job, "-m", "kccl", *bench, *what), LIMIT_S)):
+            document.write_text(json.dumps(load(run.out / f"{name}.txt")[-1]) + "\n", "utf-8")
+
+
 def _plots(run: Run, _: int) -> None:
-    documents = sorted(run.out.glob("*.json"))
+    documents = [
+        path for path in sorted(run.out.glob("*.json")) if not path.name.startswith(_DECODE)
+    ]
     if not documents:
         run.note("plots", 0.0, f"{run.out} has no document: run the part bench")
         return

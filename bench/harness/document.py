@@ -17,6 +17,8 @@ from .measure import Row
 
 Document = dict[str, Any]
 
+_ARCHIVAL = Path(__file__).resolve().parents[2] / ".git_archival.txt"
+
 
 def document(
     rows: Sequence[Row],
@@ -77,7 +79,7 @@ def commit() -> str:
     here = Path(__file__).resolve().parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
         return _head(here) or "unknown"
-    archived = _archived(here.parent / ".git_archival.txt")
+    archived = _archived(_ARCHIVAL)
     if archived is not None:
         return archived
     try:

@@ -1,6 +1,8 @@
-// Attention of one position over all before it, and over itself. A unit is one KV head and one part
-// of its strands (shape.cuh); a block takes the units member, member + kGroupBlocks, ... A warp
-// goes through a strand tile by tile, 16 positions at a time (strand.cuh).
+// Attention of one position over all before it, and over itself. A unit is one KV head and one
+// split of its strands (shape.cuh); a block takes the units member, member + kGroupBlocks, ... A
+// warp goes through a strand tile by tile, 16 positions at a time (strand.cuh). If some blocks have
+// no unit (S::kMergesFirst), the blocks of a KV head exchange the parts of their splits, and each
+// merges its share of the head's elements. Otherwise the output projection merges (out.cuh).
 //
 // The cache is f16. A block writes and reads its own strands only, and a warp its own tiles, so
 // that nothing must be handed over. The position itself is a part of its own, which another warp
@@ -62,13 +64,23 @@ KCCL_DEVICE uint8_t* cache_of(const Task& task, uint32_t layer, uint32_t lane, u
            head * Dims::kCacheTiles * Dims::kCacheTileBytes;
 }
 
-// Writes a position's key and value into its tile of the cache. Each thread of the warp has its
-// quads of the heads, or none.
+// Writes a position's key and value into its tile of the cache, and notes if one is not a number:
+// later positions might not show it. Each thread of the warp has its quads of the heads, or none.
 template <class S>
-KCCL_DEVICE void append(uint8_t* tile, uint32_t position, const Quad& key, const Quad& value) {
+KCCL_DEVICE void append(const Task& task, int rank, uint8_t* tile, uint32_t position,
+                        const Quad& key, const Quad& value) {
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
     if (warp().index() >= Dims::kHeadQuads) return;
+    bool is_bad = false;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        is_bad |= key.value[i] != key.value[i] || value.value[i] != value.value[i];
+    }
+    if (is_bad) {
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(bad_request_at<S>(task, rank),
+                                                              task.number);
+    }
     uint8_t* const keys = tile;
     uint8_t* const values = keys + Dims::kHeadTilesOfDim * kTileBytes;
     const uint32_t at = position % kTileRows;
@@ -158,7 +170,8 @@ class Attention {
         const bool is_own_warp = has_itself && worker_.warp_index() == own_warp;
         if (worker_.warp_index() >= Dims::kSplitStrands && !is_own_warp) return;
         // The first tile is on its way while the queries are.
-        if (worker_.warp_index() < Dims::kSplitStrands) prefetch(first_tile(worker_.warp_index()));
+        if (worker_.warp_index() < Dims::kSplitStrands)
+            ask_for_tile(first_tile(worker_.warp_index()));
         stage_queries();
         worker_.stamp(kArrived);
         if (is_own_warp) store_own_part();
@@ -169,11 +182,12 @@ class Attention {
             run_strand(i);
             if (i != own_strand) continue;
             warp().sync();
-            append<S>(tile_at(position_ / kTileRows), position_, own_key_, own_value_);
+            append<S>(worker_.task(), worker_.comm().rank, tile_at(position_ / kTileRows),
+                      position_, own_key_, own_value_);
         }
     }
 
-    // Merges the strands and publishes the result. All warps, when they have met.
+    // Merges the strands and publishes the split's part. All warps, when they have met.
     KCCL_DEVICE void publish() {
         constexpr uint32_t kQuads = Dims::kHeadsPerKv * Dims::kPartQuads;
         const uint32_t own_strand = strand_of_itself();
@@ -190,11 +204,41 @@ class Attention {
                 parts[i] = {untagged(part.sum), untagged(part.maximum), untagged(part.weight)};
             }
             const Part whole = merge_all<Dims::kSplitStrands>(parts);
-            const uint32_t place = Places<S>::attended(layer_, worker_.first_lane() + lane_,
-                                                       kv_head_ * Dims::kHeadsPerKv + head) +
+            const uint32_t place = Places<S>::part(layer_, worker_.first_lane() + lane_,
+                                                   kv_head_ * Dims::kHeadsPerKv + head) +
                                    split_ * Dims::kPartQuads + at;
             const bool is_rest = at == Dims::kHeadQuads;
             worker_.publish(place, is_rest ? Quad{{whole.maximum, whole.weight, 0, 0}} : whole.sum);
+        }
+    }
+
+    // Merges all splits' parts of this one's share of the KV head's elements, and publishes the
+    // result. All warps, when the block has published all of its parts: two blocks may each have a
+    // unit that the other waits for.
+    KCCL_DEVICE void publish_share() {
+        constexpr uint32_t kQuads = Dims::kHeadsPerKv * Dims::kHeadQuads;
+        constexpr uint32_t kThreads = ceil_div(kQuads, S::kSplits) * S::kSplits;
+        const Cut share = cut(kQuads, split_, S::kSplits);
+        const uint32_t lane = worker_.first_lane() + lane_;
+        KCCL_UNROLL
+        for (uint32_t first = 0; first < kThreads; first += Dims::kConsumers) {
+            // A thread for each quad and split.
+            const uint32_t of_warp = first + worker_.warp_index() * platform::kWarpSize;
+            if (of_warp >= share.num * S::kSplits) break;
+            const uint32_t thread = of_warp + worker_.thread(), split = thread % S::kSplits;
+            const bool is_there = thread / S::kSplits < share.num;
+            const uint32_t quad = share.first + (is_there ? thread / S::kSplits : 0);
+            const uint32_t head = kv_head_ * Dims::kHeadsPerKv + quad / Dims::kHeadQuads;
+            const uint32_t part = Places<S>::part(layer_, lane, head) + split * Dims::kPartQuads;
+            const uint32_t places[] = {part + quad % Dims::kHeadQuads, part + Dims::kHeadQuads};
+            Quad quads[2];
+            worker_.template await<mem::Scope::kDevice>(places, is_there ? 3u : 0,
+                                                        tag_of(worker_.round()), quads);
+            const Part mine = {quads[0], quads[1].value[0], quads[1].value[1]};
+            const Part whole = merge_shared<S::kSplits>(mine, worker_.thread());
+            if (!is_there || split != 0) continue;
+            worker_.publish(Places<S>::attended(layer_, lane) + kv_head_ * kQuads + quad,
+                            attended_by(whole));
         }
     }
 
@@ -205,9 +249,10 @@ class Attention {
         return {mem::load_plain(part + at), rest.value[0], rest.value[1]};
     }
 
-    // The strand of this split that the position itself belongs to; kSplitStrands or more: of none.
+    // The strand of this split that the position itself belongs to; kSplitStrands: of another one.
     KCCL_DEVICE uint32_t strand_of_itself() const {
-        return position_ / kTileRows % S::kStrands - split_ * Dims::kSplitStrands;
+        const uint32_t strand = position_ / kTileRows % S::kStrands;
+        return strand % S::kSplits == split_ ? strand / S::kSplits : Dims::kSplitStrands;
     }
 
     KCCL_DEVICE uint8_t* tile_at(uint32_t index) const {
@@ -217,7 +262,7 @@ class Attention {
     // The first tile that the query sees, of strand i of this split.
     KCCL_DEVICE uint32_t first_tile(uint32_t i) const {
         const uint32_t first = first_position_ / kTileRows;
-        const uint32_t strand = split_ * Dims::kSplitStrands + i;
+        const uint32_t strand = i * S::kSplits + split_;
         return first + (strand + S::kStrands - first % S::kStrands) % S::kStrands;
     }
     // Behind the last tile with positions before this one.
@@ -230,6 +275,11 @@ class Attention {
              line += platform::kWarpSize) {
             mem::prefetch(tile_at(at) + line * kKcclLineBytes);
         }
+    }
+    // Asks for tile `at`, if there is one: its keys are loaded if there are registers for them.
+    KCCL_DEVICE void ask_for_tile(uint32_t at) {
+        if (CacheTile<S>::kLoadsAhead && at < end_of_tiles()) tile_.load_keys(unit_, tile_at(at));
+        prefetch(at);
     }
 
     // Polls for this KV head's queries, key and value; stages the queries.
@@ -275,16 +325,23 @@ class Attention {
         store_parts<S>(worker_.shared().own[0], own);
     }
 
+    // The first tile has been asked for; in the end that of the warp's next strand has.
     KCCL_DEVICE void run_strand(uint32_t index) {
         Strand<S, Dims::kHeadsPerKv> strand(area_, unit_);
 #pragma unroll 1
         for (uint32_t at = first_tile(index); at < end_of_tiles(); at += S::kStrands) {
             prefetch(at + S::kStrands);
-            strand.add(tile_at(at), queries_, [&](uint32_t, uint32_t in_tile) {
+            if (!CacheTile<S>::kLoadsAhead) tile_.load_keys(unit_, tile_at(at));
+            tile_.load_values(unit_, tile_at(at));
+            strand.add(tile_, queries_, [&](uint32_t, uint32_t in_tile) {
                 const uint32_t position = at * kTileRows + in_tile;
                 return position >= first_position_ && position < position_;
             });
+            if (CacheTile<S>::kLoadsAhead && at + S::kStrands < end_of_tiles()) {
+                tile_.load_keys(unit_, tile_at(at + S::kStrands));
+            }
         }
+        if (index + S::kWarps < Dims::kSplitStrands) ask_for_tile(first_tile(index + S::kWarps));
         strand.store(worker_.shared().parts[index]);
     }
 
@@ -298,6 +355,7 @@ class Attention {
     const typename Unit::Lane unit_;  // for weights of positions
     StrandArea<Dims::kHeadsPerKv>& area_;
     uint8_t* cache_;
+    CacheTile<S> tile_;
     typename Unit::Inputs queries_[Dims::kHeadTilesOfDim];
     // This thread's quads.
     Quad own_queries_[Dims::kHeadsPerKv];
@@ -308,9 +366,9 @@ class Attention {
 // Called by all warps that multiply. False: a wait failed.
 template <class S>
 KCCL_DEVICE bool attend(Worker<S>& worker, uint32_t layer, uint32_t window, uint32_t position) {
-    static_assert(sizeof(StrandArea<Shape<S>::kHeadsPerKv>) <= Shape<S>::kMostSums * sizeof(Quad),
-                  "fits");
-    for (uint32_t unit = worker.member(); unit < Shape<S>::kUnits; unit += Shape<S>::kGroupBlocks) {
+    using Dims = Shape<S>;
+    static_assert(sizeof(StrandArea<Dims::kHeadsPerKv>) <= Dims::kMostSums * sizeof(Quad), "fits");
+    for (uint32_t unit = worker.member(); unit < Dims::kUnits; unit += Dims::kGroupBlocks) {
         worker.next_op();
         Attention<S> attention(worker, layer, window, unit, position);
         attention.run();
@@ -319,7 +377,11 @@ KCCL_DEVICE bool attend(Worker<S>& worker, uint32_t layer, uint32_t window, uint
         worker.stamp(kMet);
         attention.publish();
         // The next unit's parts come to the same place.
-        if (Shape<S>::kUnits > Shape<S>::kGroupBlocks && !worker.meet()) return false;
+        if (Dims::kUnits > Dims::kGroupBlocks && !worker.meet()) return false;
+    }
+    for (uint32_t unit = worker.member(); S::kMergesFirst && unit < Dims::kUnits;
+         unit += Dims::kGroupBlocks) {
+        Attention<S>(worker, layer, window, unit, position).publish_share();
     }
     worker.end_op();
     return true;

@@ -115,8 +115,9 @@ struct Places {
     static constexpr uint32_t kVector = S::kHidden / 4;
     static constexpr uint32_t kQkvQuads = Shape<S>::kQkvRows / 4;
     static constexpr uint32_t kFfnQuads = S::kFfn / 4;
-    static constexpr uint32_t kAttendedQuads =
+    static constexpr uint32_t kPartsQuads =
         S::kHeads * S::kSplits * Shape<S>::kPartQuads;  // of a lane
+    static constexpr uint32_t kAttendedQuads = Shape<S>::kAttendedRows / 4;
 
     // [module][residual or lane][...]: the residual after a module, and the messages of a module.
     static constexpr uint32_t kResiduals = 0;
@@ -124,7 +125,8 @@ struct Places {
         kResiduals + Shape<S>::kModules * S::kNumResiduals * kVector;
     // [layer][lane][...]
     static constexpr uint32_t kQkv = kMessages + Shape<S>::kModules * S::kNumLanes * kVector;
-    static constexpr uint32_t kAttended = kQkv + S::kNumLayers * S::kNumLanes * kQkvQuads;
+    static constexpr uint32_t kParts = kQkv + S::kNumLayers * S::kNumLanes * kQkvQuads;
+    static constexpr uint32_t kAttended = kParts + S::kNumLayers * S::kNumLanes * kPartsQuads;
     static constexpr uint32_t kActs = kAttended + S::kNumLayers * S::kNumLanes * kAttendedQuads;
     // [round % 2][rank][block]
     static constexpr uint32_t kEnds = kActs + S::kNumLayers * S::kNumLanes * kFfnQuads;
@@ -136,7 +138,10 @@ struct Places {
     // (watch.cuh). Only this rank uses them.
     static constexpr uint32_t kWaiters = S::kWarps + 1;
     static constexpr uint32_t kWaits = kMeetings + 2 * S::kWorldSize * S::kBlocks;
-    static constexpr uint32_t kQuads = kWaits + S::kBlocks * kWaiters;
+    // A uint32: the number of the last request that cached what is not a number. Only this rank
+    // uses it.
+    static constexpr uint32_t kBad = kWaits + S::kBlocks * kWaiters;
+    static constexpr uint32_t kQuads = kBad + 1;
 
     KCCL_DEVICE static uint32_t residual(uint32_t module, uint32_t residual) {
         return kResiduals + (module * S::kNumResiduals + residual) * kVector;
@@ -147,10 +152,14 @@ struct Places {
     KCCL_DEVICE static uint32_t qkv(uint32_t layer, uint32_t lane) {
         return kQkv + (layer * S::kNumLanes + lane) * kQkvQuads;
     }
-    // Of a query head of a lane: that of split 0; the others follow.
-    KCCL_DEVICE static uint32_t attended(uint32_t layer, uint32_t lane, uint32_t head) {
-        return kAttended + (layer * S::kNumLanes + lane) * kAttendedQuads +
+    // Attention over a split, for a query head of a lane: that of split 0; the others follow.
+    KCCL_DEVICE static uint32_t part(uint32_t layer, uint32_t lane, uint32_t head) {
+        return kParts + (layer * S::kNumLanes + lane) * kPartsQuads +
                head * S::kSplits * Shape<S>::kPartQuads;
+    }
+    // Attention over all positions.
+    KCCL_DEVICE static uint32_t attended(uint32_t layer, uint32_t lane) {
+        return kAttended + (layer * S::kNumLanes + lane) * kAttendedQuads;
     }
     KCCL_DEVICE static uint32_t act(uint32_t layer, uint32_t lane) {
         return kActs + (layer * S::kNumLanes + lane) * kFfnQuads;
@@ -167,5 +176,11 @@ struct Places {
         return kMeetings + (number & 1u) * S::kWorldSize * S::kBlocks;
     }
 };
+
+// Where a rank keeps the number of the last request that cached what is not a number.
+template <class S>
+KCCL_DEVICE uint32_t* bad_request_at(const Task& task, int rank) {
+    return reinterpret_cast<uint32_t*>(task.boards[rank] + Places<S>::kBad * sizeof(Quad));
+}
 
 }  // namespace kccl::decode

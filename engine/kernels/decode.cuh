@@ -35,9 +35,28 @@ KCCL_DEVICE void stagger(const Worker<S>& worker) {
     }
 }
 
+// Waits for this warp's part of what a product multiplies, and stages it.
+template <class S>
+KCCL_DEVICE void stage_vector(Worker<S>& worker, Product product, uint32_t layer, int32_t token) {
+    using Dims = Shape<S>;
+    if (product == Product::kQkv || product == Product::kGateUp) {
+        const uint32_t module = 2 * layer + (product == Product::kQkv ? 0 : 1);
+        stage_residual<typename Dims::Qkv>(worker, static_cast<int32_t>(module) - 1, module, token);
+    } else if (product == Product::kDown) {
+        stage_lanes<typename Dims::Down>(
+            worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
+    } else if (S::kMergesFirst) {
+        stage_lanes<typename Dims::Out>(
+            worker, [&](uint32_t lane) { return Places<S>::attended(layer, lane); });
+    } else {
+        stage_parts<typename Dims::Out>(worker, layer);
+    }
+}
+
 // One position through all layers. False: a wait failed.
 template <class S>
 KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token) {
+    using Dims = Shape<S>;
     using M = typename Shape<S>::Out;
     const Cut tiles = M::tiles_of(worker.member());
     KCCL_UNROLL
@@ -64,19 +83,13 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         const auto product = static_cast<Product>(i % 4);
         const Layer* const rules = worker.shared().layers + layer;
         worker.next_op();
-        if (product == Product::kQkv || product == Product::kGateUp) {
-            stage_residual<typename Shape<S>::Qkv>(worker, static_cast<int32_t>(module) - 1, module,
-                                                   token);
-        } else if (product == Product::kOut) {
-            prefetch_norm<typename Shape<S>::GateUp>(worker, module);
-            stage_attended<typename Shape<S>::Out>(worker, layer);
-        } else {
-            prefetch_norm<typename Shape<S>::Qkv>(worker, module + 1);
-            stage_lanes<typename Shape<S>::Down>(
-                worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
-        }
+        const Steps steps = steps_of_product<S>(worker.block(), product);
+        if (product == Product::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
+        if (product == Product::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
+        // A block without rows of the product needs no vector.
+        if (steps.num != 0) stage_vector(worker, product, layer, token);
         worker.stamp(kArrived);
-        multiply(worker, steps_of_product<S>(worker.block(), product));
+        multiply(worker, steps);
         worker.stamp(kMultiplied);
         if (!worker.meet()) return false;
         worker.stamp(kMet);

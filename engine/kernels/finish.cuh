@@ -6,7 +6,8 @@
 namespace kccl::decode {
 
 // A block's word for the others: its most likely token, and whether its host has cancelled the
-// request, which only block 0 of a rank looks at.
+// request. Only block 0 of a rank looks at that, and whether a position before, whose logits nobody
+// asked for, was not a number.
 struct Ending {
     Best best;
     bool is_cancelled;
@@ -117,10 +118,12 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     const Task& task = worker.task();
     Shared<S>& shared = worker.shared();
     auto* const mailbox = reinterpret_cast<Mailbox*>(task.mailbox);
-    uint32_t cancelled = 0;
+    uint32_t cancelled = 0, bad = 0;
     worker.stamp(kBegan);
     if (worker.block() == 0 && worker.warp_index() == 0 && leads(warp())) {
         cancelled = mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&mailbox->cancelled);
+        bad = mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(
+            bad_request_at<S>(task, worker.comm().rank));
     }
     best = best_of_warp(best);
     if (leads(warp())) {
@@ -130,7 +133,7 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     Ending all = {{0, -1, false}, false};
     if (worker.warp_index() == 0) {
         if (leads(warp())) {
-            Ending mine = {{0, -1, false}, cancelled == task.number};
+            Ending mine = {{0, -1, bad == task.number}, cancelled == task.number};
             for (uint32_t each = 0; each < S::kWarps; ++each) {
                 mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
             }

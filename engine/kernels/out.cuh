@@ -1,5 +1,5 @@
-// The projection of what attention gives. Its vector comes in parts, one for each split of the
-// cache; each warp merges them for the columns that it multiplies.
+// The projection of what attention gives, where its vector comes in parts, one for each split of
+// the strands (not S::kMergesFirst): each warp merges them for the columns that it multiplies.
 #pragma once
 
 #include "parts.cuh"
@@ -10,7 +10,7 @@ namespace kccl::decode {
 // Stages this warp's part of each lane's vector. Several threads share a quad's splits, so that a
 // thread loads few.
 template <class M, class S>
-KCCL_DEVICE void stage_attended(Worker<S>& worker, uint32_t layer) {
+KCCL_DEVICE void stage_parts(Worker<S>& worker, uint32_t layer) {
     using Dims = Shape<S>;
     constexpr uint32_t kTotal = M::kQuads * M::kLanes;
     constexpr uint32_t sharers = [] {
@@ -27,16 +27,16 @@ KCCL_DEVICE void stage_attended(Worker<S>& worker, uint32_t layer) {
         const uint32_t lane = at / M::kQuads, column = first + at % M::kQuads;
         const bool is_there = lane < M::kLanes && column < M::kColumns / 4;
         const uint32_t head = is_there ? column / Dims::kHeadQuads : 0;
-        const uint32_t base = is_there
-                                  ? Places<S>::attended(layer, worker.first_lane() + lane, head) +
-                                        sharer * kMine * Dims::kPartQuads
-                                  : 0;
+        const uint32_t base = is_there ? Places<S>::part(layer, worker.first_lane() + lane, head) +
+                                             sharer * Dims::kPartQuads
+                                       : 0;
         uint32_t places[2 * kMine];
         Quad quads[2 * kMine];
         KCCL_UNROLL
         for (uint32_t i = 0; i < kMine; ++i) {
-            places[2 * i] = base + i * Dims::kPartQuads + column % Dims::kHeadQuads;
-            places[2 * i + 1] = base + i * Dims::kPartQuads + Dims::kHeadQuads;
+            const uint32_t part = base + i * sharers * Dims::kPartQuads;
+            places[2 * i] = part + column % Dims::kHeadQuads;
+            places[2 * i + 1] = part + Dims::kHeadQuads;
         }
         worker.template await<mem::Scope::kDevice>(places, is_there ? ~0u : 0,
                                                    tag_of(worker.round()), quads);
@@ -45,16 +45,8 @@ KCCL_DEVICE void stage_attended(Worker<S>& worker, uint32_t layer) {
         for (uint32_t i = 0; i < kMine; ++i) {
             parts[i] = {quads[2 * i], quads[2 * i + 1].value[0], quads[2 * i + 1].value[1]};
         }
-        Part whole = merge_all<kMine>(parts);
-        KCCL_UNROLL
-        for (uint32_t step = 1; step < sharers; step *= 2) {
-            // In the order of the strands, also in the thread behind.
-            const Part other = platform::shuffle(whole, worker.thread() ^ step);
-            whole = (sharer & step) == 0 ? merge(whole, other) : merge(other, whole);
-        }
-        Quad quad = {};
-        KCCL_UNROLL
-        for (int i = 0; i < 4 && is_there; ++i) quad.value[i] = whole.sum.value[i] / whole.weight;
+        const Part whole = merge_shared<sharers>(merge_all<kMine>(parts), worker.thread());
+        const Quad quad = is_there ? attended_by(whole) : Quad{};
         if (sharer == 0 && at < kTotal) stage<M>(worker, at, quad);
     }
 }

@@ -84,7 +84,7 @@ KCCL_DEVICE void describe(uint64_t* out) {
              Dims::kCacheTileBytes;
     out[4] = Places<S>::kResiduals;
     out[5] = Places<S>::kQkv;
-    out[6] = Places<S>::kAttended;
+    out[6] = Places<S>::kParts;
     out[7] = Places<S>::kActs;
     out[9] = Trace<S>::kOfRound;
 }

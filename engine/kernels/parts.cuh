@@ -30,16 +30,40 @@ KCCL_DEVICE Part merge(const Part& a, const Part& b) {
     return both;
 }
 
-// Merges neighbours, then the pairs, and so on. N is a power of two.
+// Merges the second half of N parts into the first, and so on. N is a power of two. So parts whose
+// numbers are equal modulo a power of two come together first.
 template <uint32_t N>
-KCCL_DEVICE Part merge_all(Part (&parts)[N]) {
-    KCCL_UNROLL
-    for (uint32_t step = 1; step < N; step *= 2) {
+KCCL_DEVICE Part merge_all(Part* parts) {
+    if constexpr (N == 1) {
+        return parts[0];
+    } else {
         KCCL_UNROLL
-        for (uint32_t i = 0; i + step < N; i += 2 * step)
-            parts[i] = merge(parts[i], parts[i + step]);
+        for (uint32_t i = 0; i < N / 2; ++i) parts[i] = merge(parts[i], parts[i + N / 2]);
+        return merge_all<N / 2>(parts);
     }
-    return parts[0];
+}
+
+// Likewise the parts of N neighbouring threads, of which all get the result. Called by all threads
+// of the warp; thread: this one's number in it.
+template <uint32_t N>
+KCCL_DEVICE Part merge_shared(Part part, uint32_t thread) {
+    static_assert(N <= platform::kWarpSize, "threads of one warp");
+    KCCL_UNROLL
+    for (uint32_t step = N / 2; step > 0; step /= 2) {
+        const Part other = platform::shuffle(part, thread ^ step);
+        part = (thread & step) == 0 ? merge(part, other) : merge(other, part);
+    }
+    return part;
+}
+
+// What attention gives for four elements, once all positions are in the part. It has no lowest bits
+// whether it goes over the board or not.
+KCCL_DEVICE Quad attended_by(const Part& part) {
+    const float inverse = 1.0f / part.weight;
+    Quad quad;
+    KCCL_UNROLL
+    for (int i = 0; i < 4; ++i) quad.value[i] = untagged(part.sum.value[i] * inverse);
+    return quad;
 }
 
 }  // namespace kccl::decode

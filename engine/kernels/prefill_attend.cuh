@@ -53,7 +53,7 @@ KCCL_DEVICE void turn_chunk(Crew<S>& crew, const Pass& pass, uint32_t layer) {
         const Quad value = head_of(S::kHeads + S::kKvHeads + kv_head);
         uint8_t* const tile = cache_of<S>(crew.task(), layer, lane, kv_head) +
                               uint64_t{position / kTileRows} * Dims::kCacheTileBytes;
-        append<S>(tile, position, key, value);
+        append<S>(crew.task(), crew.comm().rank, tile, position, key, value);
         Part own[kHeads];
         attend_itself<S>(queries, key, value, own);
         store_parts<S>(crew.here(C::kOwnParts + first * Dims::kPartQuads), own);
@@ -99,7 +99,9 @@ class ChunkAttention {
             Strand<S, C::kQueries> strand(crew_.shared().strands[crew_.warp_index()], unit);
 #pragma unroll 1
             for (uint32_t at = first_tile(i); at < end_of_tiles(); at += S::kStrands) {
-                const uint8_t* const tile = cache_ + uint64_t{at} * Dims::kCacheTileBytes;
+                CacheTile<S> tile;
+                tile.load_keys(unit, cache_ + uint64_t{at} * Dims::kCacheTileBytes);
+                tile.load_values(unit, cache_ + uint64_t{at} * Dims::kCacheTileBytes);
                 strand.add(tile, queries, [&](uint32_t query, uint32_t in_tile) {
                     const uint32_t mine = position_ + query / Dims::kHeadsPerKv;
                     const uint32_t seen = at * kTileRows + in_tile;
@@ -117,7 +119,7 @@ class ChunkAttention {
             Part parts[C::kFold];
             KCCL_UNROLL
             for (uint32_t i = 0; i < C::kFold; ++i) {
-                const uint32_t strand = node * C::kFold + i;
+                const uint32_t strand = i * C::kNodes + node;
                 parts[i] = {Quad{}, kNoPositions, 0};
                 if (first_tile(strand) < end_of_tiles()) {
                     parts[i] = part_of(parts_.strands[strand][query], quad);
@@ -147,10 +149,7 @@ class ChunkAttention {
             for (uint32_t i = 0; i < C::kNodes; ++i) {
                 parts[i] = part_of(parts_.nodes[i][query], quad);
             }
-            const Part whole = merge_all<C::kNodes>(parts);
-            Quad attended;
-            KCCL_UNROLL
-            for (int i = 0; i < 4; ++i) attended.value[i] = whole.sum.value[i] / whole.weight;
+            const Quad attended = attended_by(merge_all<C::kNodes>(parts));
             const uint32_t head = kv_head_ * Dims::kHeadsPerKv + query % Dims::kHeadsPerKv;
             const uint32_t column = head * Dims::kHeadQuads + quad;
             const uint32_t place = C::kAttended + lane_ * C::OutPlan::kTiles * C::kStripe +

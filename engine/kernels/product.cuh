@@ -198,7 +198,7 @@ KCCL_DEVICE uint32_t own_quad(const Worker<S>& worker, uint32_t k) {
 template <class S>
 KCCL_DEVICE Quad total_of(Worker<S>& worker, uint32_t tile, uint32_t quad) {
     Quad total = {};
-#pragma unroll 4
+    KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         const Quad part = mem::load_plain(worker.area(each) + tile * kTileQuads + quad);
         KCCL_UNROLL

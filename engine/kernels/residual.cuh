@@ -32,18 +32,40 @@ KCCL_DEVICE void add_lane(Quad* total, const Quad& part, bool is_first) {
     }
 }
 
-// The sum of all lanes' messages of a module for a quad of the block's rows, from the first lane to
-// the last. All lanes are this block's.
+// The sum of all lanes' messages of a module for this thread's k-th quad (own_quad) of the block's
+// rows, from the first lane to the last. All lanes are this block's. `num`: quads of the block.
+// Called by all threads of the warp.
 template <class S>
-KCCL_DEVICE Quad sum_here(Worker<S>& worker, uint32_t quad, bool is_there) {
-    Quad total = {};
-    if (!is_there) return total;
-    // One after the other, because quads of all lanes are many registers.
+KCCL_DEVICE Quad sum_here(Worker<S>& worker, uint32_t k, uint32_t num) {
+    // So many neighbouring threads share a quad: a lane each.
+    constexpr uint32_t kSharers = [] {
+        uint32_t n = 1;
+        while (n < S::kNumLanes) n *= 2;
+        return n;
+    }();
+    constexpr uint32_t kAtOnce = platform::kWarpSize / kSharers;
+    const uint32_t thread = worker.thread();
+    const uint32_t lane = thread % kSharers, first_sharer = thread - lane;
+    Quad mine = {};
 #pragma unroll 1
-    for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        add_lane(&total, as_message<S>(own_total(worker, quad, lane)), lane == 0);
+    for (uint32_t first = 0; first < platform::kWarpSize; first += kAtOnce) {
+        const uint32_t before = k * platform::kWarpSize + first;
+        if (before * S::kWarps + worker.warp_index() >= num) break;
+        const uint32_t quad = (before + thread / kSharers) * S::kWarps + worker.warp_index();
+        Quad part = {};
+        if (quad < num && lane < S::kNumLanes) {
+            part = as_message<S>(own_total(worker, quad, lane));
+        }
+        Quad total = {};
+        KCCL_UNROLL
+        for (uint32_t each = 0; each < S::kNumLanes; ++each) {
+            add_lane(&total, platform::shuffle(part, first_sharer + each), each == 0);
+        }
+        const uint32_t place = thread - first;
+        total = platform::shuffle(total, place % kAtOnce * kSharers);
+        if (place < kAtOnce) mine = total;
     }
-    return total;
+    return mine;
 }
 
 // The same, where other ranks have lanes as well. Sends them this block's.
@@ -106,7 +128,7 @@ KCCL_DEVICE void add_to_residual(Worker<S>& worker, uint32_t module, const Modul
             if constexpr (kHasOthers) {
                 total = sum_over_ranks(worker, module, quad, row, is_there);
             } else {
-                total = sum_here(worker, quad, is_there);
+                total = sum_here(worker, k, tiles.num * kTileQuads);
             }
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += total.value[i];

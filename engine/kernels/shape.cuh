@@ -121,15 +121,16 @@ struct Shape : S {
     static constexpr uint32_t kHeadTiles = 12;
 
     // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which
-    // one warp goes through. The strands of a KV head are cut into kSplits contiguous parts, each
-    // for one block. Results are merged in a binary tree over the strands. So their bits do not
-    // depend on kSplits.
+    // one warp goes through. Of the strands of a KV head, strand s belongs to split s % kSplits,
+    // and each split to one block. Results are merged in a binary tree over the strands
+    // (merge_all), in which the strands of a split come together first. So their bits do not depend
+    // on kSplits.
     static constexpr uint32_t kHeadsPerKv = S::kHeads / S::kKvHeads;
     static constexpr uint32_t kSplitStrands = S::kStrands / S::kSplits;
     static constexpr uint32_t kUnits = kGroupLanes * S::kKvHeads * S::kSplits;
     static constexpr uint32_t kHeadTilesOfDim = S::kHeadDim / kTileColumns;
     static constexpr uint32_t kHeadQuads = S::kHeadDim / 4;
-    // A published part: the quads of a head, and one of {maximum, sum, 0, 0}.
+    // A split's published part: the quads of a head, and one of {maximum, sum, 0, 0}.
     static constexpr uint32_t kPartQuads = kHeadQuads + 1;
     static_assert((S::kStrands & (S::kStrands - 1)) == 0 && S::kStrands % S::kSplits == 0,
                   "a binary tree");

@@ -15,6 +15,30 @@ struct StrandArea {
     Quad scales[ceil_div(NUM, 4)];  // by query
 };
 
+// This thread's part of the keys and values of 16 positions, in registers.
+template <class S>
+struct CacheTile {
+    using Unit = Mma<f16>;
+    static constexpr uint32_t kNum = Shape<S>::kHeadTilesOfDim;
+    // Whether the keys are loaded while the warp still waits for its queries. Those of wider heads
+    // would take registers that the wait needs.
+    static constexpr bool kLoadsAhead = kNum <= 4;
+
+    KCCL_DEVICE void load_keys(const Unit::Lane& unit, const uint8_t* cached) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kNum; ++i) keys[i] = unit.weights(cached + i * kTileBytes);
+    }
+    KCCL_DEVICE void load_values(const Unit::Lane& unit, const uint8_t* cached) {
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kNum; ++i) {
+            values[i] = unit.weights(cached + (kNum + i) * kTileBytes);
+        }
+    }
+
+    Unit::Weights keys[kNum];
+    Unit::Weights values[kNum];
+};
+
 // All threads of a warp make one, and call all functions.
 template <class S, uint32_t NUM>
 class Strand {
@@ -36,12 +60,11 @@ class Strand {
 
     // Adds the positions of a tile of the cache for which is_seen(query, position in the tile).
     template <class IsSeen>
-    KCCL_DEVICE void add(const uint8_t* keys, const Queries& queries, IsSeen is_seen) {
-        const uint8_t* const values = keys + Dims::kHeadTilesOfDim * kTileBytes;
+    KCCL_DEVICE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
         typename Unit::Sums scores = {};
         KCCL_UNROLL
         for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            Unit::multiply(scores, unit_.weights(keys + i * kTileBytes), queries[i]);
+            Unit::multiply(scores, tile.keys[i], queries[i]);
         }
         auto* const by_position = reinterpret_cast<float*>(area_.scores);
         unit_.totals(scores, [&](uint32_t row, uint32_t query, float score) {
@@ -87,7 +110,7 @@ class Strand {
         KCCL_UNROLL
         for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
             unit_.scale(sums_[i], area_.scales[0].value);
-            Unit::multiply(sums_[i], unit_.weights(values + i * kTileBytes), weights);
+            Unit::multiply(sums_[i], tile.values[i], weights);
         }
         // Before the next tile's scores come.
         warp().sync();

@@ -112,7 +112,7 @@ KCCL_DEVICE void stage_residual(Worker<S>& worker, int32_t module, uint32_t norm
 template <class S>
 KCCL_DEVICE float inverse_rms(Worker<S>& worker, uint32_t i = 0) {
     float squares = 0;
-#pragma unroll 4
+    KCCL_UNROLL
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         squares += mem::load_plain(worker.squares(each) + i);
     }

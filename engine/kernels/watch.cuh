@@ -41,8 +41,24 @@ class Waiter {
         static_assert(N <= 32, "a bit for each quad");
         mem::Packet packets[N];
         const auto* const board = reinterpret_cast<const mem::Packet*>(task_.boards[comm_.rank]);
+        // Rounds end together all the same.
+        const bool takes_any = (S::kAblated & kExchanges) != 0 && places[0] < Places<S>::kEnds;
+        // Where threads want several, the warp's first thread polls for its first one alone until
+        // that comes. All blocks of the device wait at the same time, and their polls take the L2
+        // cache's bandwidth from the copies of weights and from each other.
+        bool scouts =
+            N > 1 && !takes_any && platform::warp_any(leads(warp()) && (wanted & 1u) != 0);
+        const auto has_one_come = [&] {
+            bool has_come = false;
+            if (leads(warp())) {
+                has_come = (without_tag(mem::load_packet<SCOPE>(board + places[0]), tag) & 1u) == 0;
+            }
+            return platform::warp_any(has_come);
+        };
         // All are loaded before any is checked, so that their latencies overlap.
         const auto poll = [&] {
+            if (scouts && !has_one_come()) return false;
+            scouts = false;
             KCCL_UNROLL
             for (int i = 0; i < N; ++i) {
                 if ((wanted >> i & 1u) != 0)
@@ -55,8 +71,6 @@ class Waiter {
             }
             return (wrong & 1u) == 0;
         };
-        // Rounds end together all the same.
-        const bool takes_any = (S::kAblated & kExchanges) != 0 && places[0] < Places<S>::kEnds;
         uint32_t polls = 0;
         bool is_noted = false, is_here = !has_failed_;
         while (is_here && platform::warp_any(!poll()) && !takes_any) {

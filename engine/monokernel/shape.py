@@ -29,6 +29,8 @@ class Tuning:
         hungry_in_flight: The same while more than half of the ring is empty; 0: as many.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
+        merges_first: Whether the blocks of a KV head merge what attention gives for its splits. If
+            not, each block of the output projection does.
         others: Warps of a block that do not multiply: one copies, one collects messages.
         shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
         stagger_ns: The blocks of residual i begin i % staggers times so much later than the first.
@@ -51,6 +53,7 @@ class Tuning:
     in_flight: int
     strands: int
     splits: int
+    merges_first: bool = False
     hungry_in_flight: int = 0
     others: int = 2
     shared_bytes: int = SHARED_BYTES
@@ -209,7 +212,7 @@ def source_of(
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
-    flags["Overlaps"] = overlaps
+    flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
         f"using Weight = kccl::{_WEIGHTS[dtype]};",

@@ -12,16 +12,15 @@ from .shape import TILE, Tuning
 _TILE_BYTES = 2 * TILE * TILE
 _MOST_STEPS = 8
 _MOST_STAGES = 16
-# Residuals begin a round at so many moments, a tenth of a layer apart.
-_STAGGERS = 4
+# Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long
+# as a full ring feeds a block.
+_STAGGERS, _STAGGERS_OF_LAYER = 4, 6
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS = 32 * 32
 # Of prefill. Attention has its parts where the vectors' ring is: that is at most so much of a
 # block's shared memory, because the rest needs some, too.
 _LEAST_CHUNK_STAGES, _MOST_OF_SHARED = 5, 2 / 3
-# Each block of the output projection reads so much of attention's parts, at most.
-_MOST_PART_BYTES = 36 << 10
 
 
 def tuning_for(
@@ -58,6 +57,8 @@ def tuning_for(
     stage = steps * warps * _TILE_BYTES
     has_chunks = kind.chunk > 1
     strands = _strands(c, machine) if has_chunks else kind.most_strands
+    splits = _splits(program, lanes // groups, blocks // groups, warps, strands)
+    units = lanes // groups * c.num_kv_heads // c.num_lanes * splits
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -66,9 +67,11 @@ def tuning_for(
         in_flight=max(1, round(kind.quiet_bytes / stage)),
         hungry_in_flight=max(1, kind.bytes_in_flight // stage),
         strands=strands,
-        splits=_splits(program, lanes // groups, blocks // groups, warps, strands),
+        splits=splits,
+        # A block without attention would poll for all parts while the others work.
+        merges_first=units < blocks // groups,
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(program, lanes, blocks, kind) if groups > 1 and has_chunks else 0,
+        stagger_ns=_stagger_ns(program, lanes, blocks, machine) if groups > 1 and has_chunks else 0,
         staggers=_STAGGERS,
         others=-(warps + 2) % kind.warps_together + 2,
         chunk=kind.chunk,
@@ -129,27 +132,20 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
 
 def _splits(program: Program, lanes: int, blocks: int, warps: int, strands: int) -> int:
-    """Parts of each KV head's strands: as many as there are blocks, unless reading them again costs
-    more, or a block has a warp for each of its strands already.
+    """Splits of each KV head's strands: as many as there are blocks, unless a block has a warp for
+    each of its strands already.
     """
-    c = program.config
-    kv_heads = lanes * c.num_kv_heads // c.num_lanes
-    part_bytes = lanes * c.num_heads // c.num_lanes * (c.head_dim + 4) * 4
+    kv_heads = lanes * program.config.num_kv_heads // program.config.num_lanes
     splits = 1
-    while (
-        splits * warps < strands
-        and 2 * splits * kv_heads <= blocks
-        and 2 * splits * part_bytes <= _MOST_PART_BYTES
-    ):
+    while splits * warps < strands and 2 * splits * kv_heads <= blocks:
         splits *= 2
     return splits
 
 
-def _stagger_ns(program: Program, lanes: int, blocks: int, kind: Kind) -> int:
-    """A tenth of the time in which a block reads its weights of a layer."""
-    c = program.config
-    weights = sum(rows * columns * of_lane for rows, columns, of_lane in _products(c, lanes))
-    return 2 * weights // blocks // kind.bytes_per_ns // 10
+def _stagger_ns(program: Program, lanes: int, blocks: int, machine: Machine) -> int:
+    weights = sum(rows * columns * each for rows, columns, each in _products(program.config, lanes))
+    of_layer = 2 * weights // blocks // _STAGGERS_OF_LAYER
+    return min(of_layer, machine.shared_bytes) // machine.kind.bytes_per_ns
 
 
 def _strands(c: ModelConfig, machine: Machine) -> int:

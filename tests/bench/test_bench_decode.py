@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from decode_bench import FAST, bench, document_of
 
 from kccl.bench import check
 from kccl.bench.decode import report, tokens
+from kccl.bench.decode.gpu import states
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
 from kccl.engine.random_weights import random_checkpoint
@@ -232,3 +234,12 @@ def test_a_readmes_table_has_the_newest_rows() -> None:
     assert lines[2] == "| m | 2 | 128 | 5,000 | 200 |  | 87% | 2,500 llama.cpp | 2.00 |  |"
     assert len(lines) == 5
     assert lines[-1] == "Medians, 2 cores of some CPU; commit new."
+
+
+def test_the_state_is_that_of_the_gpus_in_use() -> None:
+    uuids = ["0123456789abcdef0123456789abcdef", "f" * 32, "e" * 32]
+    lines = [f"GPU-{UUID(uuid)}, {345 + i} MHz, 3201 MHz, 80 W, 36" for i, uuid in enumerate(uuids)]
+    found = states("\n".join(lines), uuids[1::-1])
+    assert [each["clocks.sm"] for each in found] == ["346 MHz", "345 MHz"]
+    assert found[0]["temperature.gpu"] == "36"
+    assert states(lines[0], uuids[1:]) == "nvidia-smi lists none of the GPUs"

@@ -326,6 +326,8 @@ def test_kccl_bench_under_mpirun(tmp_path: Path) -> None:
 
 
 def test_code_without_git_has_the_commit_that_its_archive_names(tmp_path: Path) -> None:
+    # In a checkout, where `git archive` will find it.
+    assert document._ARCHIVAL.exists()
     archival = tmp_path / ".git_archival.txt"
     assert document._archived(archival) is None
     archival.write_text("node: $Format:%H$\n")

@@ -31,7 +31,9 @@ class Steps:
         self.commands.append(command)
         text = "# a table\n"
         if output.stem == "gpus":
-            text = f"{self.num_gpus}\n"
+            text = f"cuda {self.num_gpus}\n"
+        if output.stem.startswith("decode_") and "bench" in command:
+            text += json.dumps(gpu_document(row())) + "\n"
         for name in benches_of(command):
             if name in self.crashing:
                 break
@@ -147,6 +149,7 @@ def test_parts_are_selectable(part, tmp_path):
         "tests": {*READY, "tests"},
         "torch": {*READY, "torch"},
         "bench": {*READY, "benches"},
+        "decode": {"build", "extension", "gpus", "decode_tests", *make_gpu.shapes_of(2)},
         "plots": {"build", "extension", "plots"},
     }
     assert kinds == wanted[part]
@@ -216,7 +219,17 @@ def test_nothing_runs_when_the_extension_cannot_be_built(tmp_path):
     assert steps.commands[0][1:] == ["setup.py", "build_ext", "--inplace"]
 
 
-@pytest.mark.parametrize("part", ["tests", "torch", "bench"])
+def test_decoding_has_documents_with_peers(tmp_path):
+    steps = Steps()
+    assert run(tmp_path, steps, "--parts", "decode") == 0
+    (both,) = (command for command in steps.commands if "2" in command and "run" in command)
+    assert both[1:6] == ["-m", "kccl", "run", "-n", "2"]
+    assert {"--baselines", "laneformer-2b", "cuda"} <= set(both)
+    document = json.loads((tmp_path / "out/decode_laneformer-2b_2.json").read_text())
+    assert document == gpu_document(row())
+
+
+@pytest.mark.parametrize("part", ["tests", "torch", "bench", "decode"])
 def test_no_gpu_and_no_documents_are_failures(part, tmp_path, capsys):
     steps = Steps(num_gpus=0)
     assert run(tmp_path, steps, "--parts", f"{part} plots") == 1
@@ -239,15 +252,20 @@ def test_a_step_has_at_most_what_is_left(tmp_path):
 
 def test_parts_and_getting_ready_fit_into_the_time_for_all():
     assert set(make_gpu.BUDGETS_S) == set(make_gpu.PARTS)
-    assert sum(make_gpu.BUDGETS_S.values()) <= make_gpu.LIMIT_S - 20
+    for parts in (make_gpu.USUAL_PARTS, ("decode",)):
+        assert sum(make_gpu.BUDGETS_S[part] for part in parts) <= make_gpu.LIMIT_S - 20
 
 
 def test_every_test_on_gpus_belongs_to_one_part(tmp_path):
     steps = Steps()
-    assert run(tmp_path, steps, "--parts", "tests torch") == 0
-    *_, tests, torch = steps.commands
-    assert tests[-2:] == ["tests/hardware", "--ignore=tests/hardware/test_torch.py"]
-    assert torch[-1] == "tests/hardware/test_torch.py" and (ROOT / torch[-1]).exists()
+    assert run(tmp_path, steps, "--parts", "tests torch decode") == 0
+    tests, torch, decode = (
+        steps.commands[steps.names.index(name)] for name in ("tests", "torch", "decode_tests")
+    )
+    others = [torch[-1], decode[-1]]
+    assert others == ["tests/hardware/test_torch.py", "tests/hardware/test_decode.py"]
+    assert all((ROOT / other).exists() for other in others)
+    assert tests[-3:] == ["tests/hardware", *(f"--ignore={other}" for other in others)]
     assert "--most-of" not in tests
 
 
@@ -306,7 +324,7 @@ def test_side_by_side_the_tests_without_a_result_are_named(tmp_path, monkeypatch
     )
 
     def execute(command, limit_s, output):
-        output.write_text("4\n" if output.stem == "gpus" else said)
+        output.write_text("cuda 4\n" if output.stem == "gpus" else said)
         return gpu_steps.TIMED_OUT if output.stem == "torch_of_pairs" else 0
 
     assert run(tmp_path, execute, "--parts", "torch") == 1

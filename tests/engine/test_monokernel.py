@@ -102,6 +102,7 @@ def test_equals_the_reference_on_any_number_of_ranks(model):
     [
         {"blocks": 8},
         {"splits": 2},
+        {"splits": 2, "merges_first": True},
         {"in_flight": 1, "stages": 2},
         # The head's rows are multiplied in two parts; a stage has several row tiles.
         {"blocks": 4, "stage_steps": 4},

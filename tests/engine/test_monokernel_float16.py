@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, generate, logits_of
+from test_monokernel import CONTEXT, SMALL, TOLERANCE, TUNING, answer, generate, logits_of
 from test_prefill import CHUNKED
 
 import kccl
@@ -93,6 +93,42 @@ def test_a_vector_beyond_float16_is_an_error():
                 logits_of(executor, IDS[:1])
             with pytest.raises(kccl.Error, match="beyond 65504"):
                 generate(executor, 1)
+
+    kccl.run_threads(main, 1, backend="sim")
+
+
+class OneIsLarge(RandomSource):
+    """Random weights with which the vectors of token 5 alone are beyond FP16. A position sees one
+    before it, in each of two layers.
+    """
+
+    def __init__(self) -> None:
+        window = {"window": 2, "window_layers": 2}
+        shape = replace(MODELS["tiny-laneformer"], num_layers=2, **SMALL, **window)
+        super().__init__(shape, 0, "x", "float16")
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        values = super().read(name, start, stop).astype(np.float32)
+        if name == "embedding" and start <= 5 < stop:
+            values[5 - start] *= 1e4
+        return (values * 4 if name == "layers.0.ffn_norm" else values).astype(np.float16)
+
+
+@pytest.mark.parametrize("tuning", [TUNING, CHUNKED], ids=["by position", "in chunks"])
+def test_a_vector_beyond_float16_within_a_prompt_is_an_error(tuning):
+    """Also where the tokens behind it have finite logits; the next request is not touched."""
+    model = Checkpoint(OneIsLarge())
+    # The second new token could be 5.
+    params = SamplingParams(max_tokens=1)
+    without = [9, *IDS[1:]]
+
+    def main(comm: kccl.Communicator) -> None:
+        executor = DeviceExecutor(model, comm, tuning=replace(tuning, blocks=4), context=CONTEXT)
+        wanted = [token.id for token in answer(executor, without, params)]
+        with pytest.raises(kccl.Error, match="beyond 65504"):
+            answer(executor, IDS, params)
+        executor.end()
+        assert [token.id for token in answer(executor, without, params)] == wanted
 
     kccl.run_threads(main, 1, backend="sim")
 
