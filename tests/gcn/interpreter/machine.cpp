@@ -43,6 +43,7 @@ bool Machine::run() {
             events_.pop();
             if (event.time > settings_.limit) throw Error("is stuck: " + stuck());
             current_ = event.wave;
+            access_ = event.kind == Event::Kind::kPart ? event.access->in : nullptr;
             if (event.kind == Event::Kind::kStep)
                 step(*event.wave);
             else if (event.kind == Event::Kind::kPart)
@@ -58,7 +59,8 @@ bool Machine::run() {
         if (current_ != nullptr) {
             const auto& code = current_->program->code();
             const uint32_t at = current_->pc == 0 ? 0 : current_->pc - 1;
-            finding_ = current_->name() + ": " + std::string(code[at].line) + ": " + finding_;
+            const Instruction& in = access_ != nullptr ? *access_ : code[at];
+            finding_ = current_->name() + ": " + std::string(in.line) + ": " + finding_;
         }
         return false;
     }
@@ -84,6 +86,11 @@ void Machine::begin_next(int rank, Time now) {
     const Kernel& kernel = *launch.kernel;
     const auto arguments = reinterpret_cast<uint64_t>(launch.arguments.data());
     memory_.add_region(arguments, launch.arguments.size(), rank);
+    const auto& constants = launch.program->constants();
+    if (!constants.empty() && with_constants_.insert(launch.program.get()).second) {
+        memory_.add_region(reinterpret_cast<uint64_t>(constants.data()), constants.size(),
+                           kEveryRank);
+    }
     for (uint32_t number = 0; number < launch.grid; ++number) {
         auto block = std::make_unique<Block>();
         block->rank = rank;

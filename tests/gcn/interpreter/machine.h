@@ -4,6 +4,7 @@
 #include <memory>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
 
 #include "caches.h"
@@ -112,9 +113,11 @@ class Machine {
     std::vector<std::array<Time, 128>> channel_free_;
     std::vector<Time> link_free_;
     std::map<std::string_view, uint64_t> executed_;
+    std::set<const Program*> with_constants_;  // whose constants are in memory
     std::string finding_;
     uint64_t next_event_ = 0, next_access_ = 0;
     Wave* current_ = nullptr;
+    const Instruction* access_ = nullptr;  // of which a part takes place
 };
 
 }  // namespace gcn
