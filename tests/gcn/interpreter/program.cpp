@@ -353,6 +353,14 @@ void Program::parse_kernels() {
         kernel.num_vectors = number_behind(block, "amdhsa_next_free_vgpr ");
         kernel.first_accumulator = number_behind(block, "amdhsa_accum_offset ");
         kernel.argument_bytes = number_behind(block, "amdhsa_kernarg_size ");
+        for (const std::string_view round :
+             {"amdhsa_float_round_mode_32 ", "amdhsa_float_round_mode_16_64 "}) {
+            if (number_behind(block, round) != 0) throw Error("does not round to nearest");
+        }
+        for (const std::string_view denorm :
+             {"amdhsa_float_denorm_mode_32 ", "amdhsa_float_denorm_mode_16_64 "}) {
+            if (number_behind(block, denorm) != 3) throw Error("does not keep denormals");
+        }
         kernel.explicit_bytes = kernel.argument_bytes;
         at += block.size();
     }
