@@ -5,8 +5,8 @@
 
 namespace kccl::decode {
 
-// Neither an infinity nor NaN. By the bits, because x - x is not 0 for every x where x is a product:
-// the compiler may subtract it from what it was before its rounding, in one step.
+// Neither an infinity nor NaN. By the bits: where x is a product, x - x may be its rounding error,
+// because compilers may round a product and a difference once.
 KCCL_DEVICE bool is_finite(float x) {
     constexpr uint32_t kExponent = 0x7f800000u;
     return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;

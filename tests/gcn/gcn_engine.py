@@ -1,59 +1,54 @@
-"""The decode kernel of the engine on the machine of gcn_machine.py: ranks with weights, boards and
-caches, and requests.
+"""The engine's kernels on the machine of gcn_machine.py: ranks with weights, boards and caches, and
+the simulator beside them, which adds up as AMD's matrix units do.
 """
 
 import ctypes
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-from gcn_machine import Launch, Program, Report
+from gcn_machine import SOURCES, Launch, Program, Report
 from gcn_world import World, compiled
 
+import kccl
 from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.monokernel import loading
+from kccl.engine.executors.device import DeviceExecutor
+from kccl.engine.monokernel import launching, loading
 from kccl.engine.monokernel.memory import SimArena
 from kccl.engine.monokernel.shape import KERNELS, Tuning, source_of
+from kccl.engine.monokernel.task import Task, sampling_of
 from kccl.engine.program import Program as Model
+from kccl.engine.sample import SamplingParams
 
-# As clang's default for HIP rounds: products and sums may be one step.
 WARP_SIZE = 64
+# A compute unit's.
+SHARED_BYTES = 64 << 10
 _PACKERS = 8
+# In the place of mma_loop.cuh, and what it includes.
+_UNITS = Path(__file__).with_name("mma_units.cuh")
+_MATRIX = SOURCES / "matrix.h"
+
+Array = "np.ndarray[Any, Any]"
 
 
-@cache
-def engine_assembly(source: str, *options: str) -> str:
-    """The assembly of a source of shape.py."""
-    # The smallest shapes leave nothing to unroll in a loop that is to be unrolled.
-    return compiled(source, f"-I{KERNELS}", "-Wno-pass-failed", *options)
+@dataclass(frozen=True)
+class Answer:
+    """What a request gives.
 
+    Attributes:
+        report: What the machine says.
+        tokens: Those that each rank's host sees.
+        logits: Each rank's, float32 [ids, vocab_size]; zeros unless they were asked for.
+    """
 
-class _Rank:
-    """What loading needs of a communicator."""
-
-    def __init__(self, world: World, rank: int, windows: list[list[np.ndarray]]) -> None:
-        self.world, self.rank, self.world_size = world, rank, world.world_size
-        self._windows, self._num = windows, 0
-
-    def gather_objects(self, mine: Any) -> list[Any]:
-        """All ranks have the same."""
-        return [mine]
-
-    def window(self, nbytes: int) -> "_Window":
-        if self._num == len(self._windows):
-            size = max(nbytes, 8)
-            self._windows.append(
-                [
-                    self.world.array(rank, np.zeros(size, np.uint8))
-                    for rank in range(self.world_size)
-                ]
-            )
-        window = self._windows[self._num]
-        assert window[0].nbytes == max(nbytes, 8)
-        self._num += 1
-        return _Window([each.ctypes.data for each in window])
+    report: Report
+    tokens: list[list[int]]
+    logits: "list[Array]"
 
 
 @dataclass(frozen=True)
@@ -61,19 +56,27 @@ class _Window:
     addresses: list[int]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A request's outcome.
+class _Rank:
+    """What loading needs of a communicator. Ranks load one after another."""
 
-    Attributes:
-        report: What the machine says.
-        tokens: Of each rank: the tokens that its host sees.
-        logits: Of each rank: float32 [ids, vocab_size], if they were asked for.
-    """
+    def __init__(self, world: World, rank: int, windows: "list[list[Array]]") -> None:
+        self.rank, self.world_size = rank, world.world_size
+        self._world, self._windows, self._num = world, windows, 0
 
-    report: Report
-    tokens: list[list[int]]
-    logits: list[np.ndarray]
+    def gather_objects(self, mine: Any) -> list[Any]:
+        """All ranks have equally many lanes, and so the same."""
+        return [mine]
+
+    def window(self, nbytes: int) -> _Window:
+        """The next one: rank 0 comes first, and allocates for all."""
+        if self._num == len(self._windows):
+            ranks = range(self.world_size)
+            zeros = np.zeros(nbytes, np.uint8)
+            self._windows.append([self._world.array(rank, zeros) for rank in ranks])
+        parts = self._windows[self._num]
+        assert parts[0].nbytes == nbytes
+        self._num += 1
+        return _Window([each.ctypes.data for each in parts])
 
 
 class Decoder:
@@ -85,76 +88,214 @@ class Decoder:
         world_size: int,
         tuning: Tuning,
         context: int,
-        options: Sequence[str] = (),
-        program: Program | None = None,
+        *,
+        samples: bool = False,
+        edit: Callable[[str], str] = str,
     ) -> None:
-        self.world = World(world_size)
-        self._model = Model(checkpoint.config)
-        self._tuning, self._context = tuning, context
-        source = source_of(self._model, world_size, context, tuning, checkpoint.dtype)
-        self.program = program or Program(engine_assembly(source, *options))
-        self._sizes = self._describe()
-        windows: list[list[np.ndarray]] = []
-        self._ranks = []
-        for rank in range(world_size):
-            comm = _Rank(self.world, rank, windows)
-            arena = SimArena(comm)  # type: ignore[arg-type]
+        """Compiles the kernels, and runs those that pack the weights.
 
-            def pack(*place: int, rank: int = rank) -> None:
-                arguments = np.array(place, np.uint64).tobytes()
-                self._run([self._launch(rank, "pack", arguments, tuning.blocks, _PACKERS)])
+        Args:
+            checkpoint: The model.
+            world_size: Number of ranks; divides the lanes.
+            tuning: How a GPU is used.
+            context: Positions that the cache has room for.
+            samples: Whether tokens are chosen as SamplingParams say.
+            edit: Changes the body of the kernel that decodes.
+        """
+        self._model, self._tuning = Model(checkpoint.config), tuning
+        self._world = World(world_size)
+        # That all prefills before made.
+        self._passes = 0
 
-            self._ranks.append(
-                loading.load(
-                    checkpoint, self._model, comm, arena, self._sizes, context, pack, lambda n: None
-                )
+        def program(samples: bool) -> Program:
+            source = source_of(
+                self._model, world_size, context, tuning, checkpoint.dtype, samples=samples
             )
+            # Small shapes leave nothing to unroll in some loops that ask for it.
+            return Program(compiled(source, f"-I{KERNELS}", "-Wno-pass-failed"))
+
+        self._program = program(False)
+        self._sizes = self._describe()
+        windows: list[list[Any]] = []
+        self._loaded = [
+            self._load(_Rank(self._world, rank, windows), checkpoint, context)
+            for rank in range(world_size)
+        ]
+        self._decodes = Program(edited(program(samples).assembly, edit))
 
     def _describe(self) -> loading.Sizes:
-        out = self.world.array(0, np.zeros(loading.SIZES_BYTES, np.uint8))
-        address = np.array([out.ctypes.data], np.uint64).tobytes()
-        self._run([self._launch(0, "describe", address, 1, 1)])
+        out = self._world.array(0, np.zeros(loading.SIZES_BYTES, np.uint8))
+        self._run(self._launch(0, self._program, "describe", _words(out.ctypes.data)))
         return loading.sizes_of(out.tobytes())
 
-    def _launch(
-        self, rank: int, name: str, arguments: bytes, grid: int, warps: int, shared: int = 0
-    ) -> Launch:
-        symbol = self.program.symbol(f"_Z{len(name)}{name}")
-        block = warps * WARP_SIZE
-        return Launch(rank, self.program, symbol, arguments, grid, block, shared)
+    def _load(self, comm: Any, checkpoint: Checkpoint, context: int) -> loading.Loaded:
+        def pack(*place: int) -> None:
+            arguments, blocks = _words(*place), self._tuning.blocks
+            self._run(self._launch(comm.rank, self._program, "pack", arguments, blocks, _PACKERS))
 
-    def _run(self, launches: list[Launch]) -> None:
-        report = self.world.run(launches)
+        arena = SimArena(comm)
+        return loading.load(
+            checkpoint, self._model, comm, arena, self._sizes, context, pack, lambda nbytes: None
+        )
+
+    def _launch(
+        self,
+        rank: int,
+        program: Program,
+        name: str,
+        arguments: bytes,
+        blocks: int = 1,
+        warps: int = 1,
+        nbytes: int = 0,
+    ) -> Launch:
+        symbol = program.symbol(f"_Z{len(name)}{name}")
+        return Launch(rank, program, symbol, arguments, blocks, warps * WARP_SIZE, nbytes)
+
+    def _run(self, launch: Launch) -> None:
+        report = self._world.run([launch])
         assert report.finding is None, report.finding
 
-    def answer(
-        self, ids: Sequence[int], *, max_tokens: int = 0, scores: bool = False, **more: Any
-    ) -> Answer:
+    def score(self, ids: Sequence[int], **more: Any) -> Answer:
+        """The logits after each of the ids. more: for gcn_machine.run()."""
+        return self._request(ids, None, **more)
+
+    def generate(self, ids: Sequence[int], params: SamplingParams, **more: Any) -> Answer:
+        """Tokens after the ids. more: for gcn_machine.run()."""
+        return self._request(ids, params, **more)
+
+    def _request(self, ids: Sequence[int], params: SamplingParams | None, **more: Any) -> Answer:
         launches = []
-        for rank, loaded in enumerate(self._ranks):
-            task = loaded.task
+        for rank, (task, _, mailbox, logits, marks) in enumerate(self._loaded):
             ctypes.memmove(task.ids, np.asarray(ids, np.int32).ctypes.data, 4 * len(ids))
-            task.num_ids, task.start, task.max_tokens = len(ids), 0, max_tokens
-            task.round, task.exchange = loaded.mailbox.rounds, loaded.mailbox.exchanges
+            task.num_ids, task.start = len(ids), 0
+            task.round, task.exchange = mailbox.rounds, mailbox.exchanges
             task.number += 1
-            task.logits = type(task.logits)(*(loaded.logits if scores else ()))
-            arguments = self.world.comm_bytes(rank) + bytes(task)
-            warps = self._tuning.warps + self._tuning.others
-            launches.append(
-                self._launch(
-                    rank, "decode", arguments, self._tuning.blocks, warps, self._sizes.shared
-                )
+            if params is None:
+                task.max_tokens, task.logits = 0, type(task.logits)(*logits)
+            else:
+                task.max_tokens, task.logits = params.max_tokens, type(task.logits)()
+                task.marks = marks if params.repetition_penalty != 1 else 0
+                task.sampling = sampling_of(params)
+                launches += self._prefill(rank, task)
+            arguments = self._world.comm_bytes(rank) + bytes(task)
+            shape = (
+                self._tuning.blocks,
+                self._tuning.warps + self._tuning.others,
+                self._sizes.shared,
             )
-        report = self.world.run(launches, **more)
-        number = self._ranks[0].task.number
-        tokens = [
-            [int(each.id) for each in loaded.tokens if each.number == number]
-            for loaded in self._ranks
+            launches.append(self._launch(rank, self._decodes, "decode", arguments, *shape))
+        if params is not None:
+            self._passes += -(-(len(ids) - 1) // self._tuning.chunk)
+        report = self._world.run(launches, **more)
+        vocab_size = self._model.config.vocab_size
+        return Answer(
+            report,
+            [
+                [token.id for token in each.tokens if token.number == each.task.number]
+                for each in self._loaded
+            ],
+            [
+                _read(each.logits[rank], 4 * len(ids) * vocab_size, np.float32).reshape(
+                    -1, vocab_size
+                )
+                for rank, each in enumerate(self._loaded)
+            ],
+        )
+
+    def _prefill(self, rank: int, task: Task) -> list[Launch]:
+        """Lets all ids but the last run in chunks, if the tuning has them."""
+        tuning, last = self._tuning, task.num_ids - 1
+        if tuning.chunk == 1 or last == 0:
+            return []
+        chunks = Task.from_buffer_copy(task)
+        chunks.num_ids = task.start = last
+        chunks.round = self._passes
+        arguments = self._world.comm_bytes(rank) + bytes(chunks)
+        shape = tuning.blocks, tuning.chunk_warps + tuning.chunk_others, self._sizes.prefill_shared
+        return [self._launch(rank, self._program, "prefill", arguments, *shape)]
+
+    def memory(self) -> "list[dict[str, Array]]":
+        """See memory_of(), of each rank."""
+        return [
+            memory_of(each.task, rank, self._sizes, self._model)
+            for rank, each in enumerate(self._loaded)
         ]
-        vocab = self._model.config.vocab_size
-        logits = [
-            np.frombuffer(ctypes.string_at(loaded.logits[rank], 4 * len(ids) * vocab), np.float32)
-            .reshape(len(ids), vocab)
-            for rank, loaded in enumerate(self._ranks)
-        ]
-        return Answer(report, tokens, logits)
+
+
+def edited(assembly: str, edit: Callable[[str], str]) -> str:
+    """Assembly with another body of the kernel that decodes."""
+    begin = assembly.index("\n_Z6decode")
+    end = assembly.index(".Lfunc_end", begin)
+    return assembly[:begin] + edit(assembly[begin:end]) + assembly[end:]
+
+
+def simulated(
+    checkpoint: Checkpoint,
+    world_size: int,
+    tuning: Tuning,
+    context: int,
+    ids: Sequence[int],
+    folder: Path,
+) -> "list[tuple[Array, dict[str, Array]]]":
+    """The logits after each of the ids, and the memory then, of each of the simulator's ranks.
+
+    Args:
+        checkpoint, world_size, tuning, context: As Decoder's.
+        ids: What is scored.
+        folder: For a copy of the kernels, with mma_units.cuh.
+    """
+
+    def main(comm: kccl.Communicator) -> "tuple[Array, dict[str, Array]]":
+        executor = DeviceExecutor(
+            checkpoint, comm, tuning=tuning, context=context, warp_size=WARP_SIZE
+        )
+        out = np.empty((len(ids), checkpoint.config.vocab_size), np.float32)
+        executor.start_scoring(ids, out, writes_shared=True)
+        executor.wait()
+        return out, memory_of(executor._task, comm.rank, executor._sizes, executor.program)
+
+    with _matrix_units(folder):
+        return kccl.run_threads(
+            main, world_size, backend="sim", warp_size=WARP_SIZE, model="gfx942"
+        )
+
+
+@contextmanager
+def _matrix_units(folder: Path) -> Iterator[None]:
+    shutil.copytree(KERNELS, folder)
+    shutil.copy(_UNITS, folder / "targets/mma_loop.cuh")
+    shutil.copy(_MATRIX, folder)
+    with patch.object(launching, "KERNELS", folder):
+        yield
+
+
+def memory_of(task: Any, rank: int, sizes: loading.Sizes, model: Model) -> "dict[str, Array]":
+    """What the kernels have left in a rank's memory, as words: packed weights, the cache, and the
+    parts of the board, which have all ops' vectors of the last position.
+    """
+    c, quad = model.config, 16
+    starts = {
+        "residuals": sizes.places.residuals,
+        "messages": 2 * c.num_layers * model.num_residuals * c.hidden // 4,
+        "qkv": sizes.places.qkv,
+        "attended": sizes.places.attended,
+        "acts": sizes.places.acts,
+        "ends": sizes.places.acts + c.num_layers * c.ffn // 4,
+    }
+    found = {
+        "weights": _read(task.weights, sizes.weights, np.uint32),
+        "cache": _read(task.cache, sizes.cache, np.uint32),
+    }
+    ends = [*list(starts.values())[1:], sizes.board // quad]
+    for (name, start), end in zip(starts.items(), ends, strict=True):
+        address = task.boards[rank] + start * quad
+        found[name] = _read(address, (end - start) * quad, np.uint32)
+    return found
+
+
+def _read(address: int, nbytes: int, dtype: Any) -> "Array":
+    return np.frombuffer(ctypes.string_at(address, nbytes), dtype)
+
+
+def _words(*values: int) -> bytes:
+    return np.array(values, np.uint64).tobytes()
