@@ -219,7 +219,9 @@ void Program::parse_line(std::string_view line) {
     if (line.empty()) return;
     if (line == ".text") section_ = Section::kCode;
     if (line.starts_with(".section"))
-        section_ = line.find(".rodata") != line.npos ? Section::kConstants : Section::kOther;
+        section_ = line.find(".rodata") != line.npos  ? Section::kConstants
+                   : line.find(".text.") != line.npos ? Section::kCode
+                                                      : Section::kOther;
     if (section_ == Section::kConstants) parse_constant(line);
     if (section_ != Section::kCode) return;
     if (line.ends_with(':') && line.find(' ') == line.npos) {
