@@ -2,6 +2,7 @@
 // rank's part of the logits.
 #pragma once
 
+#include "math.cuh"
 #include "vectors.cuh"
 
 namespace kccl::decode {
@@ -109,7 +110,7 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
                 total.value[i] *= inverse;
                 const float score = total.value[i];
                 *best = better(*best, Best{score, static_cast<int32_t>(first_id + row * 4 + i),
-                                           !(score - score == 0)});
+                                           !is_finite(score)});
             }
             if constexpr (S::kSamples) {
                 mem::store_plain(reinterpret_cast<Quad*>(task.own_logits) + row, total);

@@ -5,6 +5,13 @@
 
 namespace kccl::decode {
 
+// Neither an infinity nor NaN. By the bits: where x is a product, x - x may be its rounding error,
+// because compilers may round a product and a difference once.
+KCCL_DEVICE bool is_finite(float x) {
+    constexpr uint32_t kExponent = 0x7f800000u;
+    return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;
+}
+
 // 2 to the power of an integer, which a float holds; 0 below -126. At most 127.
 KCCL_DEVICE float power_of_two(float n) {
     if (n < -126.0f) return 0.0f;

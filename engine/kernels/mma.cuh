@@ -26,6 +26,13 @@
 
 #include <kccl/kccl.cuh>
 
+#if defined(KCCL_TARGET_HIP)
+// From here on, in all kernels of the engine: every product and every sum is rounded. By default
+// clang rounds some pairs of them once, and which ones differs from kernel to kernel. Then the
+// cache would get other bits from prefill than from decode.
+#pragma clang fp contract(off)
+#endif
+
 namespace kccl::decode {
 
 constexpr uint32_t kTileRows = 16;

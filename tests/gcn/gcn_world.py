@@ -27,10 +27,10 @@ CHAIN = Path(__file__).with_name("chain.cuh")
 
 
 @cache
-def compiled(source: str) -> str:
-    """The assembly of a translation unit."""
+def compiled(source: str, *options: str) -> str:
+    """The assembly of a translation unit. options: more of clang's."""
     with TemporaryDirectory() as folder:
-        return compile_hip(source, "gfx942", Path(folder), INCLUDE)
+        return compile_hip(source, "gfx942", Path(folder), INCLUDE, options)
 
 
 @cache

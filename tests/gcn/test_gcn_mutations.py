@@ -1,12 +1,12 @@
 """Bugs planted in the assembly: each turns a program red that is green without it."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from device_compilers import has_zig
 from gcn_machine import Program
+from gcn_mutations import STUCK, Edit, replaced
 from gcn_programs import Outcome, collective
 from gcn_world import kernel_assembly
 
@@ -20,19 +20,6 @@ SHORT = 2_000_000_000
 LL16 = "all_reduce_one_shot_ll16"
 SENTINEL = "all_reduce_one_shot_sentinel"
 PUSH = "all_reduce_two_shot_push_simple"
-
-Edit = Callable[[str], str]
-
-
-def replaced(pattern: str, by: str, count: int = 0) -> Edit:
-    """Lines of the kernel that match. There must be some."""
-
-    def edit(body: str) -> str:
-        changed, num = re.subn(pattern, by, body, count=count, flags=re.MULTILINE)
-        assert num > 0, f"the compiler writes no {pattern}: change the mutation"
-        return changed
-
-    return edit
 
 
 def _flag_before_its_data(body: str) -> str:
@@ -58,7 +45,7 @@ class Mutation:
     finds: str
 
 
-STUCK, WRONG = r"is stuck", r"has a wrong result"
+WRONG = r"has a wrong result"
 SYSTEM_LOAD = r"^(\tglobal_load_dwordx2 [^\n]*?) sc0 sc1$"
 SYSTEM_STORE = r"^(\tglobal_store_dwordx2 [^\n]*?) sc0 sc1$"
 MUTATIONS = {

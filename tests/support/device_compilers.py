@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,13 +87,24 @@ def compile_cuda(
         call("DestroyProgram", ctypes.byref(program))
 
 
-def compile_hip(source: str, arch: str, folder: Path, include_dir: Path) -> str:
-    """Compiles with clang for an AMD GPU; returns the assembly, metadata included."""
+def compile_hip(
+    source: str, arch: str, folder: Path, include_dir: Path, options: Sequence[str] = ()
+) -> str:
+    """Compiles with clang for an AMD GPU; returns the assembly, metadata included.
+
+    Args:
+        source: The translation unit.
+        arch: As in "gfx942".
+        folder: Where the source is written.
+        include_dir: Of the headers.
+        options: More of clang's.
+    """
     path = folder / "kernels.hip"
     path.write_text(source)
     command = [sys.executable, "-m", "ziglang", "clang", "-x", "hip", "--cuda-device-only"]
     command += ["-nogpulib", "-nogpuinc", "-O3", "-std=c++20", "-Wall", "-Wextra", "-Werror"]
-    command += [f"--offload-arch={arch}", f"-I{include_dir}", "-S", str(path), "-o", "-"]
+    command += [f"--offload-arch={arch}", f"-I{include_dir}", *options]
+    command += ["-S", str(path), "-o", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -250,7 +250,7 @@ void Machine::perform(const Event& event) {
                     value);
         }
     }
-    if (!memory_.finding.empty()) throw Error(std::string(access.in->line) + " " + memory_.finding);
+    if (!memory_.finding.empty()) throw Error(memory_.finding);
     if (--access.parts_left == 0) push({access.done, 0, Event::Kind::kDone, &wave, &access, 0, 0});
 }
 

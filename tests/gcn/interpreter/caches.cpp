@@ -147,7 +147,7 @@ uint32_t Memory::load(int level1, int die, uint64_t address, int bytes, Scope sc
 void Memory::store(int level1, int die, uint64_t address, int bytes, uint32_t value, Scope scope) {
     const int at = place_in_line(address, bytes);
     const uint64_t line = address / kLineBytes;
-    region(address, bytes);
+    if (region(address, bytes).rank == kEveryRank) throw Error("writes a constant");
     // An L1 is written through.
     const auto near = level1_[level1].lines.find(line);
     if (near != level1_[level1].lines.end()) std::memcpy(near->second.data + at, &value, bytes);
@@ -199,7 +199,7 @@ void Memory::write_back(int die, Scope scope) {
         const uint64_t base = line * kLineBytes;
         for (uint64_t at = 0; at < kLineBytes; ++at) {
             if (!has_bytes(each.dirty, static_cast<int>(at), 1)) continue;
-            if (scope != Scope::kSystem && owner(base + at) != rank) continue;
+            if (scope != Scope::kSystem && owner(rank, base + at) != rank) continue;
             *reinterpret_cast<uint8_t*>(base + at) = each.data[at];
             note_writer(base + at, 1, rank, scope == Scope::kSystem);
             set_bytes(each.dirty, static_cast<int>(at), 1, false);

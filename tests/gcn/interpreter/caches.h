@@ -27,7 +27,10 @@ constexpr int kDies = 8;
 
 enum class Scope : uint8_t { kBlock, kAgent, kSystem };
 
-// Memory of one rank that every rank may use.
+// Of memory that all ranks have a copy of, and nobody writes.
+constexpr int kEveryRank = -1;
+
+// Memory of one rank that every rank may use, or constants.
 struct Region {
     uint64_t begin, end;
     int rank;
@@ -51,12 +54,16 @@ class Memory {
     void add_region(uint64_t begin, uint64_t bytes, int rank);
     void drop_region(uint64_t begin);
     int add_level1();
-    // Whose memory it is; throws Error for an address that is nobody's.
-    int owner(uint64_t address, uint64_t bytes = 1) { return region(address, bytes).rank; }
+    // Whose memory it is for a rank: constants are its own. Throws Error for an address that is
+    // nobody's.
+    int owner(int rank, uint64_t address, uint64_t bytes = 1) {
+        const int owner = region(address, bytes).rank;
+        return owner == kEveryRank ? rank : owner;
+    }
 
     // Whether an access passes the caches.
     bool passes(Scope scope, int rank, uint64_t address) {
-        return scope == Scope::kSystem || (scope == Scope::kAgent && owner(address) == rank);
+        return scope == Scope::kSystem || (scope == Scope::kAgent && owner(rank, address) == rank);
     }
     bool is_in_level1(int level1, uint64_t address) const;
     bool is_in_level2(int die, uint64_t address) const;

@@ -155,7 +155,7 @@ Time Machine::journey(Access& access) {
         }
         const uint64_t address = access.address[i];
         const int owner =
-            memory_.owner(address, static_cast<uint64_t>(access.words * access.bytes));
+            memory_.owner(block.rank, address, static_cast<uint64_t>(access.words * access.bytes));
         const bool passes = access.kind == Access::Kind::kAtomic ||
                             memory_.passes(access.scope, block.rank, address);
         if (!passes && access.scope == Scope::kBlock && !writes &&

@@ -1,11 +1,12 @@
 // Vector instructions on floats, and products of matrices.
 //
-// v_rcp, v_rsq, v_sqrt, v_exp and v_log are exact here; the hardware may be off by a unit of the
-// last place. Clang corrects what it needs to be exact.
+// v_rcp, v_rsq, v_sqrt, v_exp and v_log may be off by a unit of the last place, as on the hardware.
+// Clang corrects what it needs to be exact.
 #include <cmath>
 #include <limits>
 
-#include "wave.h"
+#include "machine.h"
+#include "matrix.h"
 
 namespace gcn {
 namespace {
@@ -25,6 +26,14 @@ template <auto F>
 void unary(Wave& w, In in) {
     Lanes a = w.lanes(in, 1);
     for (U& each : a) each = F(each);
+    w.set_lanes(in, in.at[0], a);
+}
+
+// Of F to one unit of the last place.
+template <auto F>
+void nearly(Wave& w, In in) {
+    Lanes a = w.lanes(in, 1);
+    for (U& each : a) each = w.machine->nearly(u(F(f(each))), each);
     w.set_lanes(in, in.at[0], a);
 }
 
@@ -193,18 +202,17 @@ void is_of_class(Wave& w, In in) {
 }
 
 // D = A B + C of 16 x 16 x 16. Lane l has of A, B and C, D: row, column and column l % 16; columns,
-// rows and rows 4 (l / 16) to 4 (l / 16) + 3. The order of the sum is not documented: here each
-// product is added in its turn, rounded once.
-template <auto WIDEN>
+// rows and rows 4 (l / 16) to 4 (l / 16) + 3.
+template <auto WIDEN, int LEAST_EXPONENT>
 void multiply_matrices(Wave& w, In in) {
-    float a[16][16], b[16][16];
+    Factor a[16][16], b[16][16];  // [row][column], [column][row]
     for (int word = 0; word < 2; ++word) {
         const Lanes left = w.lanes(in, 1, word), right = w.lanes(in, 2, word);
         for (int i = 0; i < kLanes; ++i) {
             for (int part = 0; part < 2; ++part) {
                 const int k = 4 * (i / 16) + 2 * word + part;
-                a[i % 16][k] = WIDEN(left[i] >> (16 * part) & 0xffff);
-                b[k][i % 16] = WIDEN(right[i] >> (16 * part) & 0xffff);
+                a[i % 16][k] = factor_of(WIDEN(left[i] >> (16 * part) & 0xffff), LEAST_EXPONENT);
+                b[i % 16][k] = factor_of(WIDEN(right[i] >> (16 * part) & 0xffff), LEAST_EXPONENT);
             }
         }
     }
@@ -213,7 +221,8 @@ void multiply_matrices(Wave& w, In in) {
         sums[r] = w.lanes(in, 3, in.at[3].kind == Operand::Kind::kValue ? 0 : r);
         for (int i = 0; i < kLanes; ++i) {
             float sum = f(sums[r][i]);
-            for (int k = 0; k < 16; ++k) sum = std::fma(a[4 * (i / 16) + r][k], b[k][i % 16], sum);
+            for (int k = 0; k < 16; k += kProductsAtOnce)
+                sum = fused_sum(a[4 * (i / 16) + r] + k, b[i % 16] + k, sum);
             sums[r][i] = u(sum);
         }
     }
@@ -254,18 +263,19 @@ void add_float_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_cvt_i32_f32", unary<[](U a) { return (converted<int32_t>(f(a))); }>);
     add("v_cvt_f32_f16", unary<[](U a) { return u(half(a & 0xffff)); }>);
     add("v_cvt_f16_f32", unary<[](U a) { return to_half(f(a)); }>);
-    slow("v_rcp_f32", unary<[](U a) { return u(1.0f / f(a)); }>);
-    slow("v_rcp_iflag_f32", unary<[](U a) { return u(1.0f / f(a)); }>);
-    slow("v_sqrt_f32", unary<[](U a) { return u(std::sqrt(f(a))); }>);
-    slow("v_rsq_f32", unary<[](U a) { return u(1.0f / std::sqrt(f(a))); }>);
-    slow("v_exp_f32", unary<[](U a) { return u(std::exp2(f(a))); }>);
-    slow("v_log_f32", unary<[](U a) { return u(std::log2(f(a))); }>);
+    slow("v_rcp_f32", nearly<[](float a) { return 1.0f / a; }>);
+    slow("v_rcp_iflag_f32", nearly<[](float a) { return 1.0f / a; }>);
+    slow("v_sqrt_f32", nearly<[](float a) { return std::sqrt(a); }>);
+    slow("v_rsq_f32", nearly<[](float a) { return 1.0f / std::sqrt(a); }>);
+    slow("v_exp_f32", nearly<[](float a) { return std::exp2(a); }>);
+    slow("v_log_f32", nearly<[](float a) { return std::log2(a); }>);
     add("v_div_scale_f32", div_scale);
     add("v_div_fmas_f32", div_fmas);
     add("v_div_fixup_f32", div_fixup);
     add("v_cmp_class_f32", is_of_class);
-    all["v_mfma_f32_16x16x16_f16"] = {multiply_matrices<half>, Unit::kMatrix};
-    all["v_mfma_f32_16x16x16_bf16"] = {multiply_matrices<widen_bfloat16>, Unit::kMatrix};
+    all["v_mfma_f32_16x16x16_f16"] = {multiply_matrices<half, kLeastHalf>, Unit::kMatrix};
+    all["v_mfma_f32_16x16x16_bf16"] = {multiply_matrices<widen_bfloat16, kLeastBfloat16>,
+                                       Unit::kMatrix};
 
     const auto test = [&](const char* name, Handler run) {
         all[std::string("v_cmp_") + name + "_f32"] = {run, Unit::kVector};

@@ -43,6 +43,7 @@ bool Machine::run() {
             events_.pop();
             if (event.time > settings_.limit) throw Error("is stuck: " + stuck());
             current_ = event.wave;
+            access_ = event.kind == Event::Kind::kPart ? event.access->in : nullptr;
             if (event.kind == Event::Kind::kStep)
                 step(*event.wave);
             else if (event.kind == Event::Kind::kPart)
@@ -58,7 +59,8 @@ bool Machine::run() {
         if (current_ != nullptr) {
             const auto& code = current_->program->code();
             const uint32_t at = current_->pc == 0 ? 0 : current_->pc - 1;
-            finding_ = current_->name() + ": " + std::string(code[at].line) + ": " + finding_;
+            const Instruction& in = access_ != nullptr ? *access_ : code[at];
+            finding_ = current_->name() + ": " + std::string(in.line) + ": " + finding_;
         }
         return false;
     }
@@ -84,6 +86,11 @@ void Machine::begin_next(int rank, Time now) {
     const Kernel& kernel = *launch.kernel;
     const auto arguments = reinterpret_cast<uint64_t>(launch.arguments.data());
     memory_.add_region(arguments, launch.arguments.size(), rank);
+    const auto& constants = launch.program->constants();
+    if (!constants.empty() && with_constants_.insert(launch.program.get()).second) {
+        memory_.add_region(reinterpret_cast<uint64_t>(constants.data()), constants.size(),
+                           kEveryRank);
+    }
     for (uint32_t number = 0; number < launch.grid; ++number) {
         auto block = std::make_unique<Block>();
         block->rank = rank;
@@ -159,6 +166,14 @@ void Machine::cost(Wave& wave, const Instruction& in) {
 }
 
 void Machine::sleep(Wave& wave, int count) { wave.now += Time{64} * count * settings_.cycle; }
+
+uint32_t Machine::nearly(uint32_t exact, uint32_t input) const {
+    const uint32_t exponent = exact >> 23 & 0xff;
+    if (settings_.seed == 0 || exponent == 0 || exponent >= 0xfe) return exact;
+    std::minstd_rand hash(static_cast<uint32_t>(settings_.seed) * 0x9e3779b9 ^ input);
+    hash.discard(2);
+    return exact + static_cast<uint32_t>(hash() % 3) - 1;
+}
 
 void Machine::arrive_at_barrier(Wave& wave) {
     Block& block = *wave.block;

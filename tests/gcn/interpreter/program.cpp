@@ -217,6 +217,13 @@ const Kernel& Program::kernel(const std::string& name) const {
 void Program::parse_line(std::string_view line) {
     line = trimmed(line.substr(0, line.find(';')));
     if (line.empty()) return;
+    if (line == ".text") section_ = Section::kCode;
+    if (line.starts_with(".section"))
+        section_ = line.find(".rodata") != line.npos  ? Section::kConstants
+                   : line.find(".text.") != line.npos ? Section::kCode
+                                                      : Section::kOther;
+    if (section_ == Section::kConstants) parse_constant(line);
+    if (section_ != Section::kCode) return;
     if (line.ends_with(':') && line.find(' ') == line.npos) {
         labels_.emplace(line.substr(0, line.size() - 1), static_cast<uint32_t>(code_.size()));
         return;
@@ -265,7 +272,38 @@ void Program::parse_line(std::string_view line) {
     code_.push_back(out);
 }
 
-// Finds where branches go, and the distances of calls.
+// A line of a section of constants. The descriptors of kernels stand there, too.
+void Program::parse_constant(std::string_view line) {
+    if (line.ends_with(':') && line.find(' ') == line.npos) {
+        constant_labels_.emplace(line.substr(0, line.size() - 1),
+                                 static_cast<uint32_t>(constants_.size()));
+        return;
+    }
+    const auto space = std::min(line.find_first_of(" \t"), line.size());
+    const auto name = line.substr(0, space);
+    const auto value = trimmed(line.substr(space));
+    constexpr std::pair<std::string_view, size_t> kSizes[] = {
+        {".byte", 1}, {".short", 2}, {".long", 4}, {".quad", 8}};
+    for (const auto& [directive, bytes] : kSizes) {
+        if (name != directive) continue;
+        const auto word = static_cast<uint64_t>(integer(value));
+        const auto* const first = reinterpret_cast<const uint8_t*>(&word);
+        constants_.insert(constants_.end(), first, first + bytes);
+        return;
+    }
+    if (name == ".zero") {
+        constants_.resize(constants_.size() + static_cast<size_t>(integer(value)));
+    } else if (name == ".p2align") {
+        const auto unit = size_t{1} << integer(value.substr(0, value.find(',')));
+        constants_.resize((constants_.size() + unit - 1) / unit * unit);
+    } else if (!name.starts_with(".amdhsa_") && name != ".end_amdhsa_kernel" &&
+               name != ".section" && name != ".type" && name != ".size" && name != ".globl" &&
+               name != ".protected" && name != ".weak") {
+        throw Error("unknown constant");
+    }
+}
+
+// Finds where branches go, and the distances of calls and constants.
 void Program::resolve() {
     const auto target_of = [&](std::string_view label) {
         const auto found = labels_.find(label);
@@ -283,8 +321,14 @@ void Program::resolve() {
             const auto symbol = each.at[k].text;
             const auto at = symbol.find("@rel32@");
             if (at == symbol.npos) continue;
-            // In instructions, which is how this machine counts its code.
-            const int64_t distance = int64_t{target_of(symbol.substr(0, at))} - int64_t{here};
+            const auto label = symbol.substr(0, at);
+            const auto constant = constant_labels_.find(label);
+            // In instructions, which is how this machine counts its code; or to an address.
+            const int64_t to = constant == constant_labels_.end()
+                                   ? int64_t{target_of(label)}
+                                   : static_cast<int64_t>(reinterpret_cast<uint64_t>(
+                                         constants_.data() + constant->second));
+            const int64_t distance = to - int64_t{here};
             each.at[k].kind = Operand::Kind::kValue;
             each.at[k].value =
                 static_cast<uint32_t>(symbol.substr(at + 7, 2) == "lo" ? distance : distance >> 32);
@@ -311,6 +355,14 @@ void Program::parse_kernels() {
         kernel.num_vectors = number_behind(block, "amdhsa_next_free_vgpr ");
         kernel.first_accumulator = number_behind(block, "amdhsa_accum_offset ");
         kernel.argument_bytes = number_behind(block, "amdhsa_kernarg_size ");
+        for (const std::string_view round :
+             {"amdhsa_float_round_mode_32 ", "amdhsa_float_round_mode_16_64 "}) {
+            if (number_behind(block, round) != 0) throw Error("does not round to nearest");
+        }
+        for (const std::string_view denorm :
+             {"amdhsa_float_denorm_mode_32 ", "amdhsa_float_denorm_mode_16_64 "}) {
+            if (number_behind(block, denorm) != 3) throw Error("does not keep denormals");
+        }
         kernel.explicit_bytes = kernel.argument_bytes;
         at += block.size();
     }

@@ -86,15 +86,23 @@ class Program {
 
     const std::vector<Instruction>& code() const { return code_; }
     const Kernel& kernel(const std::string& name) const;
+    // What the code reads and nobody writes; it does not move.
+    const std::vector<uint8_t>& constants() const { return constants_; }
 
   private:
+    enum class Section : uint8_t { kCode, kConstants, kOther };
+
     void parse_line(std::string_view line);
+    void parse_constant(std::string_view line);
     void parse_kernels();
     void resolve();
 
     const std::string text_;
     std::vector<Instruction> code_;
-    std::map<std::string_view, uint32_t> labels_;
+    std::vector<uint8_t> constants_;
+    Section section_ = Section::kCode;
+    std::map<std::string_view, uint32_t> labels_;           // of code
+    std::map<std::string_view, uint32_t> constant_labels_;  // offsets
     std::map<std::string, Kernel, std::less<>> kernels_;
 };
 
