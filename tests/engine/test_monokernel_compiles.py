@@ -1,70 +1,46 @@
 """The whole monokernel for real shapes, as NVIDIA's compiler sees it. No GPU is needed."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
 
-from kccl.engine.monokernel.shape import Tuning, kernels_of, source_of
+from kccl.engine.monokernel.machine import Machine
+from kccl.engine.monokernel.shape import kernels_of, source_of
+from kccl.engine.monokernel.tuning import tuning_for
 from kccl.engine.monokernel.variant import TRACING, parse
 from kccl.engine.program import Program
 from kccl.engine.random_weights import MODELS
 
-# model -> how one H200 decodes it, and bytes of registers that may go through memory: in the kernel
-# that takes the most likely tokens, and in the one that samples.
-SHAPES = {
-    "laneformer-2b": (
-        Tuning(
-            blocks=128,
-            warps=8,
-            stages=8,
-            stage_steps=6,
-            in_flight=3,
-            strands=64,
-            splits=8,
-            others=4,
-            chunk_others=4,
-        ),
-        (64, 128),
-    ),
-    "llama-1b": (
-        Tuning(
-            blocks=132,
-            warps=8,
-            stages=5,
-            stage_steps=8,
-            in_flight=2,
-            strands=64,
-            splits=4,
-            others=4,
-            chunk_others=4,
-        ),
-        (192, 512),
-    ),
+H200 = Machine(132)
+# (model, GPUs) -> bytes of registers that may go through memory: in the kernel that takes the most
+# likely tokens, and in the one that samples.
+MOST_BYTES = {
+    ("laneformer-2b", 1): (96, 192),
+    ("laneformer-2b", 2): (192, 384),
+    ("llama-1b", 1): (64, 512),
 }
 CONTEXT = 4096
-# Positions of a chunk, and bytes of registers that may go through memory.
-CHUNK, PREFILL_BYTES = 64, 256
+PREFILL_BYTES = 256
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "samples"),
+    ("model", "gpus", "dtype", "samples"),
     [
-        *((model, "bfloat16", samples) for model in SHAPES for samples in (False, True)),
-        ("laneformer-2b", "float16", False),
+        *((*shape, "bfloat16", samples) for shape in MOST_BYTES for samples in (False, True)),
+        ("laneformer-2b", 1, "float16", False),
     ],
 )
-def test_it_compiles_for_hopper_and_keeps_its_registers(model, dtype, samples, headers):
+def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samples, headers):
     library = find_nvrtc()
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
-    tuning, most_bytes = SHAPES[model]
-    kernels = {"6decode14": most_bytes[samples]}
+    kernels = {"6decode14": MOST_BYTES[model, gpus][samples]}
     if not samples:
         kernels["7prefill14"] = PREFILL_BYTES
-    tuning = replace(tuning, chunk=CHUNK)
-    source = source_of(Program(MODELS[model]), 1, CONTEXT, tuning, dtype, samples=samples)
+    program = Program(MODELS[model])
+    tuning = tuning_for(program, gpus, H200)
+    source = source_of(program, gpus, CONTEXT, tuning, dtype, samples=samples)
     names = ["decode"] if samples else ["decode", "prefill"]
     ptx, log = compile_cuda(library, source, names, "sm_90a", headers)
     entries = ptx_entries(ptx)
@@ -89,8 +65,8 @@ def test_variants_compile_for_hopper(variant, headers):
     library = find_nvrtc()
     if library is None:
         pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
-    tuning = variant.applied_to(SHAPES["laneformer-2b"][0])
     program = Program(MODELS["laneformer-2b"])
+    tuning = variant.applied_to(tuning_for(program, 1, H200))
     source = source_of(program, 1, CONTEXT, tuning, traces=variant.traces)
     names = kernels_of(tuning, traces=variant.traces)
     ptx, _ = compile_cuda(library, source, names, "sm_90a", headers)
