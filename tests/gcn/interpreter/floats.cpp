@@ -29,11 +29,11 @@ void unary(Wave& w, In in) {
     w.set_lanes(in, in.at[0], a);
 }
 
-// Of F to one unit of the last place.
+// Of F, which has more digits than a float, to one unit of the last place.
 template <auto F>
 void nearly(Wave& w, In in) {
     Lanes a = w.lanes(in, 1);
-    for (U& each : a) each = w.machine->nearly(u(F(f(each))), each);
+    for (U& each : a) each = w.machine->nearly(F(f(each)), each);
     w.set_lanes(in, in.at[0], a);
 }
 
@@ -133,8 +133,10 @@ void div_scale(Wave& w, In in) {
             result = std::ldexp(s, 64);
         } else if (std::fpclassify(1.0f / denominator) == FP_SUBNORMAL &&
                    std::fpclassify(numerator / denominator) == FP_SUBNORMAL) {
+            // The manual has 64, with which the denominator would be infinite. v_div_fmas scales
+            // by -64 then.
             mark = true;
-            if (s0[i] == s1[i]) result = std::ldexp(s, 64);
+            if (s0[i] == s1[i]) result = std::ldexp(s, -64);
         } else if (std::fpclassify(1.0f / denominator) == FP_SUBNORMAL) {
             result = std::ldexp(s, -64);
         } else if (std::fpclassify(numerator / denominator) == FP_SUBNORMAL) {
@@ -150,13 +152,26 @@ void div_scale(Wave& w, In in) {
     w.set_lanes(in, in.at[0], out);
 }
 
+// 2^places * (a b + c), rounded once.
+float scaled_fma(float a, float b, float c, int places) {
+    const double product = double{a} * b, addend = c;
+    double sum = product + addend;
+    const double of_addend = sum - product;
+    const double rest = (product - (sum - of_addend)) + (addend - of_addend);
+    // To an odd last bit, which keeps the second rounding right.
+    auto bits = std::bit_cast<UU>(sum);
+    if (std::isfinite(rest) && rest != 0 && (bits & 1) == 0)
+        sum = std::bit_cast<double>((rest > 0) == (sum > 0) ? bits + 1 : bits - 1);
+    return static_cast<float>(std::ldexp(sum, places));
+}
+
 void div_fmas(Wave& w, In in) {
     Lanes a = w.lanes(in, 1);
     const Lanes b = w.lanes(in, 2), c = w.lanes(in, 3);
     for (int i = 0; i < kLanes; ++i) {
-        const float sum = std::fma(f(a[i]), f(b[i]), f(c[i]));
-        const bool scaled = (w.pair(kVcc) >> i & 1) != 0;
-        a[i] = u(!scaled ? sum : std::ldexp(sum, exponent(f(c[i])) > 127 ? 64 : -64));
+        const bool is_scaled = (w.pair(kVcc) >> i & 1) != 0;
+        const int places = !is_scaled ? 0 : exponent(f(c[i])) > 127 ? 64 : -64;
+        a[i] = u(scaled_fma(f(a[i]), f(b[i]), f(c[i]), places));
     }
     w.set_lanes(in, in.at[0], a);
 }
@@ -178,6 +193,9 @@ void div_fixup(Wave& w, In in) {
             result = std::copysign(0.0f, is_negative ? -1.0f : 1.0f);
         else if (exponent(n) - exponent(d) < -150)
             result = std::copysign(0.0f, result);
+        else if (std::isnan(q))
+            // The manual does not mention a quotient that is too large for the steps before.
+            result = std::copysign(INFINITY, is_negative ? -1.0f : 1.0f);
         quotient[i] = u(result);
     }
     w.set_lanes(in, in.at[0], quotient);
@@ -263,12 +281,12 @@ void add_float_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_cvt_i32_f32", unary<[](U a) { return (converted<int32_t>(f(a))); }>);
     add("v_cvt_f32_f16", unary<[](U a) { return u(half(a & 0xffff)); }>);
     add("v_cvt_f16_f32", unary<[](U a) { return to_half(f(a)); }>);
-    slow("v_rcp_f32", nearly<[](float a) { return 1.0f / a; }>);
-    slow("v_rcp_iflag_f32", nearly<[](float a) { return 1.0f / a; }>);
-    slow("v_sqrt_f32", nearly<[](float a) { return std::sqrt(a); }>);
-    slow("v_rsq_f32", nearly<[](float a) { return 1.0f / std::sqrt(a); }>);
-    slow("v_exp_f32", nearly<[](float a) { return std::exp2(a); }>);
-    slow("v_log_f32", nearly<[](float a) { return std::log2(a); }>);
+    slow("v_rcp_f32", nearly<[](double a) { return 1 / a; }>);
+    slow("v_rcp_iflag_f32", nearly<[](double a) { return 1 / a; }>);
+    slow("v_sqrt_f32", nearly<[](double a) { return std::sqrt(a); }>);
+    slow("v_rsq_f32", nearly<[](double a) { return 1 / std::sqrt(a); }>);
+    slow("v_exp_f32", nearly<[](double a) { return std::exp2(a); }>);
+    slow("v_log_f32", nearly<[](double a) { return std::log2(a); }>);
     add("v_div_scale_f32", div_scale);
     add("v_div_fmas_f32", div_fmas);
     add("v_div_fixup_f32", div_fixup);

@@ -167,12 +167,16 @@ void Machine::cost(Wave& wave, const Instruction& in) {
 
 void Machine::sleep(Wave& wave, int count) { wave.now += Time{64} * count * settings_.cycle; }
 
-uint32_t Machine::nearly(uint32_t exact, uint32_t input) const {
-    const uint32_t exponent = exact >> 23 & 0xff;
-    if (settings_.seed == 0 || exponent == 0 || exponent >= 0xfe) return exact;
+uint32_t Machine::nearly(double exact, uint32_t input) const {
+    const auto nearest = static_cast<float>(exact);
+    const auto bits = std::bit_cast<uint32_t>(nearest);
+    const uint32_t exponent = bits >> 23 & 0xff;
+    if (settings_.seed == 0 || exponent == 0 || exponent >= 0xfe) return bits;
     std::minstd_rand hash(static_cast<uint32_t>(settings_.seed) * 0x9e3779b9 ^ input);
     hash.discard(2);
-    return exact + static_cast<uint32_t>(hash() % 3) - 1;
+    if (nearest == exact || hash() % 2 == 0) return bits;
+    // The float on the other side of the exact value.
+    return std::abs(nearest) < std::abs(exact) ? bits + 1 : bits - 1;
 }
 
 void Machine::arrive_at_barrier(Wave& wave) {

@@ -71,9 +71,9 @@ class Machine {
     void arrive_at_barrier(Wave& wave);
     void end(Wave& wave);
     void sleep(Wave& wave, int count);
-    // What an instruction returns that is right to one unit of the last place: with a seed it is
-    // one off for some inputs.
-    uint32_t nearly(uint32_t exact, uint32_t input) const;
+    // What an instruction returns that is right to one unit of the last place. With a seed it is,
+    // for some inputs, the second nearest float.
+    uint32_t nearly(double exact, uint32_t input) const;
     uint64_t realtime(Time now) const { return static_cast<uint64_t>(now) / 10000; }
     uint64_t cycles(Time now) const { return static_cast<uint64_t>(now / settings_.cycle); }
 
