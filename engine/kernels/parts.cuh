@@ -56,8 +56,8 @@ KCCL_DEVICE Part merge_shared(Part part, uint32_t thread) {
     return part;
 }
 
-// What attention gives for four elements, once all positions are in the part. It has no lowest bits
-// whether it goes over the board or not.
+// What attention gives for four elements, once all positions are in the part. Its lowest bits are
+// cleared as the board clears them, so that bits are the same whether it goes over the board.
 KCCL_DEVICE Quad attended_by(const Part& part) {
     const float inverse = 1.0f / part.weight;
     Quad quad;

@@ -100,3 +100,18 @@ def test_a_tuning_fits_the_kernel(model):
         assert 64 <= tuning.blocks <= 132 or model == "smollm2"
         stage = tuning.stage_steps * tuning.warps * 512
         assert 32 << 10 <= tuning.in_flight * stage <= 80 << 10
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "splits", "merges_first"),
+    [
+        ("laneformer-2b", 1, 8, False),
+        ("laneformer-2b", 2, 8, True),
+        ("llama-1b", 1, 8, True),
+        ("qwen3-0.6b", 1, 8, True),
+        ("smollm2", 1, 16, True),
+    ],
+)
+def test_attention_is_merged_first_where_some_blocks_have_none(model, ranks, splits, merges_first):
+    tuning = tuning_for(Program(MODELS[model]), ranks, Machine(132))
+    assert (tuning.splits, tuning.merges_first) == (splits, merges_first)
