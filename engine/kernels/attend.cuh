@@ -1,8 +1,9 @@
 // Attention of one position over all before it, and over itself. A unit is one KV head and one
 // split of its strands (shape.cuh); a block takes the units member, member + kGroupBlocks, ... A
-// warp goes through a strand tile by tile, 16 positions at a time (strand.cuh). If some blocks have
-// no unit (S::kMergesFirst), the blocks of a KV head exchange the parts of their splits, and each
-// merges its share of the head's elements. Otherwise the output projection merges (out.cuh).
+// warp goes through a strand tile by tile, 16 positions at a time (strand.cuh). Each split gives a
+// part of the result. With S::kMergesFirst, the blocks of a KV head exchange their parts, and each
+// block merges its share of the head's elements. Without it, the output projection merges them
+// (out.cuh).
 //
 // The cache is f16. A block writes and reads its own strands only, and a warp its own tiles, so
 // that nothing must be handed over. The position itself is a part of its own, which another warp
@@ -379,9 +380,10 @@ KCCL_DEVICE bool attend(Worker<S>& worker, uint32_t layer, uint32_t window, uint
         // The next unit's parts come to the same place.
         if (Dims::kUnits > Dims::kGroupBlocks && !worker.meet()) return false;
     }
-    for (uint32_t unit = worker.member(); S::kMergesFirst && unit < Dims::kUnits;
-         unit += Dims::kGroupBlocks) {
-        Attention<S>(worker, layer, window, unit, position).publish_share();
+    if constexpr (S::kMergesFirst) {
+        for (uint32_t unit = worker.member(); unit < Dims::kUnits; unit += Dims::kGroupBlocks) {
+            Attention<S>(worker, layer, window, unit, position).publish_share();
+        }
     }
     worker.end_op();
     return true;

@@ -45,7 +45,7 @@ KCCL_DEVICE void stage_vector(Worker<S>& worker, Product product, uint32_t layer
     } else if (product == Product::kDown) {
         stage_lanes<typename Dims::Down>(
             worker, [&](uint32_t lane) { return Places<S>::act(layer, lane); });
-    } else if (S::kMergesFirst) {
+    } else if constexpr (S::kMergesFirst) {
         stage_lanes<typename Dims::Out>(
             worker, [&](uint32_t lane) { return Places<S>::attended(layer, lane); });
     } else {

@@ -20,8 +20,8 @@ template <class S>
 struct CacheTile {
     using Unit = Mma<f16>;
     static constexpr uint32_t kNum = Shape<S>::kHeadTilesOfDim;
-    // Whether the keys are loaded while the warp still waits for its queries. Those of wider heads
-    // would take registers that the wait needs.
+    // Whether the keys are loaded while the warp still waits for its queries. The keys of wider
+    // heads would take registers that the wait needs.
     static constexpr bool kLoadsAhead = kNum <= 4;
 
     KCCL_DEVICE void load_keys(const Unit::Lane& unit, const uint8_t* cached) {

@@ -70,12 +70,15 @@ class Launcher:
                 kccl.gpu.synchronize_stream(self._stream)
 
     def meet(self) -> None:
-        """Waits until all ranks' devices have called this. Collective.
+        """Waits until the devices of all ranks have come here. Collective.
 
         On this rank's stream: ranks that share a GPU share its default stream, where one's barrier
         would wait for the other's to end.
         """
-        self._comm.barrier(**({} if self.device is None else {"stream": self._stream}))
+        if self.device is None:
+            self._comm.barrier()
+        else:
+            self._comm.barrier(stream=self._stream)
         self.wait()
 
     def check(self) -> None:

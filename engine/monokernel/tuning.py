@@ -57,8 +57,8 @@ def tuning_for(
     stage = steps * warps * _TILE_BYTES
     has_chunks = kind.chunk > 1
     strands = _strands(c, machine) if has_chunks else kind.most_strands
-    splits = _splits(program, lanes // groups, blocks // groups, warps, strands)
-    units = lanes // groups * c.num_kv_heads // c.num_lanes * splits
+    kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
+    splits = _splits(kv_heads, blocks // groups, warps, strands)
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -68,8 +68,8 @@ def tuning_for(
         hungry_in_flight=max(1, kind.bytes_in_flight // stage),
         strands=strands,
         splits=splits,
-        # A block without attention would poll for all parts while the others work.
-        merges_first=units < blocks // groups,
+        # A block that has no unit of attention would poll for all parts meanwhile.
+        merges_first=kv_heads * splits < blocks // groups,
         shared_bytes=machine.shared_bytes,
         stagger_ns=_stagger_ns(program, lanes, blocks, machine) if groups > 1 and has_chunks else 0,
         staggers=_STAGGERS,
@@ -131,11 +131,10 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     return warps, steps(warps, numbers if is_ordinary else [1])
 
 
-def _splits(program: Program, lanes: int, blocks: int, warps: int, strands: int) -> int:
+def _splits(kv_heads: int, blocks: int, warps: int, strands: int) -> int:
     """Splits of each KV head's strands: as many as there are blocks, unless a block has a warp for
     each of its strands already.
     """
-    kv_heads = lanes * program.config.num_kv_heads // program.config.num_lanes
     splits = 1
     while splits * warps < strands and 2 * splits * kv_heads <= blocks:
         splits *= 2

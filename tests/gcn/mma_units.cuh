@@ -1,6 +1,6 @@
 // mma.cuh as AMD's matrix units compute it, on a CPU: in the simulator it takes the place of
-// targets/mma_loop.cuh. Tiles are packed as targets/mma_hip.cuh packs them. Thread r < 16 has row
-// r, and adds up both parts of a vector on their own, as two columns of the unit.
+// targets/mma_loop.cuh. Tiles are packed as targets/mma_hip.cuh packs them. Thread r < 16
+// computes row r. The high and the low part of a vector are two columns, with a sum each.
 #pragma once
 
 #include "matrix.h"

@@ -194,7 +194,8 @@ void div_fixup(Wave& w, In in) {
         else if (exponent(n) - exponent(d) < -150)
             result = std::copysign(0.0f, result);
         else if (std::isnan(q))
-            // The manual does not mention a quotient that is too large for the steps before.
+            // The quotient is beyond FP32, so the steps before made a NaN. The manual does not
+            // mention this case. Clang's quotients are infinite then.
             result = std::copysign(INFINITY, is_negative ? -1.0f : 1.0f);
         quotient[i] = u(result);
     }
