@@ -14,6 +14,7 @@ namespace kccl::decode {
 
 KCCL_CONSTEXPR uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 KCCL_CONSTEXPR uint32_t most_of(uint32_t a, uint32_t b) { return a < b ? b : a; }
+KCCL_CONSTEXPR uint32_t least_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // The products of a layer, in their order, and the one behind the last layer.
 enum class Product : uint32_t { kQkv, kOut, kGateUp, kDown, kHead };
@@ -29,8 +30,11 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 }
 
 // A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart.
-// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp.
-template <class S, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS>
+// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp. Where
+// row tiles do not divide, some blocks have one more: block LONGER and those behind it, round the
+// end.
+template <class S, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
+          uint32_t LONGER = 0>
 struct Matrix {
     static_assert(ROWS % kTileRows == 0 && COLUMNS % kTileColumns == 0, "whole tiles");
     static constexpr uint32_t kTiles = ROWS / kTileRows;
@@ -52,10 +56,26 @@ struct Matrix {
                   "the steps of a stage, and those of a vector's lanes: one divides the other");
     static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileQuads;
 
-    KCCL_CONSTEXPR static Cut tiles_of(uint32_t block) { return cut(kTiles, block, BLOCKS); }
+    // A block's first row tile; of block BLOCKS, their number.
+    KCCL_CONSTEXPR static uint32_t first_of(uint32_t block) {
+        constexpr uint32_t kNumLonger = kTiles % BLOCKS, kEnd = LONGER + kNumLonger;
+        constexpr uint32_t kRoundTheEnd = kEnd > BLOCKS ? kEnd - BLOCKS : 0;
+        const uint32_t behind = block > LONGER ? block - LONGER : 0;
+        return kTiles / BLOCKS * block + least_of(block, kRoundTheEnd) +
+               least_of(behind, kNumLonger);
+    }
+    KCCL_CONSTEXPR static Cut tiles_of(uint32_t block) {
+        const uint32_t first = first_of(block);
+        return {first, first_of(block + 1) - first};
+    }
     // Whose row tile that is.
     KCCL_CONSTEXPR static uint32_t owner_of(uint32_t tile) {
-        return ((tile + 1) * BLOCKS - 1) / kTiles;
+        uint32_t owner = 0, behind = BLOCKS;
+        while (owner + 1 < behind) {
+            const uint32_t middle = (owner + behind) / 2;
+            (first_of(middle) <= tile ? owner : behind) = middle;
+        }
+        return owner;
     }
     // Packed tiles of a row tile.
     static constexpr uint32_t kPacked = LANES * kSteps * S::kWarps;
@@ -95,11 +115,20 @@ struct Shape : S {
     static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
     static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
 
+    // Blocks with one more row tile of Qkv come first. They are the first to have one fewer of
+    // GateUp, and next of Out and Down, which are cut in the same way. So blocks have about as many
+    // bytes of a layer.
+    KCCL_CONSTEXPR static uint32_t num_shorter(uint32_t rows) {
+        return (kGroupBlocks - rows / kTileRows % kGroupBlocks) % kGroupBlocks;
+    }
+    static constexpr uint32_t kGateUpRows = 2 * kGroupLanes * S::kFfn;
+    static constexpr uint32_t kLongerGateUp = num_shorter(kGateUpRows);
+    static constexpr uint32_t kLongerOut = (kLongerGateUp + num_shorter(S::kHidden)) % kGroupBlocks;
     using Qkv = Matrix<S, kGroupLanes * kQkvRows, S::kHidden, 1, kGroupBlocks>;
-    using Out = Matrix<S, S::kHidden, kAttendedRows, kGroupLanes, kGroupBlocks>;
+    using Out = Matrix<S, S::kHidden, kAttendedRows, kGroupLanes, kGroupBlocks, kLongerOut>;
     // A tile has 8 rows of the gate, and behind them the same rows of "up".
-    using GateUp = Matrix<S, 2 * kGroupLanes * S::kFfn, S::kHidden, 1, kGroupBlocks>;
-    using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks>;
+    using GateUp = Matrix<S, kGateUpRows, S::kHidden, 1, kGroupBlocks, kLongerGateUp>;
+    using Down = Matrix<S, S::kHidden, S::kFfn, kGroupLanes, kGroupBlocks, kLongerOut>;
     // A head with parts has one for each residual. Otherwise all blocks share the rank's rows.
     static constexpr bool kHasHeadParts = S::kNumHeadParts > 1;
     static_assert(S::kNumHeadParts == 1 || S::kNumHeadParts == S::kNumResiduals, "one for each");

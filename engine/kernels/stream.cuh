@@ -49,9 +49,16 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;
     const uint8_t* from = begin;
     StageTrace<S> trace(task);
+    // Stages of a product that were asked for.
+    uint32_t num_asked = 0;
+    Product asked_of = Product::kHead;
     const auto try_push = [&](uint32_t num_bytes, Product product) {
-        const uint32_t bound =
-            producer.has_free_stages(num_stages<S>() / 2) ? S::kHungryInFlight : S::kInFlight;
+        // A block that has let go of a stage of this product waits for nothing but weights, until
+        // it has all of them. Otherwise it may wait for an exchange, which copies in flight delay.
+        constexpr uint32_t kStages = num_stages<S>();
+        const bool is_urgent = num_asked > kStages ||
+                               (num_asked > 0 && producer.has_free_stages(kStages + 1 - num_asked));
+        const uint32_t bound = is_urgent ? S::kUrgentInFlight : S::kInFlight;
         if constexpr (S::kTraces) {
             // Looks often. A wait for a barrier may stop the warp until the barrier's phase ends.
             const uint32_t flying = producer.num_in_flight();
@@ -68,12 +75,15 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
                !platform::warp_any(!mem::has_completed_now(&shared.asked, asked_parity));
     };
     const auto push = [&](uint32_t num_bytes, Product product) {
+        if (product != asked_of) num_asked = 0;
+        asked_of = product;
         while (!is_asked_for() || !try_push(num_bytes, product)) {
             if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;
             watch.look();
             mem::poll_pause();
         }
         from += num_bytes;
+        ++num_asked;
         asked_parity ^= 1u;
         if constexpr (S::kTraces) trace.ask();
         return true;

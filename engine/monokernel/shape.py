@@ -26,7 +26,7 @@ class Tuning:
         stages: Most stages of a block's ring of weights.
         stage_steps: Tiles of each warp in a stage, of 512 bytes each.
         in_flight: Stages that are copied at the same time.
-        hungry_in_flight: The same while more than half of the ring is empty; 0: as many.
+        urgent_in_flight: The same of the product that the block multiplies; 0: as many.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
         merges_first: Whether the blocks of a KV head merge what attention gives for its splits. If
@@ -54,7 +54,7 @@ class Tuning:
     strands: int
     splits: int
     merges_first: bool = False
-    hungry_in_flight: int = 0
+    urgent_in_flight: int = 0
     others: int = 2
     shared_bytes: int = SHARED_BYTES
     stagger_ns: int = 0
@@ -183,7 +183,7 @@ def source_of(
         "SharedBytes": tuning.shared_bytes,
         "StageSteps": tuning.stage_steps,
         "InFlight": tuning.in_flight,
-        "HungryInFlight": tuning.hungry_in_flight or tuning.in_flight,
+        "UrgentInFlight": tuning.urgent_in_flight or tuning.in_flight,
         "Strands": tuning.strands,
         "Splits": tuning.splits,
         "StaggerNs": tuning.stagger_ns,

@@ -65,7 +65,7 @@ def tuning_for(
         stages=_MOST_STAGES,
         stage_steps=steps,
         in_flight=max(1, round(kind.quiet_bytes / stage)),
-        hungry_in_flight=max(1, kind.bytes_in_flight // stage),
+        urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         strands=strands,
         splits=splits,
         # A block that has no unit of attention would poll for all parts meanwhile.

@@ -44,7 +44,7 @@ class Variant:
             ablated=self.ablated,
             stage_steps=self.stage_steps or usual.stage_steps,
             in_flight=self.in_flight or usual.in_flight,
-            hungry_in_flight=self.in_flight or usual.hungry_in_flight,
+            urgent_in_flight=self.in_flight or usual.urgent_in_flight,
         )
 
 

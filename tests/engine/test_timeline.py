@@ -205,7 +205,7 @@ def test_variants_by_name():
     pinned = parse("weights+pin:head").applied_to(usual)
     assert pinned == replace(usual, chunk=1, ablated=1 << 1 | 1 << 7)
     tuned = parse("in-flight=3+stage-steps=6").applied_to(usual)
-    assert tuned == replace(usual, chunk=1, in_flight=3, hungry_in_flight=3, stage_steps=6)
+    assert tuned == replace(usual, chunk=1, in_flight=3, urgent_in_flight=3, stage_steps=6)
     assert parse("exchanges").has_races
     assert not parse("attention").has_races
 

@@ -128,7 +128,8 @@ class Kccl(_Job):
     """KCCL, through kccl.interop.torch."""
 
     name = "kccl"
-    version = kccl.__version__
+    # This one's own, as the record's commit says. A checkout that is not installed has no number.
+    version = ""
 
     def __init__(self, comm: kccl.Communicator) -> None:
         super().__init__(comm)
