@@ -5,8 +5,8 @@ document of bench/records/FILE that has rows of the collective.
 `<!-- record FILE COLLECTIVE headline -->` shows KCCL and the best peer at twelve sizes at most.
 `<!-- record FILE in_kernel -->` shows the calls inside kernels, of each collective from its newest
 document. `<!-- record FILE decode -->` shows how fast the engine decodes, `<!-- record FILE
-accuracy -->` how far its ops are from the reference. `--check` changes nothing and prints whether
-the tables are up to date.
+ablation -->` what its parts cost, `<!-- record FILE accuracy -->` how far its ops are from the
+reference. `--check` changes nothing and prints whether the tables are up to date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
-from .decode import accuracy
+from .decode import accuracy, variants
 from .decode import report as decode_report
 from .harness.document import Document, load
 from .harness.measure import Row
@@ -215,6 +215,13 @@ def _text(us: float | None) -> str:
     return "" if us is None else f"{us:.3f}" if us < 10 else f"{us:,.1f}"
 
 
+_OF_ENGINE = {
+    "decode": decode_report.markdown,
+    "ablation": variants.markdown,
+    "accuracy": accuracy.markdown,
+}
+
+
 def update(text: str, records: Path = RECORDS) -> str:
     """`text` with every table written anew from its record.
 
@@ -224,10 +231,8 @@ def update(text: str, records: Path = RECORDS) -> str:
 
     def replace(match: re.Match[str]) -> str:
         begin, name, what, is_headline, end = match.groups()
-        if what == "accuracy":
-            return begin + accuracy.markdown(load(records / name)) + end
-        if what == "decode":
-            return begin + decode_report.markdown(load(records / name)) + end
+        if what in _OF_ENGINE:
+            return begin + _OF_ENGINE[what](load(records / name)) + end
         newest: dict[tuple[bool, str], Document] = {}
         for document in load(records / name):
             for row in document["rows"]:

@@ -37,10 +37,10 @@ def is_ablated(row: Row) -> bool:
 
 
 def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
-    """KCCL's rows, each with the fastest peer's row of the same run at the same position."""
+    """KCCL's timed rows, each with the fastest peer's row of the same run and position."""
     found = []
     for row in rows:
-        if row["library"] != "kccl" or is_ablated(row):
+        if row["library"] != "kccl" or is_ablated(row) or "position" not in row:
             continue
         peers = [
             each
@@ -135,14 +135,18 @@ def markdown(documents: Sequence[Document]) -> str:
             _number(row["ttft_steps"]),
         ]
         lines.append("| " + " | ".join(cells) + " |\n")
-    made = [document for document, _, _ in newest.values()]
-    machine = made[0]["machine"]
+    return _HEAD + "".join(lines) + source_of([document for document, _, _ in newest.values()])
+
+
+def source_of(documents: Sequence[Document]) -> str:
+    """The line under a table: the machine and the commits of its documents."""
+    machine = documents[0]["machine"]
     gpus = machine.get("gpus")
     where = f"{machine['allowed_cpus']} cores of {machine['cpu_model']}"
     if gpus:
         where = f"{len(gpus)} x {gpus[0]}"
-    commits = ", ".join({str(document["commit"]): None for document in made})
-    return _HEAD + "".join(lines) + f"\nMedians, {where}; commit {commits}.\n"
+    commits = ", ".join({str(document["commit"]): None for document in documents})
+    return f"\nMedians, {where}; commit {commits}.\n"
 
 
 def _number(value: float | None) -> str:

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 from kccl.engine import Engine
 from kccl.engine.monokernel.variant import USUAL, Variant, parse
 
+from ..harness.document import Document
 from ..harness.measure import Row
+from .report import MODEL_NAMES, is_ablated, source_of
 from .runs import Runs
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_HEAD = (
+    "| model | ranks | position | left out or changed | us a token | whole kernel | difference |\n"
+    "|---|---:|---:|---|---:|---:|---:|\n"
+)
 
 
 def variants_of(given: Sequence[str]) -> list[Variant]:
@@ -86,3 +93,31 @@ def print_variants(out: Console, rows: Sequence[Row]) -> None:
         "overlap, so differences need not add up.",
         soft_wrap=True,
     )
+
+
+def markdown(documents: Sequence[Document]) -> str:
+    """Each model's variants, from the newest document that has them.
+
+    Raises:
+        ValueError: No document has a kernel that left something out.
+    """
+    newest = {
+        (row["model"], row["world_size"], row["position"]): document
+        for document in documents
+        for row in document["rows"]
+        if is_ablated(row)
+    }
+    if not newest:
+        raise ValueError("there are no rows of kernels that leave something out")
+    lines = []
+    for key, document in sorted(newest.items()):
+        for row in document["rows"]:
+            if not is_ablated(row) or key != (row["model"], row["world_size"], row["position"]):
+                continue
+            us, whole_us = row["us_per_token"], row["whole_us"]
+            name = MODEL_NAMES.get(row["model"], row["model"])
+            lines.append(
+                f"| {name} | {row['world_size']} | {row['position']:,} | {row['ablated']} "
+                f"| {us:,.0f} | {whole_us:,.0f} | {whole_us - us:+,.0f} |\n"
+            )
+    return _HEAD + "".join(lines) + source_of(list(newest.values()))

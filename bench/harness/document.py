@@ -37,9 +37,16 @@ def document(
     return {
         "machine": machine(ranks) | dict(more),
         "commit": commit(),
-        "command": shlex.join(["kccl", *(sys.argv[1:] if command is None else command)]),
+        "command": shlex.join(
+            ["kccl", *map(_shared, sys.argv[1:] if command is None else command)]
+        ),
         "rows": list(rows),
     }
+
+
+def _shared(argument: str) -> str:
+    """An argument without the folders of this machine: records are published."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def machine(ranks: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from decode_bench import FAST, bench, document_of
 
 from kccl.bench import check
-from kccl.bench.decode import report, tokens
+from kccl.bench.decode import report, tokens, variants
 from kccl.bench.decode.gpu import states
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
@@ -234,6 +234,23 @@ def test_a_readmes_table_has_the_newest_rows() -> None:
     assert lines[2] == "| m | 2 | 128 | 5,000 | 200 |  | 87% | 2,500 llama.cpp | 2.00 |  |"
     assert len(lines) == 5
     assert lines[-1] == "Medians, 2 cores of some CPU; commit new."
+
+
+def test_a_readmes_table_of_what_parts_cost_has_the_newest_kernels() -> None:
+    def made(commit: str, us: float) -> dict[str, Any]:
+        row = dict.fromkeys(report.COLUMNS) | {"library": "kccl", "position": 128, "model": "m"}
+        row |= {"world_size": 1, "us_per_token": us, "whole_us": 100.0, "ablated": "weights"}
+        machine = {"cpu_model": "some CPU", "allowed_cpus": 2, "gpus": ["some GPU"]}
+        return {"machine": machine, "commit": commit, "rows": [row | {"ablated": None}, row]}
+
+    lines = variants.markdown([made("old", 80.0), made("new", 60.0)]).splitlines()
+    assert lines[2:] == [
+        "| m | 1 | 128 | weights | 60 | 100 | +40 |",
+        "",
+        "Medians, 1 x some GPU; commit new.",
+    ]
+    with pytest.raises(ValueError, match="no rows of kernels that leave something out"):
+        variants.markdown([])
 
 
 def test_the_state_is_that_of_the_gpus_in_use() -> None:

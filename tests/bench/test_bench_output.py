@@ -53,6 +53,12 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_command_of_a_document_has_no_folders_of_the_machine() -> None:
+    command = ["bench", "decode", "--trace", "/somewhere/here/2b.json", "--model", "models/mine"]
+    made = document.document([], 1, {}, command)
+    assert made["command"] == "kccl bench decode --trace 2b.json --model models/mine"
+
+
 @pytest.mark.usefixtures("probes")
 def test_sizes_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     args = parse("all_reduce", "--sizes", "8", "1K", "64", "--json")
