@@ -109,20 +109,44 @@ def test_equals_the_reference_on_any_number_of_ranks(model, tuning):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("model", "change"),
     [
-        {"splits": 2},
-        {"splits": 2, "merges_first": True, "blocks": 8},
-        {"in_flight": 1, "stages": 2},
+        ("tiny-laneformer", {"splits": 2}),
+        ("tiny-laneformer", {"splits": 2, "merges_first": True, "blocks": 8}),
+        ("tiny-laneformer", {"in_flight": 1, "stages": 2}),
         # The head's rows are multiplied in two parts; a stage has several row tiles.
-        {"blocks": 4, "stage_steps": 4},
+        ("tiny-laneformer", {"blocks": 4, "stage_steps": 4}),
+        # Blocks have different numbers of rows, and two have no attention. Those with rows of the
+        # residual are the last ones and the first ones.
+        ("tiny-llama", {"blocks": 6}),
+        ("tiny-llama", {"blocks": 6, "merges_first": True, "urgent_in_flight": 3}),
     ],
     ids=str,
 )
-def test_tuning_changes_no_bit(change):
-    one, _ = on_one_rank("tiny-laneformer")
-    other, _ = run("tiny-laneformer", tuning=replace(TUNING, **change))
+def test_tuning_changes_no_bit(model, change):
+    one, _ = on_one_rank(model)
+    other, _ = run(model, tuning=replace(TUNING, **change))
     np.testing.assert_array_equal(other.view(np.uint32), one.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tuning"),
+    [
+        # A tile of the cache is not loaded ahead.
+        ({"head_dim": 80}, TUNING),
+        # A warp adds up its rows' lanes in two turns.
+        ({}, replace(TUNING, blocks=1, warps=1)),
+    ],
+    ids=["wide heads", "one warp"],
+)
+def test_other_sizes_equal_the_reference(fields, tuning):
+    model = random_checkpoint("tiny-llama", num_layers=2, **SMALL | fields)
+
+    def main(comm: kccl.Communicator) -> Array:
+        return logits_of(DeviceExecutor(model, comm, tuning=tuning, context=CONTEXT), IDS)
+
+    (found,) = kccl.run_threads(main, 1, backend="sim")
+    np.testing.assert_allclose(found, Reference(model).logits(IDS), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("seed", range(2))

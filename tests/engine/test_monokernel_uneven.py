@@ -1,5 +1,6 @@
 """Lanes that do not divide over the ranks, in the monokernel on the simulator."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,8 @@ from kccl.engine.sample import SamplingParams
 
 # A chunk that is full, one that is not, and the last id, which decodes.
 IDS = [5, 99, 17, 64, 2, 120]
+# So many blocks have different rows, and blocks of the two ranks do.
+UNEVEN = replace(CHUNKED, blocks=6)
 NEW = 2
 # The ranks have 1 and 2 lanes.
 FIELDS = {"num_layers": 1, "num_lanes": 3, "num_heads": 12, "num_kv_heads": 3, "ffn": 192}
@@ -25,7 +28,7 @@ FIELDS = {"num_layers": 1, "num_lanes": 3, "num_heads": 12, "num_kv_heads": 3, "
 
 def run(model: Checkpoint, comm: kccl.Communicator) -> tuple[NDArray[np.float32], list[int]]:
     """The logits after IDS, and the new tokens, behind prefill in chunks."""
-    executor = DeviceExecutor(model, comm, tuning=CHUNKED, context=CONTEXT)
+    executor = DeviceExecutor(model, comm, tuning=UNEVEN, context=CONTEXT)
     logits = np.empty((len(IDS), model.config.vocab_size), np.float32)
     executor.start_scoring(IDS, logits, writes_shared=True)
     executor.wait()

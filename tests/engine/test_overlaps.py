@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_monokernel import CONTEXT, IDS, NEW, TUNING, checkpoint, expected
+from test_monokernel import CONTEXT, IDS, MERGING, NEW, TUNING, checkpoint, expected
 
 import kccl
 from kccl.engine.executors.device import DeviceExecutor
@@ -53,7 +53,7 @@ def run(
 
 
 def test_the_tokens_are_the_same_without_overlap():
-    tokens, _ = run("tiny-llama", overlaps=False, warp_size=64, model="gfx942")
+    tokens, _ = run("tiny-llama", overlaps=False, tuning=MERGING, warp_size=64, model="gfx942")
     assert tokens == expected("tiny-llama")[1]
 
 
