@@ -134,7 +134,8 @@ _PREFILL = """
 KCCL_KERNEL_OF(kccl::decode::kPrefillThreads<Model>)
 void prefill(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm,
              KCCL_KERNEL_PARAM(kccl::decode::Task) task) {
-    kccl::decode::run_prefill<Model>(kccl::platform::first_parameter(comm), task);
+    using namespace kccl::platform;
+    kccl::decode::run_prefill<Model>(first_parameter(comm), second_parameter(comm, task));
 }
 """
 
@@ -236,7 +237,8 @@ struct Model {{
 
 KCCL_KERNEL_OF(kccl::decode::kDecodeThreads<Model>)
 void decode(KCCL_KERNEL_PARAM(kccl::DeviceComm) comm, KCCL_KERNEL_PARAM(kccl::decode::Task) task) {{
-    kccl::decode::run<Model>(kccl::platform::first_parameter(comm), task);
+    using namespace kccl::platform;
+    kccl::decode::run<Model>(first_parameter(comm), second_parameter(comm, task));
 }}
 {prefill}
 KCCL_KERNEL void pack(uint16_t* weights, const uint16_t* matrix, uint64_t product, uint64_t layer,

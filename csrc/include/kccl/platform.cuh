@@ -289,6 +289,18 @@ KCCL_DEVICE const T& first_parameter([[maybe_unused]] const T& parameter) {
 #endif
 }
 
+// The same of the second parameter; `first` is the one before it.
+template <class First, class T>
+KCCL_DEVICE const T& second_parameter([[maybe_unused]] const First& first,
+                                      [[maybe_unused]] const T& parameter) {
+#if defined(KCCL_TARGET_HIP)
+    constexpr uint32_t kAt = (sizeof(First) + alignof(T) - 1) / alignof(T) * alignof(T);
+    return *(const T*)((const char*)__builtin_amdgcn_kernarg_segment_ptr() + kAt);
+#else
+    return parameter;
+#endif
+}
+
 // Copies between variables of this thread: a change of type, not an access to memory.
 KCCL_DEVICE void copy_bytes(void* to, const void* from, uint64_t num_bytes) {
 #if defined(KCCL_TARGET_CUDA)
