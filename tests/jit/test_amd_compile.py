@@ -27,6 +27,8 @@ from compiled_kernels import (
 )
 from device_compilers import amd_functions, amd_metadata
 
+from kccl.engine.monokernel.shape import KERNELS as ENGINE
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -141,6 +143,20 @@ def test_amd_kernels_compile_for_gfx950(tmp_path):
     compiled = kernels_for_hip(KERNELS, "gfx950", tmp_path, INCLUDE, instances=1)
     for kernel in KERNELS:
         assert compiled.of(kernel)
+    # There clang may move an array of each thread into block-shared memory.
+    for symbol, numbers in amd_metadata(compiled.assembly).items():
+        kernel = kernel_of(symbol)
+        if kernel is not None and runs_on_gpus(kernel):
+            assert numbers["group_segment_fixed_size"] <= SHARED_BYTES, kernel
+
+
+def test_no_element_of_a_vector_is_cast_by_the_compilers_bit_cast():
+    """Clang reads element 0 instead, and says nothing. platform::bit_cast() copies bytes."""
+    sources = [*INCLUDE.rglob("*.cuh"), *INCLUDE.rglob("*.h"), *ENGINE.rglob("*.cuh")]
+    assert len(sources) > 50
+    for path in sources:
+        casts = re.findall(r"__builtin_bit_cast\([^;]*;", path.read_text("utf-8"))
+        assert [cast for cast in casts if "[" in cast] == [], path.name
 
 
 @needs_zig

@@ -48,8 +48,9 @@ needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not i
 # slow path. A small message has few such moves; long messages are bound by the links.
 MOST_SCALAR_SPILLS = {name: 40 if name.endswith("_push_simple") else 32 for name in KERNELS}
 MOST_SCALAR_SPILLS["broadcast_push_simple"] = 100
-# Of a compute unit of CDNA3: vector registers of a lane's four units, and block-shared memory.
-VECTOR_REGISTERS, SHARED_BYTES = 512, 65536
+# Vector registers of a lane's four units in a compute unit of CDNA3; and block-shared memory of a
+# kernel: votes need some, arrays of threads must not come there.
+VECTOR_REGISTERS, SHARED_BYTES = 512, 1024
 # A block of so many threads has two waves on each unit, and fits once at least.
 THREADS = 512
 # The kernels are compiled for a number of ranks, so that their loops over ranks unroll.
