@@ -86,7 +86,7 @@ def markdown(documents: Sequence[Document]) -> str:
             *(f"{row[field]:,}" for field in ("world_size", "tokens")),
             str(row["op_kind"]),
             str(row["ops"]),
-            *(f"{row[field]:.1g}" for field in ("rmse", "rmse_limit")),
+            *(f"{row[field]:.2g}" for field in ("rmse", "rmse_limit")),
             *(f"{1 - row[field]:.1g}" for field in ("cosine", "cosine_limit")),
         ]
         lines.append("| " + " | ".join(cells) + " |\n")

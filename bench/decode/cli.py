@@ -237,6 +237,8 @@ def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None
             raise kccl.InvalidArgument(
                 f"{option} needs --backend cuda, hip or sim: host has no kernel"
             )
+    if args.backend == "sim" and args.baselines:
+        raise kccl.InvalidArgument("--baselines: no other engine runs on simulated GPUs")
     if args.backend == "sim" and any(variant.has_races for variant in variants):
         raise kccl.InvalidArgument("--ablate exchanges has races, which the simulator refuses")
     if args.trace and kccl.launched_rank() is not None:

@@ -46,7 +46,8 @@ def document(
 
 def _shared(argument: str) -> str:
     """An argument without the folders of this machine: records are published."""
-    return Path(argument).name if argument.startswith("/") else argument
+    option, equals, path = argument.rpartition("=")
+    return option + equals + (Path(path).name if path.startswith("/") else path)
 
 
 def machine(ranks: int) -> dict[str, Any]:

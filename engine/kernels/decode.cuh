@@ -117,7 +117,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     Verdict verdict = {0, kGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
-        for_each_stage<S>(worker.block(), true, [&](uint32_t, Product) {
+        for_each_stage<S>(worker.block(), true, [&](uint32_t, Product, bool) {
             skip(worker);
             return true;
         });

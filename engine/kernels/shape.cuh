@@ -30,9 +30,9 @@ KCCL_CONSTEXPR Cut cut(uint32_t total, uint32_t i, uint32_t n) {
 }
 
 // A product of `BLOCKS` blocks, with LANES inputs of COLUMNS values each, whose sums stay apart.
-// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp. Where
-// row tiles do not divide, some blocks have one more: block LONGER and those behind it, round the
-// end.
+// Tiles lie in memory as [row tile][lane][step][warp]: each step is one tile for each warp. If the
+// row tiles do not divide, kTiles % BLOCKS consecutive blocks have one more, beginning with block
+// LONGER and wrapping to block 0.
 template <class S, uint32_t ROWS, uint32_t COLUMNS, uint32_t LANES, uint32_t BLOCKS,
           uint32_t LONGER = 0>
 struct Matrix {
@@ -56,19 +56,19 @@ struct Matrix {
                   "the steps of a stage, and those of a vector's lanes: one divides the other");
     static constexpr uint32_t kStaged = kCopies * kAllSteps * kTileQuads;
 
-    // A block's first row tile; of block BLOCKS, their number.
+    static_assert(LONGER < BLOCKS, "one of the blocks");
+    // A block's first row tile. first_of(BLOCKS) is kTiles.
     KCCL_CONSTEXPR static uint32_t first_of(uint32_t block) {
         constexpr uint32_t kNumLonger = kTiles % BLOCKS, kEnd = LONGER + kNumLonger;
-        constexpr uint32_t kRoundTheEnd = kEnd > BLOCKS ? kEnd - BLOCKS : 0;
+        constexpr uint32_t kWrapped = kEnd > BLOCKS ? kEnd - BLOCKS : 0;
         const uint32_t behind = block > LONGER ? block - LONGER : 0;
-        return kTiles / BLOCKS * block + least_of(block, kRoundTheEnd) +
-               least_of(behind, kNumLonger);
+        return kTiles / BLOCKS * block + least_of(block, kWrapped) + least_of(behind, kNumLonger);
     }
     KCCL_CONSTEXPR static Cut tiles_of(uint32_t block) {
         const uint32_t first = first_of(block);
         return {first, first_of(block + 1) - first};
     }
-    // Whose row tile that is.
+    // The block that has a row tile.
     KCCL_CONSTEXPR static uint32_t owner_of(uint32_t tile) {
         uint32_t owner = 0, behind = BLOCKS;
         while (owner + 1 < behind) {
@@ -99,7 +99,6 @@ struct Shape : S {
     static constexpr uint32_t kGroupLanes = kLanesHere / kGroups;
     static constexpr uint32_t kGroupBlocks = S::kBlocks / kGroups;
     static constexpr uint32_t kModules = 2 * S::kNumLayers;
-    // Other ranks' blocks have the same rows.
     static_assert(kAreRanksEven || kGroups == 1, "ranks have equally many groups");
     static_assert(kGroupBlocks * kGroups == S::kBlocks, "groups have equally many blocks");
 
@@ -115,15 +114,18 @@ struct Shape : S {
     static constexpr uint32_t kQkvRows = (S::kHeads + 2 * S::kKvHeads) * S::kHeadDim;
     static constexpr uint32_t kAttendedRows = S::kHeads * S::kHeadDim;
 
-    // Blocks with one more row tile of Qkv come first. They are the first to have one fewer of
-    // GateUp, and next of Out and Down, which are cut in the same way. So blocks have about as many
-    // bytes of a layer.
+    // Balances the blocks' bytes of a layer. The first blocks have the extra row tiles of Qkv. So
+    // the first of them have one fewer of GateUp, and the next ones of Out and Down, which are cut
+    // in the same way.
     KCCL_CONSTEXPR static uint32_t num_shorter(uint32_t rows) {
         return (kGroupBlocks - rows / kTileRows % kGroupBlocks) % kGroupBlocks;
     }
     static constexpr uint32_t kGateUpRows = 2 * kGroupLanes * S::kFfn;
     static constexpr uint32_t kLongerGateUp = num_shorter(kGateUpRows);
-    static constexpr uint32_t kLongerOut = (kLongerGateUp + num_shorter(S::kHidden)) % kGroupBlocks;
+    // Block i of every rank has the same rows of the residual: prefill relies on it
+    // (Lookout::await_row). Where ranks have different numbers of lanes, kLongerGateUp differs.
+    static constexpr uint32_t kLongerOut =
+        kAreRanksEven ? (kLongerGateUp + num_shorter(S::kHidden)) % kGroupBlocks : 0;
     using Qkv = Matrix<S, kGroupLanes * kQkvRows, S::kHidden, 1, kGroupBlocks>;
     using Out = Matrix<S, S::kHidden, kAttendedRows, kGroupLanes, kGroupBlocks, kLongerOut>;
     // A tile has 8 rows of the gate, and behind them the same rows of "up".

@@ -13,9 +13,9 @@ KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
     return task.max_tokens != 0 && position + 1 >= task.num_ids;
 }
 
-// Calls push(bytes, product) for each stage of a block's round, in order. False as soon as push
-// does. A stage has kStageSteps steps, or what is left of a product; of the head, of kHeadTiles row
-// tiles.
+// Calls push(bytes, product, whether it is the product's first) for each stage of a block's round,
+// in order. False as soon as push does. A stage has kStageSteps steps, or what is left of a
+// product; of the head, of kHeadTiles row tiles.
 template <class S, class Push>
 KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
     constexpr uint32_t kProducts = 4, kStepBytes = S::kWarps * kTileBytes;
@@ -25,12 +25,14 @@ KCCL_DEVICE bool for_each_stage(uint32_t block, bool has_head, Push push) {
         const bool is_head = i == S::kNumLayers * kProducts;
         const auto product = is_head ? Product::kHead : static_cast<Product>(i % kProducts);
         uint32_t steps = steps_of_product<S>(block, product).num;
+        bool is_first = true;
         while (steps > 0) {
             uint32_t part = is_head && steps > kOfHead ? kOfHead : steps;
             steps -= part;
             while (part > 0) {
                 const uint32_t now = part < S::kStageSteps ? part : S::kStageSteps;
-                if (!push(now * kStepBytes, product)) return false;
+                if (!push(now * kStepBytes, product, is_first)) return false;
+                is_first = false;
                 part -= now;
             }
         }
@@ -49,12 +51,11 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         reinterpret_cast<const uint8_t*>(task.weights) + Shape<S>::stream_of(block) * kTileBytes;
     const uint8_t* from = begin;
     StageTrace<S> trace(task);
-    // Stages of a product that were asked for.
+    // Stages of the current product that were asked for so far.
     uint32_t num_asked = 0;
-    Product asked_of = Product::kHead;
     const auto try_push = [&](uint32_t num_bytes, Product product) {
-        // A block that has let go of a stage of this product waits for nothing but weights, until
-        // it has all of them. Otherwise it may wait for an exchange, which copies in flight delay.
+        // Urgent: the warps have let go of a stage of this product. So they are multiplying it, and
+        // only weights hold them up. Else they may be in an exchange, which copies in flight delay.
         constexpr uint32_t kStages = num_stages<S>();
         const bool is_urgent = num_asked > kStages ||
                                (num_asked > 0 && producer.has_free_stages(kStages + 1 - num_asked));
@@ -74,9 +75,8 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
         return S::kOverlaps ||
                !platform::warp_any(!mem::has_completed_now(&shared.asked, asked_parity));
     };
-    const auto push = [&](uint32_t num_bytes, Product product) {
-        if (product != asked_of) num_asked = 0;
-        asked_of = product;
+    const auto push = [&](uint32_t num_bytes, Product product, bool is_first) {
+        if (is_first) num_asked = 0;
         while (!is_asked_for() || !try_push(num_bytes, product)) {
             if (platform::warp_any(mem::has_completed_now(&shared.ended, 0))) return false;
             watch.look();

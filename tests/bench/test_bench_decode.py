@@ -185,6 +185,7 @@ def test_a_token_counts_where_the_reference_is_sure() -> None:
         (("--random-weights", "tiny-llama", "--repeats", "0"), "--repeats is 0"),
         (("--random-weights", "tiny-llama", "--new-tokens", "0"), "--new-tokens is 0"),
         (("--random-weights", "tiny-llama", "--csv", "/nowhere/x"), "not a writable folder"),
+        (("--backend", "sim", "--baselines"), "no other engine runs on simulated GPUs"),
     ],
 )
 def test_wrong_arguments(

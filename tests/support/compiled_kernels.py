@@ -49,7 +49,7 @@ needs_zig = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not i
 MOST_SCALAR_SPILLS = {name: 40 if name.endswith("_push_simple") else 32 for name in KERNELS}
 MOST_SCALAR_SPILLS["broadcast_push_simple"] = 100
 # Vector registers of a lane's four units in a compute unit of CDNA3; and block-shared memory of a
-# kernel: votes need some, arrays of threads must not come there.
+# kernel: votes need a little, an array of each thread would need more.
 VECTOR_REGISTERS, SHARED_BYTES = 512, 1024
 # A block of so many threads has two waves on each unit, and fits once at least.
 THREADS = 512

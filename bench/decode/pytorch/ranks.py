@@ -128,7 +128,7 @@ class Kccl(_Job):
     """KCCL, through kccl.interop.torch."""
 
     name = "kccl"
-    # This one's own, as the record's commit says. A checkout that is not installed has no number.
+    # The record's commit says it. A checkout that is not installed has no version.
     version = ""
 
     def __init__(self, comm: kccl.Communicator) -> None:

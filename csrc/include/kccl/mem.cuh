@@ -188,7 +188,7 @@ KCCL_DEVICE void copy(void* to, const void* from, uint64_t num_bytes, uint32_t i
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
             if (line + k * uint64_t{size} >= num_lines) continue;
-            // Words, because clang keeps an array of copied structs in memory on AMD's GPUs.
+            // By words: on AMD's GPUs clang keeps an array of whole structs in memory.
             const Line& from_here = in_lines[line + k * uint64_t{size}];
             lines[k] = Line{{from_here.word[0], from_here.word[1]}};
         }
