@@ -18,7 +18,8 @@ class Kind:
         warps_together: Warps that can give each other registers; 1: none can.
         least_stage_bytes: Of weights: smaller stages cost more to hand over than to multiply.
         most_stage_bytes: Of weights.
-        bytes_in_flight: Most bytes of weights on their way to a block: of what it multiplies.
+        bytes_in_flight: Most bytes of weights that a block copies at the same time, of the product
+            that it multiplies.
         quiet_bytes: The same of later products: fewer, because exchanges wait behind copies.
         bytes_per_ns: What a block reads of its weights in a nanosecond.
         chunk: Positions of a prompt that run at the same time; 1: as decoding does.

@@ -25,7 +25,7 @@ class Tuning:
             parts.
         stages: Most stages of a block's ring of weights.
         stage_steps: Tiles of each warp in a stage, of 512 bytes each.
-        in_flight: Stages that are copied at the same time.
+        in_flight: Most stages that are copied at the same time, of products that come later.
         urgent_in_flight: The same of the product that the block multiplies; 0: as in_flight.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.

@@ -102,7 +102,7 @@ class Producer {
         return flying_;
     }
 
-    // Whether the next `num` stages (1 to kStages) are free at this moment. Does not wait.
+    // Whether the next `num` stages are free now; num is 1 to kStages. Does not wait.
     KCCL_DEVICE bool has_free_stages(uint32_t num) const {
         // They become free in their order.
         const uint32_t last = next_.stage + num - 1;
