@@ -128,8 +128,9 @@ bool Memory::hides(const Record& record) {
 
 // Coherence: a load returns nothing older than a store of its own thread, a store that happens
 // before it, or a store that a load which happens before it has returned.
-bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves) {
-    if (record.writer.agent == me.agent || knows(me.ordered, record.writer)) return true;
+bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves,
+                      const Access32Or64& access) {
+    if (record.writer.agent == me.agent || comes_before(me, record, access)) return true;
     return std::any_of(record.sights.begin(), record.sights.end(), [&](const Sight& sight) {
         return (sight.halves & halves) != 0 &&
                (sight.reader.agent == me.agent || knows(me.ordered, sight.reader));
@@ -137,13 +138,14 @@ bool Memory::must_see(const Knowledge& me, const Record& record, uint8_t halves)
 }
 
 // The position of the record that a load of these halves by this thread returns.
-size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves) {
+size_t Memory::choose(Knowledge& me, Granule& at, uint8_t halves, const Access32Or64& access) {
     size_t oldest = 0;
     while ((at.records[oldest].halves & halves) == 0) ++oldest;
     for (size_t position = at.records.size() - 1;; --position) {
         Record& record = at.records[position];
         if ((record.halves & halves) == 0) continue;
-        if (position == oldest || must_see(me, record, halves) || !hides(record)) return position;
+        if (position == oldest || must_see(me, record, halves, access) || !hides(record))
+            return position;
         ++record.skips;
         passed_over_ = record.writer;
     }
@@ -178,6 +180,7 @@ void Memory::see(Knowledge& me, Granule& at, size_t position, uint8_t halves,
         }
         me.hear(record.writer, record.caused);
         if (is_mutual) take(record.released[static_cast<uint32_t>(between)], between);
+        if (access.is_system_packet()) join(me.packets_to_acquire, record.packets_released);
         const bool is_first =
             std::none_of(record.sights.begin(), record.sights.end(), [&](const Sight& sight) {
                 return sight.reader.agent == me.agent && sight.halves == halves;
@@ -220,10 +223,10 @@ Memory::Seen Memory::load(Knowledge& me, const Access32Or64& access) {
     const bool is_split = halves == 3 && std::any_of(at.records.begin(), at.records.end(),
                                                      [](const Record& r) { return r.halves != 3; });
     if (!is_split) {
-        low = high = choose(me, at, halves);
+        low = high = choose(me, at, halves, access);
     } else {
-        low = choose(me, at, 1);
-        high = choose(me, at, 2);
+        low = choose(me, at, 1, access);
+        high = choose(me, at, 2, access);
         // It is one access: if one half comes from after a store of both halves, the other does
         // too.
         for (size_t position = std::max(low, high) + 1; position-- > 0;) {
@@ -251,6 +254,7 @@ void Memory::put(Knowledge& me, Granule& at, const Access32Or64& access, uint64_
     append(at, {.value = whole,
                 .writer = me.now(),
                 .released = std::move(released),
+                .packets_released = access.is_system_packet() ? me.packets_released : ClockRef(),
                 .caused = me.caused,
                 .call = me.call,
                 .halves = halves,

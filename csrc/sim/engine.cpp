@@ -159,6 +159,14 @@ void fence(uint32_t order, uint32_t scope) {
     machine.trace(kKcclSimFence, 0, 0, 0, static_cast<Order>(order), static_cast<Scope>(scope));
 }
 
+void fence_packets() {
+    Machine& machine = at(KCCL_SIM_SITE(), nullptr);
+    machine.take_loads();
+    machine.point(false);
+    Memory::fence_packets(machine.me().knowledge);
+    machine.trace(kKcclSimFencePackets, 0, 0);
+}
+
 // No other thread moves between the announcement and the access.
 void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const void* site,
               bool is_write) {
@@ -330,6 +338,7 @@ constexpr KcclSimEngine kTable = {
     .claim = claim,
     .add = add,
     .fence = fence,
+    .fence_packets = fence_packets,
     .read = read,
     .write = write,
     .meet_block = meet_block,

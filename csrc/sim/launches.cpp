@@ -124,6 +124,9 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
     fiber.knowledge.caused = known.caused;
     // Between two launches caches are written back and invalidated, as if all threads fenced.
     fiber.knowledge.released.fill(known.ordered);
+    fiber.knowledge.packets = known.packets;
+    fiber.knowledge.packets_released = known.ordered;
+    join(fiber.knowledge.packets_released, known.packets);
     fiber.has_turn = false;
     fiber.looked_ns = 0;
     begin_poll(fiber);
@@ -147,6 +150,10 @@ void Machine::await_kernels_before() {
     join(me.caused, before->at_end.caused);
     join(mine.fenced, before->at_end.ordered);
     for (ClockRef& released : me.released) join(released, before->at_end.ordered);
+    join(me.packets, before->at_end.packets);
+    for (const ClockRef& known : {before->at_end.ordered, before->at_end.packets}) {
+        join(me.packets_released, known);
+    }
 }
 
 void Machine::launch_dependents() {
@@ -174,6 +181,8 @@ void Machine::end_block(Block& block, Known* known) {
         join(known->ordered, each.ordered);
         join(known->caused, each.caused);
         for (const ClockRef& seen : each.to_acquire) join(known->ordered, seen);
+        join(known->packets, each.packets);
+        join(known->packets, each.packets_to_acquire);
         fiber->state = Fiber::kIdle;
         idle_fibers_.push_back(fiber);
         each = {};
@@ -192,6 +201,7 @@ void Machine::end_grid(Grid& grid) {
     Stream& stream = rank.streams[grid.launch.stream];
     for (const std::unique_ptr<Block>& block : grid.blocks) end_block(*block, &grid.at_end);
     join(stream.known.ordered, grid.at_end.ordered);
+    join(stream.known.packets, grid.at_end.packets);
     join(stream.known.caused, grid.at_end.caused);
     for (const std::unique_ptr<Warp>& warp : grid.warps) {
         warps_[warp->index - first_warp_] = nullptr;

@@ -79,6 +79,7 @@ struct Block {
 // What is known of the launches that have ended; as in Knowledge.
 struct Known {
     ClockRef ordered;
+    ClockRef packets;
     ClockRef caused;
 };
 

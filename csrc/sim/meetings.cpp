@@ -7,11 +7,12 @@ namespace kccl::sim {
 
 // From now on each of the threads knows what any of them knew.
 void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, bool is_block) {
-    ClockRef ordered, caused, fenced;
+    ClockRef ordered, packets, caused, fenced;
     uint32_t last = 0;
     for (const Fiber* fiber : fibers) {
         const Knowledge& each = fiber->knowledge;
         join(ordered, each.ordered);
+        join(packets, each.packets);
         join(caused, each.caused);
         join(fenced, fiber->fenced);
         last = std::max(last, each.counter);
@@ -35,6 +36,7 @@ void Machine::share_knowledge(const std::vector<Fiber*>& fibers, uint32_t slot, 
     for (Fiber* fiber : fibers) {
         Knowledge& each = fiber->knowledge;
         each.ordered = ordered;
+        each.packets = packets;
         each.caused = caused;
         fiber->fenced = fenced;
         each.counter = (is_block ? last : each.counter) + 1;

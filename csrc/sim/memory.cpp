@@ -41,6 +41,12 @@ ClockRef Knowledge::snapshot() const {
     return clock;
 }
 
+ClockRef Knowledge::packets_snapshot() const {
+    ClockRef clock = snapshot();
+    join(clock, packets);
+    return clock;
+}
+
 void Memory::restart(const Weakness& weakness, uint64_t seed, Tape* tape, bool checks) {
     weakness_ = weakness;
     random_ = Random(seed);
@@ -150,11 +156,22 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
     }
     const ClockRef known = me.snapshot();
     hand_on(me.released, scope, known);
-    ++me.counter;
+    if (scope == Scope::kSystem) {
+        fence_packets(me);
+    } else {
+        ++me.counter;
+    }
     if (order != Order::kSeqCst) return;
     for (const Scope each : kScopes) {
         if (each <= scope) join(sequential(me.agent, each), known);
     }
+}
+
+void Memory::fence_packets(Knowledge& me) {
+    join(me.packets, me.packets_to_acquire);
+    me.packets_to_acquire = {};
+    me.packets_released = me.packets_snapshot();
+    ++me.counter;
 }
 
 }  // namespace kccl::sim

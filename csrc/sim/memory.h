@@ -27,7 +27,7 @@ using ByScope = std::array<ClockRef, 3>;
 
 // What one thread knows, in two strengths (MODEL.md). `ordered` is happens-before: it needs a
 // release and an acquire. `caused` needs neither: a load that decided about a store has returned
-// before the store.
+// before the store. `packets` is what else happens before, for packets only: see fence_packets().
 struct Knowledge {
     Agent agent;
     uint32_t counter = 1;  // of this thread's next event
@@ -39,12 +39,16 @@ struct Knowledge {
     std::vector<std::pair<Event, ClockRef>> hearsay;
     ByScope released;    // by this thread's fences; later stores carry it
     ByScope to_acquire;  // what a fence would acquire
+    ClockRef packets;
+    ClockRef packets_released;    // as `released`, but carried by packets
+    ClockRef packets_to_acquire;  // as `to_acquire`, by packets
 
     Event now() const { return {agent, counter}; }
     void hear(Event event, const ClockRef& caused);
     void settle_hearsay();
-    // What a release would hand on now.
+    // What a release would hand on now. packets_snapshot(): to packets.
     ClockRef snapshot() const;
+    ClockRef packets_snapshot() const;
 };
 
 // Adds `known` to `released`, for all threads that the scope includes.
@@ -60,8 +64,9 @@ struct Sight {
 struct Record {
     uint64_t value = 0;  // of all 8 bytes after this store
     Event writer = {};
-    uint32_t index = 0;     // counts the granule's stores
-    ByScope released = {};  // what the store carries; null: nothing
+    uint32_t index = 0;              // counts the granule's stores
+    ByScope released = {};           // what the store carries; null: nothing
+    ClockRef packets_released = {};  // what a packet of system scope carries besides
     ClockRef caused = {};
     uint32_t call = 0;
     uint8_t written = 3;  // which halves of 4 bytes it wrote, a bit each
@@ -71,6 +76,7 @@ struct Record {
     bool is_update = false;   // it is part of a read-modify-write
     bool is_packet = false;
     bool is_plain = false;
+    bool is_system_packet() const { return is_packet && scope == Scope::kSystem; }
     uint8_t skips = 0;  // how many loads passed it over
     uint64_t site = 0;
     uint64_t step = 0;
@@ -176,6 +182,8 @@ class Memory {
         Scope scope;
         uint64_t site;
         bool is_packet;
+
+        bool is_system_packet() const { return is_packet && scope == Scope::kSystem; }
     };
     // What a load returned.
     struct Seen {
@@ -197,6 +205,7 @@ class Memory {
     };
     Updated update(Knowledge& me, const Access32Or64& access, Update what, uint32_t value);
     void fence(Knowledge& me, Order order, Scope scope);
+    static void fence_packets(Knowledge& me);
 
     void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
         plain_range(me, address, num_bytes, is_write, false, nullptr, site);
@@ -266,8 +275,16 @@ class Memory {
         granule.plainly_written = 0;
     }
     void take_over(Granule& granule, uint64_t real);
-    size_t choose(Knowledge& me, Granule& granule, uint8_t halves);
-    static bool must_see(const Knowledge& me, const Record& record, uint8_t halves);
+    size_t choose(Knowledge& me, Granule& granule, uint8_t halves, const Access32Or64& access);
+    static bool must_see(const Knowledge& me, const Record& record, uint8_t halves,
+                         const Access32Or64& access);
+    // Whether the record comes before this access of the thread, by `ordered` or `packets`.
+    static bool comes_before(const Knowledge& me, const Record& record,
+                             const Access32Or64& access) {
+        if (knows(me.ordered, record.writer)) return true;
+        return record.is_system_packet() && access.is_system_packet() &&
+               knows(me.packets, record.writer);
+    }
     bool hides(const Record& record);
     void see(Knowledge& me, Granule& granule, size_t position, uint8_t halves,
              const Access32Or64& access);

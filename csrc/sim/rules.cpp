@@ -13,7 +13,7 @@ namespace kccl::sim {
 // Checks that the last store of another thread comes before this one.
 void Memory::check_writers(const Knowledge& me, Granule& at, const Access32Or64& access,
                            const Record& before, uint8_t halves) {
-    if (before.writer.agent == me.agent || knows(me.ordered, before.writer)) return;
+    if (before.writer.agent == me.agent || comes_before(me, before, access)) return;
     // A thread that has seen a store comes after it, and so does a thread that knows of one that
     // has. Of a thread's loads, `sights` has the first and `marks` the last one, which may be too
     // late to be known.

@@ -3,12 +3,13 @@
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from device_compilers import has_zig
-from gcn_machine import Program
+from gcn_machine import Launch, Program
 from gcn_mutations import STUCK, Edit, replaced
 from gcn_programs import Outcome, collective
-from gcn_world import kernel_assembly
+from gcn_world import World, compiled, kernel_assembly
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -119,14 +120,20 @@ def _outcome(kernel: str, seed: int, program: Program | None = None) -> Outcome:
     return collective(kernel, 2, count=count, calls=2, seed=seed, program=program, limit=SHORT)
 
 
-def _mutated(mutation: Mutation) -> Program:
-    assembly = kernel_assembly(mutation.kernel, "float32", "sum", 2)
-    begin = assembly.index(f"\n_ZN4kccl7kernels{len(mutation.kernel)}{mutation.kernel}")
+def _edited(assembly: str, symbol: str, edit: Edit) -> str:
+    """The assembly with another body of the kernel whose mangled name begins so."""
+    begin = assembly.index(f"\n{symbol}")
     end = assembly.index(".Lfunc_end", begin)
     body = assembly[begin:end]
-    changed = mutation.edit(body)
+    changed = edit(body)
     assert changed != body
-    return Program(assembly[:begin] + changed + assembly[end:])
+    return assembly[:begin] + changed + assembly[end:]
+
+
+def _mutated(mutation: Mutation) -> Program:
+    assembly = kernel_assembly(mutation.kernel, "float32", "sum", 2)
+    symbol = f"_ZN4kccl7kernels{len(mutation.kernel)}{mutation.kernel}"
+    return Program(_edited(assembly, symbol, mutation.edit))
 
 
 @pytest.mark.parametrize("kernel", [LL16, SENTINEL, PUSH])
@@ -146,3 +153,66 @@ def test_a_planted_bug_is_found(name):
             assert re.search(mutation.finds, outcome.wrong), outcome.wrong
             return
     pytest.fail(f"no seed below {SEEDS.stop} finds it")
+
+
+# Rank 0 stores packets at `data` and then at `flags`, both in rank 1's memory. Rank 1 waits for the
+# flags and reads the data.
+RELAY = """#include <kccl/kccl.cuh>
+KCCL_KERNEL void relay(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t data, uint64_t flags,
+                       uint64_t seen) {
+    using namespace kccl;
+    const DeviceComm& comm = platform::first_parameter(parameter);
+    const uint32_t i = platform::thread_in_block();
+    auto* const from = reinterpret_cast<mem::Packet*>(data) + i;
+    auto* const flag = reinterpret_cast<mem::Packet*>(flags) + i;
+    if (comm.rank == 0) {
+        mem::store_packet(from, {{i + 1, i + 1}});
+        mem::fence_packets();
+        mem::store_packet(flag, {{1, 1}});
+        return;
+    }
+    while (true) {
+        const mem::Packet packet = mem::load_packet(flag);
+        if (!platform::warp_any(packet.half[0] == 0 || packet.half[1] == 0)) break;
+    }
+    mem::fence_packets();
+    const mem::Packet packet = mem::load_packet(from);
+    mem::store_plain(reinterpret_cast<uint64_t*>(seen) + i, packet.half[0] + packet.half[1]);
+}
+"""
+
+
+def _relays(assembly: str, seed: int) -> bool:
+    """Whether rank 1 has seen the data that rank 0 stored before the flags."""
+    world, program, block = World(2), Program(assembly), 64
+    data, flags = (world.array(1, np.zeros(2 * block, np.uint64)) for _ in range(2))
+    seen = world.array(1, np.zeros(block, np.uint64))
+    addresses = np.array([each.ctypes.data for each in (data, flags, seen)], np.uint64)
+    launches = [
+        Launch(
+            rank,
+            program,
+            program.symbol("_Z5relay"),
+            world.comm_bytes(rank) + addresses.tobytes(),
+            block=block,
+        )
+        for rank in range(2)
+    ]
+    report = world.run(launches, seed=seed)
+    assert report.finding is None, report.finding
+    return bool((seen == 2 * np.arange(1, block + 1)).all())
+
+
+def test_a_fence_of_packets_waits_until_they_are_there():
+    """In a sentinel call the polls behind the re-arming wait for it, too: they end in the order of
+    their issue. So the wait of the fence is taken away where nothing else waits.
+    """
+    assembly = compiled(RELAY)
+    # A seed of six finds it.
+    seeds = range(4 * SEEDS.stop)
+    assert all(_relays(assembly, seed) for seed in seeds)
+    no_wait = replaced(
+        r"^\ts_waitcnt vmcnt\(0\)\n(\tglobal_store_dwordx2 [^\n]* sc0 sc1)$", "\ts_nop 0\n\\1"
+    )
+    without = _edited(assembly, "_Z5relay", no_wait)
+    assert not all(_relays(without, seed) for seed in seeds)

@@ -19,6 +19,7 @@ enum What : uint8_t {
     kClaim,
     kAdd,
     kFence,
+    kFencePackets,
     kSync,
     kBareBarrier
 };
@@ -89,6 +90,7 @@ KCCL_DEVICE void act(const Role& role, uint64_t memory, uint32_t* result) {
             case kClaim: *result++ = mem::claim(word, step.value) ? 1 : 0; break;
             case kAdd: (void)kccl_sim_engine->add(word, step.value, step.order, step.scope); break;
             case kFence: kccl_sim_engine->fence(step.order, step.scope); break;
+            case kFencePackets: mem::fence_packets(); break;
             default: break;
         }
     }

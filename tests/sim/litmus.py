@@ -8,8 +8,10 @@ Roles, each one thread, are separated by "|", their steps by ";":
     p=1  p             packet of four words                 p=1/4  p/4     that tears in 4 bytes
     await x  await p   loads until all of it is not 0       fence  fence.sc
     sync               block barrier                        bare           gfx942's s_barrier alone
+    fence packets      the fence that orders packets only
 
-Words lie far apart, but for w and v: the lower and the upper 4 of 8 aligned bytes.
+Words lie far apart, but for w and v: the lower and the upper 4 of 8 aligned bytes. p and q are
+packets.
 
 "@block", "@device" or "@system" behind a step is its scope. The default is that of the place.
 """
@@ -44,7 +46,7 @@ KERNELS = (
     *(f"kccl::ring<{pops_early}>" for pops_early in ("false", "true")),
 )
 # Where words lie, in units of 4 bytes.
-_WORDS = {"x": 0, "y": 32, "z": 64, "w": 96, "v": 97, "p": 128}
+_WORDS = {"x": 0, "y": 32, "z": 64, "w": 96, "v": 97, "p": 128, "q": 160}
 _NUM_RESULTS = 16
 # How many runs by seeds; and at most by the exhaustive schedule, which needs fewer for every test.
 SEEDS = 100
@@ -52,7 +54,7 @@ MOST_RUNS = 6000
 
 # As in litmus.cuh.
 _WHAT = ("load", "store", "plain load", "plain store", "packet", "store packet", "await")
-_WHAT += ("await packet", "claim", "add", "fence", "sync", "bare")
+_WHAT += ("await packet", "claim", "add", "fence", "fence packets", "sync", "bare")
 _ORDERS = {"": 0, "acq": 1, "rel": 2, "fence": 3, "sc": 4}
 _SCOPES = ("block", "device", "system")
 
@@ -76,7 +78,7 @@ class _Test(ctypes.Structure):
 
 
 _FORM = re.compile(
-    r"(?P<verb>await |claim |add |fence|sync|bare|)(?P<word>[xyzwvp]?)(?P<plain>:?)"
+    r"(?P<verb>await |claim |add |fence packets|fence|sync|bare|)(?P<word>[xyzwvpq]?)(?P<plain>:?)"
     r"(=(?P<value>\d))?(/(?P<unit>[48]))?(\.(?P<order>acq|rel|sc))?(@(?P<scope>block|device|system))?"
 )
 
@@ -91,7 +93,7 @@ def _step(text: str, scope: str) -> _Step:
     if verb == "fence":
         order = order or "fence"
     value = int(match["value"] or 1)
-    if word == "p":
+    if word in ("p", "q"):
         kind = {"load": "packet", "store": "store packet", "await": "await packet"}[kind]
         value = int(match["unit"] or 8)
     return _Step(
@@ -184,7 +186,7 @@ class Machine:
                 match = _FORM.fullmatch(text.strip())
                 assert match is not None
                 if match["verb"] in ("", "claim ") and match["value"] is None:
-                    count += 4 if match["word"] == "p" else 1
+                    count += 4 if match["word"] in ("p", "q") else 1
             loads += [int(value) for value in row[:count]]
         words = self.memory[0].view(np.uint32)
         return loads, {name: int(words[at]) for name, at in _WORDS.items()}

@@ -13,6 +13,10 @@
 //   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. A load that acquires the
 //                               sum acquires from all threads that added
 //   fence<Order, Scope>         kAcqRel or kSeqCst, between relaxed accesses of this thread
+//   fence_packets()             the same for packets of system scope only. Those that this thread
+//                               has stored or loaded come before those that it stores or loads
+//                               later. So do those of other threads that a sync of the block or
+//                               warp has ordered before. Nothing else is ordered
 //   load_plain / store_plain    no order: for memory that a signal already hands over
 //   load_streamed               the same, of 16 bytes of global memory that are read once
 //   load_words / store_words    the same for a struct of 16 bytes, as two words
@@ -132,6 +136,10 @@ KCCL_DEVICE void store_plain(T* address, T value) {
     __builtin_memcpy(address, &value, sizeof(T));
 #endif
 }
+
+#if !defined(KCCL_TARGET_HIP) && !defined(KCCL_TARGET_SIM)
+KCCL_DEVICE void fence_packets() { fence<Order::kAcqRel, Scope::kSystem>(); }
+#endif
 
 #if !defined(KCCL_TARGET_HIP)
 template <class T>

@@ -153,13 +153,16 @@ KCCL_DEVICE uint32_t block_in_grid() { return __builtin_amdgcn_workgroup_id_x();
 KCCL_DEVICE uint32_t blocks_per_grid() {
     return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
 }
+// Waits until all accesses to memory that this wave has made are complete.
+KCCL_DEVICE void await_accesses() {
+    __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0); the other counters may have any value
+}
 // Why the fences: a bare s_barrier does not wait for stores, so they could still be on their way.
 // Why the wait: clang puts none before the barrier, and a later release waits for its own wave's
 // stores only.
 KCCL_DEVICE void sync_block() {
-    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0); the other counters may have any value
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-    __builtin_amdgcn_s_waitcnt(kStoresAndLoads);
+    await_accesses();
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }

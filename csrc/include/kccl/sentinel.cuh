@@ -10,7 +10,8 @@
 // them are the peers' pushes of call c+3. These come after the re-arming:
 //   - In call c every thread re-arms its share, then a sync ends the call, and in call c+1 every
 //     thread fences before it pushes. So all that it pushes comes after the re-arming by all
-//     threads.
+//     threads. All that it orders are packets, so a fence of packets is enough. What it waits for
+//     was stored a call ago.
 //   - A peer leaves call c+1 only when it has polled a word of this rank, because every sentinel
 //     call is pairwise, with at least one word from every rank to every other.
 //   - The peer's fences of call c+2 come after those polls, because the sync that ends a call
@@ -71,7 +72,7 @@ class Slots {
         : channel_(channel),
           calls_(channel.state().sentinel_calls),
           stale_packets_(channel.state().sentinel_packets) {
-        if (!channel.is_ordered()) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+        if (!channel.is_ordered()) mem::fence_packets();
     }
 
     // Pushes packet i of this call to receiver(k) of the channel; once a call.

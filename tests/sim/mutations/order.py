@@ -6,6 +6,17 @@ BARRIER = "include/kccl/kernels/barrier_direct.cuh"
 TWO_SHOT_PUSH = "include/kccl/kernels/all_reduce_two_shot_push_simple.cuh"
 
 MUTATIONS = (
+    bug(
+        "barrier_fences_packets_only",
+        "a barrier's fence orders its packets, but not what was written before",
+        "barriers",
+        RACE,
+        Edit(
+            BARRIER,
+            "if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();",
+            "if (leads) mem::fence_packets();",
+        ),
+    ),
     # ---- Order and scope
     bug(
         "barrier_unfenced",

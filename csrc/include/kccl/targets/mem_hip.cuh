@@ -40,7 +40,6 @@ KCCL_DEVICE T load(const T* address) {
 // The builtin accepts order and scope as literals only.
 template <Scope scope>
 KCCL_DEVICE void release() {
-    constexpr int kStoresAndLoads = 0x0f70;  // vmcnt(0); the other counters may have any value
     if constexpr (scope == Scope::kBlock) {
         __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
         return;
@@ -49,7 +48,7 @@ KCCL_DEVICE void release() {
     } else {
         __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
     }
-    __builtin_amdgcn_s_waitcnt(kStoresAndLoads);
+    platform::await_accesses();
 }
 
 template <Order order, Scope scope, class T>
@@ -98,6 +97,15 @@ template <Scope scope>
 KCCL_DEVICE void store_packet(Packet* address, Packet packet) {
     store<Order::kRelaxed, scope>(&address->half[0], packet.half[0]);
     store<Order::kRelaxed, scope>(&address->half[1], packet.half[1]);
+}
+
+// Packets of system scope pass all caches. So one that the memory has acknowledged is where all see
+// it, and there is nothing to write back or to forget. Other waves of the block have waited for
+// theirs in sync_block(). The signal fences are for the compiler.
+KCCL_DEVICE void fence_packets() {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    platform::await_accesses();
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 // 16 bytes of global memory that are read once: they take no place in the caches from what is read

@@ -57,6 +57,8 @@ KCCL_DEVICE void fence() {
     kccl_sim_engine->fence(static_cast<uint32_t>(order), static_cast<uint32_t>(scope));
 }
 
+KCCL_DEVICE void fence_packets() { kccl_sim_engine->fence_packets(); }
+
 // For mem_copies.cuh, which a simulated machine without asynchronous copies uses.
 #define KCCL_MEM_COPIES_THROUGH_REGISTERS 1
 

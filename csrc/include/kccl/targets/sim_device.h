@@ -37,6 +37,7 @@ struct KcclSimEngine {
     // Returns the sum.
     uint32_t (*add)(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope);
     void (*fence)(uint32_t order, uint32_t scope);
+    void (*fence_packets)(void);
 
     // Announce plain accesses, which the kernel then makes itself. The address must be a multiple
     // of `alignment`, as on a GPU.
