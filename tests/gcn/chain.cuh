@@ -24,7 +24,7 @@ KCCL_KERNEL_OF(512)
 void chain_ll16(KCCL_KERNEL_PARAM(DeviceComm) comm, float* x, uint32_t count, uint32_t calls) {
     chain<WORLD_SIZE>(platform::first_parameter(comm), x, count, calls,
                       [](auto& channel, float* mine, uint32_t n) {
-                          return all_reduce_one_shot_ll16<float, Max>(channel, mine, mine, n);
+                          return all_reduce_one_shot_ll16<float, Sum>(channel, mine, mine, n);
                       });
 }
 
@@ -33,7 +33,7 @@ KCCL_KERNEL_OF(512)
 void chain_sentinel(KCCL_KERNEL_PARAM(DeviceComm) comm, float* x, uint32_t count, uint32_t calls) {
     chain<WORLD_SIZE>(platform::first_parameter(comm), x, count, calls,
                       [](auto& channel, float* mine, uint32_t n) {
-                          return all_reduce_one_shot_sentinel<float, Max>(channel, mine, mine, n);
+                          return all_reduce_one_shot_sentinel<float, Sum>(channel, mine, mine, n);
                       });
 }
 

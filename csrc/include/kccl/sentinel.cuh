@@ -71,20 +71,30 @@ class Slots {
     KCCL_DEVICE explicit Slots(Channel<Coop, WORLD_SIZE>& channel)
         : channel_(channel),
           calls_(channel.state().sentinel_calls),
-          stale_packets_(channel.state().sentinel_packets) {
+          stale_packets_(channel.state().sentinel_packets),
+          outbox_(slot(calls_, channel.comm().rank)),
+          inbox_(at(channel.comm().rank, slot(calls_, 0))),
+          stale_(at(channel.comm().rank, slot(calls_ - 1, 0))),
+          slot_packets_(
+              static_cast<uint32_t>(channel.comm().layout.packet_bytes / sizeof(mem::Packet))) {
         if (!channel.is_ordered()) mem::fence_packets();
     }
 
     // Pushes packet i of this call to receiver(k) of the channel; once a call.
     KCCL_DEVICE void push_to(int k, uint32_t i, mem::Packet packet) const {
-        mem::store_packet(at(calls_, channel_.receiver(k), channel_.comm().rank) + i, packet);
+        mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet);
     }
 
-    // Pushes packet i to every rank, this one last.
+    // Pushes packet i to every rank, this one last. Why two loops: see outbox_.
     KCCL_DEVICE void push(uint32_t i, mem::Packet packet) const {
+        mem::Packet* outbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
         for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
-            if (k < channel_.world_size()) push_to(k, i, packet);
+            if (k < channel_.world_size()) outbox[k] = at(channel_.receiver(k), outbox_) + i;
+        }
+        KCCL_UNROLL
+        for (int k = 0; k < kMaxRanks<WORLD_SIZE>; ++k) {
+            if (k < channel_.world_size()) mem::store_packet(outbox[k], packet);
         }
     }
 
@@ -92,10 +102,12 @@ class Slots {
     // source. Called once a call by all threads of the coop, between their pushes and their polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
         const uint32_t size = channel_.num_threads();
-        for (int source = 0; source < channel_.world_size(); ++source) {
-            mem::Packet* stale = at(calls_ - 1, channel_.comm().rank, source);
-            for (uint32_t i = channel_.thread(); i < stale_packets_; i += size) {
-                mem::store_packet(stale + i, mem::Packet{{kArmed, kArmed}});
+        for (uint32_t i = channel_.thread(); i < stale_packets_; i += size) {
+            KCCL_UNROLL
+            for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
+                if (source >= channel_.world_size()) break;
+                mem::store_packet(stale_ + (source * slot_packets_ + i),
+                                  mem::Packet{{kArmed, kArmed}});
             }
         }
         channel_.state().sentinel_calls = calls_ + 1;
@@ -110,7 +122,7 @@ class Slots {
         const mem::Packet* inbox[kMaxRanks<WORLD_SIZE>];
         KCCL_UNROLL
         for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
-            if (source < world_size) inbox[source] = at(calls_, channel_.comm().rank, source);
+            if (source < world_size) inbox[source] = inbox_ + source * slot_packets_;
         }
         mem::Packet packets[kMaxRanks<WORLD_SIZE>];
         // All packets are loaded before any is checked, so that their latencies overlap.
@@ -147,14 +159,23 @@ class Slots {
     }
 
   private:
-    KCCL_DEVICE mem::Packet* at(uint32_t calls, int rank, int source) const {
-        return sentinel_slot(channel_.comm(), rank, channel_.index(), calls % kKcclNumSentinelSlots,
+    KCCL_DEVICE uint64_t slot(uint32_t calls, int source) const {
+        return sentinel_slot(channel_.comm(), channel_.index(), calls % kKcclNumSentinelSlots,
                              source);
+    }
+    KCCL_DEVICE mem::Packet* at(int rank, uint64_t slot) const {
+        return scratch_at<mem::Packet>(channel_.comm(), rank, slot);
     }
 
     Channel<Coop, WORLD_SIZE>& channel_;
     const uint32_t calls_;
     const uint32_t stale_packets_;
+    // Computed before the first push. AMD's compiler loads the DeviceComm again behind each store
+    // that others see, and a load behind a push may wait for it.
+    const uint64_t outbox_;     // in each rank's scratch: this rank's slot of this call
+    mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
+    mem::Packet* const stale_;  // the same of the call before
+    const uint32_t slot_packets_;
 };
 
 }  // namespace kccl::sentinel

@@ -80,14 +80,12 @@ KCCL_DEVICE mem::Packet* packet_slot(const DeviceComm& comm, int rank, int chann
                                    comm.layout.packets + slot * 2 * comm.layout.packet_bytes);
 }
 
-// In `rank`'s scratch: where `source` pushes its sentinel words, packet_bytes. Slots take turns
+// Where in each rank's scratch `source` pushes its sentinel words, packet_bytes. Slots take turns
 // (sentinel.cuh).
-KCCL_DEVICE mem::Packet* sentinel_slot(const DeviceComm& comm, int rank, int channel, uint32_t turn,
-                                       int source) {
+KCCL_DEVICE uint64_t sentinel_slot(const DeviceComm& comm, int channel, uint32_t turn, int source) {
     const uint64_t slot =
         (uint64_t(channel) * kKcclNumSentinelSlots + turn) * comm.world_size + source;
-    return scratch_at<mem::Packet>(comm, rank,
-                                   comm.layout.sentinel + slot * comm.layout.packet_bytes);
+    return comm.layout.sentinel + slot * comm.layout.packet_bytes;
 }
 
 enum class Half { kInput = 0, kResult = 1 };

@@ -47,8 +47,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "at(calls_ - 1, channel_.comm().rank, source)",
-            "at(calls_ + 1, channel_.comm().rank, source)",
+            "slot(calls_ - 1, 0)",
+            "slot(calls_ + 1, 0)",
         ),
     ),
     bug(
@@ -58,8 +58,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "at(calls_ - 1, channel_.comm().rank, source)",
-            "at(calls_ - 2, channel_.comm().rank, source)",
+            "slot(calls_ - 1, 0)",
+            "slot(calls_ - 2, 0)",
         ),
     ),
     bug(

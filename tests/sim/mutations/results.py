@@ -119,8 +119,8 @@ MUTATIONS = (
         TWO_WRITERS | STALE,
         Edit(
             SENTINEL,
-            "sentinel_slot(channel_.comm(), rank, channel_.index(),",
-            "sentinel_slot(channel_.comm(), rank, channel_.awaited().channel,",
+            "sentinel_slot(channel_.comm(), channel_.index(),",
+            "sentinel_slot(channel_.comm(), channel_.awaited().channel,",
         ),
     ),
     bug(
