@@ -31,8 +31,10 @@ def test_an_all_reduce_of_8_ranks_takes_less_than_it_may(call):
     assert row.time_us == pytest.approx(recorded, rel=0.05)
 
 
-def test_a_barrier_of_256_compute_units_takes_as_long_as_recorded():
+def test_a_barrier_of_256_compute_units_takes_less_than_it_may():
+    """With blocks of one wave. With 8 waves it takes longer: see bench/LOG.md."""
     row = grid_sync("grid_sync relaxed", 256, 64)
+    assert row.time_us <= 0.9
     recorded = _recorded("grid_sync relaxed", blocks=256, threads=64)
     assert row.time_us == pytest.approx(recorded, rel=0.05)
 

@@ -6,6 +6,9 @@
 // there are eight, and blocks take them in turn, as the hardware gives them to its dies. By
 // estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. All
 // counters advance by the same in a sync: the first block of each adds what the other ones leave.
+// There a thread also looks some times before its wait pauses and looks at its limit, because a
+// look that comes just too early costs a barrier as long as it takes. Leaders of dies, which tell
+// each other that their blocks have arrived, lose (bench/LOG.md): each hop is a way through memory.
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,
@@ -164,7 +167,12 @@ class GridBarrierOf {
             // Where there is one counter, its polls are one request of the warp.
             const bool polls = kCounters == 1 || coop.index() < kCounters;
             const auto poll = [&] {
-                return !polls || has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
+                bool reached = !polls;
+                KCCL_UNROLL
+                for (uint32_t i = 0; i < platform::kGridPolls && !reached; ++i) {
+                    reached = has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
+                }
+                return reached;
             };
             const auto missing = [&] {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);

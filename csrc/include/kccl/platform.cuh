@@ -115,6 +115,8 @@ namespace kccl::platform {
 constexpr uint32_t kWarpSize = 32;
 // How many words the blocks of a grid count in, where they wait for each other.
 constexpr uint32_t kGridCounters = 1;
+// How often such a block looks at them before it pauses.
+constexpr uint32_t kGridPolls = 1;
 // Plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
 // Whether in_rounds() has a path of its own for calls of one round.
@@ -143,6 +145,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 
 constexpr uint32_t kWarpSize = 64;
 constexpr uint32_t kGridCounters = 8;  // as many as CDNA3 has dies
+constexpr uint32_t kGridPolls = 4;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = false;  // because it would spill
@@ -199,12 +202,18 @@ KCCL_DEVICE bool sync_block_any(bool mine) {
     const bool wave_any = warp_any(mine);
     const uint32_t num_waves = threads_per_block() / kWarpSize;
     const uint32_t lane = thread_in_block() % kWarpSize;
-    if (num_waves > 1 && lane == 0) {
+    if (num_waves <= 1) {
+        // The wave is the block, so it waits for nobody.
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        await_accesses();
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+        return wave_any;
+    }
+    if (lane == 0) {
         __scoped_atomic_store_n(&votes[thread_in_block() / kWarpSize], wave_any, __ATOMIC_RELAXED,
                                 __MEMORY_SCOPE_WRKGRP);
     }
     sync_block();
-    if (num_waves <= 1) return wave_any;
     const uint32_t vote = lane < num_waves ? __scoped_atomic_load_n(&votes[lane], __ATOMIC_RELAXED,
                                                                     __MEMORY_SCOPE_WRKGRP)
                                            : 0;
@@ -225,6 +234,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 
 constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
 constexpr uint32_t kGridCounters = kWarpSize == 64 ? 8 : 1;
+constexpr uint32_t kGridPolls = kWarpSize == 64 ? 4 : 1;
 constexpr bool kCpu = false;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
@@ -249,6 +259,7 @@ KCCL_DEVICE uint8_t* dynamic_shared() {
 
 constexpr uint32_t kWarpSize = 1;
 constexpr uint32_t kGridCounters = 1;
+constexpr uint32_t kGridPolls = 1;
 constexpr bool kCpu = true;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;

@@ -18,8 +18,8 @@ MUTATIONS = (
         TWO_WRITERS,
         Edit(
             SENTINEL,
-            "mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>",
-            "mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>",
+            "mem::fence_packets();",
+            "mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>();",
         ),
     ),
     bug(
@@ -29,8 +29,8 @@ MUTATIONS = (
         STALE,
         Edit(
             SENTINEL,
-            "source < channel_.world_size(); ++source) {\n            mem::Packet* stale",
-            ("source < channel_.world_size() - 1; ++source) {\n            mem::Packet* stale"),
+            "if (source >= channel_.world_size()) break;",
+            "if (source >= channel_.world_size() - 1) break;",
         ),
     ),
     bug(
@@ -165,8 +165,8 @@ MUTATIONS = (
         STALE,
         Edit(
             SENTINEL,
-            "inbox[source] = at(calls_, channel_.comm().rank, source);",
-            "inbox[source] = at(calls_, channel_.comm().rank, channel_.receiver(source));",
+            "inbox[source] = inbox_ + source * slot_packets_;",
+            "inbox[source] = inbox_ + channel_.receiver(source) * slot_packets_;",
         ),
     ),
     bug(
