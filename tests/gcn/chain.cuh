@@ -59,4 +59,27 @@ void exchanges(KCCL_KERNEL_PARAM(DeviceComm) comm, uint64_t* out, uint32_t calls
     }
 }
 
+// Exchanges between the blocks of all ranks: in: [call][block][count]. Each block collects the
+// slices of all ranks' blocks, gathered: [block][slice][count] of the last call, and their sums
+// over the ranks: sums: [call][block][block][count].
+template <int WORLD_SIZE>
+KCCL_KERNEL_OF(512)
+void rank_exchanges(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, const float* in, float* gathered,
+                    float* sums, uint32_t count, uint32_t calls) {
+    const DeviceComm& comm = platform::first_parameter(parameter);
+    GridExchange<kKcclReachAllRanks, WORLD_SIZE> exchange(comm);
+    const uint64_t num_blocks = platform::blocks_per_grid();
+    for (uint32_t i = 0; i < calls; ++i) {
+        const uint64_t mine = i * num_blocks + platform::block_in_grid();
+        if (publish(exchange, in + mine * count, count) != kKcclOk) return;
+        if (collect_reduced(exchange, sums + mine * num_blocks * count, count) != kKcclOk) return;
+        // A slice of one packet, so that the next slice lies elsewhere on the board.
+        if (publish<mem::Order::kRelaxed>(exchange, in, 0) != kKcclOk) return;
+        if (collect<mem::Order::kRelaxed>(exchange, gathered, 0) != kKcclOk) return;
+    }
+    const uint64_t last = (calls - 1) * num_blocks + platform::block_in_grid();
+    if (publish(exchange, in + last * count, count) != kKcclOk) return;
+    collect(exchange, gathered + platform::block_in_grid() * exchange.num_slices() * count, count);
+}
+
 }  // namespace kccl::gcn

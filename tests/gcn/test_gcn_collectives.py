@@ -11,6 +11,8 @@ from gcn_machine import ASSUMED, LATENCIES, Launch, Program, Unknown
 from gcn_programs import RESULTS, collective
 from gcn_world import CHAIN, Sizes, World, compiled
 
+import kccl
+
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed"),
@@ -46,25 +48,51 @@ def test_a_call_that_waits_not_long_leaves_private_memory_alone(kernel):
     assert executed["scratch_"] == executed["s_swappc"] == executed["ds_bpermute"] == 0
 
 
-BARRIERS = """#include <kccl/kccl.cuh>
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_host_target_has_these_bits(world_size):
+    """What the tests here compare with is what a CPU computes from the same source."""
+    generator = np.random.default_rng(world_size)
+    values = [generator.standard_normal(1000, np.float32) for _ in range(world_size)]
+
+    def main(comm):
+        names = ("all_reduce", "reduce_scatter", "all_gather")
+        return {name: getattr(comm, name)(values[comm.rank].copy()).copy() for name in names}
+
+    of_ranks = kccl.run_threads(main, world_size)
+    for kernel, results_of in RESULTS.items():
+        (name,) = (each for each in of_ranks[0] if kernel.startswith(each))
+        for rank, want in enumerate(results_of(values)):
+            assert of_ranks[rank][name].tobytes() == want.tobytes(), (kernel, rank)
+
+
+# What MEET opens for its meetings, and how its threads and ranks meet.
+MEETINGS = {
+    "barrier": ("", "kccl::barrier(kccl::block(), comm)"),
+    "exchange": (
+        "kccl::GridExchange<kKcclReachAllRanks> exchange(comm);",
+        "kccl::publish(exchange, &sum, 0) != kKcclOk || kccl::collect(exchange, &sum, 0)",
+    ),
+}
+MEET = """#include <kccl/kccl.cuh>
 KCCL_KERNEL void tell(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t tables, uint64_t sums) {
     const kccl::DeviceComm& comm = kccl::platform::first_parameter(parameter);
     const auto* const table = reinterpret_cast<const uint64_t*>(tables);
     const uint32_t size = kccl::platform::threads_per_block();
     const uint32_t thread = kccl::platform::thread_in_block();
     uint32_t sum = 0;
+    OPEN
     for (uint32_t round = 1; round <= 3; ++round) {
         for (int peer = 0; peer < comm.world_size; ++peer) {
             auto* const words = reinterpret_cast<uint32_t*>(table[peer]);
             const uint32_t at = comm.rank * size + thread;
             kccl::mem::store_plain(words + at, round * 100 + comm.rank + thread);
         }
-        if (kccl::barrier(kccl::block(), comm) != kKcclOk) return;
+        if (MEET != kKcclOk) return;
         const auto* const words = reinterpret_cast<const uint32_t*>(table[comm.rank]);
         for (int source = 0; source < comm.world_size; ++source) {
             sum += kccl::mem::load_plain(words + source * size + (thread + 64) % size);
         }
-        if (kccl::barrier(kccl::block(), comm) != kKcclOk) return;
+        if (MEET != kKcclOk) return;
     }
     kccl::mem::store_plain(reinterpret_cast<uint32_t*>(sums) + thread, sum);
 }
@@ -72,9 +100,11 @@ KCCL_KERNEL void tell(KCCL_KERNEL_PARAM(KcclDeviceComm) parameter, uint64_t tabl
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_see_what_the_others_wrote_before_a_barrier(world_size):
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_ranks_see_what_the_others_wrote_before_they_met(meeting, world_size):
     """By ordinary stores to peers, which stay in the caches of a die until they are released."""
-    program, block = Program(compiled(BARRIERS)), 128
+    opens, meets = MEETINGS[meeting]
+    program, block = Program(compiled(MEET.replace("OPEN", opens).replace("MEET", meets))), 128
     seen = np.roll(np.arange(block, dtype=np.uint32), -64)
     want = world_size * (600 + 3 * seen) + 3 * sum(range(world_size))
     for seed in SEEDS:
@@ -156,6 +186,48 @@ def test_blocks_exchange_slices():
         report = world.run([launch], seed=seed)
         assert report.finding is None, f"seed {seed}: {report.finding}"
         assert (out == (calls - 1) * 1000 + np.arange(grid, dtype=np.uint64)).all(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_blocks_of_all_ranks_exchange_slices(world_size):
+    """Gathered and summed in rank order, bit for bit; slices that end within a packet."""
+    arguments = "KcclDeviceComm, const float*, float*, float*, uint32_t, uint32_t"
+    kernel = f"rank_exchanges<{world_size}>(const {arguments})"
+    source = f'#include "{CHAIN}"\ntemplate KCCL_KERNEL void kccl::gcn::{kernel};\n'
+    program = Program(compiled(source))
+    symbol = program.symbol("_ZN4kccl3gcn14rank_exchanges")
+    grid, count, calls = 3, 37, 5
+    for seed in SEEDS:
+        world = World(world_size, Sizes(exchange_bytes=8192))
+        ranks = range(world_size)
+        generator = np.random.default_rng(seed)
+        values = generator.standard_normal((world_size, calls, grid, count), np.float32)
+        inputs = [world.array(rank, values[rank]) for rank in ranks]
+        gathered = [
+            world.array(rank, np.zeros((grid, world_size * grid, count), np.float32))
+            for rank in ranks
+        ]
+        sums = [
+            world.array(rank, np.zeros((calls, grid, grid, count), np.float32)) for rank in ranks
+        ]
+        launches = []
+        for rank in ranks:
+            pointers = [each[rank].ctypes.data for each in (inputs, gathered, sums)]
+            numbers = np.array(pointers, np.uint64).tobytes()
+            numbers += np.array([count, calls], np.uint32).tobytes()
+            launches.append(
+                Launch(rank, program, symbol, world.comm_bytes(rank) + numbers, grid, 128)
+            )
+        report = world.run(launches, seed=seed)
+        assert report.finding is None, f"seed {seed}: {report.finding}"
+        total = values[0].copy()
+        for rank in ranks[1:]:
+            total = total + values[rank]
+        last = values[:, -1].reshape(world_size * grid, count)
+        for rank in ranks:
+            assert all((each == last).all() for each in gathered[rank]), f"seed {seed}"
+            for block in range(grid):
+                assert sums[rank][:, block].tobytes() == total.tobytes(), f"seed {seed}"
 
 
 def test_what_the_interpreter_does_not_know_is_an_error():
