@@ -43,6 +43,8 @@ bool Machine::may_move(uint64_t now, uint64_t* wake_at_ns) const {
 
 void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     is_moved_ = true;
+    const uint64_t began_ns = now_ns();
+    const uint64_t changes_before = changes_;
     const Halt halt = [this] {
         const std::lock_guard<std::mutex> only(moving);
         return move();
@@ -64,10 +66,13 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         if (!has_pollers() && !can_be_freed) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
+            // Many threads' looks take longer than the wait between them, and count if they found
+            // nothing new.
+            const uint64_t stuck_since_ns = changes_ == changes_before ? began_ns : now_ns();
             const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
             // Unless another thread has moved the machine meanwhile: then it was not stuck so long.
-            if (changes_ == changes) pass_time(kLookNs);
+            if (changes_ == changes) pass_time(now_ns() - stuck_since_ns);
         } else if (!pass_time(0)) {
             report_overdue();
         }
