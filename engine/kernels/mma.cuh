@@ -22,6 +22,7 @@
 //   lane.totals(sums, f)            calls f(row, vector, sum) for each sum that this thread has.
 //                                   Called by all threads of the warp; a thread without a sum gets
 //                                   row kTileRows
+//   lane.for_each_place(f)          calls f(row, vector) in the same order: Mma<T>::kTotals calls
 #pragma once
 
 #include <kccl/kccl.cuh>

@@ -37,6 +37,9 @@ class ChunkMultiplier {
   private:
     using Plan = ChunkPlan<S, M>;
     using Unit = Mma<typename S::Weight>;
+    static constexpr uint32_t kRun = Plan::kRun;
+    // Of a part of the columns.
+    static constexpr uint32_t kRunsOfPart = M::kSteps / kRun;
 
     KCCL_DEVICE void skip() {
         for (uint32_t run = 0; run < Plan::kRuns; ++run) {
@@ -48,59 +51,69 @@ class ChunkMultiplier {
     // Multiplies a row tile and lane with the vectors of a part.
     KCCL_DEVICE void multiply(uint32_t tile, uint32_t part) {
         const uint8_t* const row = weights_ + uint64_t{tile} * M::kSteps * M::kStepBytes;
-        auto* const totals = reinterpret_cast<float*>(crew_.shared().totals) +
-                             (tile * S::kChunk + part * kVectors) * kTileRows;
-        typename Unit::Sums sums[Plan::kEach] = {};
-        typename Unit::Weights tiles[Plan::kRun];
+        // In registers: in shared memory they would take as much of its time as the vectors of a
+        // short product.
+        float totals[Plan::kEach][Unit::kTotals] = {};
+        typename Unit::Weights tiles[kRun];
         KCCL_UNROLL
-        for (uint32_t i = 0; i < Plan::kRun; ++i) {
-            tiles[i] = lane_.weights(row + i * M::kStepBytes);
-        }
+        for (uint32_t i = 0; i < kRun; ++i) tiles[i] = lane_.weights(row + i * M::kStepBytes);
+        uint32_t run = 0;
 #pragma unroll 1
-        for (uint32_t run = 0; run < Plan::kRuns; ++run) {
-            // Each tile is loaded when that of the run before has been multiplied.
-            const uint32_t next = (run + 1) * Plan::kRun;
-            const bool has_next = run + 1 < Plan::kRuns;
-            const uint8_t* const from = row + offset_of(next);
-            if (run + 2 < Plan::kRuns) prefetch(row + offset_of(next + Plan::kRun));
-            const auto* const vectors =
-                reinterpret_cast<const StagedQuad*>(crew_.vectors().await_front()) +
-                part * kVectors * kTileQuads;
-            KCCL_UNROLL
-            for (uint32_t i = 0; i < Plan::kRun; ++i) {
+        for (uint32_t of_columns = 0; of_columns < S::kWarps; ++of_columns) {
+            typename Unit::Sums sums[Plan::kEach] = {};
+#pragma unroll 1
+            for (uint32_t left = kRunsOfPart; left > 0; --left) {
+                // Each tile is loaded when that of the run before has been multiplied.
+                const uint8_t* const next = row + offset_of(++run);
+                const bool has_next = run < Plan::kRuns;
+                if (run + 1 < Plan::kRuns) prefetch(row + offset_of(run + 1));
+                const auto* const vectors =
+                    reinterpret_cast<const StagedQuad*>(crew_.vectors().await_front()) +
+                    part * kVectors * kTileQuads;
                 KCCL_UNROLL
-                for (uint32_t k = 0; k < Plan::kEach; ++k) {
-                    const uint32_t at = i * Chunk<S>::kStripe + k * Unit::kVectors * kTileQuads;
-                    Unit::multiply(sums[k], tiles[i], lane_.inputs(vectors + at));
+                for (uint32_t i = 0; i < kRun; ++i) {
+                    KCCL_UNROLL
+                    for (uint32_t k = 0; k < Plan::kEach; ++k) {
+                        const uint32_t at = i * Chunk<S>::kStripe + k * Unit::kVectors * kTileQuads;
+                        Unit::multiply(sums[k], tiles[i], lane_.inputs(vectors + at));
+                    }
+                    if (has_next) tiles[i] = lane_.weights(next + i * M::kStepBytes);
                 }
-                if (has_next) tiles[i] = lane_.weights(from + i * M::kStepBytes);
+                crew_.vectors().pop();
             }
-            crew_.vectors().pop();
-            if (next % M::kSteps != 0) continue;
-            // A part of the columns ends.
-            const bool is_first = next == M::kSteps;
             KCCL_UNROLL
             for (uint32_t k = 0; k < Plan::kEach; ++k) {
-                lane_.totals(sums[k], [&](uint32_t of_tile, uint32_t vector, float sum) {
-                    if (of_tile >= kTileRows) return;
-                    float* const total =
-                        totals + (k * Unit::kVectors + vector) * kTileRows + of_tile;
-                    mem::store_plain(total, (is_first ? 0.0f : mem::load_plain(total)) + sum);
-                });
-                sums[k] = {};
+                float* total = totals[k];
+                lane_.totals(sums[k], [&](uint32_t, uint32_t, float sum) { *total++ += sum; });
             }
+        }
+        store(totals, tile, part);
+    }
+
+    KCCL_DEVICE void store(const float (&totals)[Plan::kEach][Unit::kTotals], uint32_t tile,
+                           uint32_t part) const {
+        auto* const all = reinterpret_cast<float*>(crew_.shared().totals) +
+                          (tile * S::kChunk + part * kVectors) * kTileRows;
+        KCCL_UNROLL
+        for (uint32_t k = 0; k < Plan::kEach; ++k) {
+            const float* total = totals[k];
+            lane_.for_each_place([&](uint32_t of_tile, uint32_t vector) {
+                const float sum = *total++;
+                if (of_tile >= kTileRows) return;
+                mem::store_plain(all + (k * Unit::kVectors + vector) * kTileRows + of_tile, sum);
+            });
         }
     }
 
-    // Of a tile within a row, of all parts of the columns.
-    KCCL_DEVICE static uint64_t offset_of(uint32_t tile) {
-        return uint64_t{tile % M::kSteps} * M::kStepBytes + tile / M::kSteps * kTileBytes;
+    // Of a run's first tile within a row, of all parts of the columns.
+    KCCL_DEVICE static uint64_t offset_of(uint32_t run) {
+        return uint64_t{run % kRunsOfPart * kRun} * M::kStepBytes + run / kRunsOfPart * kTileBytes;
     }
 
     // Asks for a run's weights.
     KCCL_DEVICE static void prefetch(const uint8_t* from) {
         constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
-        for (uint32_t i = warp().index(); i < Plan::kRun * kLines; i += platform::kWarpSize) {
+        for (uint32_t i = warp().index(); i < kRun * kLines; i += platform::kWarpSize) {
             mem::prefetch(from + i / kLines * M::kStepBytes + i % kLines * kKcclLineBytes);
         }
     }
@@ -123,16 +136,16 @@ KCCL_DEVICE const uint8_t* weights_of(Crew<S>& crew, Product product, uint32_t l
     return reinterpret_cast<const uint8_t*>(crew.task().weights) + tile * kTileBytes;
 }
 
-// Asks for the first weights that this warp will multiply. Called while the block has other things
-// to do, so that the memory has none of that time to rest.
+// Asks for the first weights of a row tile, each warp for another one. Called while the block has
+// other things to do, so that the memory has none of that time to rest.
 template <class M, class S>
 KCCL_DEVICE void prefetch_weights(Crew<S>& crew, Product product, uint32_t layer) {
     constexpr uint32_t kAhead = 8 < M::kSteps * S::kWarps ? 8 : M::kSteps * S::kWarps;
     constexpr uint32_t kLines = kTileBytes / kKcclLineBytes;
-    const uint32_t item = crew.warp_index() / ChunkPlan<S, M>::kParts;
-    if (item >= M::tiles_of(crew.member()).num) return;
+    const uint32_t mine = crew.warp_index();
+    if (mine >= M::tiles_of(crew.member()).num) return;
     const uint8_t* const row =
-        weights_of(crew, product, layer) + uint64_t{item} * M::kLanes * M::kSteps * M::kStepBytes;
+        weights_of(crew, product, layer) + uint64_t{mine} * M::kLanes * M::kSteps * M::kStepBytes;
     for (uint32_t i = warp().index(); i < kAhead * kLines; i += platform::kWarpSize) {
         const uint32_t tile = i / kLines;
         mem::prefetch(row + tile % M::kSteps * M::kStepBytes + tile / M::kSteps * kTileBytes +

@@ -203,22 +203,38 @@ KCCL_DEVICE Quad add_lanes(const Quad (&quads)[S::kNumLanes],
     return total;
 }
 
-// What the lanes of other groups and ranks have sent for a quad, and what the group's own have.
+// What all lanes have sent for a quad.
 template <class S>
-KCCL_DEVICE Quad messages_of(Crew<S>& crew, uint32_t module, uint32_t quad, uint32_t number,
-                             const Quad (&own)[Shape<S>::kGroupLanes], bool leaves_own) {
-    using C = Chunk<S>;
-    const uint32_t first = crew.first_lane();
+struct Messages {
+    typename Chunk<S>::Sent::Type of_lane[S::kNumLanes];
+};
+
+// Also those of the group's own lanes, which nobody uses. A condition would make a load wait for
+// the one before.
+template <class S>
+KCCL_DEVICE Messages<S> load_messages(Crew<S>& crew, uint32_t module, uint32_t quad,
+                                      uint32_t number) {
+    Messages<S> messages = {};
+    if (!kHasOthers<S>) return messages;
+    const auto* const first =
+        message_at(crew, crew.comm().rank, Chunk<S>::message_at(module, 0, quad, number));
+    KCCL_UNROLL
+    for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
+        messages.of_lane[lane] = mem::load_plain(first + uint64_t{lane} * Chunk<S>::kHiddenQuads);
+    }
+    return messages;
+}
+
+// Adds up what the lanes of other groups and ranks have sent, and what the group's own have.
+template <class S>
+KCCL_DEVICE Quad add_messages(Crew<S>& crew, const Messages<S>& messages,
+                              const Quad (&own)[Shape<S>::kGroupLanes], bool leaves_own) {
     Quad quads[S::kNumLanes];
     KCCL_UNROLL
     for (uint32_t lane = 0; lane < S::kNumLanes; ++lane) {
-        const bool is_own = lane - first < Shape<S>::kGroupLanes;
-        quads[lane] = Quad{};
-        if (!kHasOthers<S> || is_own) continue;
-        const uint32_t index = C::message_at(module, lane, quad, number);
-        quads[lane] = C::Sent::unpack(mem::load_plain(message_at(crew, crew.comm().rank, index)));
+        quads[lane] = Chunk<S>::Sent::unpack(messages.of_lane[lane]);
     }
-    return add_lanes<S>(quads, own, first, leaves_own);
+    return add_lanes<S>(quads, own, crew.first_lane(), leaves_own);
 }
 
 // Sends what shared().totals has of a module to all ranks.
@@ -241,54 +257,46 @@ KCCL_DEVICE void send_messages(Crew<S>& crew, uint32_t module) {
     });
 }
 
-// What is added to a quad of the residual; `landed` besides the module's own output.
+// What is added to a quad of the residual, besides the module's own output.
+template <class S>
 struct Terms {
     Quad x;
-    Quad landed;
     Quad norm;
+    Messages<S> landed;
 };
 
-// Adds what shared().totals has of a module to the residual. False: the lookout has given up.
-template <class S>
-KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t module) {
+// Adds what shared().totals has of a module to the block's rows of the residual; and messages of
+// module `sent_by`, if TAKES_MESSAGES.
+template <bool TAKES_MESSAGES, class S>
+KCCL_DEVICE void add_to_rows(Crew<S>& crew, uint32_t module, bool is_blocking, float own_scale,
+                             uint32_t sent_by) {
     constexpr uint32_t kLanes = Shape<S>::kGroupLanes;
     const Cut tiles = Shape<S>::Out::tiles_of(crew.member());
-    const Module rule = rule_of<S>(crew.task(), module);
-    const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
-    const bool sends = kHasOthers<S> && (is_blocking || rule.sends != 0);
-    if (sends) send_messages(crew, module);
-    if (blocks<S>(rule)) {
-        crew.finish(Chunk<S>::number_of(pass.number, module / 2, sent_step(module)), true);
-        if (!crew.is_ready()) return false;
-    }
     const auto load = [&](uint32_t tile, uint32_t number, uint32_t i) {
         const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
-        Terms terms = {mem::load_plain(residual_at(crew, quad, number)), Quad{},
-                       norm_of(crew, module + 1, quad)};
+        Terms<S> terms = {
+            mem::load_plain(residual_at(crew, quad, number)), norm_of(crew, module + 1, quad), {}};
+        if (TAKES_MESSAGES) terms.landed = load_messages(crew, sent_by, quad, number);
+        return terms;
+    };
+    const auto use = [&](uint32_t tile, uint32_t number, uint32_t i, const Terms<S>& terms) {
+        const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
+        Quad x = terms.x;
         Quad own[kLanes] = {};
         if (is_blocking) {
             KCCL_UNROLL
             for (uint32_t lane = 0; lane < kLanes; ++lane) {
                 own[lane] = as_message<S>(total_of(crew, tile * kLanes + lane, number, i));
             }
-            terms.landed = messages_of(crew, module, quad, number, own, false);
-        } else if (S::kHasDelayed && rule.receives >= 0) {
-            terms.landed =
-                messages_of(crew, static_cast<uint32_t>(rule.receives), quad, number, own, true);
-        }
-        return terms;
-    };
-    const auto use = [&](uint32_t tile, uint32_t number, uint32_t i, const Terms& terms) {
-        const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
-        Quad x = terms.x;
-        if (!is_blocking) {
-            const Quad own = total_of(crew, tile * kLanes, number, i);
+        } else {
+            const Quad output = total_of(crew, tile * kLanes, number, i);
             KCCL_UNROLL
-            for (int j = 0; j < 4; ++j) x.value[j] += rule.own_scale * own.value[j];
+            for (int j = 0; j < 4; ++j) x.value[j] += own_scale * output.value[j];
         }
-        if (is_blocking || rule.receives >= 0) {
+        if (TAKES_MESSAGES) {
+            const Quad landed = add_messages(crew, terms.landed, own, !is_blocking);
             KCCL_UNROLL
-            for (int j = 0; j < 4; ++j) x.value[j] += terms.landed.value[j];
+            for (int j = 0; j < 4; ++j) x.value[j] += landed.value[j];
         }
         mem::store_plain(residual_at(crew, quad, number), x);
         stage_normed(crew, terms.norm, quad, number, x);
@@ -297,17 +305,40 @@ KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t modul
     constexpr uint32_t kAtOnce = 2, kEach = S::kChunk * kTileQuads;
     const uint32_t num = tiles.num * kEach;
     for (uint32_t first = crew.index(); first < num; first += kAtOnce * Crew<S>::kThreads) {
-        Terms terms[kAtOnce];
+        const auto index_of = [&](uint32_t k) { return first + k * Crew<S>::kThreads; };
+        Terms<S> terms[kAtOnce];
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
-            const uint32_t i = first + k * Crew<S>::kThreads;
-            if (i < num) terms[k] = load(i / kEach, i % kEach / kTileQuads, i % kTileQuads);
+            // Behind the last one, the thread loads its first one again: see load_messages().
+            const uint32_t i = index_of(k) < num ? index_of(k) : first;
+            terms[k] = load(i / kEach, i % kEach / kTileQuads, i % kTileQuads);
         }
         KCCL_UNROLL
         for (uint32_t k = 0; k < kAtOnce; ++k) {
-            const uint32_t i = first + k * Crew<S>::kThreads;
+            const uint32_t i = index_of(k);
             if (i < num) use(i / kEach, i % kEach / kTileQuads, i % kTileQuads, terms[k]);
         }
+    }
+}
+
+// Adds what shared().totals has of a module to the residual. False: the lookout has given up.
+template <class S>
+KCCL_DEVICE bool add_to_residual(Crew<S>& crew, const Pass& pass, uint32_t module) {
+    const Module rule = rule_of<S>(crew.task(), module);
+    const bool is_blocking = S::kHasBlocking && rule.is_blocking != 0;
+    const bool sends = kHasOthers<S> && (is_blocking || rule.sends != 0);
+    if (sends) send_messages(crew, module);
+    if (blocks<S>(rule)) {
+        crew.finish(Chunk<S>::number_of(pass.number, module / 2, sent_step(module)), true);
+        if (!crew.is_ready()) return false;
+    }
+    if (is_blocking) {
+        add_to_rows<true>(crew, module, true, rule.own_scale, module);
+    } else if (S::kHasDelayed && rule.receives >= 0) {
+        add_to_rows<true>(crew, module, false, rule.own_scale,
+                          static_cast<uint32_t>(rule.receives));
+    } else {
+        add_to_rows<false>(crew, module, false, rule.own_scale, 0);
     }
     crew.finish(module_of<S>(pass.number, module), sends);
     return true;

@@ -41,7 +41,7 @@ struct ChunkPlan {
     static constexpr uint32_t kRun = run();
     static constexpr uint32_t kRuns = kTiles / kRun;
     // A warp multiplies a row tile with one of so many parts of the positions. There are as many as
-    // all warps need.
+    // all warps need. tuning.py has the same rule.
     KCCL_CONSTEXPR static uint32_t parts() {
         const uint32_t all = S::kChunk / Mma<typename S::Weight>::kVectors;
         uint32_t parts = 1;

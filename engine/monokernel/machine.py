@@ -23,7 +23,8 @@ class Kind:
         quiet_bytes: The same of later products: fewer, because exchanges wait behind copies.
         bytes_per_ns: What a block reads of its weights in a nanosecond.
         chunk: Positions of a prompt that run at the same time; 1: as decoding does.
-        chunk_warps: Warps of a block that compute then.
+        chunk_warps: Warps of a block that compute then: numbers with which a thread has the
+            registers that it needs. The first choice first.
         chunk_steps: Of a stage of vectors.
         vectors: That a multiplication of kernels/mma.cuh takes.
         most_strands: Of a KV head.
@@ -37,7 +38,7 @@ class Kind:
     quiet_bytes: int = 40 << 10
     bytes_per_ns: int = 35
     chunk: int = 64
-    chunk_warps: int = 12
+    chunk_warps: tuple[int, ...] = (12, 8)
     chunk_steps: int = 6
     vectors: int = 4
     most_strands: int = 64
@@ -58,7 +59,7 @@ AMD = Kind(
     quiet_bytes=64 << 10,
     bytes_per_ns=17,
     chunk=8,
-    chunk_warps=7,
+    chunk_warps=(7,),
     chunk_steps=8,
     vectors=8,
 )

@@ -59,6 +59,7 @@ def tuning_for(
     strands = _strands(c, machine) if has_chunks else kind.most_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
     splits = _splits(kv_heads, blocks // groups, warps, strands)
+    chunk_warps = _chunk_warps(c, lanes // groups, blocks // groups, kind)
     return Tuning(
         blocks=blocks,
         warps=warps,
@@ -75,8 +76,8 @@ def tuning_for(
         staggers=_STAGGERS,
         others=-(warps + 2) % kind.warps_together + 2,
         chunk=kind.chunk,
-        chunk_others=-(kind.chunk_warps + 1) % kind.warps_together + 1,
-        chunk_warps=kind.chunk_warps,
+        chunk_others=-(chunk_warps + 1) % kind.warps_together + 1,
+        chunk_warps=chunk_warps,
         chunk_stages=_chunk_stages(c, kind, strands),
         chunk_steps=kind.chunk_steps,
     )
@@ -165,6 +166,27 @@ def _part_bytes(c: ModelConfig, kind: Kind, strands: int) -> int:
     """
     nodes = -(-strands // 8)
     return (strands + nodes) * kind.vectors * (c.head_dim + 4) * 4
+
+
+def _chunk_warps(c: ModelConfig, lanes: int, blocks: int, kind: Kind) -> int:
+    """Those that copy the fewest vectors: a product copies its vectors anew for each row tile and
+    part of the positions that a warp multiplies. A residual has `blocks` blocks.
+    """
+    positions = kind.chunk // kind.vectors
+
+    def copied(warps: int) -> int:
+        columns = 0
+        for rows, each, of_group in _products(c, lanes):
+            tiles = -(-rows // TILE // blocks)
+            # As ChunkPlan::parts in kernels/prefill_shape.cuh.
+            parts = next(
+                (n for n in range(1, positions) if positions % n == 0 and tiles * n >= warps),
+                positions,
+            )
+            columns += each * of_group * -(-tiles * parts // warps)
+        return columns
+
+    return min(kind.chunk_warps, key=copied)
 
 
 def _chunk_stages(c: ModelConfig, kind: Kind, strands: int) -> int:

@@ -184,8 +184,8 @@ BUGS = {
     ),
     "parts of the columns replace each other": (
         "prefill_product.cuh",
-        "        const bool is_first = next == M::kSteps;",
-        "        const bool is_first = true;",
+        "*total++ += sum;",
+        "*total++ = sum;",
     ),
 }
 

@@ -10,7 +10,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 4;
+    static constexpr uint32_t kVectors = 4, kTotals = 2;
 
     struct Weights {
         uint32_t word[4];
@@ -63,9 +63,17 @@ struct Mma {
 
         template <class F>
         KCCL_DEVICE void totals(const Sums& sums, F f) const {
-            const uint32_t row = thread_ / 4, vector = thread_ % 4;
-            f(row, vector, sums.value[0] + sums.value[1]);
-            f(row + 8, vector, sums.value[2] + sums.value[3]);
+            uint32_t i = 0;
+            for_each_place([&](uint32_t row, uint32_t vector) {
+                f(row, vector, sums.value[i] + sums.value[i + 1]);
+                i += 2;
+            });
+        }
+
+        template <class F>
+        KCCL_DEVICE void for_each_place(F f) const {
+            f(thread_ / 4, thread_ % 4);
+            f(thread_ / 4 + 8, thread_ % 4);
         }
 
       private:

@@ -7,7 +7,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 8;
+    static constexpr uint32_t kVectors = 8, kTotals = 4;
 
     using Floats = float __attribute__((ext_vector_type(4)));
     struct Weights {
@@ -52,12 +52,19 @@ struct Mma {
 
         template <class F>
         KCCL_DEVICE void totals(const Sums& sums, F f) const {
+            uint32_t i = 0;
+            for_each_place([&](uint32_t row, uint32_t vector) {
+                const float high = sums.value[i++];
+                f(row, vector, high + platform::move_lanes<platform::kLaneOddOfPair>(high));
+            });
+        }
+
+        template <class F>
+        KCCL_DEVICE void for_each_place(F f) const {
             const bool has_high = thread_ % 2 == 0;
             KCCL_UNROLL
-            for (uint32_t i = 0; i < 4; ++i) {
-                const float low = platform::move_lanes<platform::kLaneOddOfPair>(sums.value[i]);
-                f(has_high ? thread_ / 16 * 4 + i : kTileRows, thread_ % 16 / 2,
-                  sums.value[i] + low);
+            for (uint32_t i = 0; i < kTotals; ++i) {
+                f(has_high ? thread_ / 16 * 4 + i : kTileRows, thread_ % 16 / 2);
             }
         }
 

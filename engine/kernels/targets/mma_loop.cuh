@@ -6,7 +6,7 @@ namespace kccl::decode {
 
 template <class T>
 struct Mma {
-    static constexpr uint32_t kVectors = 4;
+    static constexpr uint32_t kVectors = 4, kTotals = kVectors;
 
     struct Weights {
         float value[kTileColumns];
@@ -64,9 +64,13 @@ struct Mma {
 
         template <class F>
         KCCL_DEVICE void totals(const Sums& sums, F f) const {
-            for (uint32_t vector = 0; vector < kVectors; ++vector) {
-                f(row_, vector, sums.value[vector]);
-            }
+            for_each_place(
+                [&](uint32_t row, uint32_t vector) { f(row, vector, sums.value[vector]); });
+        }
+
+        template <class F>
+        KCCL_DEVICE void for_each_place(F f) const {
+            for (uint32_t vector = 0; vector < kVectors; ++vector) f(row_, vector);
         }
 
       private:
