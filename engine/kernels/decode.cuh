@@ -117,8 +117,9 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
     const auto* const ids = reinterpret_cast<const int32_t*>(task.ids);
     Verdict verdict = {0, kGoesOn};
     for (uint32_t turn = 0; task.only_reads != 0 && turn < task.max_tokens; ++turn) {
-        for_each_stage<S>(worker.block(), true, [&](uint32_t, Product, bool) {
-            skip(worker);
+        worker.weights().begin_round(true);
+        for_each_stage<S>(worker.block(), true, [&](uint32_t num_bytes, Product, bool) {
+            worker.weights().skip(num_bytes / (S::kWarps * kTileBytes));
             return true;
         });
     }
@@ -128,6 +129,7 @@ KCCL_DEVICE void multiply_all(const DeviceComm& comm, const Task& task, Shared<S
         const int32_t token =
             position < task.num_ids ? mem::load_plain(ids + position) : verdict.id;
         Best best = {0, -1, false};
+        worker.weights().begin_round(wants_head(task, position));
         if (!run_layers(worker, position, token) ||
             (wants_head(task, position) && !head(worker, position, &best)) ||
             !finish(worker, position, best, &verdict)) {
@@ -165,14 +167,25 @@ KCCL_DEVICE void run(const DeviceComm& comm, const Task& task) {
         mem::store_plain(reinterpret_cast<uint32_t*>(shared.layers) + i,
                          mem::load_plain(reinterpret_cast<const uint32_t*>(task.layers) + i));
     }
-    init_ring(block(), shared.ring, S::kWarps);
+    if constexpr (S::kWeightsInRegisters) {
+        if (leads(block())) mem::fence_copies();
+        block().sync();
+    } else {
+        init_ring(block(), shared.ring, S::kWarps);
+    }
     if (platform::thread_in_block() / platform::kWarpSize < S::kWarps) {
         take_share<S::kWarps, S::kOthers>(true);
         multiply_all(comm, task, shared);
     } else {
         take_share<S::kWarps, S::kOthers>(false);
         const uint32_t other = platform::thread_in_block() / platform::kWarpSize - S::kWarps;
-        if (other == 0) stream(comm, task, shared);
+        if (other == 0) {
+            if constexpr (S::kWeightsInRegisters) {
+                watch_until<S>(comm, task, &shared.ended, &shared.gave_up);
+            } else {
+                stream(comm, task, shared);
+            }
+        }
         if (other == 1) collect(comm, task, shared);
     }
 }

@@ -14,6 +14,7 @@
 //                                   products. A vector's quads lie `stride` behind those of the one
 //                                   before
 //   lane.weights(tile)              this thread's part of a tile, in shared or global memory
+//   lane.streamed(tile)             the same of a tile in global memory that is read once
 //   lane.inputs(staged)             this thread's part of 16 elements of each vector. Those of the
 //                                   first one are at `staged`, in shared memory
 //   Mma<T>::multiply(sums, weights, inputs)

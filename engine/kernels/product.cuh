@@ -1,5 +1,5 @@
-// A product of packed weights, which come through the ring, with the vector that the warp has
-// staged.
+// A product of packed weights with the vector that the warp has staged. weights.cuh says where the
+// weights come from.
 //
 // One loop serves all products, with numbers instead of types, so that its code is there once.
 #pragma once
@@ -48,8 +48,7 @@ KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
     return Dims::packed_of_layer(rows);
 }
 
-// A warp's pass through a product. Its waits have no limit: the producer copies until the warps
-// that multiply have ended, and copies wait for nobody.
+// A warp's pass through a product.
 template <class S>
 class Multiplier {
   public:
@@ -57,12 +56,12 @@ class Multiplier {
         : worker_(worker),
           steps_(steps),
           lane_(1, 0),
-          warp_(mem::forget(worker.warp_index())),
+          warp_(mem::forget_index(worker.warp_index())),
           staged_(worker.staged()),
           area_(reinterpret_cast<float*>(worker.area(worker.warp_index()))),
           left_(steps.each) {}
 
-    // Takes the product's stages from the ring, multiplies, and leaves the sums in the warp's area,
+    // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
     // [row tile][lane][row].
     KCCL_DEVICE void run() {
         warp().sync();
@@ -79,6 +78,7 @@ class Multiplier {
             } else if (kHasOthers) {
                 multiply_any(stage, steps_.num - done);
             }
+            worker_.weights().has_multiplied(steps_.num - done);
         }
     }
 
@@ -101,18 +101,17 @@ class Multiplier {
     // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
     // not used.
     KCCL_DEVICE void load(Loaded& loaded) {
-        worker_.ask_for_stage();
-        const uint8_t* const stage = worker_.weights().await_front() + warp_ * kTileBytes;
+        worker_.weights().await(warp_);
         const StagedQuad* const vector = staged_ + at_ * kTileQuads;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            loaded.tiles[i] = lane_.weights(stage + i * S::kWarps * kTileBytes);
+            loaded.tiles[i] = worker_.weights().tile(lane_, i);
             loaded.inputs[i] = lane_.inputs(vector + i * kTileQuads);
         }
         at_ += kAtOnce;
         if (at_ >= steps_.of_lanes) at_ = 0;
         worker_.stamp_stage();
-        worker_.weights().pop();
+        worker_.weights().has_copied();
     }
 
     // All steps of the stage are of one row tile and lane.
@@ -175,14 +174,6 @@ KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps) {
     if (steps.num == 0) return;
     Multiplier<S> multiplier(worker, steps);
     multiplier.run();
-}
-
-// Takes the next stage and does nothing with it.
-template <class S>
-KCCL_DEVICE void skip(Worker<S>& worker) {
-    worker.ask_for_stage();
-    (void)worker.weights().await_front();
-    worker.weights().pop();
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------

@@ -1,17 +1,11 @@
-// The warp that copies the block's weights ahead of the others: one list of stages a round, round
-// after round, held back only by the ring and by a bound on bytes in flight. Where nothing
-// overlaps, a stage is copied when all warps wait for it.
+// The stages of a block's weights in a round; and, where they come through a ring, the warp that
+// copies them ahead of the others, round after round, held back only by the ring and by a bound on
+// bytes in flight. Where nothing overlaps, a stage is copied when all warps wait for it.
 #pragma once
 
 #include "product.cuh"
 
 namespace kccl::decode {
-
-// Whether a round's logits are wanted: the head's weights are read then only.
-KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
-    if (task.logits[0] != 0 || task.only_reads != 0) return true;
-    return task.max_tokens != 0 && position + 1 >= task.num_ids;
-}
 
 // Calls push(bytes, product, whether it is the product's first) for each stage of a block's round,
 // in order. False as soon as push does. A stage has kStageSteps steps, or what is left of a

@@ -65,6 +65,12 @@ struct Task {
     uint64_t trace;  // uint64 [traced][stamp of a round][block]: trace.cuh
 };
 
+// Whether a round's logits are wanted: the head's weights are read then only.
+KCCL_DEVICE bool wants_head(const Task& task, uint32_t position) {
+    if (task.logits[0] != 0 || task.only_reads != 0) return true;
+    return task.max_tokens != 0 && position + 1 >= task.num_ids;
+}
+
 // What a kernel leaves out, to learn what it costs (S::kAblated, a bit each). Its tokens are wrong.
 enum Ablation : uint32_t {
     kExchanges = 1u << 0,  // takes what lies on the board, without waiting for it

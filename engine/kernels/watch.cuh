@@ -2,7 +2,7 @@
 // which is long, they would keep their registers in memory (bench/LOG.md). So a warp that has
 // polled often in vain writes down what it waits for, and looks whether it is to give up. The warp
 // that copies the weights watches: it has time when the ring is full, as it is when the block
-// waits.
+// waits. Where weights are staged in registers, the warp that watches does nothing else.
 #pragma once
 
 #include "board.cuh"
@@ -94,7 +94,7 @@ class Waiter {
     // Writes down what the warp waits for; 0: nothing any more.
     KCCL_DEVICE void note(uint32_t ranks, uint32_t round) {
         if (!leads(warp())) return;
-        const uint32_t index = mem::forget(platform::thread_in_block() / platform::kWarpSize);
+        const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
         // The warp that copies does not wait.
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
@@ -143,5 +143,16 @@ class Watch {
     uint32_t looks_ = 0;
     bool has_given_up_ = false;
 };
+
+// Watches until `ended` completes its first phase. Called by all threads of the warp.
+template <class S>
+KCCL_DEVICE void watch_until(const DeviceComm& comm, const Task& task,
+                             const mem::CopyBarrier* ended, mem::CopyBarrier* gave_up) {
+    Watch<S> watch(comm, task, gave_up);
+    while (platform::warp_any(!mem::has_completed_now(ended, 0))) {
+        watch.look();
+        mem::poll_pause();
+    }
+}
 
 }  // namespace kccl::decode

@@ -9,65 +9,9 @@
 #pragma once
 
 #include "delays.cuh"
-#include "trace.cuh"
-#include "watch.cuh"
+#include "weights.cuh"
 
 namespace kccl::decode {
-
-// In block-shared memory, beside the ring.
-template <class S>
-struct Beside {
-    StagedQuad staged[S::kWarps][Shape<S>::kMostStaged];
-    // [op % 2][warp]
-    Quad area[2][S::kWarps][Shape<S>::kMostSums];
-    // Strands of attention: [strand][query head]: quads of a head, then {maximum, sum, -, -}.
-    Quad parts[Shape<S>::kSplitStrands][Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
-    // Likewise, of the position itself.
-    Quad own[Shape<S>::kHeadsPerKv][Shape<S>::kPartQuads];
-    // Sums of squares of each warp's part of a vector: [op % 2][warp][residual].
-    float squares[2][S::kWarps][S::kNumResiduals];
-    // At the end of a round: each warp's most likely token, and what all blocks say.
-    Note best[S::kWarps];
-    Note ending;
-    // What each warp, and then all blocks, have found: sample.cuh.
-    Note notes[S::kWarps][kNumNotes];
-    Note found[kNumNotes];
-    // Copied from the task's: in memory they would cost each op a load that nothing hides.
-    Layer layers[S::kNumLayers];
-    uint32_t exchanges;  // the next exchange's number
-    // The turns of RoPE at the round's position.
-    float cosines[S::kHeadDim / 2];
-    float sines[S::kHeadDim / 2];
-    // What other lanes' messages add to the block's rows of the residual: collect.cuh.
-    Quad landed[Shape<S>::Out::kMostTiles * kTileQuads];
-    mem::CopyBarrier has_landed;
-    mem::CopyBarrier was_read;  // by the warps that multiply; or, where nothing overlaps, asked for
-    mem::CopyBarrier asked;     // where nothing overlaps: all warps ask for the next stage
-    MeetingPlace met;
-    mem::CopyBarrier ended;    // its first phase ends when the warps that multiply have ended
-    mem::CopyBarrier gave_up;  // likewise, when their waits are to fail
-    int32_t token;
-    uint32_t end;            // End
-    uint32_t landed_failed;  // not 0: the wait for messages has failed
-};
-
-// Stages of the ring: as many as fit.
-template <class S>
-KCCL_CONSTEXPR uint32_t num_stages() {
-    constexpr uint32_t kEach = Shape<S>::kStageBytes + 2 * sizeof(mem::CopyBarrier);
-    constexpr uint32_t kRest = sizeof(Beside<S>) + 2 * kKcclLineBytes;  // and what aligns the ring
-    static_assert(kRest + kEach <= S::kSharedBytes, "a block has enough memory");
-    constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
-    return kFit < S::kMostStages ? kFit : S::kMostStages;
-}
-
-template <class S>
-using WeightRing = Ring<num_stages<S>(), Shape<S>::kStageBytes>;
-
-template <class S>
-struct Shared : Beside<S> {
-    WeightRing<S> ring;
-};
 
 template <class S>
 class Worker {
@@ -82,7 +26,7 @@ class Worker {
         : comm_(comm),
           task_(task),
           shared_(shared),
-          weights_(shared.ring, comm),
+          weights_(comm, task, shared),
           meeting_(shared.met),
           waiter_(comm, task, &shared.gave_up),
           delays_(comm.rank),
@@ -91,16 +35,16 @@ class Worker {
     KCCL_DEVICE const DeviceComm& comm() const { return comm_; }
     KCCL_DEVICE const Task& task() const { return task_; }
     KCCL_DEVICE Shared<S>& shared() { return shared_; }
-    KCCL_DEVICE Consumer<WeightRing<S>>& weights() { return weights_; }
+    KCCL_DEVICE Weights<S>& weights() { return weights_; }
 
     // What follows from the special registers is computed when it is needed. Otherwise the compiler
     // keeps dozens of such values from one op to the next, and has too few registers for the rest.
     // This warp among those that multiply, and this thread in its warp.
     KCCL_DEVICE uint32_t warp_index() const {
-        return mem::forget(platform::thread_in_block() / platform::kWarpSize);
+        return mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
     }
-    KCCL_DEVICE uint32_t thread() const { return mem::forget(warp().index()); }
-    KCCL_DEVICE uint32_t block() const { return mem::forget(platform::block_in_grid()); }
+    KCCL_DEVICE uint32_t thread() const { return mem::forget_index(warp().index()); }
+    KCCL_DEVICE uint32_t block() const { return mem::forget_uniform(platform::block_in_grid()); }
     KCCL_DEVICE uint32_t group() const { return Dims::group_of(block()); }
     // This block in its group.
     KCCL_DEVICE uint32_t member() const { return Dims::member_of(block()); }
@@ -216,7 +160,7 @@ class Worker {
     // Waits for the sums of the messages that the next receiving module adds, in shared().landed.
     // The warp that collects them comes here too, also when its waits fail. So this ends.
     KCCL_DEVICE void await_landed() {
-        if constexpr (!S::kOverlaps) arrive(&shared_.was_read);
+        if constexpr (!S::kOverlaps) arrive_together(&shared_.was_read);
         while (platform::warp_any(!mem::has_completed(&shared_.has_landed, landed_parity_))) {
             mem::poll_pause();
         }
@@ -226,15 +170,10 @@ class Worker {
 
     // They may be overwritten.
     KCCL_DEVICE void let_landed_go() {
-        if constexpr (S::kOverlaps) arrive(&shared_.was_read);
+        if constexpr (S::kOverlaps) arrive_together(&shared_.was_read);
     }
 
     // ---- Where nothing overlaps (S::kOverlaps) --------------------------------------------------
-
-    // Asks for the next stage of weights, which is copied when all warps have asked.
-    KCCL_DEVICE void ask_for_stage() {
-        if constexpr (!S::kOverlaps) arrive(&shared_.asked);
-    }
 
     // Behind an op: all blocks of all ranks wait for each other. A wait that fails makes the next
     // meet() fail.
@@ -267,15 +206,10 @@ class Worker {
     Quad residual[Dims::kOwnQuads];
 
   private:
-    KCCL_DEVICE static void arrive(mem::CopyBarrier* barrier) {
-        warp().sync();
-        if (leads(warp())) mem::arrive(barrier);
-    }
-
     const DeviceComm& comm_;
     const Task& task_;
     Shared<S>& shared_;
-    Consumer<WeightRing<S>> weights_;
+    Weights<S> weights_;
     Meeting<S::kWarps> meeting_;
     Waiter<S> waiter_;
     Delays<S> delays_;

@@ -16,10 +16,13 @@ class Kind:
         warps: That multiply: numbers with which a thread has the registers that the products need.
             The first choice first.
         warps_together: Warps that can give each other registers; 1: none can.
-        least_stage_bytes: Of weights: smaller stages cost more to hand over than to multiply.
+        weights_in_registers: Whether each warp loads its weights ahead into registers, a stage at
+            a time. If not, a ring of stages is in block-shared memory.
+        least_stage_bytes: Of weights: smaller stages of a ring cost more to hand over than to
+            multiply; smaller ones in registers leave the memory idle.
         most_stage_bytes: Of weights.
-        bytes_in_flight: Most bytes of weights that a block copies at the same time, of the product
-            that it multiplies.
+        bytes_in_flight: Most bytes of weights that a ring's copies move at the same time, of the
+            product that the block multiplies.
         quiet_bytes: The same of later products: fewer, because exchanges wait behind copies.
         bytes_per_ns: What a block reads of its weights in a nanosecond.
         chunk: Positions of a prompt that run at the same time; 1: as decoding does.
@@ -32,6 +35,7 @@ class Kind:
 
     warps: tuple[int, ...] = (8, 6, 4)
     warps_together: int = 4
+    weights_in_registers: bool = False
     least_stage_bytes: int = 12 << 10
     most_stage_bytes: int = 24 << 10
     bytes_in_flight: int = 96 << 10
@@ -51,12 +55,11 @@ AMD = Kind(
     # Two waves on each of four SIMDs: with a third one, threads would keep registers in memory.
     warps=(6, 4),
     warps_together=1,
-    # What all of a model's vectors leave of 64 KB is the ring's.
-    least_stage_bytes=3 << 10,
-    most_stage_bytes=8 << 10,
-    # A wave copies through its registers: nothing is in flight when it has begun the next stage.
-    bytes_in_flight=64 << 10,
-    quiet_bytes=64 << 10,
+    # A stage is all that is on its way: 16 or 24 KB. A compute unit reads 17 bytes a nanosecond,
+    # and a load takes 0.8 to 1 microsecond. With more, threads would keep registers in memory.
+    weights_in_registers=True,
+    least_stage_bytes=14 << 10,
+    most_stage_bytes=24 << 10,
     bytes_per_ns=17,
     chunk=8,
     chunk_warps=(7,),

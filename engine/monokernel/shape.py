@@ -31,13 +31,17 @@ class Tuning:
         splits: Into how many parts the strands are cut, one for each block; a power of two.
         merges_first: Whether the blocks of a KV head merge what attention gives for its splits. If
             not, each block of the output projection does.
-        others: Warps of a block that do not multiply: one copies, one collects messages.
+        others: Warps of a block that do not multiply: one copies weights, or only watches over
+            waits; one collects messages.
         shared_bytes: Of a block's shared memory. The ring has as many stages as fit.
         stagger_ns: The blocks of residual i begin i % staggers times so much later than the first.
         staggers: See stagger_ns.
         delay_ns: For tests: warps wait at each op, a random time of at most so many nanoseconds.
         slow_rank: For tests: the rank whose warps always wait that long; -1: none.
         ablated: What is left out to learn what it costs, as bits of Ablation in kernels/task.cuh.
+        weights_in_registers: Whether each warp that multiplies loads a stage of its weights ahead,
+            into registers. If not, a ring of stages is in block-shared memory: stages, in_flight
+            and urgent_in_flight are the ring's alone.
         chunk: Positions of a prompt that run at the same time, a multiple of 4, on AMD of 8; 1: a
             prompt runs as decoding does, and the other numbers of chunks have no meaning.
         chunk_warps: Warps of a block that compute then.
@@ -62,6 +66,7 @@ class Tuning:
     delay_ns: int = 0
     slow_rank: int = -1
     ablated: int = 0
+    weights_in_registers: bool = False
     chunk: int = 1
     chunk_warps: int = 12
     chunk_others: int = 1
@@ -214,6 +219,7 @@ def source_of(
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
     flags |= {"Overlaps": overlaps, "MergesFirst": tuning.merges_first}
+    flags["WeightsInRegisters"] = tuning.weights_in_registers
     floats = {"NormEps": c.norm_eps, "AttentionScale": c.attention_scale}
     members = [
         f"using Weight = kccl::{_WEIGHTS[dtype]};",

@@ -13,7 +13,7 @@ _TILE_BYTES = 2 * TILE * TILE
 _MOST_STEPS = 8
 _MOST_STAGES = 16
 # Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long
-# as a full ring feeds a block.
+# as the weights that are loaded ahead feed a block.
 _STAGGERS, _STAGGERS_OF_LAYER = 4, 6
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
@@ -55,6 +55,7 @@ def tuning_for(
     kind = machine.kind
     warps, steps = _warps_and_steps(program, world_size, kind)
     stage = steps * warps * _TILE_BYTES
+    ahead = stage if kind.weights_in_registers else machine.shared_bytes
     has_chunks = kind.chunk > 1
     strands = _strands(c, machine) if has_chunks else kind.most_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
@@ -72,8 +73,11 @@ def tuning_for(
         # A block that has no unit of attention would poll for all parts meanwhile.
         merges_first=kv_heads * splits < blocks // groups,
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(program, lanes, blocks, machine) if groups > 1 and has_chunks else 0,
+        stagger_ns=_stagger_ns(program, lanes, blocks, kind, ahead)
+        if groups > 1 and has_chunks
+        else 0,
         staggers=_STAGGERS,
+        weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
         chunk=kind.chunk,
         chunk_others=-(chunk_warps + 1) % kind.warps_together + 1,
@@ -142,10 +146,11 @@ def _splits(kv_heads: int, blocks: int, warps: int, strands: int) -> int:
     return splits
 
 
-def _stagger_ns(program: Program, lanes: int, blocks: int, machine: Machine) -> int:
+def _stagger_ns(program: Program, lanes: int, blocks: int, kind: Kind, ahead: int) -> int:
+    """`ahead`: bytes of weights that a block has loaded ahead."""
     weights = sum(rows * columns * each for rows, columns, each in _products(program.config, lanes))
     of_layer = 2 * weights // blocks // _STAGGERS_OF_LAYER
-    return min(of_layer, machine.shared_bytes) // machine.kind.bytes_per_ns
+    return min(of_layer, ahead) // kind.bytes_per_ns
 
 
 def _strands(c: ModelConfig, machine: Machine) -> int:

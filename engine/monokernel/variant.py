@@ -35,9 +35,15 @@ class Variant:
         return self.ablated & _LEFT_OUT["exchanges"] != 0
 
     def applied_to(self, usual: Tuning) -> Tuning:
-        """The tuning of this kernel. It fills no cache in chunks: the usual kernel does."""
+        """The tuning of this kernel. It fills no cache in chunks: the usual kernel does.
+
+        Raises:
+            InvalidArgument: The variant is of a ring of weights, and the tuning has none.
+        """
         if self == USUAL:
             return usual
+        if usual.weights_in_registers:
+            self._check_without_ring()
         return replace(
             usual,
             chunk=1,
@@ -46,6 +52,18 @@ class Variant:
             in_flight=self.in_flight or usual.in_flight,
             urgent_in_flight=self.in_flight or usual.urgent_in_flight,
         )
+
+    def _check_without_ring(self) -> None:
+        pinned = self.ablated >> _PINNED
+        for is_asked, what in (
+            (self.traces, "a timeline"),
+            (self.in_flight, "in-flight=N"),
+            (pinned, "pin:P"),
+        ):
+            if is_asked:
+                raise kccl.InvalidArgument(
+                    f"{what} is of stages in a ring, and this device has its weights in registers"
+                )
 
 
 USUAL = Variant()
@@ -60,7 +78,8 @@ def parse(name: str) -> Variant:
             (copies none), "attention" (sees its own position only), "pin:P" (takes every stage of
             the product P, one of qkv, out, gate_up, down and head, from the same place, so that it
             comes from the cache), "in-flight=N" (at most N stages are copied at the same time) and
-            "stage-steps=N" (tiles of each warp in a stage).
+            "stage-steps=N" (tiles of each warp in a stage). Without a ring of weights there is no
+            pin:P and no in-flight=N, which applied_to() says.
 
     Raises:
         InvalidArgument: There is no such variant.

@@ -151,11 +151,14 @@ def test_other_sizes_equal_the_reference(fields, tuning):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "machine", [{"warp_size": 64}, {"warp_size": 64, "model": "gfx942"}], ids=str
+    ("machine", "change"),
+    [({}, {}), ({"model": "gfx942"}, {"weights_in_registers": True})],
+    ids=["ring", "gfx942 with registers"],
 )
-def test_warps_of_64(machine, seed):
+def test_warps_of_64(machine, change, seed):
     wanted, tokens = expected("tiny-laneformer")
-    logits, found = run("tiny-laneformer", 2, MERGING, seed=seed, **machine)
+    tuning = replace(MERGING, **change)
+    logits, found = run("tiny-laneformer", 2, tuning, seed=seed, warp_size=64, **machine)
     np.testing.assert_allclose(logits, wanted, atol=TOLERANCE)
     assert found == [tokens] * 2
 

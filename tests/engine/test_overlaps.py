@@ -53,7 +53,9 @@ def run(
 
 
 def test_the_tokens_are_the_same_without_overlap():
-    tokens, _ = run("tiny-llama", overlaps=False, tuning=MERGING, warp_size=64, model="gfx942")
+    """As on AMD's GPUs. The other test here has a ring of weights."""
+    tuning = replace(MERGING, weights_in_registers=True)
+    tokens, _ = run("tiny-llama", overlaps=False, tuning=tuning, warp_size=64, model="gfx942")
     assert tokens == expected("tiny-llama")[1]
 
 

@@ -47,6 +47,8 @@ struct Mma {
             return weights;
         }
 
+        KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
+
         KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
             Inputs inputs = {};
             inputs.num_vectors = num_vectors_;

@@ -24,12 +24,14 @@ pytestmark = [
 TUNING = Tuning(
     blocks=2,
     warps=2,
-    stages=4,
+    weights_in_registers=True,
     stage_steps=2,
-    in_flight=2,
     strands=2,
     splits=1,
     shared_bytes=SHARED_BYTES,
+    # A ring's alone.
+    stages=1,
+    in_flight=1,
 )
 CHUNKED = replace(TUNING, chunk=8, chunk_warps=2, chunk_stages=3, chunk_steps=2)
 CONTEXT = 64

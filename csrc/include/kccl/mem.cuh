@@ -18,7 +18,7 @@
 //                               later. So do those of other threads that a sync of the block or
 //                               warp has ordered before. Nothing else is ordered
 //   load_plain / store_plain    no order: for memory that a signal already hands over
-//   load_streamed               the same, of 16 bytes of global memory that are read once
+//   load_streamed               the same, of 8 or 16 bytes of global memory that are read once
 //   load_words / store_words    the same for a struct of 16 bytes, as two words
 //   read_peer                   a plain copy from another process's own memory; CPUs only
 //   overwrite                   a copy over lines that a peer has read
@@ -50,9 +50,12 @@
 // prefetch(address) asks for what load_plain() will read soon.
 //
 // keep(value) returns the value in registers, for hot loops. On some targets it takes a while.
-// forget(value) returns the value, but on NVIDIA's GPUs the compiler does not know that it is the
-// same one. So in a large loop it computes again what follows from it, instead of keeping that in
-// registers from one turn to the next.
+// forget(value) returns the value, but on GPUs the compiler does not know that it is the same one.
+// So in a large loop it computes again what follows from it, instead of keeping that in registers
+// from one turn to the next. forget_uniform(value) is for a value that is the same in all threads
+// of a warp, which AMD's GPUs have in a scalar register. forget_index(value) is for the number of a
+// thread or warp that loops with unrolled turns ask for. It is forgotten on NVIDIA's GPUs only:
+// clang takes a register of its own for each turn.
 //
 // tell_host(context, status, record) reports a failure where the host looks without asking the
 // device: on GPUs, in the KcclMailbox.

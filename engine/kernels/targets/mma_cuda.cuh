@@ -47,6 +47,8 @@ struct Mma {
                      static_cast<uint32_t>(line.word[1] >> 32)}};
         }
 
+        KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
+
         KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
             uint64_t both = 0;
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;

@@ -37,6 +37,10 @@ struct Mma {
             return {mem::load_plain(reinterpret_cast<const uint64_t*>(tile) + thread_)};
         }
 
+        KCCL_DEVICE Weights streamed(const uint8_t* tile) const {
+            return {mem::load_streamed(reinterpret_cast<const uint64_t*>(tile) + thread_)};
+        }
+
         KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
             if (thread_ % 16 / 2 >= num_vectors_) return {0};
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;

@@ -40,6 +40,8 @@ struct Mma {
             return weights;
         }
 
+        KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
+
         KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
             Inputs inputs = {};
             for (uint32_t vector = 0; vector < num_vectors_; ++vector) {

@@ -209,6 +209,7 @@ void add_vector_opcodes(std::map<std::string, Opcode, std::less<>>& all) {
     add("v_max_i32", binary<[](U a, U b) { return (as_signed(a) > as_signed(b) ? a : b); }>);
     add("v_add_u16", binary<[](U a, U b) { return (a + b) & 0xffff; }>);
     add("v_sub_u16", binary<[](U a, U b) { return (a - b) & 0xffff; }>);
+    add("v_subrev_u16", binary<[](U a, U b) { return (b - a) & 0xffff; }>);
     add("v_mul_lo_u16", binary<[](U a, U b) { return (a * b) & 0xffff; }>);
     add("v_lshlrev_b16", binary<[](U a, U b) { return (b << (a & 15)) & 0xffff; }>);
     add("v_lshrrev_b16", binary<[](U a, U b) { return ((b & 0xffff) >> (a & 15)); }>);

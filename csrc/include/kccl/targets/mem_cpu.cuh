@@ -6,6 +6,8 @@ namespace kccl::mem {
 KCCL_DEVICE void prefetch(const void*) {}
 
 KCCL_DEVICE uint32_t forget(uint32_t value) { return value; }
+KCCL_DEVICE uint32_t forget_uniform(uint32_t value) { return value; }
+KCCL_DEVICE uint32_t forget_index(uint32_t value) { return value; }
 
 template <class T>
 KCCL_DEVICE T keep(T value) {

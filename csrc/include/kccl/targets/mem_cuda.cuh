@@ -166,6 +166,8 @@ KCCL_DEVICE uint32_t forget(uint32_t value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+KCCL_DEVICE uint32_t forget_uniform(uint32_t value) { return forget(value); }
+KCCL_DEVICE uint32_t forget_index(uint32_t value) { return forget(value); }
 
 KCCL_DEVICE uint32_t shared_address(const void* address) {
     uint32_t shared;

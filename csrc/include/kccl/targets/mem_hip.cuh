@@ -108,12 +108,12 @@ KCCL_DEVICE void fence_packets() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-// 16 bytes of global memory that are read once: they take no place in the caches from what is read
-// again.
+// 8 or 16 bytes of global memory that are read once: they take no place in the caches from what is
+// read again.
 template <class T>
 KCCL_DEVICE T load_streamed(const T* address) {
-    using Words = uint32_t __attribute__((ext_vector_type(4)));
-    static_assert(sizeof(T) == sizeof(Words), "the widest load");
+    using Words = uint32_t __attribute__((ext_vector_type(sizeof(T) / sizeof(uint32_t))));
+    static_assert(sizeof(T) == sizeof(Words) && sizeof(T) >= 8, "the wide loads");
     const auto* words = (const __attribute__((address_space(1))) Words*)address;
     return platform::bit_cast<T>(__builtin_nontemporal_load(words));
 }
@@ -172,7 +172,15 @@ KCCL_DEVICE void await_kernels_before() {}
 KCCL_DEVICE void launch_dependents() {}
 KCCL_DEVICE void prefetch(const void*) {}
 
-KCCL_DEVICE uint32_t forget(uint32_t value) { return value; }
+KCCL_DEVICE uint32_t forget(uint32_t value) {
+    asm volatile("" : "+v"(value));
+    return value;
+}
+KCCL_DEVICE uint32_t forget_uniform(uint32_t value) {
+    asm volatile("" : "+s"(value));
+    return value;
+}
+KCCL_DEVICE uint32_t forget_index(uint32_t value) { return value; }
 
 template <class T>
 KCCL_DEVICE T keep(T value) {

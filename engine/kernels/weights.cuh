@@ -1,0 +1,30 @@
+// Where a warp that multiplies has its weights from, stage after stage: S::kWeightsInRegisters says
+// which of two. All threads of the warp make one, and call all functions.
+//
+//   begin_round(has_head)   a round begins, whose last weights are those of the head, or not
+//   await(warp_index)       waits for the next stage
+//   tile(lane, i)           this thread's part of the warp's i-th tile in it
+//   has_copied()            the caller has copied the tiles
+//   has_multiplied(num)     it has multiplied them, and needs none any more. `num`: steps that were
+//                           left of the product, or of its part; the stage had at most so many
+//   skip(num)               takes the next stage, which has so many steps, and does nothing with
+//                           it. What is left in the warp's area means nothing
+#pragma once
+
+#include "weights_registers.cuh"
+#include "weights_ring.cuh"
+
+namespace kccl::decode {
+
+template <class S, bool IN_REGISTERS = S::kWeightsInRegisters>
+struct WeightsOf {
+    using Type = RingWeights<S>;
+};
+template <class S>
+struct WeightsOf<S, true> {
+    using Type = RegisterWeights<S>;
+};
+template <class S>
+using Weights = typename WeightsOf<S>::Type;
+
+}  // namespace kccl::decode
