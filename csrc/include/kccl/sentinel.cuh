@@ -74,9 +74,10 @@ class Slots {
           stale_packets_(channel.state().sentinel_packets),
           outbox_(slot(calls_, channel.comm().rank)),
           inbox_(at(channel.comm().rank, slot(calls_, 0))),
-          stale_(at(channel.comm().rank, slot(calls_ - 1, 0))),
           slot_packets_(
-              static_cast<uint32_t>(channel.comm().layout.packet_bytes / sizeof(mem::Packet))) {
+              static_cast<uint32_t>(channel.comm().layout.packet_bytes / sizeof(mem::Packet))),
+          to_stale_((calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1) *
+                    channel.world_size() * static_cast<int32_t>(slot_packets_)) {
         if (!channel.is_ordered()) mem::fence_packets();
     }
 
@@ -102,11 +103,12 @@ class Slots {
     // source. Called once a call by all threads of the coop, between their pushes and their polls.
     KCCL_DEVICE void rearm(uint32_t num_packets) {
         const uint32_t size = channel_.num_threads();
+        mem::Packet* const stale = inbox_ + to_stale_;
         for (uint32_t i = channel_.thread(); i < stale_packets_; i += size) {
             KCCL_UNROLL
             for (int source = 0; source < kMaxRanks<WORLD_SIZE>; ++source) {
                 if (source >= channel_.world_size()) break;
-                mem::store_packet(stale_ + (source * slot_packets_ + i),
+                mem::store_packet(stale + (source * slot_packets_ + i),
                                   mem::Packet{{kArmed, kArmed}});
             }
         }
@@ -174,8 +176,8 @@ class Slots {
     // that others see, and a load behind a push may wait for it.
     const uint64_t outbox_;     // in each rank's scratch: this rank's slot of this call
     mem::Packet* const inbox_;  // the first source's slot of this call; slot_packets_ to the next
-    mem::Packet* const stale_;  // the same of the call before
     const uint32_t slot_packets_;
+    const int32_t to_stale_;  // from inbox_ to the same of the call before; slots go around
 };
 
 }  // namespace kccl::sentinel

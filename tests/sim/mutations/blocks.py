@@ -47,8 +47,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "slot(calls_ - 1, 0)",
-            "slot(calls_ + 1, 0)",
+            "(calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1)",
+            "(calls_ % kKcclNumSentinelSlots == 3 ? -3 : 1)",
         ),
     ),
     bug(
@@ -58,8 +58,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "slot(calls_ - 1, 0)",
-            "slot(calls_ - 2, 0)",
+            "(calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1)",
+            "(calls_ % kKcclNumSentinelSlots < 2 ? 2 : -2)",
         ),
     ),
     bug(
