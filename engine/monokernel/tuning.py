@@ -35,22 +35,24 @@ def tuning_for(
         blocks: Blocks of each rank; None: as many as have work.
 
     Raises:
-        InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks; or
-            all ranks together would have too many.
+        InvalidArgument: The machine has too few multiprocessors, or cannot run so many blocks; a
+            block would have no row; or all ranks together would have too many blocks.
     """
     c = program.config
     lanes = program.most_lanes(world_size)
     groups = num_groups(program, world_size)
     most = min(machine.multiprocessors, _MOST_BLOCKS // world_size)
+    # A block without a row of the longest product would only wait.
+    longest = max(rows for rows, _, _ in _products(c, lanes // groups)) // TILE
+    useful = min(most // groups, longest) * groups
     if blocks is None:
-        # A block without a row of the longest product would only wait.
-        longest = max(rows for rows, _, _ in _products(c, lanes // groups)) // TILE
-        blocks = min(most // groups, longest) * groups
-    if not 0 < blocks <= most or blocks % groups:
+        blocks = useful
+    if not 0 < blocks <= useful or blocks % groups:
         raise kccl.InvalidArgument(
             f"blocks is {blocks}, must be a multiple of the rank's {groups} residuals, and at most "
-            f"{most}: the rank has {machine.multiprocessors} multiprocessors, and {world_size} "
-            f"ranks have at most {_MOST_BLOCKS} blocks"
+            f"{useful}: the rank has {machine.multiprocessors} multiprocessors, all ranks together "
+            f"have at most {_MOST_BLOCKS} blocks, and a residual's longest product has {longest} "
+            f"tiles of {TILE} rows"
         )
     kind = machine.kind
     warps, steps = _warps_and_steps(program, world_size, kind)

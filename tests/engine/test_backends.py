@@ -84,6 +84,11 @@ def test_eight_ranks_do_not_use_all_multiprocessors():
         tuning_for(Program(MODELS["laneformer-2b"]), 8, Machine(132), blocks=132)
 
 
+def test_every_block_has_a_row():
+    with pytest.raises(kccl.InvalidArgument, match="longest product has 12 tiles of 16 rows"):
+        tuning_for(Program(MODELS["tiny-llama"]), 1, Machine(132), blocks=13)
+
+
 @pytest.mark.parametrize("model", [name for name in MODELS if not name.startswith("tiny")])
 def test_a_tuning_fits_the_kernel(model):
     """On H200: the warps are the same on any number of ranks, because they change bits."""
