@@ -127,8 +127,9 @@
 /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
  *     ll16::push(channel, i, load_payload(in, i, count, are_words)); */
 /* sentinel.cuh push_to():
- *     mem::store_packet(at(calls_, channel_.receiver(k), channel_.comm().rank) + i, packet); */
-/* sentinel.cuh push(): if (k < channel_.world_size()) push_to(k, i, packet); */
+ *     mem::store_packet(at(channel_.receiver(k), outbox_) + i, packet); */
+/* sentinel.cuh push():
+ *     if (k < channel_.world_size()) mem::store_packet(outbox[k], packet); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
  *     slots.push(thread, sentinel::pack(first_payloads)); */
 /* all_reduce_one_shot_sentinel.cuh all_reduce_one_shot_sentinel():
@@ -194,12 +195,13 @@ inline poll(is_from_all) {
     fi
 }
 
-/* sentinel.cuh at(): calls % kKcclNumSentinelSlots */
+/* sentinel.cuh slot(): calls % kKcclNumSentinelSlots */
 #define sentinel_slot(calls) (2 + (calls) % NUM_SENTINEL_SLOTS)
 #define calls_ (slot - 2 + NUM_SENTINEL_SLOTS)
 #define back (1 - planted(REARM_TOO_EARLY) + planted(REARM_TOO_LATE))
 
-/* sentinel.cuh Slots(): mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
+/* All words are packets here, so a fence of packets is a fence. */
+/* sentinel.cuh Slots(): mem::fence_packets(); */
 inline order_rearmed() {
     d_step {
         if
@@ -216,10 +218,12 @@ inline rearm() {
         :: index < sentinel_packets &&
            (!planted(REARM_THIS_LENGTH) || index < num_packets) ->
            FOR_PEERS
-               /* sentinel.cuh rearm(): mem::Packet* stale = at(calls_ - 1, channel_.comm().rank, source); */
+               /* sentinel.cuh: calls_ % kNumSlots == 0 ? kNumSlots - 1 : -1 */
+               /* sentinel.cuh rearm(): mem::Packet* const stale = inbox_ + to_stale_; */
                w = WORD(INBOX(k), sentinel_slot(calls_ - back), index);
                /* sentinel.cuh rearm():
-                *     mem::store_packet(stale + i, mem::Packet{{kArmed, kArmed}}); */
+                *     mem::store_packet(stale + (source * slot_packets_ + i),
+                *                       mem::Packet{{kArmed, kArmed}}); */
                store_own_word(w, ARMED);
                w++;
                store_own_word(w, ARMED);

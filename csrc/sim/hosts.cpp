@@ -19,6 +19,8 @@ constexpr uint64_t kLateNs = 3'000'000'000;
 // How often a stuck machine looks again while a rank's program could still free it. Meanwhile its
 // clock follows the host's.
 constexpr uint64_t kLookNs = 2'000'000;
+// The most that one look adds to a stuck machine's clock.
+constexpr uint64_t kMostPassNs = 100'000'000;
 
 // Held by the machine that moves.
 std::mutex moving;
@@ -72,7 +74,12 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
             const uint64_t changes = changes_;
             changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs));
             // Unless another thread has moved the machine meanwhile: then it was not stuck so long.
-            if (changes_ == changes) pass_time(now_ns() - stuck_since_ns);
+            // Threads of several ranks wait here at the same time: each counts what the others have
+            // not. A process that the host has stopped for long was not stuck.
+            const uint64_t now = now_ns();
+            const uint64_t since_ns = std::max(stuck_since_ns, passed_until_ns_);
+            passed_until_ns_ = now;
+            if (changes_ == changes) pass_time(std::min(now - since_ns, kMostPassNs));
         } else if (!pass_time(0)) {
             report_overdue();
         }

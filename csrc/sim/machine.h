@@ -268,6 +268,8 @@ class Machine final : public Reporter {
     uint64_t next_grid_ = 1;
     uint64_t changes_ = 0;
     uint64_t changes_at_wake_ = 0;
+    // Up to this moment of the host, time that the machine was stuck has passed on its clock.
+    uint64_t passed_until_ns_ = 0;
     uint32_t num_threads_ = 0;  // of running launches
     uint64_t endless_at_ = 0;   // step at which the run counts as endless
     uint32_t idle_rounds_ = 0;

@@ -25,7 +25,7 @@ namespace kccl::sim {
 // Knowledge, by the smallest scope that includes both the giver and the receiver.
 using ByScope = std::array<ClockRef, 3>;
 
-// What one thread knows, in two strengths (MODEL.md). `ordered` is happens-before: it needs a
+// What one thread knows, in three strengths (MODEL.md). `ordered` is happens-before: it needs a
 // release and an acquire. `caused` needs neither: a load that decided about a store has returned
 // before the store. `packets` is what else happens before, for packets only: see fence_packets().
 struct Knowledge {

@@ -129,6 +129,7 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
     if (leads(warp())) {
         mem::store_plain(&shared.best[worker.warp_index()], note_of(Ending{best, false}));
     }
+    mem::finish_stores();
     if (!worker.meet()) return false;
     Ending all = {{0, -1, false}, false};
     if (worker.warp_index() == 0) {

@@ -119,6 +119,7 @@ class Crew : public Member<S> {
         delays_.wait();
         // Vectors are read by copies.
         mem::fence_copies();
+        mem::finish_stores();
         meet();
         if (!leads(block_of_crew())) return;
         if (tells_all) {

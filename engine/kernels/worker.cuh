@@ -179,6 +179,7 @@ class Worker {
     // meet() fail.
     KCCL_DEVICE void meet_all() {
         if constexpr (!S::kOverlaps) {
+            mem::finish_stores();
             if (!meet()) waiter_.fail();
             if (warp_index() == 0) {
                 const uint32_t tag = tag_of_end(num_meetings_);

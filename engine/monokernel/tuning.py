@@ -42,7 +42,7 @@ def tuning_for(
     lanes = program.most_lanes(world_size)
     groups = num_groups(program, world_size)
     most = min(machine.multiprocessors, _MOST_BLOCKS // world_size)
-    # A block without a row of the longest product would only wait.
+    # A block without a row of a layer's longest product would only wait.
     longest = max(rows for rows, _, _ in _products(c, lanes // groups)) // TILE
     useful = min(most // groups, longest) * groups
     if blocks is None:

@@ -70,6 +70,12 @@ class Sizes:
         )
 
 
+CHANNEL_TURN_BYTES = 128 * 256
+"""Behind so many bytes the channels take turns anew: kChannels and kChannelBytes in
+interpreter/flights.cpp.
+"""
+
+
 class World:
     """The ranks' memory, as before the first call."""
 
@@ -107,9 +113,11 @@ class World:
 
     @staticmethod
     def _aligned(nbytes: int) -> "np.ndarray[Any, Any]":
-        """Zeros, in lines of the caches of their own."""
-        whole = np.zeros(nbytes + 4096, np.uint8)
-        begin = -whole.ctypes.data % 2048
+        """Zeros that begin in the first of the memory's channels, wherever the host has them. So
+        estimates are the same in each run. No two share a line of a cache.
+        """
+        whole = np.zeros(nbytes + CHANNEL_TURN_BYTES + 256, np.uint8)
+        begin = -whole.ctypes.data % CHANNEL_TURN_BYTES
         return whole[begin : begin + -(-nbytes // 256) * 256]
 
     def array(self, rank: int, values: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

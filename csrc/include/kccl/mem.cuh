@@ -17,6 +17,9 @@
 //                               has stored or loaded come before those that it stores or loads
 //                               later. So do those of other threads that a sync of the block or
 //                               warp has ordered before. Nothing else is ordered
+//   finish_stores()             before a meeting (meeting.cuh), behind which one thread fences for
+//                               all: its fence then orders what this thread has stored. A sync of
+//                               the block needs none
 //   load_plain / store_plain    no order: for memory that a signal already hands over
 //   load_streamed               the same, of 8 or 16 bytes of global memory that are read once
 //   load_words / store_words    the same for a struct of 16 bytes, as two words
@@ -139,6 +142,10 @@ KCCL_DEVICE void store_plain(T* address, T value) {
     __builtin_memcpy(address, &value, sizeof(T));
 #endif
 }
+
+#if !defined(KCCL_TARGET_HIP)
+KCCL_DEVICE void finish_stores() {}
+#endif
 
 #if !defined(KCCL_TARGET_HIP) && !defined(KCCL_TARGET_SIM)
 KCCL_DEVICE void fence_packets() { fence<Order::kAcqRel, Scope::kSystem>(); }

@@ -156,7 +156,7 @@ KCCL_DEVICE uint32_t block_in_grid() { return __builtin_amdgcn_workgroup_id_x();
 KCCL_DEVICE uint32_t blocks_per_grid() {
     return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x();
 }
-// Waits until all accesses to memory that this wave has made are complete.
+// Waits until all vector accesses of this wave to global memory are complete.
 KCCL_DEVICE void await_accesses() {
     __builtin_amdgcn_s_waitcnt(0x0f70);  // vmcnt(0); the other counters may have any value
 }

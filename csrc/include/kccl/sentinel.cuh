@@ -76,8 +76,8 @@ class Slots {
           inbox_(at(channel.comm().rank, slot(calls_, 0))),
           slot_packets_(
               static_cast<uint32_t>(channel.comm().layout.packet_bytes / sizeof(mem::Packet))),
-          to_stale_((calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1) *
-                    channel.world_size() * static_cast<int32_t>(slot_packets_)) {
+          to_stale_((calls_ % kNumSlots == 0 ? kNumSlots - 1 : -1) * channel.world_size() *
+                    static_cast<int32_t>(slot_packets_)) {
         if (!channel.is_ordered()) mem::fence_packets();
     }
 
@@ -161,6 +161,8 @@ class Slots {
     }
 
   private:
+    static constexpr int32_t kNumSlots = kKcclNumSentinelSlots;
+
     KCCL_DEVICE uint64_t slot(uint32_t calls, int source) const {
         return sentinel_slot(channel_.comm(), channel_.index(), calls % kKcclNumSentinelSlots,
                              source);

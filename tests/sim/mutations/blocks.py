@@ -47,8 +47,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "(calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1)",
-            "(calls_ % kKcclNumSentinelSlots == 3 ? -3 : 1)",
+            "(calls_ % kNumSlots == 0 ? kNumSlots - 1 : -1)",
+            "(calls_ % kNumSlots == 3 ? -3 : 1)",
         ),
     ),
     bug(
@@ -58,8 +58,8 @@ MUTATIONS = (
         STUCK | REUSED | STALE,
         Edit(
             "include/kccl/sentinel.cuh",
-            "(calls_ % kKcclNumSentinelSlots == 0 ? int{kKcclNumSentinelSlots} - 1 : -1)",
-            "(calls_ % kKcclNumSentinelSlots < 2 ? 2 : -2)",
+            "(calls_ % kNumSlots == 0 ? kNumSlots - 1 : -1)",
+            "(calls_ % kNumSlots < 2 ? 2 : -2)",
         ),
     ),
     bug(

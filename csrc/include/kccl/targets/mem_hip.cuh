@@ -108,6 +108,12 @@ KCCL_DEVICE void fence_packets() {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
+// A release of one wave waits for its own stores only, and a meeting for none.
+KCCL_DEVICE void finish_stores() {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    platform::await_accesses();
+}
+
 // 8 or 16 bytes of global memory that are read once: they take no place in the caches from what is
 // read again.
 template <class T>
