@@ -1,5 +1,6 @@
-// Where a warp that multiplies has its weights from, stage after stage: S::kWeightsInRegisters says
-// which of two. All threads of the warp make one, and call all functions.
+// The source of a multiplying warp's weights, which it hands out stage by stage. It is
+// RegisterWeights if S::kWeightsInRegisters, else RingWeights. Each thread of the warp makes one
+// object. All threads of the warp call each function together.
 //
 //   begin_round(has_head)   a round begins, whose last weights are those of the head, or not
 //   await(warp_index)       waits for the next stage
