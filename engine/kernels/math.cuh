@@ -25,23 +25,11 @@ KCCL_DEVICE float rounded(float x) {
     return (x + kRounder) - kRounder;
 }
 
-// 2 to the power of x, within 2 units of the last place; 0 below -126. x is at most 127.
-KCCL_DEVICE float exponential2(float x) {
-    const float n = rounded(x < -127.0f ? -127.0f : x);
-    const float r = x < -127.0f ? 0.0f : x - n;
-    float sum = 1.5403530e-4f;
-    sum = sum * r + 1.33335581e-3f;
-    sum = sum * r + 9.61812911e-3f;
-    sum = sum * r + 5.55041087e-2f;
-    sum = sum * r + 2.40226507e-1f;
-    sum = sum * r + 6.93147181e-1f;
-    sum = sum * r + 1.0f;
-    return sum * power_of_two(n);
-}
-
 constexpr float kLog2E = 1.44269504088896341f;
 
-KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
+KCCL_DEVICE float exponential(float x) {
+    return platform::exponential2((x < 87.0f ? x : 87.0f) * kLog2E);
+}
 
 // ---- double -------------------------------------------------------------------------------------
 
@@ -97,6 +85,6 @@ KCCL_DEVICE double logarithm(double x) {
     return n * kLn2 + (2.0 * s + 2.0 * s * square * sum);
 }
 
-KCCL_DEVICE float silu(float x) { return x / (1.0f + exponential(-x)); }
+KCCL_DEVICE float silu(float x) { return x * platform::reciprocal(1.0f + exponential(-x)); }
 
 }  // namespace kccl::decode

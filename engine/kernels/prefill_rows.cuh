@@ -131,7 +131,7 @@ KCCL_DEVICE void make_scales(Crew<S>& crew) {
             squares += mem::load_plain(&squares_of[number][part]);
         }
         mem::store_plain(scales + number,
-                         1.0f / platform::square_root(squares / S::kHidden + S::kNormEps));
+                         platform::reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps));
     }
 }
 

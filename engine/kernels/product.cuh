@@ -48,6 +48,26 @@ KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
     return Dims::packed_of_layer(rows);
 }
 
+// A product's first stage of weights, if the warp has loaded it before its vector came.
+template <class S>
+struct FirstStage {
+    bool is_loaded = false;
+    typename Mma<typename S::Weight>::Weights tiles[S::kStageSteps] = {};
+};
+
+// Loads the first stage if it is there now, so that its place takes other weights while the warp
+// waits for its vector. All threads of the warp.
+template <class S>
+KCCL_DEVICE void load_first(Worker<S>& worker, FirstStage<S>* first) {
+    const typename Mma<typename S::Weight>::Lane lane(1, 0);
+    first->is_loaded = worker.weights().try_await(worker.warp_index());
+    if (!first->is_loaded) return;
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < S::kStageSteps; ++i) first->tiles[i] = worker.weights().tile(lane, i);
+    worker.stamp_stage();
+    worker.weights().has_copied();
+}
+
 // A warp's pass through a product.
 template <class S>
 class Multiplier {
@@ -63,22 +83,30 @@ class Multiplier {
 
     // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
     // [row tile][lane][row].
-    KCCL_DEVICE void run() {
+    KCCL_DEVICE void run(const FirstStage<S>& first) {
         warp().sync();
+        const auto even = [&](const Loaded& stage, uint32_t) { multiply_even(stage); };
+        const auto whole = [&](const Loaded& stage, uint32_t left) { multiply_whole(stage, left); };
+        const auto any = [&](const Loaded& stage, uint32_t left) { multiply_any(stage, left); };
         const bool is_even = steps_.each % kAtOnce == 0;
-        const bool is_whole = steps_.each == kShort;
-#pragma unroll 1
-        for (uint32_t done = 0; done < steps_.num; done += kAtOnce) {
-            Loaded stage;
-            load(stage);
-            if (is_even) {
-                multiply_even(stage);
-            } else if (kAtOnce % kShort == 0 && is_whole) {
-                multiply_whole<kShort>(stage, steps_.num - done);
-            } else if (kHasOthers) {
-                multiply_any(stage, steps_.num - done);
-            }
-            worker_.weights().has_multiplied(steps_.num - done);
+        const bool is_whole = kAtOnce % kShort == 0 && steps_.each == kShort;
+        if constexpr (S::kWeightsInRegisters) {
+            // One loop, because the registers of a stage are the same in all products.
+            one_by_one([&](const Loaded& stage, uint32_t left) {
+                if (is_even) {
+                    even(stage, left);
+                } else if (is_whole) {
+                    whole(stage, left);
+                } else if (kHasOthers) {
+                    any(stage, left);
+                }
+            });
+        } else if (is_even) {
+            one_ahead(first, even);
+        } else if (is_whole) {
+            one_ahead(first, whole);
+        } else if (kHasOthers) {
+            one_ahead(first, any);
         }
     }
 
@@ -98,20 +126,60 @@ class Multiplier {
         typename Unit::Inputs inputs[kAtOnce];
     };
 
+    // multiply(a stage, steps that are left of the product).
+    template <class Multiply>
+    KCCL_DEVICE void one_by_one(Multiply multiply) {
+#pragma unroll 1
+        for (uint32_t done = 0; done < steps_.num; done += kAtOnce) {
+            Loaded stage;
+            load(stage);
+            multiply(stage, steps_.num - done);
+            worker_.weights().has_multiplied(steps_.num - done);
+        }
+    }
+
+    // The same, but loads a stage before the one before it is multiplied. Each turn of the loop has
+    // two, so that none moves from registers to registers.
+    template <class Multiply>
+    KCCL_DEVICE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
+        Loaded now;
+        if (first.is_loaded) {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) now.tiles[i] = first.tiles[i];
+            load_inputs(now);
+        } else {
+            load(now);
+        }
+        uint32_t left = steps_.num;
+#pragma unroll 2
+        for (; left > kAtOnce; left -= kAtOnce) {
+            Loaded next;
+            load(next);
+            multiply(now, left);
+            now = next;
+        }
+        multiply(now, left);
+    }
+
     // Loads a stage's steps, also those behind the product's last one: they are in the stage, and
     // not used.
     KCCL_DEVICE void load(Loaded& loaded) {
         worker_.weights().await(warp_);
+        KCCL_UNROLL
+        for (uint32_t i = 0; i < kAtOnce; ++i) loaded.tiles[i] = worker_.weights().tile(lane_, i);
+        load_inputs(loaded);
+        worker_.stamp_stage();
+        worker_.weights().has_copied();
+    }
+
+    KCCL_DEVICE void load_inputs(Loaded& loaded) {
         const StagedQuad* const vector = staged_ + at_ * kTileQuads;
         KCCL_UNROLL
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-            loaded.tiles[i] = worker_.weights().tile(lane_, i);
             loaded.inputs[i] = lane_.inputs(vector + i * kTileQuads);
         }
         at_ += kAtOnce;
         if (at_ >= steps_.of_lanes) at_ = 0;
-        worker_.stamp_stage();
-        worker_.weights().has_copied();
     }
 
     // All steps of the stage are of one row tile and lane.
@@ -124,14 +192,13 @@ class Multiplier {
         if (left_ == 0) store();
     }
 
-    // The stage has whole row tiles and lanes, of EACH steps.
-    template <uint32_t EACH>
+    // The stage has whole row tiles and lanes, of kShort steps.
     KCCL_DEVICE void multiply_whole(const Loaded& loaded, uint32_t num) {
         KCCL_UNROLL
-        for (uint32_t first = 0; first + EACH <= kAtOnce; first += EACH) {
+        for (uint32_t first = 0; first + kShort <= kAtOnce; first += kShort) {
             if (first >= num) break;
             KCCL_UNROLL
-            for (uint32_t i = first; i < first + EACH; ++i) {
+            for (uint32_t i = first; i < first + kShort; ++i) {
                 Unit::multiply(sums_, loaded.tiles[i], loaded.inputs[i]);
             }
             store();
@@ -170,10 +237,10 @@ class Multiplier {
 
 // One product of the block: see Multiplier::run(). All threads of the warp.
 template <class S>
-KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps) {
+KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps, const FirstStage<S>& first) {
     if (steps.num == 0) return;
     Multiplier<S> multiplier(worker, steps);
-    multiplier.run();
+    multiplier.run(first);
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------

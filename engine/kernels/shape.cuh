@@ -149,7 +149,7 @@ struct Shape : S {
         return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
     }
     // So many row tiles of the head are multiplied before their logits are looked at.
-    static constexpr uint32_t kHeadTiles = 12;
+    static constexpr uint32_t kHeadTiles = 8;
 
     // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which
     // one warp goes through. Of the strands of a KV head, strand s belongs to split s % kSplits,

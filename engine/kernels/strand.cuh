@@ -50,13 +50,7 @@ class Strand {
 
     // unit: that of NUM vectors, kTileQuads apart.
     KCCL_DEVICE Strand(StrandArea<NUM>& area, const typename Unit::Lane& unit)
-        : area_(area), unit_(unit) {
-        KCCL_UNROLL
-        for (uint32_t slot = 0; slot < kSlots; ++slot) {
-            maximum_[slot] = kNoPositions;
-            weight_[slot] = 0;
-        }
-    }
+        : area_(area), unit_(unit) {}
 
     // Adds the positions of a tile of the cache for which is_seen(query, position in the tile).
     template <class IsSeen>
@@ -73,37 +67,29 @@ class Strand {
             }
         });
         warp().sync();
-        float scores_now[kSlots];
+        // A thread looks at a query's scores of four positions.
+        const uint32_t number = thread(), query = number / kTileQuads, quad = number % kTileQuads;
+        const bool has_quad = number < NUM * kTileQuads;
+        Quad now = {};
+        if (has_quad) now = mem::load_plain(area_.scores[0] + number);
         KCCL_UNROLL
-        for (uint32_t slot = 0; slot < kSlots; ++slot) {
-            const uint32_t pair = thread() + slot * platform::kWarpSize;
-            const bool takes = pair < kPairs && is_seen(pair / kTileRows, pair % kTileRows);
-            scores_now[slot] = takes ? mem::load_plain(by_position + pair) : kNoPositions;
+        for (uint32_t i = 0; i < 4; ++i) {
+            const bool takes = has_quad && is_seen(query, quad * 4 + i);
+            now.value[i] = takes ? now.value[i] : kNoPositions;
         }
-        warp().sync();
+        const float peak = rounded(over_tile(now, [](float a, float b) { return a < b ? b : a; }));
+        const float maximum = peak < maximum_ ? maximum_ : peak;
+        const float scale = power_of_two(maximum_ - maximum);
         KCCL_UNROLL
-        for (uint32_t slot = 0; slot < kSlots; ++slot) {
-            const uint32_t pair = thread() + slot * platform::kWarpSize;
-            const float score = scores_now[slot];
-            const float peak = over_tile(score, [](float a, float b) { return a < b ? b : a; });
-            const float integer = rounded(peak);
-            const float now = integer < maximum_[slot] ? maximum_[slot] : integer;
-            const float scale = power_of_two(maximum_[slot] - now);
-            const float e = score == kNoPositions ? 0.0f : exponential2(score - now);
-            weight_[slot] =
-                weight_[slot] * scale + over_tile(e, [](float a, float b) { return a + b; });
-            maximum_[slot] = now;
-            if (pair < kPairs) {
-                mem::store_plain(by_position + pair, e);
-                if (pair % kTileRows == 0) {
-                    mem::store_plain(area_.scales[0].value + pair / kTileRows, scale);
-                }
-            }
+        for (float& value : now.value) {
+            value = value == kNoPositions ? 0.0f : platform::exponential2(value - maximum);
         }
-        warp().sync();
-        if (thread() < NUM * kTileQuads) {
-            const Quad quad = mem::load_plain(area_.scores[0] + thread());
-            area_.weights[0][thread()] = split<f16>(quad);
+        weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
+        maximum_ = maximum;
+        // All threads have read their inputs of the tile before, as they have met since.
+        if (has_quad) {
+            area_.weights[0][number] = split<f16>(now);
+            if (quad == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
         warp().sync();
         const typename Unit::Inputs weights = unit_.inputs(area_.weights[0]);
@@ -112,8 +98,6 @@ class Strand {
             unit_.scale(sums_[i], area_.scales[0].value);
             Unit::multiply(sums_[i], tile.values[i], weights);
         }
-        // Before the next tile's scores come.
-        warp().sync();
     }
 
     // Stores the parts of all queries: the quads of a head, then {maximum, weight, -, -}.
@@ -126,33 +110,31 @@ class Strand {
                 mem::store_plain(values + i * kTileRows + row, sum);
             });
         }
-        KCCL_UNROLL
-        for (uint32_t slot = 0; slot < kSlots; ++slot) {
-            const uint32_t pair = thread() + slot * platform::kWarpSize;
-            if (pair >= kPairs || pair % kTileRows != 0) continue;
-            float* const rest = parts[pair / kTileRows][Dims::kHeadQuads].value;
-            mem::store_plain(rest, maximum_[slot]);
-            mem::store_plain(rest + 1, weight_[slot]);
-        }
+        const uint32_t number = thread();
+        if (number >= NUM * kTileQuads || number % kTileQuads != 0) return;
+        float* const rest = parts[number / kTileQuads][Dims::kHeadQuads].value;
+        mem::store_plain(rest, maximum_);
+        mem::store_plain(rest + 1, weight_);
     }
 
   private:
-    // A thread looks at so many (query, position in the tile) pairs.
-    static constexpr uint32_t kPairs = NUM * kTileRows;
-    static constexpr uint32_t kSlots = ceil_div(kPairs, platform::kWarpSize);
+    static_assert(NUM * kTileQuads <= platform::kWarpSize, "a thread for each quad of scores");
 
     KCCL_DEVICE static uint32_t thread() { return mem::forget(warp().index()); }
 
-    // The largest value, or the sum, over the 16 threads that have a query's positions.
+    // The largest value, or the sum, over the positions of the tile; each of the four threads that
+    // have a query's gets it.
     template <class F>
-    KCCL_DEVICE static float over_tile(float value, F f) {
-        return platform::reduce_lanes<kTileRows>(value, f);
+    KCCL_DEVICE static float over_tile(const Quad& quad, F f) {
+        const float value = f(f(quad.value[0], quad.value[1]), f(quad.value[2], quad.value[3]));
+        return platform::reduce_lanes<kTileQuads>(value, f);
     }
 
     StrandArea<NUM>& area_;
     const typename Unit::Lane& unit_;
-    float maximum_[kSlots];
-    float weight_[kSlots];
+    // Of this thread's query.
+    float maximum_ = kNoPositions;
+    float weight_ = 0;
     typename Unit::Sums sums_[Dims::kHeadTilesOfDim] = {};
 };
 

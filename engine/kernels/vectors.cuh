@@ -116,7 +116,7 @@ KCCL_DEVICE float inverse_rms(Worker<S>& worker, uint32_t i = 0) {
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         squares += mem::load_plain(worker.squares(each) + i);
     }
-    return 1.0f / platform::square_root(squares / S::kHidden + S::kNormEps);
+    return platform::reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
 }
 
 // Stages this warp's part of each lane's vector; quad i of a lane is at place_of(lane) + i.

@@ -4,10 +4,13 @@
 //
 //   begin_round(has_head)   a round begins, whose last weights are those of the head, or not
 //   await(warp_index)       waits for the next stage
+//   try_await(warp_index)   the same if it is there now. If not, false: always, where weights are
+//                           staged in registers
 //   tile(lane, i)           this thread's part of the warp's i-th tile in it
 //   has_copied()            the caller has copied the tiles
-//   has_multiplied(num)     it has multiplied them, and needs none any more. `num`: steps that were
-//                           left of the product, or of its part; the stage had at most so many
+//   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs none
+//                           any more. `num`: steps that were left of the product, or of its part;
+//                           the stage had at most so many
 //   skip(num)               takes the next stage, which has so many steps, and does nothing with
 //                           it. What is left in the warp's area means nothing
 #pragma once

@@ -15,6 +15,8 @@ _MOST_STAGES = 16
 # Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long
 # as the weights that are loaded ahead feed a block.
 _STAGGERS, _STAGGERS_OF_LAYER = 4, 6
+# Of an ordinary model's split.
+_LEAST_STRANDS = 4
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
 _MOST_BLOCKS = 32 * 32
@@ -61,7 +63,8 @@ def tuning_for(
     has_chunks = kind.chunk > 1
     strands = _strands(c, machine) if has_chunks else kind.most_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
-    splits = _splits(kv_heads, blocks // groups, warps, strands)
+    # Other lanes' work hides a Laneformer's attention, and more splits are more to poll for.
+    splits = _splits(kv_heads, blocks // groups, strands, warps if groups > 1 else _LEAST_STRANDS)
     chunk_warps = _chunk_warps(c, lanes // groups, blocks // groups, kind)
     return Tuning(
         blocks=blocks,
@@ -138,12 +141,12 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
     return warps, steps(warps, numbers if is_ordinary else [1])
 
 
-def _splits(kv_heads: int, blocks: int, warps: int, strands: int) -> int:
-    """Splits of each KV head's strands: as many as there are blocks, unless a block has a warp for
-    each of its strands already.
+def _splits(kv_heads: int, blocks: int, strands: int, least: int) -> int:
+    """Splits of each KV head's strands: as many as there are blocks, but with at least so many
+    strands each.
     """
     splits = 1
-    while splits * warps < strands and 2 * splits * kv_heads <= blocks:
+    while splits * least < strands and 2 * splits * kv_heads <= blocks:
         splits *= 2
     return splits
 

@@ -112,8 +112,8 @@ def test_a_tuning_fits_the_kernel(model):
     [
         ("laneformer-2b", 1, 8, False),
         ("laneformer-2b", 2, 8, True),
-        ("llama-1b", 1, 8, True),
-        ("qwen3-0.6b", 1, 8, True),
+        ("llama-1b", 1, 16, True),
+        ("qwen3-0.6b", 1, 16, True),
         ("smollm2", 1, 16, True),
     ],
 )

@@ -158,10 +158,14 @@ class Consumer {
 
     // The same without a limit, for producers that copy until the consumers have ended.
     KCCL_DEVICE const uint8_t* await_front() {
-        while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
-            mem::poll_pause();
-        }
+        while (!mem::has_completed(&ring_.full[next_.stage], next_.parity)) mem::poll_pause();
         return ring_.stage[next_.stage];
+    }
+
+    // The same if the copy is there now. If not, null, for all threads of the warp.
+    KCCL_DEVICE const uint8_t* try_front() {
+        const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);
+        return platform::warp_any(!is_here) ? nullptr : ring_.stage[next_.stage];
     }
 
     // Lets go of the stage: the producer may copy over its bytes.

@@ -35,9 +35,11 @@ struct Mma {
             : thread_(mem::forget(warp().index())),
               num_vectors_(num_vectors),
               // Column 2v of the unit is the high part of vector v, column 2v + 1 its low part.
-              has_inputs_(num_vectors >= kVectors || thread_ / 8 < num_vectors),
-              input_(thread_ / 8 * stride * sizeof(StagedQuad) + thread_ % 4 * sizeof(StagedQuad) +
-                     thread_ / 4 % 2 * sizeof(uint64_t)) {}
+              // Without so many vectors, columns repeat the last one. A branch around their loads
+              // would cost more.
+              input_((thread_ / 8 < num_vectors ? thread_ / 8 : num_vectors - 1) * stride *
+                         sizeof(StagedQuad) +
+                     thread_ % 4 * sizeof(StagedQuad) + thread_ / 4 % 2 * sizeof(uint64_t)) {}
 
         KCCL_DEVICE Weights weights(const uint8_t* tile) const {
             const mem::Line line =
@@ -50,9 +52,8 @@ struct Mma {
         KCCL_DEVICE Weights streamed(const uint8_t* tile) const { return weights(tile); }
 
         KCCL_DEVICE Inputs inputs(const StagedQuad* staged) const {
-            uint64_t both = 0;
             const auto* bytes = reinterpret_cast<const uint8_t*>(staged) + input_;
-            if (has_inputs_) both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
+            const uint64_t both = mem::load_plain(reinterpret_cast<const uint64_t*>(bytes));
             return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
         }
 
@@ -81,18 +82,17 @@ struct Mma {
       private:
         const uint32_t thread_;
         const uint32_t num_vectors_;
-        const bool has_inputs_;
         const uint32_t input_;  // in bytes
     };
 
     KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
 #define KCCL_DECODE_MMA(type)                                                                     \
-    asm volatile(                                                                                 \
-        "mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \
-        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
-        : "+f"(sums.value[0]), "+f"(sums.value[1]), "+f"(sums.value[2]), "+f"(sums.value[3])      \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                \
+        : "=f"(sums.value[0]), "=f"(sums.value[1]), "=f"(sums.value[2]), "=f"(sums.value[3])      \
         : "r"(weights.word[0]), "r"(weights.word[1]), "r"(weights.word[2]), "r"(weights.word[3]), \
-          "r"(inputs.word[0]), "r"(inputs.word[1]))
+          "r"(inputs.word[0]), "r"(inputs.word[1]), "f"(sums.value[0]), "f"(sums.value[1]),       \
+          "f"(sums.value[2]), "f"(sums.value[3]))
         if constexpr (kIsBfloat16<T>)
             KCCL_DECODE_MMA("bf16");
         else

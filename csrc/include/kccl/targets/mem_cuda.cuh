@@ -170,11 +170,7 @@ KCCL_DEVICE uint32_t forget_uniform(uint32_t value) { return forget(value); }
 KCCL_DEVICE uint32_t forget_index(uint32_t value) { return forget(value); }
 
 KCCL_DEVICE uint32_t shared_address(const void* address) {
-    uint32_t shared;
-    asm("{ .reg .u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide; }"
-        : "=r"(shared)
-        : "l"(address));
-    return shared;
+    return static_cast<uint32_t>(__cvta_generic_to_shared(address));
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
