@@ -26,8 +26,7 @@ KCCL_DEVICE Quad turned(const Task& task, Quad quad, uint32_t layer, bool is_key
         float squares = 0;
         for (const float value : quad.value) squares += value * value;
         squares = sum_of_warp(squares);
-        const float inverse =
-            platform::reciprocal_root(squares * (1.0f / S::kHeadDim) + S::kNormEps);
+        const float inverse = reciprocal_root(squares * (1.0f / S::kHeadDim) + S::kNormEps);
         const uint64_t row = 2 * layer + (is_key ? 1 : 0);
         const Quad norm =
             load_quad(task.qk_norms, row * Shape<S>::kHeadQuads + (is_there ? at : 0));
@@ -116,7 +115,7 @@ KCCL_DEVICE void attend_itself(const Quad (&queries)[Shape<S>::kHeadsPerKv], con
         for (int i = 0; i < 4; ++i) score += queries[head].value[i] * key.value[i];
         score = sum_of_warp(is_there ? score : 0.0f);
         const float maximum = rounded(score);
-        const float weight = platform::exponential2(score - maximum);
+        const float weight = exponential2(score - maximum);
         own[head] = {value, maximum, weight};
         for (float& each : own[head].sum.value) each *= weight;
     }

@@ -25,11 +25,49 @@ KCCL_DEVICE float rounded(float x) {
     return (x + kRounder) - kRounder;
 }
 
+// 1 / value, within 2 units of the last place. Neither the value nor the result is subnormal. A
+// division has a branch for such numbers, which takes as long as the rest.
+KCCL_DEVICE float reciprocal(float value) {
+#if defined(KCCL_TARGET_CUDA)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+#elif defined(KCCL_TARGET_HIP)
+    return __builtin_amdgcn_rcpf(value);
+#else
+    return 1.0f / value;
+#endif
+}
+
+// 1 / the square root of a positive value, likewise.
+KCCL_DEVICE float reciprocal_root(float value) {
+#if defined(KCCL_TARGET_CUDA)
+    float result;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+#elif defined(KCCL_TARGET_HIP)
+    return __builtin_amdgcn_rsqf(value);
+#else
+    return 1.0f / __builtin_sqrtf(value);
+#endif
+}
+
+// 2 to the power of a value of at most 127, likewise; 0 below -126.
+KCCL_DEVICE float exponential2(float value) {
+#if defined(KCCL_TARGET_CUDA)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+#elif defined(KCCL_TARGET_HIP)
+    return __builtin_amdgcn_exp2f(value);
+#else
+    return value < -126.0f ? 0.0f : __builtin_exp2f(value);
+#endif
+}
+
 constexpr float kLog2E = 1.44269504088896341f;
 
-KCCL_DEVICE float exponential(float x) {
-    return platform::exponential2((x < 87.0f ? x : 87.0f) * kLog2E);
-}
+KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
 
 // ---- double -------------------------------------------------------------------------------------
 
@@ -85,6 +123,6 @@ KCCL_DEVICE double logarithm(double x) {
     return n * kLn2 + (2.0 * s + 2.0 * s * square * sum);
 }
 
-KCCL_DEVICE float silu(float x) { return x * platform::reciprocal(1.0f + exponential(-x)); }
+KCCL_DEVICE float silu(float x) { return x * reciprocal(1.0f + exponential(-x)); }
 
 }  // namespace kccl::decode

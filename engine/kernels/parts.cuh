@@ -59,7 +59,7 @@ KCCL_DEVICE Part merge_shared(Part part, uint32_t thread) {
 // What attention gives for four elements, once all positions are in the part. Its lowest bits are
 // cleared as the board clears them, so that bits are the same whether it goes over the board.
 KCCL_DEVICE Quad attended_by(const Part& part) {
-    const float inverse = platform::reciprocal(part.weight);
+    const float inverse = reciprocal(part.weight);
     Quad quad;
     KCCL_UNROLL
     for (int i = 0; i < 4; ++i) quad.value[i] = untagged(part.sum.value[i] * inverse);

@@ -131,7 +131,7 @@ KCCL_DEVICE void make_scales(Crew<S>& crew) {
             squares += mem::load_plain(&squares_of[number][part]);
         }
         mem::store_plain(scales + number,
-                         platform::reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps));
+                         reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps));
     }
 }
 

@@ -82,7 +82,7 @@ class Strand {
         const float scale = power_of_two(maximum_ - maximum);
         KCCL_UNROLL
         for (float& value : now.value) {
-            value = value == kNoPositions ? 0.0f : platform::exponential2(value - maximum);
+            value = value == kNoPositions ? 0.0f : exponential2(value - maximum);
         }
         weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
         maximum_ = maximum;

@@ -1,6 +1,7 @@
 // Where a product's vectors come from: a warp polls for its part, and stages it.
 #pragma once
 
+#include "math.cuh"
 #include "product.cuh"
 
 namespace kccl::decode {
@@ -116,7 +117,7 @@ KCCL_DEVICE float inverse_rms(Worker<S>& worker, uint32_t i = 0) {
     for (uint32_t each = 0; each < S::kWarps; ++each) {
         squares += mem::load_plain(worker.squares(each) + i);
     }
-    return platform::reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
+    return reciprocal_root(squares * (1.0f / S::kHidden) + S::kNormEps);
 }
 
 // Stages this warp's part of each lane's vector; quad i of a lane is at place_of(lane) + i.

@@ -8,9 +8,9 @@
 //                           staged in registers
 //   tile(lane, i)           this thread's part of the warp's i-th tile in it
 //   has_copied()            the caller has copied the tiles
-//   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs none
-//                           any more. `num`: steps that were left of the product, or of its part;
-//                           the stage had at most so many
+//   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs
+//                           them no more. `num`: steps that were left of the product, or of its
+//                           part; the stage had at most so many
 //   skip(num)               takes the next stage, which has so many steps, and does nothing with
 //                           it. What is left in the warp's area means nothing
 #pragma once

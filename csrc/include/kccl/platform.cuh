@@ -341,46 +341,6 @@ KCCL_DEVICE float square_root(float value) {
 #endif
 }
 
-// 1 / value, within 2 units of the last place. Neither the value nor the result is subnormal. A
-// division has a branch for such numbers, which takes as long as the rest.
-KCCL_DEVICE float reciprocal(float value) {
-#if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_rcpf(value);
-#else
-    return 1.0f / value;
-#endif
-}
-
-// 1 / the square root of a positive value, likewise.
-KCCL_DEVICE float reciprocal_root(float value) {
-#if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_rsqf(value);
-#else
-    return 1.0f / __builtin_sqrtf(value);
-#endif
-}
-
-// 2 to the power of a value of at most 127, likewise; 0 below -126.
-KCCL_DEVICE float exponential2(float value) {
-#if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_exp2f(value);
-#else
-    return value < -126.0f ? 0.0f : __builtin_exp2f(value);
-#endif
-}
-
 // The value that thread `source_lane` of the same warp gave. Called by all threads of the warp.
 template <class T>
 KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
