@@ -25,45 +25,20 @@ KCCL_DEVICE float rounded(float x) {
     return (x + kRounder) - kRounder;
 }
 
-// 1 / value, within 2 units of the last place. Neither the value nor the result is subnormal. A
-// division has a branch for such numbers, which takes as long as the rest.
-KCCL_DEVICE float reciprocal(float value) {
-#if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_rcpf(value);
-#else
-    return 1.0f / value;
-#endif
-}
+}  // namespace kccl::decode
 
-// 1 / the square root of a positive value, likewise.
-KCCL_DEVICE float reciprocal_root(float value) {
+// reciprocal(x)        1 / x; neither x nor the result is subnormal
+// reciprocal_root(x)   1 / the square root of x, which is positive
+// exponential2(x)      2 to the power of x, which is at most 127; 0 below -126
+//
+// Each is within 2 units of the last place. NaN gives NaN.
 #if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_rsqf(value);
+#include "targets/math_cuda.cuh"
 #else
-    return 1.0f / __builtin_sqrtf(value);
+#include "targets/math_exact.cuh"
 #endif
-}
 
-// 2 to the power of a value of at most 127, likewise; 0 below -126.
-KCCL_DEVICE float exponential2(float value) {
-#if defined(KCCL_TARGET_CUDA)
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-#elif defined(KCCL_TARGET_HIP)
-    return __builtin_amdgcn_exp2f(value);
-#else
-    return value < -126.0f ? 0.0f : __builtin_exp2f(value);
-#endif
-}
+namespace kccl::decode {
 
 constexpr float kLog2E = 1.44269504088896341f;
 

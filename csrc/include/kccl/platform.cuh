@@ -362,10 +362,8 @@ KCCL_DEVICE float reduce_lanes(float value, F f) {
     // Every lane of a group has the same value, so a mirrored lane serves as well as the neighbour.
     value = f(value, move_lanes<kLanePairs>(value));
     value = f(value, move_lanes<kLanePairsOfPairs>(value));
-    if constexpr (NUM > 4) {
-        value = f(value, move_lanes<kMirrorHalfRow>(value));
-        value = f(value, move_lanes<kMirrorRow>(value));
-    }
+    if constexpr (NUM > 4) value = f(value, move_lanes<kMirrorHalfRow>(value));
+    if constexpr (NUM > 4) value = f(value, move_lanes<kMirrorRow>(value));
     if constexpr (NUM == kWarpSize) {
         value = f(value, move_lanes<kToNextRow>(value));
         value = f(value, move_lanes<kToUpperRows>(value));

@@ -1,0 +1,25 @@
+// Functions of math.cuh by the special function unit of NVIDIA's GPUs. A division or a root that is
+// rounded right has a branch for subnormal numbers, which takes as long as the rest.
+#pragma once
+
+namespace kccl::decode {
+
+KCCL_DEVICE float reciprocal(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+KCCL_DEVICE float reciprocal_root(float x) {
+    float result;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+KCCL_DEVICE float exponential2(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+}  // namespace kccl::decode
