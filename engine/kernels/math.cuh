@@ -27,11 +27,12 @@ KCCL_DEVICE float rounded(float x) {
 
 }  // namespace kccl::decode
 
-// reciprocal(x)        1 / x; neither x nor the result is subnormal
+// reciprocal(x)        1 / x
 // reciprocal_root(x)   1 / the square root of x, which is positive
-// exponential2(x)      2 to the power of x, which is at most 127; 0 below -126
+// exponential2(x)      2 to the power of x, which is at most 127
 //
-// Each is within 2 units of the last place. NaN gives NaN.
+// Each is within 2 units of the last place, if neither x nor the result is subnormal: targets may
+// take a subnormal number for 0. NaN gives NaN.
 #if defined(KCCL_TARGET_CUDA)
 #include "targets/math_cuda.cuh"
 #else
@@ -42,6 +43,7 @@ namespace kccl::decode {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
+// 1 / (1 + the result) is never subnormal (silu).
 KCCL_DEVICE float exponential(float x) { return exponential2((x < 87.0f ? x : 87.0f) * kLog2E); }
 
 // ---- double -------------------------------------------------------------------------------------

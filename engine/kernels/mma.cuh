@@ -22,7 +22,7 @@
 //   lane.scale(sums, factors)       multiplies the sums of vector v by factors[v], in shared memory
 //   lane.totals(sums, f)            calls f(row, vector, sum) for each sum that this thread has.
 //                                   Called by all threads of the warp; a thread without a sum gets
-//                                   row kTileRows
+//                                   row kTileRows. Sums of vectors behind the last one mean nothing
 //   lane.for_each_place(f)          calls f(row, vector) in the same order: Mma<T>::kTotals calls
 #pragma once
 

@@ -1,7 +1,7 @@
 // A product of packed weights with the vector that the warp has staged. weights.cuh says where the
 // weights come from.
 //
-// One loop serves all products, with numbers instead of types, so that its code is there once.
+// Its loops take numbers instead of types: all products share their code.
 #pragma once
 
 #include "worker.cuh"

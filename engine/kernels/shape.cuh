@@ -148,7 +148,8 @@ struct Shape : S {
         const Cut of_group = Head::tiles_of(member_of(block));
         return {group_of(block) * Head::kTiles + of_group.first, of_group.num};
     }
-    // So many row tiles of the head are multiplied before their logits are looked at.
+    // So many row tiles of the head are multiplied before their logits are looked at. With more,
+    // their sums would take room from the ring of weights.
     static constexpr uint32_t kHeadTiles = 8;
 
     // Attention. Positions are cut into tiles of 16. Tile t belongs to strand t % kStrands, which

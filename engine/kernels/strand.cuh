@@ -86,11 +86,12 @@ class Strand {
         }
         weight_ = weight_ * scale + over_tile(now, [](float a, float b) { return a + b; });
         maximum_ = maximum;
-        // All threads have read their inputs of the tile before, as they have met since.
+        // All threads have read the weights and scales of the tile before: they have met above.
         if (has_quad) {
             area_.weights[0][number] = split<f16>(now);
             if (quad == 0) mem::store_plain(area_.scales[0].value + query, scale);
         }
+        // Behind this, the next tile's scores may come.
         warp().sync();
         const typename Unit::Inputs weights = unit_.inputs(area_.weights[0]);
         KCCL_UNROLL

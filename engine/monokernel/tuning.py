@@ -15,7 +15,7 @@ _MOST_STAGES = 16
 # Residuals begin a round at so many moments. They are a sixth of a layer apart, and at most as long
 # as the weights that are loaded ahead feed a block.
 _STAGGERS, _STAGGERS_OF_LAYER = 4, 6
-# Of an ordinary model's split.
+# The strands of an ordinary model are split until a split has so many.
 _LEAST_STRANDS = 4
 # Of all ranks. At a round's end a thread of 32 waits for a word of each 32nd block, and has 32 bits
 # to tell them apart (Waiter::await in kernels/watch.cuh).
@@ -142,8 +142,8 @@ def _warps_and_steps(program: Program, world_size: int, kind: Kind) -> tuple[int
 
 
 def _splits(kv_heads: int, blocks: int, strands: int, least: int) -> int:
-    """Splits of each KV head's strands: as many as there are blocks, but with at least so many
-    strands each.
+    """Splits of each KV head's strands: as many as there are blocks, but splits of `least` strands
+    or fewer are not halved.
     """
     splits = 1
     while splits * least < strands and 2 * splits * kv_heads <= blocks:

@@ -352,19 +352,19 @@ KCCL_DEVICE T shuffle(T value, uint32_t source_lane) {
     return value;
 }
 
-// f over the values of groups of NUM neighbouring threads of a warp, 4, 16 or all; each thread gets
-// its group's. f is commutative. The order is fixed: pairs, then pairs of pairs. Called by all
+// f over the values of groups of NUM neighbouring threads of a warp, 4 or all; each thread gets its
+// group's. f is commutative. The order is fixed: pairs, then pairs of pairs. Called by all
 // threads of the warp.
 template <uint32_t NUM, class F>
 KCCL_DEVICE float reduce_lanes(float value, F f) {
-    static_assert(NUM == 4 || NUM == 16 || NUM == kWarpSize, "a row of AMD's lanes, or a warp");
+    static_assert(NUM == 4 || NUM == kWarpSize, "what AMD's lanes can move at once");
 #if defined(KCCL_TARGET_HIP)
     // Every lane of a group has the same value, so a mirrored lane serves as well as the neighbour.
     value = f(value, move_lanes<kLanePairs>(value));
     value = f(value, move_lanes<kLanePairsOfPairs>(value));
-    if constexpr (NUM > 4) value = f(value, move_lanes<kMirrorHalfRow>(value));
-    if constexpr (NUM > 4) value = f(value, move_lanes<kMirrorRow>(value));
     if constexpr (NUM == kWarpSize) {
+        value = f(value, move_lanes<kMirrorHalfRow>(value));
+        value = f(value, move_lanes<kMirrorRow>(value));
         value = f(value, move_lanes<kToNextRow>(value));
         value = f(value, move_lanes<kToUpperRows>(value));
         value = lane_of(value, kWarpSize - 1);

@@ -158,7 +158,9 @@ class Consumer {
 
     // The same without a limit, for producers that copy until the consumers have ended.
     KCCL_DEVICE const uint8_t* await_front() {
-        while (!mem::has_completed(&ring_.full[next_.stage], next_.parity)) mem::poll_pause();
+        while (platform::warp_any(!mem::has_completed(&ring_.full[next_.stage], next_.parity))) {
+            mem::poll_pause();
+        }
         return ring_.stage[next_.stage];
     }
 

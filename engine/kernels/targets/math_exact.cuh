@@ -1,5 +1,5 @@
-// Functions of math.cuh by operations that are rounded right: the same bits on AMD's GPUs and in the
-// simulator, which test each other.
+// Functions of math.cuh by operations that are rounded right: the same bits on AMD's GPUs and in
+// the simulator, which test each other.
 #pragma once
 
 namespace kccl::decode {

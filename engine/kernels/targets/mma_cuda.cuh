@@ -87,7 +87,8 @@ struct Mma {
 
     KCCL_DEVICE static void multiply(Sums& sums, const Weights& weights, const Inputs& inputs) {
 #define KCCL_DECODE_MMA(type)                                                                     \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \
+    asm volatile(                                                                                 \
+        "mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                    \
         ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                \
         : "=f"(sums.value[0]), "=f"(sums.value[1]), "=f"(sums.value[2]), "=f"(sums.value[3])      \
         : "r"(weights.word[0]), "r"(weights.word[1]), "r"(weights.word[2]), "r"(weights.word[3]), \
