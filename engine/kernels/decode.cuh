@@ -87,13 +87,9 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         if (product == Product::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
         if (product == Product::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
         // A block without rows of the product needs no vector.
-        FirstStage<S> first;
-        if (steps.num != 0) {
-            load_first(worker, &first);
-            stage_vector(worker, product, layer, token);
-        }
+        if (steps.num != 0) stage_vector(worker, product, layer, token);
         worker.stamp(kArrived);
-        multiply(worker, steps, first);
+        multiply(worker, steps);
         worker.stamp(kMultiplied);
         if (!worker.meet()) return false;
         worker.stamp(kMet);

@@ -210,16 +210,6 @@ BUGS = {
         "        warp().sync();\n        const typename Unit::Inputs weights",
         "        const typename Unit::Inputs weights",
     ),
-    "a product's first stage is taken before it has come": (
-        "product.cuh",
-        "    if (!first->is_loaded) return;\n",
-        "",
-    ),
-    "a product's first stage is not let go": (
-        "product.cuh",
-        "    worker.weights().has_copied();\n",
-        "",
-    ),
     "a tag that never changes": ("board.cuh", "return (round & 1u) ^ 1u;", "return round | 1u;"),
 }
 
