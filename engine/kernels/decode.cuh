@@ -87,9 +87,13 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         if (product == Product::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
         if (product == Product::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
         // A block without rows of the product needs no vector.
-        if (steps.num != 0) stage_vector(worker, product, layer, token);
+        FirstStage<S> first;
+        if (steps.num != 0) {
+            load_first(worker, &first);
+            stage_vector(worker, product, layer, token);
+        }
         worker.stamp(kArrived);
-        multiply(worker, steps);
+        multiply(worker, steps, first);
         worker.stamp(kMultiplied);
         if (!worker.meet()) return false;
         worker.stamp(kMet);

@@ -96,7 +96,7 @@ KCCL_DEVICE bool head(Worker<S>& worker, uint32_t position, Best* best) {
         const uint32_t rest = tiles.num - first;
         const uint32_t num = rest < Dims::kHeadTiles ? rest : Dims::kHeadTiles;
         if (first != 0) worker.next_area();
-        multiply(worker, steps_of<M>(num));
+        multiply(worker, steps_of<M>(num), FirstStage<S>{});
         worker.stamp(kMultiplied);
         if (!worker.meet()) return false;
         worker.stamp(kMet);

@@ -48,6 +48,26 @@ KCCL_DEVICE uint64_t packed_before(Product product, uint32_t member) {
     return Dims::packed_of_layer(rows);
 }
 
+// A product's first stage of weights, if the warp has loaded it before its vector came.
+template <class S>
+struct FirstStage {
+    bool is_loaded = false;
+    typename Mma<typename S::Weight>::Weights tiles[S::kStageSteps] = {};
+};
+
+// Loads the first stage if it is there now, so that its place takes other weights while the warp
+// waits for its vector. All threads of the warp.
+template <class S>
+KCCL_DEVICE void load_first(Worker<S>& worker, FirstStage<S>* first) {
+    const typename Mma<typename S::Weight>::Lane lane(1, 0);
+    first->is_loaded = worker.weights().try_await(worker.warp_index());
+    if (!first->is_loaded) return;
+    KCCL_UNROLL
+    for (uint32_t i = 0; i < S::kStageSteps; ++i) first->tiles[i] = worker.weights().tile(lane, i);
+    worker.stamp_stage();
+    worker.weights().has_copied();
+}
+
 // A warp's pass through a product.
 template <class S>
 class Multiplier {
@@ -63,7 +83,7 @@ class Multiplier {
 
     // Takes the product's stages, multiplies, and leaves the sums in the warp's area,
     // [row tile][lane][row].
-    KCCL_DEVICE void run() {
+    KCCL_DEVICE void run(const FirstStage<S>& first) {
         warp().sync();
         const auto even = [&](const Loaded& stage, uint32_t) { multiply_even(stage); };
         const auto whole = [&](const Loaded& stage, uint32_t left) { multiply_whole(stage, left); };
@@ -82,11 +102,11 @@ class Multiplier {
                 }
             });
         } else if (is_even) {
-            one_ahead(even);
+            one_ahead(first, even);
         } else if (is_whole) {
-            one_ahead(whole);
+            one_ahead(first, whole);
         } else if (kHasOthers) {
-            one_ahead(any);
+            one_ahead(first, any);
         }
     }
 
@@ -121,9 +141,15 @@ class Multiplier {
     // The same, but loads a stage before the one before it is multiplied. Each turn of the loop has
     // two, so that none moves from registers to registers.
     template <class Multiply>
-    KCCL_DEVICE void one_ahead(Multiply multiply) {
+    KCCL_DEVICE void one_ahead(const FirstStage<S>& first, Multiply multiply) {
         Loaded now;
-        load(now);
+        if (first.is_loaded) {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) now.tiles[i] = first.tiles[i];
+            load_inputs(now);
+        } else {
+            load(now);
+        }
         uint32_t left = steps_.num;
 #pragma unroll 2
         for (; left > kAtOnce; left -= kAtOnce) {
@@ -211,10 +237,10 @@ class Multiplier {
 
 // One product of the block: see Multiplier::run(). All threads of the warp.
 template <class S>
-KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps) {
+KCCL_DEVICE void multiply(Worker<S>& worker, const Steps& steps, const FirstStage<S>& first) {
     if (steps.num == 0) return;
     Multiplier<S> multiplier(worker, steps);
-    multiplier.run();
+    multiplier.run(first);
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------

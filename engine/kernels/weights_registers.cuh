@@ -35,6 +35,8 @@ class RegisterWeights {
 
     KCCL_DEVICE void begin_round(bool has_head) { end_ = has_head ? num_ : of_layers_; }
 
+    KCCL_DEVICE bool try_await(uint32_t) const { return false; }
+
     KCCL_DEVICE void await(uint32_t) {
         if constexpr (!S::kOverlaps) load();
     }

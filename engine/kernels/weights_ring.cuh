@@ -18,6 +18,14 @@ class RingWeights {
 
     KCCL_DEVICE void begin_round(bool) {}
 
+    // Nothing is there before it is asked for, where nothing overlaps.
+    KCCL_DEVICE bool try_await(uint32_t warp_index) {
+        const uint8_t* const stage = S::kOverlaps ? stages_.try_front() : nullptr;
+        if (stage == nullptr) return false;
+        stage_ = stage + warp_index * kTileBytes;
+        return true;
+    }
+
     // Where nothing overlaps, the stage is copied when all warps have asked for it.
     KCCL_DEVICE void await(uint32_t warp_index) {
         if constexpr (!S::kOverlaps) arrive_together(asked_);

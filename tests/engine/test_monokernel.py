@@ -1,6 +1,7 @@
 """The monokernel in the simulator: the logits of the reference, and no bug of its protocols."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -210,6 +211,16 @@ BUGS = {
         "        warp().sync();\n        const typename Unit::Inputs weights",
         "        const typename Unit::Inputs weights",
     ),
+    "a product's first stage is taken before it has come": (
+        "product.cuh",
+        "    if (!first->is_loaded) return;\n",
+        "",
+    ),
+    "a product's first stage is not let go": (
+        "product.cuh",
+        "    worker.weights().has_copied();\n",
+        "",
+    ),
     "a tag that never changes": ("board.cuh", "return (round & 1u) ^ 1u;", "return round | 1u;"),
 }
 
@@ -250,6 +261,21 @@ def test_a_rank_that_does_not_come_is_named():
 
     with pytest.raises(kccl.Error, match="rank 1"):
         kccl.run_threads(main, 2, backend="sim")
+
+
+def test_a_rank_may_come_seconds_later():
+    """The simulator moves the other one after 3 s, and lets the late one in while that waits."""
+    _, tokens = expected("tiny-laneformer")
+
+    def main(comm: kccl.Communicator) -> list[int]:
+        executor = DeviceExecutor(
+            checkpoint("tiny-laneformer"), comm, tuning=TUNING, context=CONTEXT
+        )
+        if comm.rank == 0:
+            time.sleep(3.5)
+        return generate(executor, NEW)
+
+    assert kccl.run_threads(main, 2, backend="sim") == [tokens] * 2
 
 
 @pytest.mark.parametrize(

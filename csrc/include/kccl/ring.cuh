@@ -164,6 +164,12 @@ class Consumer {
         return ring_.stage[next_.stage];
     }
 
+    // The same if the copy is there now. If not, null, for all threads of the warp.
+    KCCL_DEVICE const uint8_t* try_front() {
+        const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);
+        return platform::warp_any(!is_here) ? nullptr : ring_.stage[next_.stage];
+    }
+
     // Lets go of the stage: the producer may copy over its bytes.
     KCCL_DEVICE void pop() {
         warp().sync();
