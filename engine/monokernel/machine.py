@@ -24,7 +24,10 @@ class Kind:
         bytes_in_flight: Most bytes of weights that a ring's copies move at the same time, of the
             product that the block multiplies.
         quiet_bytes: The same of later products: fewer, because exchanges wait behind copies.
+        quietest_bytes: The same where an ordinary model's layer waits longer for its exchanges than
+            for its weights. Then these fill the ring in time.
         bytes_per_ns: What a block reads of its weights in a nanosecond.
+        exchanges_ns: What a layer's exchanges take, about.
         chunk: Positions of a prompt that run at the same time; 1: as decoding does.
         chunk_warps: Warps of a block that compute then: numbers with which a thread has the
             registers that it needs. The first choice first.
@@ -40,7 +43,9 @@ class Kind:
     most_stage_bytes: int = 24 << 10
     bytes_in_flight: int = 96 << 10
     quiet_bytes: int = 40 << 10
+    quietest_bytes: int = 16 << 10
     bytes_per_ns: int = 35
+    exchanges_ns: int = 10_000
     chunk: int = 64
     chunk_warps: tuple[int, ...] = (12, 8)
     chunk_steps: int = 6

@@ -104,7 +104,11 @@ def test_a_tuning_fits_the_kernel(model):
         assert ranks * tuning.blocks <= 32 * 32
         assert 64 <= tuning.blocks <= 132 or model == "smollm2"
         stage = tuning.stage_steps * tuning.warps * 512
-        assert 32 << 10 <= tuning.in_flight * stage <= 80 << 10
+        flying = tuning.in_flight * stage
+        if flying < 32 << 10:
+            assert model in ("llama-1b", "qwen3-0.6b", "smollm2")
+            assert model != "llama-1b" or ranks > 2
+        assert 16 << 10 <= flying <= 80 << 10
 
 
 @pytest.mark.parametrize(
