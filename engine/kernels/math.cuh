@@ -12,9 +12,9 @@ KCCL_DEVICE bool is_finite(float x) {
     return (platform::bit_cast<uint32_t>(x) & kExponent) != kExponent;
 }
 
-// 2 to the power of an integer, which a float holds; 0 below -126. At most 127.
+// 2 to the power of an integer, which a float holds; 0 below -126 and of NaN. At most 127.
 KCCL_DEVICE float power_of_two(float n) {
-    if (n < -126.0f) return 0.0f;
+    if (!(n >= -126.0f)) return 0.0f;
     const auto bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
     return platform::bit_cast<float>(bits);
 }

@@ -78,9 +78,8 @@ class Waiter {
             mem::poll_pause();
             if (++polls < comm_.polls_per_check) continue;
             polls = 0;
-            // Once: the simulator calls no machine stuck that stores anything.
-            if (!is_noted) note(ranks, round);
             is_noted = true;
+            note(ranks, round);
             has_failed_ = platform::warp_any(mem::has_completed_now(gave_up_, 0));
             is_here = is_here && !has_failed_;
         }
@@ -98,8 +97,11 @@ class Waiter {
         const uint32_t index = mem::forget_index(platform::thread_in_block() / platform::kWarpSize);
         // The warp that copies does not wait.
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
-        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(
-            wait_at<S>(comm_, task_, number), ranks == 0 ? 0 : wait_word(ranks, round));
+        uint64_t* const noted = wait_at<S>(comm_, task_, number);
+        const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, round);
+        // Once: the simulator calls no machine stuck that stores anything.
+        if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(noted) == word) return;
+        mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(noted, word);
     }
 
     const DeviceComm& comm_;

@@ -7,8 +7,8 @@
 // estimate (bench/LOG.md), the atomics of 256 blocks on one word are a third of a barrier. All
 // counters advance by the same in a sync: the first block of each adds what the other ones leave.
 // There a thread also looks some times before its wait pauses and looks at its limit, because a
-// look that comes just too early costs a barrier as long as it takes. Leaders of dies, which tell
-// each other that their blocks have arrived, lose (bench/LOG.md): each hop is a way through memory.
+// look that comes just too early costs a barrier as long as it takes. Dies have no leaders that
+// tell each other of arrivals, because each hop is a way through memory (bench/LOG.md).
 //
 // Each block also has a GridCount in a line of its own: how often it has synchronised, as an epoch,
 // and the counter's value at that sync. The same block of the next kernel goes on counting from it,

@@ -57,8 +57,8 @@
 // So in a large loop it computes again what follows from it, instead of keeping that in registers
 // from one turn to the next. forget_uniform(value) is for a value that is the same in all threads
 // of a warp, which AMD's GPUs have in a scalar register. forget_index(value) is for the number of a
-// thread or warp that loops with unrolled turns ask for. It is forgotten on NVIDIA's GPUs only:
-// clang takes a register of its own for each turn.
+// thread or warp, where unrolled loops ask for it. Only on NVIDIA's GPUs is it forgotten, because
+// clang would keep a register for each turn.
 //
 // tell_host(context, status, record) reports a failure where the host looks without asking the
 // device: on GPUs, in the KcclMailbox.
