@@ -50,7 +50,7 @@ KCCL_DEVICE void stream(const DeviceComm& comm, const Task& task, Shared<S>& sha
     const auto try_push = [&](uint32_t num_bytes, Product product) {
         // Urgent: the warps have let go of two stages of this product. So they are multiplying it,
         // and only weights hold them up. Else they may be in an exchange, which copies in flight
-        // delay. Of one stage they may let go before, while they wait for the vector (load_first).
+        // delay. One stage is no sign, because they load it before the vector (load_first).
         constexpr uint32_t kStages = num_stages<S>();
         const bool is_urgent = num_asked > kStages + 1 ||
                                (num_asked > 1 && producer.has_free_stages(kStages + 2 - num_asked));

@@ -99,7 +99,8 @@ class Waiter {
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         uint64_t* const noted = wait_at<S>(comm_, task_, number);
         const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, round);
-        // Once: the simulator calls no machine stuck that stores anything.
+        // Stores only what is new: in the simulator each store counts as progress. A flag that says
+        // whether it was stored costs registers.
         if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(noted) == word) return;
         mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(noted, word);
     }

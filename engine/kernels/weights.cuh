@@ -4,8 +4,8 @@
 //
 //   begin_round(has_head)   a round begins, whose last weights are those of the head, or not
 //   await(warp_index)       waits for the next stage
-//   try_await(warp_index)   the same without waiting. False: it is not there yet. It is always
-//                           false where nothing overlaps, and of RegisterWeights
+//   try_await(warp_index)   the same without waiting. False: it is not there yet. Always false
+//                           where nothing overlaps, and always false from RegisterWeights
 //   tile(lane, i)           this thread's part of the warp's i-th tile in it
 //   has_copied()            the caller has copied the tiles
 //   has_multiplied(num)     of RegisterWeights alone: the caller has multiplied them, and needs

@@ -21,13 +21,14 @@ class Kind:
         least_stage_bytes: Of weights: smaller stages of a ring cost more to hand over than to
             multiply; smaller ones in registers leave the memory idle.
         most_stage_bytes: Of weights.
-        bytes_in_flight: Most bytes of weights that a ring's copies move at the same time, of the
-            product that the block multiplies.
-        quiet_bytes: The same of later products: fewer, because exchanges wait behind copies.
-        quietest_bytes: The same where an ordinary model's layer waits longer for its exchanges than
-            for its weights. Then these fill the ring in time.
+        bytes_in_flight: Most bytes of weights that a ring's copies move at the same time, when the
+            block multiplies the product that is copied.
+        quiet_bytes: The same before: fewer, because exchanges wait behind copies.
+        quietest_bytes: The same for short layers: the copies of one fill the ring during its
+            exchanges.
+        short_layer_bytes: A layer of an ordinary model is short if a block's weights of it have at
+            most so many bytes.
         bytes_per_ns: What a block reads of its weights in a nanosecond.
-        exchanges_ns: What a layer's exchanges take, about.
         chunk: Positions of a prompt that run at the same time; 1: as decoding does.
         chunk_warps: Warps of a block that compute then: numbers with which a thread has the
             registers that it needs. The first choice first.
@@ -44,8 +45,8 @@ class Kind:
     bytes_in_flight: int = 96 << 10
     quiet_bytes: int = 40 << 10
     quietest_bytes: int = 16 << 10
+    short_layer_bytes: int = 256 << 10
     bytes_per_ns: int = 35
-    exchanges_ns: int = 10_000
     chunk: int = 64
     chunk_warps: tuple[int, ...] = (12, 8)
     chunk_steps: int = 6
@@ -54,7 +55,8 @@ class Kind:
 
 
 NVIDIA = Kind()
-"""By measurement on one H200 (bench/LOG.md)."""
+"""By measurement on one H200; what a short layer is, on one H100: 54 and 238 KB a block are short,
+921 KB are not (bench/LOG.md)."""
 
 AMD = Kind(
     # Two waves on each of four SIMDs: with a third one, threads would keep registers in memory.

@@ -25,8 +25,9 @@ class Tuning:
             parts.
         stages: Most stages of a block's ring of weights.
         stage_steps: Tiles of each warp in a stage, of 512 bytes each.
-        in_flight: Most stages that are copied at the same time, of products that come later.
-        urgent_in_flight: The same of the product that the block multiplies; 0: as in_flight.
+        in_flight: Most stages that are copied at the same time, until a block's warps have let go
+            of two stages of the product that is copied.
+        urgent_in_flight: The same from then on; 0: as in_flight.
         strands: Into how many parts the positions of a KV head are cut, a power of two.
         splits: Into how many parts the strands are cut, one for each block; a power of two.
         merges_first: Whether the blocks of a KV head merge what attention gives for its splits. If

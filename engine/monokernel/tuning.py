@@ -63,7 +63,7 @@ def tuning_for(
     has_chunks = kind.chunk > 1
     strands = _strands(c, machine) if has_chunks else kind.most_strands
     kv_heads = lanes // groups * c.num_kv_heads // c.num_lanes
-    layer_bytes = _layer_bytes(c, lanes) // blocks
+    block_bytes = _layer_bytes(c, lanes) // blocks
     # Other lanes' work hides a Laneformer's attention, and more splits are more to poll for.
     splits = _splits(kv_heads, blocks // groups, strands, warps if groups > 1 else _LEAST_STRANDS)
     chunk_warps = _chunk_warps(c, lanes // groups, blocks // groups, kind)
@@ -72,14 +72,14 @@ def tuning_for(
         warps=warps,
         stages=_MOST_STAGES,
         stage_steps=steps,
-        in_flight=max(1, round(_quiet_bytes(program, layer_bytes, kind) / stage)),
+        in_flight=max(1, round(_quiet_bytes(program, block_bytes, kind) / stage)),
         urgent_in_flight=max(1, kind.bytes_in_flight // stage),
         strands=strands,
         splits=splits,
         # A block that has no unit of attention would poll for all parts meanwhile.
         merges_first=kv_heads * splits < blocks // groups,
         shared_bytes=machine.shared_bytes,
-        stagger_ns=_stagger_ns(layer_bytes, kind, ahead) if groups > 1 and has_chunks else 0,
+        stagger_ns=_stagger_ns(block_bytes, kind, ahead) if groups > 1 and has_chunks else 0,
         staggers=_STAGGERS,
         weights_in_registers=kind.weights_in_registers,
         others=-(warps + 2) % kind.warps_together + 2,
@@ -151,20 +151,19 @@ def _splits(kv_heads: int, blocks: int, strands: int, least: int) -> int:
 
 
 def _layer_bytes(c: ModelConfig, lanes: int) -> int:
-    """Of a layer's weights, for a rank with so many lanes."""
+    """Bytes of a rank's weights of a layer, of so many lanes."""
     return 2 * sum(rows * columns * of_group for rows, columns, of_group in _products(c, lanes))
 
 
-def _quiet_bytes(program: Program, layer_bytes: int, kind: Kind) -> int:
-    """Of later products, in flight. `layer_bytes`: of a block."""
-    is_ordinary = program.num_residuals == 1
-    is_short = layer_bytes < kind.exchanges_ns * kind.bytes_per_ns
-    return kind.quietest_bytes if is_ordinary and is_short else kind.quiet_bytes
+def _quiet_bytes(program: Program, block_bytes: int, kind: Kind) -> int:
+    """Bytes in flight before a block multiplies. `block_bytes`: its weights of a layer."""
+    is_short = program.num_residuals == 1 and block_bytes <= kind.short_layer_bytes
+    return kind.quietest_bytes if is_short else kind.quiet_bytes
 
 
-def _stagger_ns(layer_bytes: int, kind: Kind, ahead: int) -> int:
-    """`layer_bytes`: of a block. `ahead`: bytes of weights that it has loaded ahead."""
-    return min(layer_bytes // _STAGGERS_OF_LAYER, ahead) // kind.bytes_per_ns
+def _stagger_ns(block_bytes: int, kind: Kind, ahead: int) -> int:
+    """A block has `block_bytes` of a layer's weights, and has loaded `ahead` bytes ahead."""
+    return min(block_bytes // _STAGGERS_OF_LAYER, ahead) // kind.bytes_per_ns
 
 
 def _strands(c: ModelConfig, machine: Machine) -> int:

@@ -45,7 +45,10 @@ KCCL_DEVICE Status stage_sum(const Call& call, uint64_t num_left = 0) {
                    producer.try_push(in + pushed * kWords, words_of(pushed) * 4, in_flight)) {
                 ++pushed;
             }
-            const auto* words = reinterpret_cast<const uint32_t*>(consumer.front());
+            // Every other copy is taken at once if it is there.
+            const uint8_t* stage = n % 2 != 0 ? consumer.try_front() : nullptr;
+            if (stage == nullptr) stage = consumer.front();
+            const auto* words = reinterpret_cast<const uint32_t*>(stage);
             failed = words == nullptr;
             if (failed) continue;
             for (uint32_t i = me; i < words_of(n); i += num_consumers * platform::kWarpSize) {

@@ -164,7 +164,8 @@ class Consumer {
         return ring_.stage[next_.stage];
     }
 
-    // The same if the copy is there now. If not, null, for all threads of the warp.
+    // The next copy's bytes, as from front(), if it is there now; else null. Does not wait. All
+    // threads of the warp get the same.
     KCCL_DEVICE const uint8_t* try_front() {
         const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);
         return platform::warp_any(!is_here) ? nullptr : ring_.stage[next_.stage];

@@ -304,6 +304,17 @@ MUTATIONS = (
         ),
     ),
     bug(
+        "stage_tried_early",
+        "a consumer that does not wait takes a stage whose copy is not there",
+        "stream",
+        RACE | STUCK | WRONG,
+        Edit(
+            "include/kccl/ring.cuh",
+            "const bool is_here = mem::has_completed_now(&ring_.full[next_.stage], next_.parity);",
+            "const bool is_here = true;",
+        ),
+    ),
+    bug(
         "stage_popped_early",
         "a consuming warp lets go while its threads still read",
         "stream",
