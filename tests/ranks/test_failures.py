@@ -18,7 +18,7 @@ CALLS |= {"barrier_direct": "barrier"}
 
 @pytest.fixture
 def short(monkeypatch):
-    """Waits end after LIMIT seconds; those of the first two calls have more time."""
+    """Waits end after LIMIT seconds; those of the first call have more time."""
     monkeypatch.setenv("KCCL_TIMEOUT", str(LIMIT))
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
 
@@ -35,7 +35,9 @@ def call(comm, name):
 
 def check_all_right(comm):
     """Every kind of call gives the right result, and all_reduce does on every channel."""
-    size = comm.world_size
+    size, limit = comm.world_size, comm.timeout
+    # A busy machine may stop a rank for longer than the test's limit.
+    comm.timeout = 5
     for name in CALLS:
         x = call(comm, name)
         if CALLS[name] != "barrier":
@@ -48,6 +50,7 @@ def check_all_right(comm):
         assert (x == size).all()
     comm.signal((comm.rank + 1) % size)
     comm.wait()
+    comm.timeout = limit
 
 
 def check_fails_at_once(comm, kind):
