@@ -115,8 +115,7 @@ def runs(
     """All builds, started in parallel."""
     builds = {
         "address": (ADDRESS, tuple(abi.DTYPES)),
-        # The smallest and the largest elements.
-        "thread": (THREAD, ("bfloat16", "int64")),
+        "thread": (THREAD, ("float32", "bfloat16", "int64")),
         "planted": (THREAD, ("float32",), _plant_a_race),
     }
     with ThreadPoolExecutor(2) as pool:
