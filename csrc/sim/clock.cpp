@@ -5,8 +5,8 @@
 namespace kccl::sim {
 namespace {
 
-// Whether one of `counters` is above both `others` and `all`. It does not stop at the first one, so
-// that compilers make vector instructions of the loop: most of a long run's time is spent here.
+// Whether one of `counters` is above both `others` and `all`. The loop does not stop at the first
+// one, so that compilers make vector instructions of it: runs of many threads compare often.
 bool has_more(const std::vector<uint32_t>& counters, const std::vector<uint32_t>& others,
               uint32_t all) {
     const size_t common = std::min(counters.size(), others.size());
@@ -86,7 +86,8 @@ void Clock::join(const Clock& other) {
         const uint32_t all = theirs.slot < all_.size() ? all_[theirs.slot] : 0;
         const std::vector<uint32_t>& news = theirs.each->counters;
         if (!has_more(news, at->each->counters, all)) continue;
-        // Shared where nothing is lost, so that the next join need not compare them.
+        // If theirs has all that this clock knows, both clocks share it. The next join then finds
+        // the same pointer, and compares no numbers.
         if (!has_more(at->each->counters, news, all)) {
             at->each = theirs.each;
             continue;

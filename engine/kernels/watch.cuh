@@ -99,8 +99,8 @@ class Waiter {
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         uint64_t* const noted = wait_at<S>(comm_, task_, number);
         const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, round);
-        // Stores only what is new: in the simulator each store counts as progress. A flag that says
-        // whether it was stored costs registers.
+        // A long wait comes here again and again with the same word. The simulator takes each store
+        // for progress, so a word is stored only once. A flag for that would cost registers.
         if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(noted) == word) return;
         mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(noted, word);
     }

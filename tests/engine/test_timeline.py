@@ -168,8 +168,8 @@ def test_stamps_are_in_their_order(traced):
 
 
 def _multiplied_what_they_let_go(timeline):
-    """Stages are let go between their op's "arrived" and "multiplied". But a layer's op may load
-    its first one before the vector has arrived.
+    """A block lets a stage go between the stamps "arrived" and "multiplied" of the stage's op. But
+    the first stage of a layer's op may be let go before the vector has arrived.
     """
     for block in range(TUNING.blocks):
         last = -1
