@@ -17,7 +17,7 @@ def each_moment(world_size, *bugs):
         [sys.executable, mortal_ranks.__file__, "each", str(world_size), *bugs],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]
