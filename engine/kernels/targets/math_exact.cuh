@@ -11,12 +11,12 @@ KCCL_DEVICE float reciprocal_root(float x) { return 1.0f / platform::square_root
 KCCL_DEVICE float exponential2(float x) {
     const float n = rounded(x < -127.0f ? -127.0f : x);
     const float r = x < -127.0f ? 0.0f : x - n;
-    float sum = 1.5403530e-4f;
-    sum = sum * r + 1.33335581e-3f;
-    sum = sum * r + 9.61812911e-3f;
-    sum = sum * r + 5.55041087e-2f;
-    sum = sum * r + 2.40226507e-1f;
-    sum = sum * r + 6.93147181e-1f;
+    float sum = 1.5353362e-4f;
+    sum = sum * r + 1.33988744e-3f;
+    sum = sum * r + 9.61843736e-3f;
+    sum = sum * r + 5.55033247e-2f;
+    sum = sum * r + 2.40226479e-1f;
+    sum = sum * r + 6.93147203e-1f;
     sum = sum * r + 1.0f;
     return sum * power_of_two(n);
 }
