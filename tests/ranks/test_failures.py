@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from programs import OF_DATA, algorithms_for
+from ranks import AT_ONCE
 
 import kccl
 
@@ -96,7 +97,7 @@ def test_late_rank(short, name):
                 call(comm, name)
             error = caught.value
             waited.append(time.perf_counter() - started)
-            assert waited[-1] < LIMIT + 0.5
+            assert waited[-1] < LIMIT + AT_ONCE
             assert (error.peer, error.collective, error.channel) == (late, name, 0)
             assert error.epoch_seen < error.epoch_wanted > 1
             assert f"{name} on channel 0: peer {late} did not arrive" in str(error)
@@ -105,11 +106,12 @@ def test_late_rank(short, name):
         all_failed.wait(5)
         if comm.rank == late:
             # The others' words of the first call may have come; those of the next cannot.
+            comm.timeout = 30
             started = time.perf_counter()
             with pytest.raises(kccl.Timeout, match=f"peer {late} did not arrive.*heard it from"):
                 for _ in range(3):
                     comm.barrier()
-            assert time.perf_counter() - started < 0.1
+            assert time.perf_counter() - started < AT_ONCE
             check_fails_at_once(comm, kccl.Timeout)
         comm.reset()
         check_all_right(comm)
@@ -191,7 +193,7 @@ def test_waiting_ranks_follow_the_first(short):
         started = time.perf_counter()
         with pytest.raises(kccl.Timeout, match="peer 0 did not arrive; rank 1 waited for peer 0"):
             comm.barrier()
-        assert time.perf_counter() - started < LIMIT + 0.5
+        assert time.perf_counter() - started < LIMIT + AT_ONCE
         failed.wait(5)
 
     kccl.run_threads(main, 3)
@@ -212,7 +214,7 @@ def test_timeout_changes_during_a_wait():
         started = time.perf_counter()
         with pytest.raises(kccl.Timeout):
             comm.barrier()
-        assert 0.04 < time.perf_counter() - started < 0.5
+        assert 0.04 < time.perf_counter() - started < AT_ONCE
         failed.wait(5)
 
     kccl.run_threads(main, 2)
@@ -221,7 +223,7 @@ def test_timeout_changes_during_a_wait():
 @pytest.mark.parametrize("is_reset_first", [False, True])
 def test_timeout_set_before_the_first_call(monkeypatch, is_reset_first):
     """It holds for the first call, although KCCL_FIRST_TIMEOUT is longer; also after reset()."""
-    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "1")
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "20")
 
     def main(comm):
         comm.timeout = 0.05
@@ -235,7 +237,7 @@ def test_timeout_set_before_the_first_call(monkeypatch, is_reset_first):
         time.sleep(0.1)
         return 0
 
-    assert kccl.run_threads(main, 2)[0] < 0.5
+    assert kccl.run_threads(main, 2)[0] < AT_ONCE
 
 
 def give_reset_up(comm, times):
@@ -298,7 +300,7 @@ def test_reset_given_up_after_clearing(monkeypatch):
 
 def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
     """The waiting rank fails at once, because the other will not come. No old message is read."""
-    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "5")
+    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "20")
 
     def main(comm):
         if comm.rank == 1:
@@ -307,7 +309,7 @@ def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
                 kccl.Timeout, match=r"rank [02] called reset\(\) and will not answer"
             ):
                 comm.window(4096)
-            assert time.perf_counter() - started < 1
+            assert time.perf_counter() - started < AT_ONCE
         comm.reset()
         check_all_right(comm)
         window = comm.window(64)

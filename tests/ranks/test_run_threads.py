@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from ranks import AT_ONCE
 
 import kccl
 
@@ -72,8 +73,8 @@ def test_a_rank_raises(where):
 
     started = time.perf_counter()
     with pytest.raises(Mishap):
-        kccl.run_threads(main, 3, timeout=3)
-    assert time.perf_counter() - started < 1
+        kccl.run_threads(main, 3, timeout=20)
+    assert time.perf_counter() - started < AT_ONCE
 
 
 def use_part(comm, part):
@@ -103,7 +104,7 @@ def test_a_rank_raises_while_others_use_a_part(use):
     started = time.perf_counter()
     with pytest.raises(Mishap):
         kccl.run_threads(main, 2)
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < AT_ONCE
 
 
 def test_an_exception_inside_with_reaches_the_others():
@@ -142,4 +143,4 @@ def test_interrupt(where, keyboard):
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         kccl.run_threads(main, 2)
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < AT_ONCE

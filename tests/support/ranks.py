@@ -12,6 +12,9 @@ from pathlib import Path
 
 LAUNCHER = [sys.executable, "-m", "kccl", "run"]
 _JOB = "RANKS_OF_A_TEST"
+# Seconds. What happens at once takes no longer, on a machine that is busy with other things too.
+# Time-outs that must not be what ended a wait are far longer.
+AT_ONCE = 3
 
 PRELUDE = """
 import json, os, signal, sys, threading, time
