@@ -10,6 +10,8 @@ import sys
 import mortal_ranks
 import pytest
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def each_moment(world_size, *bugs):
     """The lines that mortal_ranks.py prints."""

@@ -25,8 +25,8 @@ import kccl
 from kccl.ranks import survivors
 
 LIMIT = 20
-# A planted bug shows only if the peers of the killed rank run in some order, which the machine
-# chooses: one time in eight no job of each_moment() shows it while other programs are running.
+# Whether a planted bug shows depends on the order in which the killed rank's peers run, and the
+# machine chooses that. While other programs are running, one search in eight finds nothing.
 SEARCHES = 10
 # What sends: a message, a descriptor, and a connection with its rank.
 _SENDS = ("send", "sendall", "sendmsg", "connect")
@@ -165,7 +165,7 @@ def random_moments(minutes, seed):
 
 
 def plant(bug):
-    """Plants a bug in shrink(), which each_moment() must find."""
+    """Plants a bug in shrink(), which one of SEARCHES each_moment() must find."""
     survivor = survivors._Survivor
     say = survivor._say
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 LAUNCHER = [sys.executable, "-m", "kccl", "run"]
 _JOB = "RANKS_OF_A_TEST"
-# Seconds. What happens at once takes no longer, on a machine that is busy with other things too.
-# Time-outs that must not be what ended a wait are far longer.
+# Seconds. What must happen at once may take so long, because the machine may be busy with other
+# things. A time-out that must not end a wait is far longer; grace periods of 1 and 2 s are not.
 AT_ONCE = 3
 
 PRELUDE = """
