@@ -25,6 +25,8 @@ SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
+# Of a planted race. On a busy machine ThreadSanitizer misses one of them in 1 run of 20.
+RUNS = 10
 # (text of pass.cpp, what stands there instead): races that ThreadSanitizer must find.
 PLANTED = {
     "attention does not wait for the heads": (
@@ -143,6 +145,5 @@ def test_planted_races_are_found(what, objects, compiler, tmp_path):
     spoilt = tmp_path / "pass.cpp"
     spoilt.write_text(replace_once((HOST / "pass.cpp").read_text(), right, wrong, "pass.cpp"))
     own = compile_all(compiler, tmp_path, [spoilt], [*flags, "-Wno-unused-variable"])
-    done = run(link(compiler, objects | own, flags, tmp_path / "program"))
-    assert done.returncode != 0
-    assert "ThreadSanitizer: data race" in done.stderr
+    program = link(compiler, objects | own, flags, tmp_path / "program")
+    assert any("ThreadSanitizer: data race" in run(program).stderr for _ in range(RUNS))
