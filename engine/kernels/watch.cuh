@@ -99,8 +99,9 @@ class Waiter {
         const uint32_t number = index < S::kWarps ? index : S::kWarps;
         uint64_t* const noted = wait_at<S>(comm_, task_, number);
         const uint64_t word = ranks == 0 ? 0 : wait_word(ranks, round);
-        // A long wait comes here again and again with the same word. The simulator takes each store
-        // for progress, so a word is stored only once. A flag for that would cost registers.
+        // A long wait calls this again and again with the same word, which is stored only once: the
+        // simulator counts each store as progress, and would never find that all threads are stuck.
+        // It loads the word, because a flag for this would cost registers.
         if (mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(noted) == word) return;
         mem::store<mem::Order::kRelaxed, mem::Scope::kDevice>(noted, word);
     }

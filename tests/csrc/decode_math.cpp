@@ -1,6 +1,6 @@
-// The functions of engine/kernels/math.cuh that promise an accuracy, compared with long double, as
-// the simulator and AMD's GPUs have them; and what the functions make of infinities and NaN. Exits
-// with 1 if something is wrong, and prints it.
+// Tests functions of engine/kernels/math.cuh, in the form that AMD's GPUs and the simulator use.
+// Those that promise an accuracy are compared with long double. Others are tested at infinities and
+// NaN. The program prints what is wrong, and then exits with 1.
 #include <cmath>
 #include <cstdio>
 #include <limits>

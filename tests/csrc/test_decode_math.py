@@ -1,7 +1,7 @@
-"""The functions of the monokernel's math.cuh are as accurate as they say. decode_math.cpp compares.
+"""The functions of the monokernel's math.cuh are as accurate as it says (decode_math.cpp).
 
-Those of targets/math_cuda.cuh are single instructions. tests/hardware/test_decode.py runs them; it
-does not measure their accuracy.
+On NVIDIA's GPUs each of these functions of floats is one instruction (targets/math_cuda.cuh). The
+tests in tests/hardware/test_decode.py run these instructions, and do not measure their accuracy.
 """
 
 import platform

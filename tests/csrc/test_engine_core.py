@@ -25,7 +25,8 @@ SANITIZERS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
-# Of a planted race. On a busy machine ThreadSanitizer misses one of them in 1 run of 20.
+# At most so often a program with a planted race runs, until ThreadSanitizer reports the race. On a
+# busy machine one of the races goes unreported in 1 run of 20.
 RUNS = 10
 # (text of pass.cpp, what stands there instead): races that ThreadSanitizer must find.
 PLANTED = {

@@ -165,7 +165,7 @@ def random_moments(minutes, seed):
 
 
 def plant(bug):
-    """Plants a bug in shrink(), which one of SEARCHES each_moment() must find."""
+    """Plants a bug in shrink(). Of SEARCHES runs of each_moment(), one must find it."""
     survivor = survivors._Survivor
     say = survivor._say
 

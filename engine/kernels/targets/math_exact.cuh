@@ -11,8 +11,8 @@ KCCL_DEVICE float reciprocal_root(float x) { return 1.0f / platform::square_root
 KCCL_DEVICE float exponential2(float x) {
     const float n = rounded(x < -127.0f ? -127.0f : x);
     const float r = x < -127.0f ? 0.0f : x - n;
-    // The polynomial whose largest relative error is least for r within 1/2, among those with float
-    // coefficients: 3e-9. Taylor's of this degree is 1.6e-7 off at the ends.
+    // Fitted for r within 1/2, where the relative error is at most 3e-9. With Taylor's coefficients
+    // it is 1.6e-7 at the ends.
     float sum = 1.5326463e-4f;
     sum = sum * r + 1.3390806e-3f;
     sum = sum * r + 9.618506e-3f;
