@@ -170,8 +170,7 @@ inline push() {
  *     if (!ll16::await_one(channel, root, i, &payload)) return false; */
 /* barrier_direct.cuh acquire_each(): has_come = ll16::await_one(channel, source, 0, &nothing); */
 /* barrier_direct.cuh acquire_each():
- *     (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
- *         &channel.inbox(source, 0)->half[1]); */
+ *     mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>(); */
 inline poll(is_from_all) {
     if
     :: is_active ->
@@ -310,7 +309,7 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
             *     return ll16::exchange(channel, kKcclBarrierDirect, Exchange::kPairwise, 1, */
            /* barrier_direct.cuh barrier_direct(): channel.coop().sync(); */
            /* barrier_direct.cuh barrier_direct():
-            *     if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>(); */
+            *     if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>(); */
            if
            :: kind == BARRIER -> sync(); d_step { release(); w = 0 }
            :: else

@@ -144,7 +144,7 @@ ClockRef& Memory::sequential(Agent agent, Scope scope) {
 
 void Memory::fence(Knowledge& me, Order order, Scope scope) {
     for (const Scope each : kScopes) {
-        if (each > scope) break;
+        if (each > scope || order == Order::kRelease) break;
         ClockRef& seen = me.to_acquire[static_cast<uint32_t>(each)];
         join(me.ordered, seen);
         seen = {};
@@ -154,10 +154,15 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
             join(*clock, sequential(me.agent, each));
         }
     }
+    if (order == Order::kAcquire) {
+        if (scope == Scope::kSystem) acquire_packets(me);
+        return;
+    }
     const ClockRef known = me.snapshot();
     hand_on(me.released, scope, known);
     if (scope == Scope::kSystem) {
-        fence_packets(me);
+        if (order != Order::kRelease) acquire_packets(me);
+        release_packets(me);
     } else {
         ++me.counter;
     }
@@ -168,8 +173,16 @@ void Memory::fence(Knowledge& me, Order order, Scope scope) {
 }
 
 void Memory::fence_packets(Knowledge& me) {
+    acquire_packets(me);
+    release_packets(me);
+}
+
+void Memory::acquire_packets(Knowledge& me) {
     join(me.packets, me.packets_to_acquire);
     me.packets_to_acquire = {};
+}
+
+void Memory::release_packets(Knowledge& me) {
     me.packets_released = me.packets_snapshot();
     ++me.counter;
 }

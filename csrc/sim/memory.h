@@ -205,7 +205,10 @@ class Memory {
     };
     Updated update(Knowledge& me, const Access32Or64& access, Update what, uint32_t value);
     void fence(Knowledge& me, Order order, Scope scope);
+    // fence_packets(), or one of its halves.
     static void fence_packets(Knowledge& me);
+    static void acquire_packets(Knowledge& me);
+    static void release_packets(Knowledge& me);
 
     void plain(Knowledge& me, uint64_t address, uint64_t num_bytes, bool is_write, uint64_t site) {
         plain_range(me, address, num_bytes, is_write, false, nullptr, site);

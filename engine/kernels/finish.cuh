@@ -139,14 +139,14 @@ KCCL_DEVICE bool finish(Worker<S>& worker, uint32_t position, Best best, Verdict
                 mine.best = better(mine.best, ending_of(mem::load_plain(&shared.best[each])).best);
             }
             // See board.cuh: releases what the block has written in this round.
-            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
+            mem::fence<mem::Order::kRelease, Worker<S>::kReach>();
             worker.publish_to_all(
                 Places<S>::end(worker.round(), worker.comm().rank, worker.block()),
                 quad_of(note_of(mine)), tag_of_end(worker.round()));
         }
         worker.stamp(kArrived);
         all = collect_endings(worker);
-        mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();
+        mem::fence<mem::Order::kAcquire, Worker<S>::kReach>();
         worker.stamp(kMultiplied);
         if (S::kSamples && leads(warp())) mem::store_plain(&shared.ending, note_of(all));
     }

@@ -123,9 +123,9 @@ class Crew : public Member<S> {
         meet();
         if (!leads(block_of_crew())) return;
         if (tells_all) {
-            mem::fence<mem::Order::kAcqRel, kReach<S>>();
+            mem::fence<mem::Order::kRelease, kReach<S>>();
         } else {
-            mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>();
+            mem::fence<mem::Order::kRelease, mem::Scope::kDevice>();
         }
         const int rank = this->comm().rank;
         for (int k = 0; k < (tells_all ? static_cast<int>(S::kWorldSize) : 1); ++k) {
@@ -250,7 +250,7 @@ class Lookout : public Member<S> {
         const Awaited awaited = {kKcclEngineStep, 0, number};
         has_failed_ =
             !wait_until(this->comm(), awaited, [&] { return is_there = poll(); }, missing);
-        mem::fence<mem::Order::kAcqRel, SCOPE>();
+        mem::fence<mem::Order::kAcquire, SCOPE>();
         return !has_failed_;
     }
 

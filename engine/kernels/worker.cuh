@@ -185,12 +185,12 @@ class Worker {
                 const uint32_t tag = tag_of_end(num_meetings_);
                 const uint32_t first = Places<S>::meeting(num_meetings_);
                 if (leads(warp())) {
-                    mem::fence<mem::Order::kAcqRel, kReach>();
+                    mem::fence<mem::Order::kRelease, kReach>();
                     publish_to_all(first + comm_.rank * S::kBlocks + block(), Quad{}, tag);
                 }
                 Quad quads[kOfAll];
                 (void)await_all(first, tag, quads);
-                mem::fence<mem::Order::kAcqRel, kReach>();
+                mem::fence<mem::Order::kAcquire, kReach>();
             }
             ++num_meetings_;
             if (!meet()) waiter_.fail();

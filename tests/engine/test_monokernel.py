@@ -186,7 +186,7 @@ def test_a_request_may_be_given_up(monkeypatch):
 BUGS = {
     "no fence at the end of a round": (
         "finish.cuh",
-        "            mem::fence<mem::Order::kAcqRel, Worker<S>::kReach>();\n",
+        "            mem::fence<mem::Order::kRelease, Worker<S>::kReach>();\n",
         "",
     ),
     "sums of two ops in one area": ("worker.cuh", " op_ ^= 1u;", ""),

@@ -174,12 +174,12 @@ BUGS = {
     ),
     "no fence before a step": (
         "prefill_crew.cuh",
-        "            mem::fence<mem::Order::kAcqRel, mem::Scope::kDevice>();\n",
+        "            mem::fence<mem::Order::kRelease, mem::Scope::kDevice>();\n",
         "",
     ),
     "no fence behind a wait": (
         "prefill_crew.cuh",
-        "        mem::fence<mem::Order::kAcqRel, SCOPE>();\n",
+        "        mem::fence<mem::Order::kAcquire, SCOPE>();\n",
         "",
     ),
     "parts of the columns replace each other": (

@@ -170,7 +170,7 @@ class GridBarrierOf {
                 bool reached = !polls;
                 KCCL_UNROLL
                 for (uint32_t i = 0; i < platform::kGridPolls && !reached; ++i) {
-                    reached = has_reached(load_counter<mem::Order::kRelaxed>(), count_.total);
+                    reached = has_reached(load_counter(), count_.total);
                 }
                 return reached;
             };
@@ -178,18 +178,16 @@ class GridBarrierOf {
                 return find_absent(comm_, FAMILY, coop.index(), num_blocks_, count_);
             };
             arrived = wait_until(comm_, Awaited{kKcclGridSync, 0, count_.epoch}, poll, missing);
-            // Once, not in each poll, because a load that acquires empties the L1 cache.
-            const bool acquires = coop.index() < kCounters;
-            if (kOrders && acquires) (void)load_counter<mem::Order::kAcquire>();
+            // Once, not in each poll, because an acquire empties the L1 cache.
+            if constexpr (kOrders) mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();
         }
         if (coop.any(!arrived)) status_ = status_of(comm_);
         return status_;
     }
 
   private:
-    template <mem::Order order>
     KCCL_DEVICE uint32_t load_counter() const {
-        return mem::load<order, mem::Scope::kDevice>(polled_);
+        return mem::load<mem::Order::kRelaxed, mem::Scope::kDevice>(polled_);
     }
 
     // The counter of a block. Counter i is also what thread i polls.

@@ -40,7 +40,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
     if constexpr (order == mem::Order::kAcqRel) block().sync();
     bool is_fenced = order == mem::Order::kRelaxed;
     const auto send = [&](uint32_t i, uint64_t payload) {
-        if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
+        if (!is_fenced) mem::fence<mem::Order::kRelease, kScopeOf<REACH>>();
         is_fenced = true;
         exchange.push(i, payload);
     };
@@ -56,6 +56,8 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
             send(i, load_payload(in, i, count, false));
         }
     }
+    // Polls begin when the fences have ended: they would hold them up.
+    if constexpr (order == mem::Order::kAcqRel) block().sync();
     return kKcclOk;
 }
 
@@ -139,7 +141,7 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
         }
     }
     if constexpr (order == mem::Order::kAcqRel) {
-        mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();
+        mem::fence<mem::Order::kAcquire, kScopeOf<REACH>>();
     }
     return exchange.leave(failed);
 }

@@ -209,7 +209,7 @@ MUTATIONS = (
         RACE,
         Edit(
             "include/kccl/grid.cuh",
-            "if (kOrders && acquires) (void)load_counter<mem::Order::kAcquire>();",
+            "if constexpr (kOrders) mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>();",
             "",
         ),
     ),

@@ -71,7 +71,7 @@ MUTATIONS = (
         RACE,
         Edit(
             PUBLISH,
-            "        if (!is_fenced) mem::fence<mem::Order::kAcqRel, kScopeOf<REACH>>();\n",
+            "        if (!is_fenced) mem::fence<mem::Order::kRelease, kScopeOf<REACH>>();\n",
             "",
         ),
     ),
@@ -80,7 +80,11 @@ MUTATIONS = (
         "publish() orders only what the publishing thread wrote before",
         "exchanges",
         RACE,
-        Edit(PUBLISH, "    if constexpr (order == mem::Order::kAcqRel) block().sync();\n", ""),
+        Edit(
+            PUBLISH,
+            "    if constexpr (order == mem::Order::kAcqRel) block().sync();\n    bool",
+            "    bool",
+        ),
     ),
     bug(
         "exchange_acquires_nothing",

@@ -13,7 +13,7 @@ MUTATIONS = (
         RACE,
         Edit(
             BARRIER,
-            "if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();",
+            "if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>();",
             "if (leads) mem::fence_packets();",
         ),
     ),
@@ -25,7 +25,7 @@ MUTATIONS = (
         RACE,
         Edit(
             BARRIER,
-            "        if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();\n",
+            "        if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>();\n",
             "",
         ),
     ),
@@ -41,17 +41,17 @@ MUTATIONS = (
         "a barrier's packets are polled but not acquired",
         "barriers",
         RACE,
-        Edit(BARRIER, "mem::load<mem::Order::kAcquire,", "mem::load<mem::Order::kRelaxed,"),
+        Edit(BARRIER, "        mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();\n", ""),
     ),
     bug(
         "barrier_of_a_device",
         "a barrier's packets are acquired within the device",
         "barriers",
-        NARROW,
+        RACE,
         Edit(
             BARRIER,
-            "mem::load<mem::Order::kAcquire, mem::Scope::kSystem>",
-            "mem::load<mem::Order::kAcquire, mem::Scope::kDevice>",
+            "mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>",
+            "mem::fence<mem::Order::kAcquire, mem::Scope::kDevice>",
         ),
     ),
     bug(

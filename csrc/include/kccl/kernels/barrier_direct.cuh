@@ -19,10 +19,8 @@ KCCL_DEVICE bool acquire_each(const Channel<Coop, WORLD_SIZE>& channel) {
         const uint32_t source = mine < world_size ? mine : world_size - 1;
         uint64_t nothing;
         has_come = ll16::await_one(channel, source, 0, &nothing);
-        // Once, not in each poll, because a load that acquires empties the L1 cache. It loads the
-        // half that a CPU stores last.
-        (void)mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(
-            &channel.inbox(source, 0)->half[1]);
+        // Once, not in each poll, because an acquire empties the L1 cache.
+        mem::fence<mem::Order::kAcquire, mem::Scope::kSystem>();
     }
     return has_come;
 }
@@ -48,7 +46,7 @@ KCCL_DEVICE Status barrier_direct(Channel<Coop, WORLD_SIZE>& channel) {
         channel.coop().sync();
         const bool leads = channel.thread() == 0;
         // First, while the channel's loads are on their way.
-        if (leads) mem::fence<mem::Order::kAcqRel, mem::Scope::kSystem>();
+        if (leads) mem::fence<mem::Order::kRelease, mem::Scope::kSystem>();
         if (!channel.enter(kKcclBarrierDirect)) return channel.leave(true);
         if (leads) ll16::push(channel, 0, 0);
         channel.sent();

@@ -110,25 +110,38 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
 
 #undef KCCL_MEM_ADD
 
+#define KCCL_MEM_FENCE(order)                                  \
+    do {                                                       \
+        if constexpr (scope == Scope::kBlock)                  \
+            asm volatile("fence." order ".cta;" ::: "memory"); \
+        else if constexpr (scope == Scope::kDevice)            \
+            asm volatile("fence." order ".gpu;" ::: "memory"); \
+        else                                                   \
+            asm volatile("fence." order ".sys;" ::: "memory"); \
+    } while (0)
+// PTX has these from 8.6 on, which came with CUDA 12.7. The other fence does the work of both.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
+    __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1207
+#define KCCL_MEM_ONE_WAY_FENCE(order) KCCL_MEM_FENCE(order)
+#else
+#define KCCL_MEM_ONE_WAY_FENCE(order) KCCL_MEM_FENCE("acq_rel")
+#endif
+
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
-    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
-    if constexpr (order == Order::kSeqCst) {
-        if constexpr (scope == Scope::kBlock)
-            asm volatile("fence.sc.cta;" ::: "memory");
-        else if constexpr (scope == Scope::kDevice)
-            asm volatile("fence.sc.gpu;" ::: "memory");
-        else
-            asm volatile("fence.sc.sys;" ::: "memory");
-    } else {
-        if constexpr (scope == Scope::kBlock)
-            asm volatile("fence.acq_rel.cta;" ::: "memory");
-        else if constexpr (scope == Scope::kDevice)
-            asm volatile("fence.acq_rel.gpu;" ::: "memory");
-        else
-            asm volatile("fence.acq_rel.sys;" ::: "memory");
-    }
+    static_assert(order != Order::kRelaxed, "a fence orders something");
+    if constexpr (order == Order::kSeqCst)
+        KCCL_MEM_FENCE("sc");
+    else if constexpr (order == Order::kAcqRel)
+        KCCL_MEM_FENCE("acq_rel");
+    else if constexpr (order == Order::kAcquire)
+        KCCL_MEM_ONE_WAY_FENCE("acquire");
+    else
+        KCCL_MEM_ONE_WAY_FENCE("release");
 }
+
+#undef KCCL_MEM_FENCE
+#undef KCCL_MEM_ONE_WAY_FENCE
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 KCCL_DEVICE void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

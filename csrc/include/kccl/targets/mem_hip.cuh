@@ -77,9 +77,11 @@ KCCL_DEVICE void add(uint32_t* address, uint32_t value) {
 // behind has begun.
 template <Order order, Scope scope>
 KCCL_DEVICE void fence() {
-    static_assert(order == Order::kAcqRel || order == Order::kSeqCst, "a fence does both");
-    release<scope>();
-    if constexpr (scope == Scope::kBlock)
+    static_assert(order != Order::kRelaxed, "a fence orders something");
+    if constexpr (order != Order::kAcquire) release<scope>();
+    if constexpr (order == Order::kRelease)
+        return;
+    else if constexpr (scope == Scope::kBlock)
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
     else if constexpr (scope == Scope::kDevice)
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
