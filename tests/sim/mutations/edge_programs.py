@@ -134,6 +134,9 @@ def _fails(*, calls=_CALLS, **how):
     return make
 
 
+# Kernels that enter a call without a vote of the block.
+_ENTERED = (SENTINEL, BARRIER, TWO_SHOT_SENTINEL, BARRIER, LL16)
+_ENTERED += (SENTINEL, BARRIER, TWO_SHOT_SENTINEL, SENTINEL, BARRIER, TWO_SHOT_SENTINEL)
 _OF_GRIDS = (LL16, "grid_sync", "grid_exchange", LL16, "grid_sync", "grid_exchange", "grid_sync")
 _OF_EXCHANGES = (LL16, "grid_exchange", LL16, "grid_exchange", LL16, "grid_sync")
 # Each kind comes before a failure, and after it. Only the calls of users' kernels can be too long.
@@ -203,6 +206,15 @@ PROGRAMS = {
                 "refused while blocks open",
                 REFUSED,
                 {"refused": [(0, 1, 2)], "threads": 64, "blocks": 3},
+            ),
+            (
+                "refused while sentinels open",
+                REFUSED,
+                {
+                    "refused": [(0, 1, 4)],
+                    "calls": _ENTERED,
+                    **{"threads": 128, "blocks": 3},
+                },
             ),
             (
                 "refused while channels are open",

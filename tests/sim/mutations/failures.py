@@ -51,6 +51,32 @@ MUTATIONS = (
             LATCH, "return has_agreed_ || !platform::warp_any(found_ != kKcclOk);", "return true;"
         ),
     ),
+    *(
+        bug(
+            f"{kernel}_{how}",
+            f"{kernel} {words}",
+            "refused while sentinels open",
+            verdicts,
+            Edit(
+                f"include/kccl/kernels/{kernel}.cuh",
+                f"if (!channel.enter({member})) return channel.leave(true);",
+                instead.format(f"channel.enter({member})"),
+            ),
+            max_seeds=50,
+        )
+        for kernel, member in (
+            ("all_reduce_one_shot_sentinel", "kKcclAllReduceOneShotSentinel"),
+            ("all_reduce_two_shot_sentinel", "kKcclAllReduceTwoShotSentinel"),
+            ("barrier_direct", "kKcclBarrierDirect"),
+        )
+        for how, words, verdicts, instead in (
+            ("sends", "sends although a thread found the failure", REUSED | FAILURE, "(void){};"),
+            (
+                *("returns", "ends without the block's other warps when one finds the failure"),
+                *(DIVERGENT | FAILURE, "if (!{}) return kKcclAborted;"),
+            ),
+        )
+    ),
     bug(
         "usable_by_thread",
         "each thread of a warp decides by itself whether it may send",

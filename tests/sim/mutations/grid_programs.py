@@ -5,6 +5,8 @@ from sim_machine import BARRIER, BROADCAST, COPY, GATHER, LL16, SCATTER
 from .program import NARROW, REFUSED, Program
 
 _THREE_BLOCKS = {**NARROW, "num_channels": 3}
+# Each thread of a block's first warp waits for a counter of its own.
+_COUNTERS = {**NARROW, "warp_size": 64, "model": "gfx942"}
 _SIX_BLOCKS = {**NARROW, "num_channels": 6, "exchange_bytes": 4096}
 
 
@@ -135,6 +137,24 @@ def _reopened_barriers(script):
         script.begin(threads=script.machine.warp_size, blocks=blocks, coop="Grid")
         for times in (3,) if blocks == 70 else (1, 3, 1):
             script.share_out(8, lambda times=times: script.grid_sync(times))
+
+
+def _reopened_by_few(script):
+    """Two blocks open a barrier for each of many syncs, between grids of 16 blocks. Nothing but the
+    barrier itself keeps a block's threads together from one sync to the next.
+    """
+    for blocks in (16, 2, 16, 2, 16):
+        script.begin(threads=script.machine.warp_size, blocks=blocks, coop="Grid")
+        for _ in range(1 if blocks == 16 else 16):
+            script.share_out(8, lambda: script.grid_sync(1))
+
+
+def _many_counters(script):
+    """More blocks than counters, as many, and fewer; blocks write for each other in between."""
+    for blocks in (20, 3, 9, 8, 17):
+        script.begin(threads=script.machine.warp_size, blocks=blocks, coop="OpenGrid")
+        for _ in range(3):
+            script.share_out(2 * blocks, lambda: script.grid_sync(0))
 
 
 def _exchanges_of_a_large_grid(script):
@@ -285,6 +305,15 @@ PROGRAMS = {
     ),
     "kept barrier and others": Program(
         _kept_barrier_and_others, 2, (LL16, BARRIER, "grid_sync", COPY), _THREE_BLOCKS
+    ),
+    "barriers reopened by few": Program(
+        _reopened_by_few, 1, (BARRIER, "grid_sync", COPY), {**_COUNTERS, "num_channels": 16}
+    ),
+    "many counters": Program(
+        _many_counters,
+        1,
+        (BARRIER, "grid_sync", COPY),
+        {**_COUNTERS, "num_channels": 20},
     ),
     "reopened barriers": Program(
         _reopened_barriers, 1, (BARRIER, "grid_sync", COPY), {**NARROW, "num_channels": 70}

@@ -245,6 +245,82 @@ MUTATIONS = (
         ),
     ),
     bug(
+        "grid_close_unsynced",
+        "a block opens its next barrier before its leader has stored the count",
+        "barriers reopened by few",
+        RACE | STUCK,
+        Edit(
+            GRID,
+            (
+                "            store_count(comm_, FAMILY, absent, count_);\n"
+                "        }\n        block().sync();"
+            ),
+            "            store_count(comm_, FAMILY, absent, count_);\n        }",
+        ),
+        max_seeds=50,
+    ),
+    bug(
+        "grid_count_lost",
+        "a block that reopens a barrier does not find the count of its last sync",
+        "barriers reopened by few",
+        RACE | STUCK,
+        Edit(GRID, "if (leads(block())) store_count(comm_, FAMILY, mine, count_);", ""),
+        max_seeds=50,
+    ),
+    *(
+        bug(
+            f"counters_{name}",
+            broken,
+            "many counters",
+            RACE | STUCK,
+            Edit(GRID, old, new),
+            max_seeds=50,
+        )
+        for name, broken, old, new in (
+            (
+                *("one_polled", "a block waits for the first counter only"),
+                *("kCounters == 1 || coop.index() < kCounters", "coop.index() < 1"),
+            ),
+            (
+                *("last_not_polled", "a block does not wait for the last counter"),
+                *("coop.index() < kCounters;", "coop.index() < kCounters - 1;"),
+            ),
+            (
+                *("of_none", "nobody adds to the counters that no block has"),
+                *("i < kCounters && platform::block_in_grid() == 0;", "i < 0;"),
+            ),
+            (
+                *("of_none_wrong", "a counter that no block has gets one block's share"),
+                *(
+                    "mem::add<kArrive, mem::Scope::kDevice>(counter(i), per_sync())",
+                    "mem::add<kArrive, mem::Scope::kDevice>(counter(i), weight_)",
+                ),
+            ),
+            (
+                *("share", "the first block of a counter adds as much as the others"),
+                *("return per_sync() - others * weight_;", "return weight_;"),
+            ),
+            (
+                *("others", "a counter's first block takes one block too many to be its others"),
+                *("(num_blocks_ - 1 - block) / kCounters", "(num_blocks_ - block) / kCounters"),
+            ),
+            (
+                *("of_few", "blocks beyond the counters share the first one"),
+                *(
+                    "kKcclMaxBlocks + block % kCounters * kLines",
+                    "kKcclMaxBlocks + (block < kCounters ? block : 0) * kLines",
+                ),
+            ),
+            (
+                *("one_acquires", "only the thread of the first counter acquires"),
+                *(
+                    "if constexpr (kOrders) mem::fence",
+                    "if (kOrders && coop.index() < 1) mem::fence",
+                ),
+            ),
+        )
+    ),
+    bug(
         "grid_await_one_thread",
         "one of the blocks does not wait",
         "kept barrier",
