@@ -14,9 +14,9 @@
 //                               sum acquires from all threads that added
 //   fence<Order, Scope>         between relaxed accesses of this thread. kRelease: the stores behind
 //                               it release. kAcquire: the loads before it acquire. kAcqRel does
-//                               both, kSeqCst orders such fences among each other besides. On
-//                               GPUs a release waits until what was stored has arrived, and an
-//                               acquire waits for nothing
+//                               both; kSeqCst also orders such fences among each other. On GPUs a
+//                               release waits until what was stored has arrived. An acquire does
+//                               not wait
 //   fence_packets()             the same for packets of system scope only. Those that this thread
 //                               has stored or loaded come before those that it stores or loads
 //                               later. So do those of other threads that a sync of the block or
