@@ -1,7 +1,6 @@
 """The command `kccl generate`: a model's answer, streamed, and how fast it came."""
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -180,7 +179,7 @@ def _progress(screen: "Console") -> Iterator[Any]:
     columns = (TextColumn("reading the model"), BarColumn(), DownloadColumn())
     is_shown = screen.is_terminal and not screen.quiet
     with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
-        task = bar.add_task("", total=math.inf)
+        task = bar.add_task("", total=None)
 
         def tell(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
