@@ -187,7 +187,7 @@ class HostExecutor:
             max_tokens=params.max_tokens,
             top_k=params.top_k,
             wants_logprobs=params.logprobs,
-            seed=params.seed,
+            seed=params.noise_seed,
             temperature=params.temperature,
             top_p=params.top_p,
             min_p=params.min_p,

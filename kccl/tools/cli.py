@@ -9,17 +9,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from .. import cmake_dir, include_dir
-from ..base import errors
+from ..base import errors, extras
 from ..ranks import launchers
+from . import streams
+from .parser import USAGE_ERROR, Parser, complain
 
-_USAGE_ERROR = 2
+_FAILED = 1
 # As a shell says of a command that signal 2 or 13 ended.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -34,33 +35,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; the process's own when None.
 
     Returns:
-        The exit code: 2 for a wrong argument and for any kccl.Error, which is one line on stderr.
+        The exit code: 2 for a wrong argument and for any kccl.Error, 1 where standard output, the
+        memory or a library fails; each is one line on stderr. 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    has_no_output = streams.open_closed()
     rank = 0
     is_table = False
     try:
         rank = launchers.rank_of(os.environ)
-        with _silence(rank != 0):
+        with streams.silence(rank != 0):
             args = _parser(arguments).parse_args(arguments)
             command: Command = args.entry
             is_table = command.run in _OF_TABLES
             if rank != 0 and not command.is_collective:
                 return 0
-        return command.run(args)
+        if has_no_output and command.has_output:
+            _complain(rank, "standard output is closed: redirect it, as in > /dev/null")
+            return _FAILED
+        code = command.run(args)
+        sys.stdout.flush()
+        return code
     except SystemExit as end:  # argparse, after help or a complaint
         return int(end.code or 0)
     except errors.Error as error:
-        where = f"rank {rank}: " if rank != 0 else ""
-        print(f"kccl: {where}{error}", file=sys.stderr)
-        return _USAGE_ERROR
+        _complain(rank, str(error))
+        return USAGE_ERROR
     except KeyboardInterrupt:
+        if rank == 0 and sys.stderr.isatty():
+            # Behind the terminal's ^C.
+            print(file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_output()
         # Who reads a table may have had enough. Elsewhere the rest is missed.
         return 0 if is_table else _BROKEN_PIPE
+    except MemoryError as error:
+        _complain(rank, f"there is not enough memory{f': {error}' if str(error) else ''}")
+        return _FAILED
+    except ImportError as error:
+        _complain(rank, extras.missing(error))
+        return _FAILED
+    except OSError as error:
+        of_output = streams.of_output(error)
+        if of_output is None:
+            raise
+        streams.drop_output()
+        _complain(rank, str(of_output))
+        return _FAILED
+
+
+def _complain(rank: int, message: str) -> None:
+    complain(f"rank {rank}: {message}" if rank != 0 else message)
 
 
 @dataclass(frozen=True)
@@ -72,12 +98,14 @@ class Command:
         add_arguments: Fills its parser.
         run: Does it, returns the exit code.
         is_collective: All ranks run it; else rank 0 alone.
+        has_output: What it does is of no use without standard output.
     """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     is_collective: bool = False
+    has_output: bool = True
 
 
 class _Version(argparse.Action):
@@ -89,35 +117,22 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kccl: {message}; see `{self.prog} --help`", file=sys.stderr)
-        raise SystemExit(_USAGE_ERROR)
-
-
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="kccl", description="Collectives whose latency is everything.")
+    parser = Parser(prog="kccl", description="Collectives whose latency is everything.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     named = next((word for word in arguments if not word.startswith("-")), "")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, command in _COMMANDS.items():
         if name == "bench" and list(arguments[:2]) == [name, "decode"]:
             command = _BENCH_DECODE
-        one = commands.add_parser(name, help=command.help, description=command.help)
-        one.set_defaults(entry=command)
+        one = commands.add_parser(
+            name, prog=f"kccl {name}", help=command.help, description=command.help
+        )
+        one.set_defaults(entry=command, parser=one)
         # The arguments of a command may need imports that the others do without.
         if name == named:
             command.add_arguments(one)
     return parser
-
-
-@contextmanager
-def _silence(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
 
 
 # ---- topo ------------------------------------------------------------------------------------
@@ -149,7 +164,7 @@ def _topo(args: argparse.Namespace) -> int:
             plot(machine, args.plot)
         except ImportError as error:
             raise errors.BackendError(
-                f"--plot needs matplotlib ({error}): pip install 'kccl[bench]'"
+                f"--plot needs matplotlib ({error}): {extras.install('bench')}"
             ) from error
         except (OSError, ValueError) as error:
             raise errors.InvalidArgument(f"cannot write {args.plot}: {error}") from error
@@ -225,7 +240,7 @@ def _run(args: argparse.Namespace) -> int:
     launcher = launchers.launcher_of_several(os.environ)
     if launcher:
         if launchers.rank_of(os.environ) != 0:
-            return _USAGE_ERROR
+            return USAGE_ERROR
         raise errors.InvalidArgument(
             f"kccl run starts the ranks itself: leave out either {launcher} or kccl run"
         )
@@ -364,7 +379,9 @@ _COMMANDS = {
     "generate": Command(
         "generate text with a model", _generate_arguments, _generate, is_collective=True
     ),
-    "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
+    "run": Command(
+        "start ranks without MPI", _run_arguments, _run, is_collective=True, has_output=False
+    ),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),
     "warm": Command("compile the kernels for GPUs ahead of time", _warm_arguments, _warm),

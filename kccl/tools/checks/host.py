@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ...base import extras
 from ...base.env import read
 from ...ranks import launchers, sockets
 from .finding import LIMIT_S, Finding
@@ -24,7 +25,7 @@ def compiled_core() -> Finding:
             "no",
             str(error),
             "The compiled core does not load.",
-            "Install again where a C++20 compiler is: pip install --force-reinstall kccl.",
+            f"Install again where a C++20 compiler is: {extras.reinstall()}",
         )
     from ...base.abi import ffi
 

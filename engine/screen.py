@@ -1,0 +1,69 @@
+"""What `kccl generate` shows beside the answer, on stderr: a bar, notices, the speed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .api import Engine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = "interrupted"
+"""The end of an answer that Ctrl-C ended."""
+
+
+def console(*, is_quiet: bool) -> "Console":
+    """What writes to stderr. Only a terminal gets colours and the bar."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=is_quiet)
+
+
+def tell(screen: "Console", text: str) -> None:
+    """Prints a line, which only a terminal's window may break."""
+    screen.print(text, style="dim", soft_wrap=not screen.is_terminal)
+
+
+def summary(engine: Engine, num_prompt: int, times: list[float], began: float, end: str) -> str:
+    """How much was answered, and how fast.
+
+    Args:
+        engine: What answered. Its ranks all ask, unless the answer was interrupted.
+        num_prompt: Tokens of the prompt.
+        times: When each token of the answer came.
+        began: When the prompt was given; both by time.monotonic().
+        end: As Piece.end, or INTERRUPTED.
+    """
+    ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
+    parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
+    if engine.params.temperature > 0:
+        parts.append(f"seed {engine.params.seed}")
+    if times:
+        parts.append(f"first token after {times[0] - began:.3g} s")
+    if len(times) > 1:
+        rate = (len(times) - 1) / (times[-1] - times[0])
+        speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
+        # To measure the memory takes longer than somebody waits who has typed Ctrl-C.
+        if end != INTERRUPTED:
+            bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
+            speed += f", {rate / bound:.0%} of what the memory allows"
+        parts.append(speed)
+    return "; ".join(parts)
+
+
+@contextmanager
+def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal while the weights are packed; nothing elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    # The bar takes what a narrow window leaves.
+    columns = (TextColumn("reading the model"), BarColumn(bar_width=None), DownloadColumn())
+    is_shown = screen.is_terminal and not screen.is_dumb_terminal and not screen.quiet
+    with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task("", total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield told
