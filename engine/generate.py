@@ -1,6 +1,7 @@
 """The command `kccl generate`: a model's answer, streamed, and how fast it came."""
 
 import argparse
+import os
 import sys
 import time
 from contextlib import closing
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _tell_what_is_awaited() -> None:
     """Says on a terminal that the command waits for somebody to type."""
-    if sys.stdin.isatty():
+    if os.isatty(0):
         sys.stderr.write("type the prompt, then Enter and Ctrl-D\n")
         sys.stderr.flush()
 

@@ -1,5 +1,7 @@
 """What `kccl generate` shows beside the answer, on stderr: a bar, notices, the speed."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,15 +11,25 @@ from .api import Engine
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Windows with fewer columns have fewer words.
+_NARROW = 60
+# Columns of "1000.0/1000.0 MB", of blanks, and of a ^C.
+_AROUND_BAR = 16 + 2 + 3
+
 INTERRUPTED = "interrupted"
 """The end of an answer that Ctrl-C ended."""
 
 
 def console(*, is_quiet: bool) -> "Console":
     """What writes to stderr. Only a terminal gets colours and the bar."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=is_quiet)
+    made = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=is_quiet)
+    if made.is_terminal and made.is_dumb_terminal:
+        # rich takes each of these for 80 columns wide.
+        columns, lines = os.get_terminal_size(sys.stderr.fileno())
+        made.size = ConsoleDimensions(columns or made.width, lines or made.height)
+    return made
 
 
 def tell(screen: "Console", text: str) -> None:
@@ -57,8 +69,10 @@ def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal while the weights are packed; nothing elsewhere."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    # The bar takes what a narrow window leaves.
-    columns = (TextColumn("reading the model"), BarColumn(bar_width=None), DownloadColumn())
+    # Room is left for the ^C that the terminal may print behind it.
+    words = "reading the model" if screen.width >= _NARROW else "reading"
+    bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
+    columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())
     is_shown = screen.is_terminal and not screen.is_dumb_terminal and not screen.quiet
     with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
         task = bar.add_task("", total=None)

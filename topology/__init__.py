@@ -3,7 +3,9 @@
 Needs only the standard library. `table` also needs `rich`, and `plot` needs `matplotlib`.
 """
 
+from .cgroups import folders as cgroup_folders
 from .discovery import discover, recorded
+from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
 from .probes import core_to_core, spread
 from .render import plot, table
@@ -14,8 +16,11 @@ __all__ = [
     "Cpu",
     "Machine",
     "NumaNode",
+    "Room",
+    "cgroup_folders",
     "core_to_core",
     "discover",
+    "memory_room",
     "plot",
     "recorded",
     "spread",

@@ -281,6 +281,7 @@ class HostExecutor:
             engine, self._engine = self._engine, ffi.NULL
         if engine != ffi.NULL:
             lib.kccl_engine_close(engine)
+            self._weights.close()
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Calls C with the executor. Raises kccl.Error if it is closed."""

@@ -56,15 +56,20 @@ def reinstall() -> str:
 
 def missing(error: ImportError) -> str:
     """The error of an import in words: what cannot be imported, and what installs it."""
+    # Libraries wrap what failed into advice of many lines.
+    first: BaseException = error
+    while isinstance(first.__cause__ or first.__context__, ImportError):
+        first = first.__cause__ or first.__context__ or first
+    told = " ".join(str(first).split())
     module = (error.name or "").partition(".")[0]
     project = _PROJECTS.get(module, module)
     for extra, wanted in _by_extra().items():
         names = [_name(requirement) for requirement in wanted]
         if project and _normal(project) in names:
             cure = install(extra)
-            return f"kccl needs {project}, which cannot be imported ({error}): {cure}"
+            return f"kccl needs {project}, which cannot be imported ({told}): {cure}"
     # Of the compiled core, which says its cure itself, or of a library's own libraries.
-    return str(error)
+    return " ".join(str(error).split()) if module in ("", "kccl") else f"{module}: {told}"
 
 
 def _by_extra() -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from ..base import errors, extras
 from ..ranks import launchers
 from . import streams
 from .parser import USAGE_ERROR, Parser, complain
+from .screen import console, fitted
 
 _FAILED = 1
 # As a shell says of a command that signal 2 or 13 ended.
@@ -72,6 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if is_table else _BROKEN_PIPE
     except MemoryError as error:
         _complain(rank, f"there is not enough memory{f': {error}' if str(error) else ''}")
+        return _FAILED
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        _complain(rank, "cannot start a thread: raise ulimit -u or -v, or use fewer ranks")
         return _FAILED
     except ImportError as error:
         _complain(rank, extras.missing(error))
@@ -148,8 +154,6 @@ def _topo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _topo(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from ..topology import discover, plot, table
 
     machine = discover()
@@ -158,7 +162,7 @@ def _topo(args: argparse.Namespace) -> int:
 
         machine = probed(machine, args.cpus)
     tables = sys.stderr if args.json else sys.stdout
-    Console(file=tables, highlight=False, markup=False, soft_wrap=True).print(table(machine))
+    console(tables).print(table(machine))
     if args.plot:
         try:
             plot(machine, args.plot)
@@ -301,7 +305,8 @@ def _plan(args: argparse.Namespace) -> int:
     variables = env.read()
     request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
     table = tuning.tuning_for(args.backend, variables.tuning)
-    print(choice.choose(request, table, preferred=variables.algorithm).explain())
+    plan = choice.choose(request, table, preferred=variables.algorithm)
+    print(fitted(plan.explain(), sys.stdout, hanging=4))
     return 0
 
 

@@ -3,9 +3,16 @@
 import os
 import shutil
 import textwrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROW = 60
+"""A window with fewer columns has texts below each other that stand side by side elsewhere."""
 _LEAST_WIDTH = 20
+# Columns of a table that goes to a file or a pipe.
+_WIDE = 140
 
 
 def columns_of(file: TextIO) -> int | None:
@@ -21,6 +28,15 @@ def columns_of(file: TextIO) -> int | None:
         found = 0
     # A terminal that does not know its size says 0.
     return max(found or shutil.get_terminal_size().columns, _LEAST_WIDTH)
+
+
+def console(file: TextIO) -> "Console":
+    """What writes tables to a file, as wide as its window."""
+    from rich.console import Console
+
+    made = Console(file=file, highlight=False, markup=False, emoji=False)
+    made.size = made.size._replace(width=columns_of(file) or _WIDE)
+    return made
 
 
 def fitted(text: str, file: TextIO, hanging: int = 0) -> str:

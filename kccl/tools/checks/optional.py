@@ -43,16 +43,17 @@ def mpi() -> Finding:
             "mpi4py does not find the MPI library that it was built for.",
             f"{extras.install('mpi')}; or load the module of the MPI that mpi4py was built with.",
         )
+    found = " ".join(done.stdout.split())
     beside = str(Path(sys.executable).parent)
     mpirun = shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if mpirun is None:
         return Finding(
             "no",
-            f"{done.stdout.strip()}, no mpirun",
+            f"{found}, no mpirun",
             "mpi4py is installed, but its launcher is not on PATH.",
             f"{extras.install('mpi')}; or put the MPI's bin folder on PATH.",
         )
-    return Finding("ok", f"{done.stdout.strip()}, {mpirun}")
+    return Finding("ok", f"{found}, {mpirun}")
 
 
 def open_mpi() -> Finding:
