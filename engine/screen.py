@@ -29,6 +29,8 @@ def console(*, is_quiet: bool) -> "Console":
         # rich takes each of these for 80 columns wide.
         columns, lines = os.get_terminal_size(sys.stderr.fileno())
         made.size = ConsoleDimensions(columns or made.width, lines or made.height)
+    # The bar hides the cursor, and a command that is killed could not show it again.
+    setattr(made, "show_cursor", lambda show=True: False)  # noqa: B010
     return made
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         memory or a library fails; each is one line on stderr. 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    has_no_output = streams.open_closed()
+    has_no_output = streams.set_up()
     rank = 0
     is_table = False
     try:

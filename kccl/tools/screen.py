@@ -36,6 +36,8 @@ def console(file: TextIO) -> "Console":
 
     made = Console(file=file, highlight=False, markup=False, emoji=False)
     made.size = made.size._replace(width=columns_of(file) or _WIDE)
+    # A bar hides the cursor, and a command that is killed could not show it again.
+    setattr(made, "show_cursor", lambda show=True: False)  # noqa: B010
     return made
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 
 from ..base import errors
 
@@ -13,9 +14,9 @@ _STDOUT = 1
 _OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO}
 
 
-def open_closed() -> bool:
+def set_up() -> bool:
     """Opens /dev/null in place of the standard streams that are closed. Otherwise a file that is
-    opened later would become one of them.
+    opened later would become one of them. What a stream's encoding does not have becomes "?".
 
     Returns:
         Whether standard output was closed.
@@ -30,6 +31,9 @@ def open_closed() -> bool:
         sys.stdout = os.fdopen(_STDOUT, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     return _STDOUT in closed
 
 

@@ -1,7 +1,7 @@
 """Runs a command under a pseudo-terminal, and keeps the screen that a person would see."""
 
-import os
 import time
+from pathlib import Path
 
 import pexpect
 import pyte
@@ -54,6 +54,10 @@ class Terminal:
     def __exit__(self, *_):
         self._process.close(force=True)
 
+    def kill(self, number):
+        """Sends a signal to the command alone."""
+        self._process.kill(number)
+
     @property
     def lines(self):
         """The lines that the window shows or has shown, without blanks at their ends."""
@@ -93,6 +97,12 @@ class Terminal:
         """Types Ctrl-D, at the beginning of a line."""
         self._process.send(_CTRL_D)
 
+    def wait_for_child(self, limit=LIMIT_S):
+        """Reads until the command has started a process of its own."""
+        pid = self._process.pid
+        file = Path(f"/proc/{pid}/task/{pid}/children")
+        self._read(lambda: bool(file.read_text()), limit, "no child")
+
     def end(self, limit=LIMIT_S):
         """Waits for the command's end, and returns its exit code as a shell would."""
         self._read(lambda: False, limit, "still running", until_end=True)
@@ -118,8 +128,7 @@ class Terminal:
 
 
 def check_ended_well(terminal):
-    """Fails if a command left a traceback, or a terminal that is not as it was."""
+    """Checks that a command left no traceback, and the terminal as it was."""
     for word in ("Traceback", "Exception ignored", "Error in sys.excepthook"):
         assert word not in terminal.text, terminal.text
     assert not terminal.hides_cursor, terminal.text
-    assert not os.path.exists("core")
