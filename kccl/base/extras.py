@@ -18,15 +18,15 @@ _PROJECTS = {"cuda": "cuda-bindings", "hip": "hip-python", "rocm": "hip-python"}
 def requirements(extra: str = "") -> list[str]:
     """What pip must install for an extra, as in ["matplotlib>=3.8"]; without one, for KCCL itself.
 
-    In a checkout, pyproject.toml says it; elsewhere, what is installed.
+    In a checkout pyproject.toml says it, elsewhere what is installed; [] if neither is there.
 
     Raises:
         ValueError: There is no such extra.
     """
     found = _by_extra()
-    if extra not in found:
+    if found and extra not in found:
         raise ValueError(f"extra is {extra!r}, must be one of {', '.join(filter(None, found))}")
-    return found[extra]
+    return found.get(extra, [])
 
 
 def install(extra: str) -> str:
@@ -35,7 +35,11 @@ def install(extra: str) -> str:
     Raises:
         ValueError: There is no such extra.
     """
-    return f"{_pip_install()} {shlex.join(requirements(extra))}"
+    wanted = requirements(extra)
+    if not wanted:
+        # A copy without pyproject.toml that nobody has installed.
+        return f"install what the extra {extra} of KCCL's pyproject.toml names"
+    return f"{_pip_install()} {shlex.join(wanted)}"
 
 
 def reinstall() -> str:
@@ -80,10 +84,13 @@ def _by_extra() -> dict[str, list[str]]:
         project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
         extras: dict[str, list[str]] = project["optional-dependencies"]
         return {"": project["dependencies"]} | extras
-    from importlib.metadata import distribution
+    from importlib.metadata import PackageNotFoundError, distribution
 
+    try:
+        installed = distribution("kccl")
+    except PackageNotFoundError:
+        return {}
     found: dict[str, list[str]] = {"": []}
-    installed = distribution("kccl")
     for extra in installed.metadata.get_all("Provides-Extra") or ():
         found[extra] = []
     for line in installed.requires or ():

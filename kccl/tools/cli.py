@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..base import errors, extras
 from ..ranks import launchers
 from . import streams
 from .parser import USAGE_ERROR, Parser, complain
-from .screen import console, fitted
+from .screen import console
 
 _FAILED = 1
 # As a shell says of a command that signal 2 or 13 ended.
@@ -40,25 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         memory or a library fails; each is one line on stderr. 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    has_no_output = streams.set_up()
+    has_output = not streams.set_up()
     rank = 0
     is_table = False
     try:
         rank = launchers.rank_of(os.environ)
         with streams.silence(rank != 0):
-            args = _parser(arguments).parse_args(arguments)
-            command: Command = args.entry
-            is_table = command.run in _OF_TABLES
-            if rank != 0 and not command.is_collective:
-                return 0
-        if has_no_output and command.has_output:
+            args, code = _parsed(arguments)
+        command: Command | None = None if args is None else args.entry
+        if not has_output and (command.has_output if command else code == 0):
             _complain(rank, "standard output is closed: redirect it, as in > /dev/null")
             return _FAILED
-        code = command.run(args)
+        if args is not None and command is not None and (rank == 0 or command.is_collective):
+            is_table = command.run in _OF_TABLES
+            code = command.run(args)
         sys.stdout.flush()
         return code
-    except SystemExit as end:  # argparse, after help or a complaint
-        return int(end.code or 0)
     except errors.Error as error:
         _complain(rank, str(error))
         return USAGE_ERROR
@@ -89,6 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.drop_output()
         _complain(rank, str(of_output))
         return _FAILED
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, int]:
+    """The arguments, and 0; or None and the exit code, after help or a complaint."""
+    try:
+        return _parser(arguments).parse_args(arguments), 0
+    except SystemExit as end:
+        return None, int(end.code or 0)
 
 
 def _complain(rank: int, message: str) -> None:
@@ -278,36 +282,15 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..plan import specs
+    from . import plan
 
-    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
-    parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
-    parser.add_argument("--dtype", default="float32", help="element type (float32)")
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
-    parser.add_argument(
-        "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
-    )
+    plan.add_arguments(parser)
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from ..base import abi, arguments, dtypes, env
-    from ..bench.harness.collective import parse_size
-    from ..plan import choice, specs, tuning
+    from . import plan
 
-    if not 1 <= args.n <= abi.MAX_WORLD_SIZE:
-        raise errors.InvalidArgument(f"-n is {args.n}, must be 1 to {abi.MAX_WORLD_SIZE}")
-    try:
-        nbytes = parse_size(args.bytes)
-    except ValueError as error:
-        raise errors.InvalidArgument(f"--bytes: {error}") from error
-    dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
-    arguments.whole_elements("--bytes", nbytes, dtype)
-    variables = env.read()
-    request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
-    table = tuning.tuning_for(args.backend, variables.tuning)
-    plan = choice.choose(request, table, preferred=variables.algorithm)
-    print(fitted(plan.explain(), sys.stdout, hanging=4))
-    return 0
+    return plan.main(args)
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -321,42 +304,15 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _warm_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
-    )
-    parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
-    parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
-    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
-    parser.epilog = (
-        "They are found by programs with the same KCCL_CACHE, the same KCCL in the same folder, "
-        "and the same NVRTC."
-    )
+    from . import warm
+
+    warm.add_arguments(parser)
 
 
 def _warm(args: argparse.Namespace) -> int:
-    from ..base import abi, dtypes
-    from ..gpu import driver
-    from ..jit import cache
-    from ..plan import specs
     from . import warm
 
-    for count in args.n:
-        if not 1 <= count <= abi.MAX_WORLD_SIZE:
-            raise errors.InvalidArgument(f"-n is {count}, must be 1 to {abi.MAX_WORLD_SIZE}")
-    for op in args.op or ():
-        if op not in specs.OPS:
-            raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(specs.OPS)}")
-    types = [dtypes.of(name).name for name in args.d or warm.ELEMENT_TYPES]
-    wanted = warm.instances(args.n, types, args.op or specs.OPS)
-    try:
-        arch = args.arch or driver.device(0).arch
-    except errors.BackendError as error:
-        raise errors.BackendError(f"{error}; or name the architecture: --arch sm_90a") from error
-    print(f"{len(wanted)} kernels for {arch} in {cache.cache_folder()}", flush=True)
-    began = time.monotonic()
-    warm.warm(wanted, arch)
-    print(f"{time.monotonic() - began:.1f} s")
-    return 0
+    return warm.main(args)
 
 
 def _include_dir(args: argparse.Namespace) -> int:

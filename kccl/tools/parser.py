@@ -36,6 +36,11 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse's own hides that a disk is full.
+        if message:
+            (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         """Prints one line, and ends the process with exit code 2."""
         complain(f"{message}; see `{self.prog} --help`")
