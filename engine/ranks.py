@@ -60,7 +60,7 @@ class Ranks(Generic[T]):
         """
         return Request(self, what, num_cached, seed)
 
-    def _agree(self, what: str, num_cached: int, seed: int) -> Agreed:
+    def _agree(self, what: str, num_cached: int, seed: int = 0) -> Agreed:
         """Collective. The least num_cached is that of all ranks, because one that stopped to read
         an answer early knows of fewer positions.
         """
