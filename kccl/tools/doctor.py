@@ -6,7 +6,7 @@ The checks are in checks/. A check that raises gives the finding "no", with the 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,7 +30,7 @@ def main(*, as_json: bool) -> int:
     Returns:
         0, or 1 when something that the host backend needs is missing.
     """
-    rows = [(name, is_needed, _run(check)) for name, is_needed, check in CHECKS]
+    rows = list(_run_all())
     is_well = all(found.status != "no" for _, is_needed, found in rows if is_needed)
     _print_table(rows, sys.stderr if as_json else sys.stdout)
     if as_json:
@@ -41,6 +41,19 @@ def main(*, as_json: bool) -> int:
         document = {"is_well": is_well, "checks": checks, "variables": _variables()}
         sys.stdout.write(json.dumps(document) + "\n")
     return 0 if is_well else 1
+
+
+def _run_all() -> Iterator[tuple[str, bool, Finding]]:
+    """Runs the checks, and says on a terminal which one runs: some take seconds."""
+    screen = console(sys.stderr)
+    if not screen.is_terminal or screen.is_dumb_terminal:
+        for name, is_needed, check in CHECKS:
+            yield name, is_needed, _run(check)
+        return
+    with screen.status("") as status:
+        for name, is_needed, check in CHECKS:
+            status.update(f"checking: {name}")
+            yield name, is_needed, _run(check)
 
 
 def _run(check: Callable[[], Finding]) -> Finding:

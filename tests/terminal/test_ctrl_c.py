@@ -124,5 +124,7 @@ def test_within_a_command(command, shown):
 
 def test_within_the_doctor():
     with Terminal([*KCCL, "doctor"]) as terminal:
+        terminal.wait_for("checking: ")
         terminal.wait_for_child()
         interrupted(terminal)
+        assert "checking" not in terminal.text
