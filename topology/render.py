@@ -9,13 +9,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from .distances import NOT_MEASURED, distances, latencies_ns, measured_cpus
-from .heatmap import plot
 from .model import Machine
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
-
-__all__ = ["plot", "table"]
 
 _UNKNOWN = "unknown"
 _MAX_MATRIX_CPUS = 16  # a wider matrix does not fit a terminal

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -158,9 +159,11 @@ def _topo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _topo(args: argparse.Namespace) -> int:
-    from ..topology import discover, plot, table
+    from ..topology import check_plot, discover, plot, table
 
     machine = discover()
+    if args.plot:
+        _draw(check_plot, args.plot)
     if args.probe or args.plot:
         from .probe import probed
 
@@ -168,17 +171,23 @@ def _topo(args: argparse.Namespace) -> int:
     tables = sys.stderr if args.json else sys.stdout
     console(tables).print(table(machine))
     if args.plot:
-        try:
-            plot(machine, args.plot)
-        except ImportError as error:
-            raise errors.BackendError(
-                f"--plot needs matplotlib ({error}): {extras.install('bench')}"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise errors.InvalidArgument(f"cannot write {args.plot}: {error}") from error
+        _draw(partial(plot, machine), args.plot)
     if args.json:
         print(json.dumps(machine.to_dict(), allow_nan=False), flush=True)
     return 0
+
+
+def _draw(draw: Callable[[Path], None], path: Path) -> None:
+    """Calls what draws into a file."""
+    try:
+        draw(path)
+    except ImportError as error:
+        raise errors.BackendError(
+            f"--plot needs matplotlib ({error}): {extras.install('bench')}"
+        ) from error
+    except (OSError, ValueError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise errors.InvalidArgument(f"cannot write {path}: {told}") from error
 
 
 # ---- bench -----------------------------------------------------------------------------------
