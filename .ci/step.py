@@ -9,6 +9,7 @@ Steps may run at the same time: one of them has the line, the others wait for it
 
 import argparse
 import fcntl
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,9 +43,11 @@ def main() -> int:
         )
         shown = ""
         while process.poll() is None:
-            text = f"{_ERASE}{args.doing} ... {time.monotonic() - began:.0f} s"
+            text = f"{args.doing} ... {time.monotonic() - began:.0f} s"
             if is_terminal and text != shown and _has_line(me):
-                _write(text)
+                # A line that the window breaks, also with a ^C behind it, could not be erased.
+                width = shutil.get_terminal_size().columns - 3
+                _write(_ERASE + (text if len(text) <= width else f"...{text[3 - width :]}"))
                 shown = text
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_REFRESH_S)
@@ -81,4 +84,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            # Behind the terminal's ^C.
+            _write("\n")
         sys.exit(130)

@@ -1,9 +1,9 @@
 """The Python interface: an Engine runs a model and yields text as it comes."""
 
-import operator
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import kccl
 from .backends import read_for, start_ranks
 from .checkpoint import Checkpoint, open_checkpoint
 from .config import ModelConfig
+from .defaults import read_defaults
 from .executors.core import lib
 from .executors.executor import Executor
 from .measuring import Measuring
@@ -22,9 +23,13 @@ from .models import find_model
 from .monokernel.variant import USUAL
 from .program import Program
 from .ranks import Ranks
+from .requests import integer, params_of, prompt_ids
 from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
+
+# Of a seed that is drawn: short enough to be typed again.
+_SEED_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Answer:
         text: The text, without the stop string.
         ids, logprobs: The tokens, a stop id included.
         end: As Piece.end.
+        params: How the tokens were chosen; with the seed, if there was one.
         num_prompt: Tokens of the prompt.
         first_token_s: Seconds from the call to the first token.
         tokens_per_s: Tokens a second after the first token; NaN if there is only one.
@@ -44,6 +50,7 @@ class Answer:
     ids: list[int]
     logprobs: list[float]
     end: str
+    params: SamplingParams
     num_prompt: int
     first_token_s: float
     tokens_per_s: float
@@ -64,6 +71,11 @@ class Engine(Measuring):
         stored: How its files store them, as Checkpoint.stored.
         context: Most tokens of prompt and answer together.
         nbytes: Of the packed weights of this process's ranks.
+        sampling: The model's own defaults for fields of SamplingParams, by name: those of its
+            generation_config.json.
+        params: How the newest request chooses its tokens, with the seed that was drawn for it.
+        notices: What differs from what the files ask for, a sentence each: weights that are
+            rounded, ways to sample that the engine does not have.
     """
 
     def __init__(
@@ -100,8 +112,8 @@ class Engine(Measuring):
             InvalidArgument: An argument is wrong, or the backend cannot run the model.
             kccl.Error: The model cannot be read, or it has a weight that the dtype cannot hold.
         """
-        blocks = None if blocks is None else _integer("blocks", blocks)
-        ranks = None if ranks is None else _integer("ranks", ranks)
+        blocks = None if blocks is None else integer("blocks", blocks)
+        ranks = None if ranks is None else integer("ranks", ranks)
         if ranks is not None and not 1 <= ranks <= lib.kKcclMaxWorldSize:
             raise kccl.InvalidArgument(
                 f"ranks is {ranks}, must be from 1 to {lib.kKcclMaxWorldSize}"
@@ -120,11 +132,13 @@ class Engine(Measuring):
             self.config: ModelConfig = checkpoint.config
             self.dtype, self.stored = checkpoint.dtype, checkpoint.stored
             self._source = checkpoint.source
+            self.sampling, unknown = read_defaults(checkpoint.source)
+            self.notices: tuple[str, ...] = (*_rounding(checkpoint), *unknown)
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if checkpoint.has_tokenizer else None
             )
             most = self.config.context
-            self.context = min(most, 4096) if context is None else _integer("context", context)
+            self.context = min(most, 4096) if context is None else integer("context", context)
             if not 1 <= self.context <= most:
                 raise kccl.InvalidArgument(
                     f"context is {context}, must be from 1 to the model's, {most}"
@@ -136,6 +150,7 @@ class Engine(Measuring):
             if opened is not None:
                 opened.close()
         self.backend = backend
+        self.params = SamplingParams()
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
         # The ids whose keys and values the cache has.
         self._cached: list[int] = []
@@ -177,14 +192,16 @@ class Engine(Measuring):
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Yields an answer piece by piece. Closing the iterator ends the answer early.
 
         Args:
             prompt: Text, or ids.
-            params: How tokens are chosen. Its stop_ids are all that there are.
-            given: Fields of SamplingParams, in place of `params`. The tokenizer's end ids are
-                stop ids unless `stop_ids` is given.
+            params: How tokens are chosen. Nothing is added to it but a seed: its stop_ids are all
+                that there are.
+            given: Fields of SamplingParams, in place of `params`. Those that are not given are
+                `sampling`'s, the model's own. The tokenizer's end ids are stop ids unless
+                `stop_ids` is given. `temperature=0` asks for the likeliest tokens.
 
         Raises:
             InvalidArgument: The prompt is empty, leaves no room in the context, or is not valid
@@ -207,6 +224,7 @@ class Engine(Measuring):
             ids=[piece.id for piece in pieces],
             logprobs=[piece.logprob for piece in pieces],
             end=pieces[-1].end,
+            params=self.params,
             num_prompt=len(ids),
             first_token_s=times[0] - began,
             tokens_per_s=rate,
@@ -219,13 +237,18 @@ class Engine(Measuring):
         times: list[float] | None = None,
         *,
         overlaps: bool = True,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
         if overlaps != self._cache_overlaps:
             self._cached, self._cache_overlaps = [], overlaps
         # At least one id must run, for its logits.
         cached = min(_common_prefix(self._cached, ids), len(ids) - 1)
-        with self._ranks.request(f"generate {ids} {params} {overlaps}", cached) as start:
+        seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
+        what = f"generate {ids} {params} {overlaps}"
+        with self._ranks.request(what, cached, seed) as (start, seed):
+            if params.temperature > 0:
+                params = replace(params, seed=seed)
+            self.params = params
             self._cached = []
             for each in self._ranks.mine:
                 each.prepare(params, overlaps=overlaps)
@@ -268,7 +291,7 @@ class Engine(Measuring):
         reference has it. Only where the ranks are threads.
         """
         program: Program = self._ranks.mine[0].program
-        op_index = _integer("op_index", op_index)
+        op_index = integer("op_index", op_index)
         if not 0 <= op_index < len(program.ops):
             raise kccl.InvalidArgument(f"op_index is {op_index}, must be below {len(program.ops)}")
         if len(self._ranks.mine) != self.world_size:
@@ -296,22 +319,7 @@ class Engine(Measuring):
         return self._ids(prompt, room=1)
 
     def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
-        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
-            raise kccl.InvalidArgument(
-                f"the prompt is of type {type(prompt).__name__}, must be text or ids"
-            )
-        if isinstance(prompt, str):
-            # An empty text is refused even where the tokenizer would make it one BOS.
-            ids = self.tokenizer.encode(prompt) if prompt else []
-        else:
-            ids = [_integer("an id of the prompt", number) for number in prompt]
-        if not ids:
-            raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
-        wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
-        if wrong:
-            raise kccl.InvalidArgument(
-                f"the prompt has id {wrong[0]}, must be from 0 to {self.config.vocab_size - 1}"
-            )
+        ids = prompt_ids(prompt, lambda text: self.tokenizer.encode(text), self.config.vocab_size)
         if len(ids) > self.context - room:
             raise kccl.InvalidArgument(
                 f"the prompt has {len(ids)} tokens, must have at most {self.context - room} in a "
@@ -320,19 +328,7 @@ class Engine(Measuring):
         return ids
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
-        if params is None:
-            unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
-            if unknown:
-                raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
-            if "stop_ids" not in given and self._tokenizer is not None:
-                given = given | {"stop_ids": tuple(self._tokenizer.eos_ids)}
-            params = SamplingParams(**given)
-        elif given:
-            raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
-        elif not isinstance(params, SamplingParams):
-            raise kccl.InvalidArgument(
-                f"params is of type {type(params).__name__}, must be SamplingParams"
-            )
+        params = params_of(params, given, self.sampling, self._tokenizer)
         if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
                 f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"
@@ -340,11 +336,13 @@ class Engine(Measuring):
         return params
 
 
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise kccl.InvalidArgument(f"{name} is {value!r}, must be an integer") from None
+def _rounding(checkpoint: Checkpoint) -> list[str]:
+    """Says so if the weights are not used as they are stored."""
+    name = {"float16": "F16", "bfloat16": "BF16"}[checkpoint.dtype]
+    others = [each for each in checkpoint.stored if each != name]
+    if not others:
+        return []
+    return [f"weights are rounded from {', '.join(others)} to {checkpoint.dtype}"]
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from .executors.executor import Executor
 from .executors.host import DTYPE as HOST_DTYPE
 from .executors.host import HostExecutor
 from .executors.packing import Parts, Sizes
+from .memory import check_memory
 from .monokernel.machine import machine_of
 from .monokernel.shape import check
 from .monokernel.tuning import tuning_for
@@ -32,11 +33,14 @@ class Backend(NamedTuple):
         bytes_of: Gives what a rank of so many packs, in bytes.
         dtypes: What weights may be in.
         make: Makes a rank's executor: (checkpoint, comm, blocks, context, progress). Collective.
+        is_on_host: Whether the weights are in this machine's memory. A GPU's driver refuses what
+            its memory does not hold, before anything is read.
     """
 
     bytes_of: Callable[[Program, int, int], int]
     dtypes: Collection[str]
     make: Callable[[Checkpoint, kccl.Communicator, int | None, int, Told], Executor]
+    is_on_host: bool
 
 
 def _host_bytes(program: Program, rank: int, world_size: int) -> int:
@@ -69,12 +73,12 @@ def _make_device(
     return DeviceExecutor(checkpoint, comm, tuning=tuning, context=context, progress=progress)
 
 
-_ON_DEVICE = Backend(total_bytes, DTYPES, _make_device)
+_ON_GPU = Backend(total_bytes, DTYPES, _make_device, is_on_host=False)
 BACKENDS = {
-    "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host),
-    "cuda": _ON_DEVICE,
-    "hip": _ON_DEVICE,
-    "sim": _ON_DEVICE,
+    "host": Backend(_host_bytes, (HOST_DTYPE,), _make_host, is_on_host=True),
+    "cuda": _ON_GPU,
+    "hip": _ON_GPU,
+    "sim": _ON_GPU._replace(is_on_host=True),
 }
 
 
@@ -110,7 +114,7 @@ def start_ranks(
 
     Raises:
         InvalidArgument: An argument is wrong, or the backend cannot run the model.
-        kccl.Error: The model cannot be read.
+        kccl.Error: The model cannot be read, or does not fit into memory.
     """
     kind = BACKENDS[backend]
     packed, lock = [0], threading.Lock()
@@ -120,7 +124,10 @@ def start_ranks(
         check_same(comm, model | {"context": context, "blocks": blocks})
         program = Program(checkpoint.config)
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
-        total = sum(kind.bytes_of(program, rank, comm.world_size) for rank in mine)
+        sizes = [kind.bytes_of(program, rank, comm.world_size) for rank in range(comm.world_size)]
+        if kind.is_on_host:
+            check_memory(comm, sizes, list(mine), checkpoint.config, context)
+        total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:
             # Raises if Ctrl-C has aborted it: reading may take minutes.

@@ -17,5 +17,5 @@ def library(name: str) -> Any:
     except ImportError as error:
         raise kccl.Error(
             f"the engine needs {name.split('.')[0]}, which cannot be imported ({error}): "
-            "pip install 'kccl[engine]'"
+            f"{kccl.install_command('engine')}"
         ) from error

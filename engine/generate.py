@@ -1,99 +1,43 @@
 """The command `kccl generate`: a model's answer, streamed, and how fast it came."""
 
 import argparse
-import math
+import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
 
 import kccl
 
+from . import screen
 from .api import Engine
-from .backends import BACKENDS
-from .checkpoint import DTYPES
-from .sample import SamplingParams
+from .options import add_arguments, sampling
 from .tokenizer import check_utf8
 
-if TYPE_CHECKING:
-    from rich.console import Console
+__all__ = ["add_arguments", "main"]
 
-# Options that are fields of SamplingParams: (field, type, help).
-_SAMPLING = (
-    ("temperature", float, "divides the logits; 0: always the likeliest token (0)"),
-    ("top_k", int, "only the k likeliest tokens; 0: all (0)"),
-    ("top_p", float, "only the likeliest tokens up to this probability (1)"),
-    ("min_p", float, "only tokens at least this likely, relative to the likeliest (0)"),
-    ("repetition_penalty", float, "divides logits of tokens that were there before (1)"),
-    ("seed", int, "of the choice, if the temperature is above 0 (0)"),
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
-    parser.add_argument(
-        "--model",
-        default="bundled",
-        metavar="M",
-        help="bundled, smollm2, a folder in Hugging Face's layout, or a GGUF file (bundled)",
-    )
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
-    parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a message to a chat model"
-    )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
-    parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
-    )
-    for name, kind, text in _SAMPLING:
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=kind, metavar="X", help=text)
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable"
-    )
-    parser.add_argument(
-        "--backend", default="host", choices=BACKENDS, help="what runs the model (host)"
-    )
-    parser.add_argument(
-        "-n", type=int, metavar="RANKS", help="ranks as threads; in a job its processes (1)"
-    )
-    parser.add_argument(
-        "--blocks",
-        type=int,
-        metavar="N",
-        help="threads of each rank, or blocks on its GPU (all cores)",
-    )
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="tokens to make room for (the model's, at most 4096)",
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print the answer only")
+# As a shell says of a command that Ctrl-C ended.
+_INTERRUPTED = 130
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr."""
-    from rich.console import Console
+    """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr.
 
-    screen = Console(stderr=True, highlight=False, quiet=args.quiet)
-    given = {name: getattr(args, name) for name, _, _ in _SAMPLING}
-    params = {name: value for name, value in given.items() if value is not None}
-    params |= {"max_tokens": args.max_tokens, "stop": tuple(args.stop)}
+    Returns:
+        The exit code: 130 if Ctrl-C ended the answer.
+    """
+    console = screen.console(is_quiet=args.quiet)
     # A wrong option is told before the model is read.
-    SamplingParams(**params)
+    params = sampling(args)
     if args.system is not None and not args.chat:
         raise kccl.InvalidArgument("--system is given, which needs --chat")
     prompt = args.prompt
+    if prompt is None and not kccl.launched_rank():
+        _tell_what_is_awaited()
     if prompt is None and kccl.launched_rank() is None:
         prompt = _standard_input()
     if prompt is not None:
         _check_prompt(prompt)
-    with _progress(screen) as tell:
+    with screen.progress(console) as tell:
         engine = Engine(
             args.model,
             args.backend,
@@ -104,33 +48,36 @@ def main(args: argparse.Namespace) -> int:
             progress=tell,
         )
     with engine:
-        screen.quiet |= engine.rank != 0
+        console.quiet |= engine.rank != 0
         if prompt is None:
             # The launcher gives its standard input to rank 0 only. All ranks refuse it together:
             # the others would wait in MPI's start for a rank 0 that has ended.
             prompt = engine.of_rank_0(None if engine.rank else _standard_input())
             _check_prompt(prompt)
-        _tell_rounding(screen, engine)
+        for notice in engine.notices:
+            screen.tell(console, notice)
         ids = _ids(engine, prompt, args)
         began = time.monotonic()
         times: list[float] = []
         end = ""
-        for piece in engine.stream(ids, **params):
-            times.append(time.monotonic())
-            end = piece.end
-            _write(engine, piece.text)
+        try:
+            with closing(engine.stream(ids, **params)) as pieces:
+                for piece in pieces:
+                    times.append(time.monotonic())
+                    end = piece.end
+                    _write(engine, piece.text)
+        except KeyboardInterrupt:
+            end = screen.INTERRUPTED
         _write(engine, "\n")
-        summary = _summary(engine, ids, times, began, end)
-        screen.print(summary, style="dim", soft_wrap=True)
-    return 0
+        screen.tell(console, screen.summary(engine, len(ids), times, began, end))
+    return _INTERRUPTED if end == screen.INTERRUPTED else 0
 
 
-def _tell_rounding(screen: "Console", engine: Engine) -> None:
-    """Says so if the weights are not used as they are stored."""
-    names = {"float16": "F16", "bfloat16": "BF16"}
-    if engine.stored != (names[engine.dtype],):
-        stored = ", ".join(engine.stored)
-        screen.print(f"weights are rounded from {stored} to {engine.dtype}", style="dim")
+def _tell_what_is_awaited() -> None:
+    """Says on a terminal that the command waits for somebody to type."""
+    if os.isatty(0):
+        sys.stderr.write("type the prompt, then Enter and Ctrl-D\n")
+        sys.stderr.flush()
 
 
 def _standard_input() -> str:
@@ -157,32 +104,3 @@ def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     text = tokenizer.chat([*system, {"role": "user", "content": prompt}])
     return tokenizer.encode(text, add_bos=False)
-
-
-def _summary(engine: Engine, ids: list[int], times: list[float], began: float, end: str) -> str:
-    ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
-    parts = [f"{len(ids)} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
-    if times:
-        parts.append(f"first token after {times[0] - began:.3g} s")
-    if len(times) > 1:
-        rate = (len(times) - 1) / (times[-1] - times[0])
-        middle = len(ids) + len(times) // 2
-        bound = engine.bandwidth() / engine.bytes_per_token(middle)
-        parts.append(f"{rate:.0f} tok/s, {rate / bound:.0%} of what the memory allows")
-    return "; ".join(parts)
-
-
-@contextmanager
-def _progress(screen: "Console") -> Iterator[Any]:
-    """A bar on a terminal while the weights are packed; nothing elsewhere."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("reading the model"), BarColumn(), DownloadColumn())
-    is_shown = screen.is_terminal and not screen.quiet
-    with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
-        task = bar.add_task("", total=math.inf)
-
-        def tell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield tell

@@ -3,7 +3,7 @@
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import kccl
@@ -53,7 +53,7 @@ class Measuring(Closing):
         times: list[float] | None = None,
         *,
         overlaps: bool = True,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Yields an answer, and appends when each token was chosen."""
 
     def bandwidth(self) -> float:
@@ -139,7 +139,10 @@ class Measuring(Closing):
             raise kccl.InvalidArgument("timeline needs ranks that are threads of one process")
         self.timed(ids, 1)
         out: list[Stamps] = []
-        with self.using(TRACING), self._ranks.request(f"timeline {ids}", len(ids) - 1) as start:
+        with (
+            self.using(TRACING),
+            self._ranks.request(f"timeline {ids}", len(ids) - 1) as (start, _),
+        ):
             self._cached = ids[:start]
             for each in self._ranks.mine:
                 each.start_timeline(ids, start, rounds, out)

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -138,7 +139,9 @@ def _download(folder: Path) -> Path:
         raise kccl.Error(f"cannot run {sys.executable} -m pip: {error.strerror}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no message"]
+        # Of an exception, whose name and text are the last line, pip's own line says nothing.
+        errors = [line for line in lines if re.match(r"ERROR: (?!Exception:$)", line)]
+        errors = errors or lines or ["no message"]
         raise kccl.Error(f"pip cannot download {_REQUIREMENT}: {errors[-1][:300]}")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:

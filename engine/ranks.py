@@ -3,13 +3,25 @@
 import hashlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import kccl
 
 from .executors.executor import Executor
 
 T = TypeVar("T", bound=Executor)
+
+
+class Agreed(NamedTuple):
+    """What all ranks have for a request.
+
+    Attributes:
+        num_cached: Positions whose keys and values all have.
+        seed: That of rank 0.
+    """
+
+    num_cached: int
+    seed: int
 
 
 class Ranks(Generic[T]):
@@ -38,35 +50,36 @@ class Ranks(Generic[T]):
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def request(self, what: str, num_cached: int = 0) -> "Request[T]":
+    def request(self, what: str, num_cached: int = 0, seed: int = 0) -> "Request[T]":
         """A context for one request.
 
         Args:
             what: The request in words, the same on all ranks.
             num_cached: Of how many positions this process has the keys and values.
+            seed: What this process would take as the seed.
         """
-        return Request(self, what, num_cached)
+        return Request(self, what, num_cached, seed)
 
-    def _agree(self, what: str, num_cached: int) -> int:
-        """Collective. Returns the least num_cached of all ranks: one that stopped to read an answer
-        early knows of fewer positions.
+    def _agree(self, what: str, num_cached: int, seed: int = 0) -> Agreed:
+        """Collective. The least num_cached is that of all ranks, because one that stopped to read
+        an answer early knows of fewer positions.
         """
         if len(self.mine) == self.world_size:
-            return num_cached
-        found = self.all_gather([hashlib.sha256(what.encode()).hexdigest(), num_cached])
-        if len({digest for digest, _ in found}) != 1:
+            return Agreed(num_cached, seed)
+        found = self.all_gather([hashlib.sha256(what.encode()).hexdigest(), num_cached, seed])
+        if len({digest for digest, _, _ in found}) != 1:
             raise kccl.InvalidArgument(
                 "the ranks make different requests, must all make the same one"
             )
-        return int(min(cached for _, cached in found))
+        return Agreed(min(cached for _, cached, _ in found), found[0][2])
 
-    def _begin(self, what: str, num_cached: int) -> int:
+    def _begin(self, what: str, num_cached: int, seed: int) -> Agreed:
         if self._is_closed:
             raise kccl.InvalidArgument("the engine is closed")
         if not self._lock.acquire(blocking=False):
             raise kccl.InvalidArgument("the engine is answering another request")
         try:
-            return self._agree(what, num_cached)
+            return self._agree(what, num_cached, seed)
         except BaseException:
             self._lock.release()
             raise
@@ -103,8 +116,8 @@ class Ranks(Generic[T]):
 
 
 class Request(Generic[T]):
-    """A context: one request at a time, the same on all ranks of a job. It gives the number of
-    positions whose keys and values all ranks have.
+    """A context: one request at a time, the same on all ranks of a job. It gives what they agree
+    on.
 
     At its end no thread works on the request any more, whatever ended it.
 
@@ -114,11 +127,12 @@ class Request(Generic[T]):
         kccl.Error: The request failed on some rank, and nothing was raised inside.
     """
 
-    def __init__(self, ranks: Ranks[T], what: str, num_cached: int) -> None:
-        self._ranks, self._what, self._num_cached = ranks, what, num_cached
+    def __init__(self, ranks: Ranks[T], what: str, num_cached: int, seed: int) -> None:
+        self._ranks, self._what = ranks, what
+        self._num_cached, self._seed = num_cached, seed
 
-    def __enter__(self) -> int:
-        return self._ranks._begin(self._what, self._num_cached)
+    def __enter__(self) -> Agreed:
+        return self._ranks._begin(self._what, self._num_cached, self._seed)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         errors = self._ranks._end()

@@ -8,16 +8,19 @@ same bits choose the same tokens, but for ties within the last bit of a sum, exp
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kccl import Error, InvalidArgument
 
+from .scalars import as_float, as_integer, plain
+
 Array = NDArray[Any]
+T = TypeVar("T")
 
 _PHILOX_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -34,6 +37,8 @@ class SamplingParams:
 
     The filters apply in this order: repetition_penalty, temperature, top_k, top_p, min_p.
 
+    Numbers may be Python's or NumPy's.
+
     Attributes:
         temperature: Divides the logits, by 1e-6 or more. 0: the largest logit wins, of equal ones
             the lowest id, and top_k, top_p and min_p have no effect.
@@ -42,10 +47,11 @@ class SamplingParams:
         min_p: Keeps tokens at least this likely in relation to the most likely one; 0: all.
         repetition_penalty: Divides the positive logits of ids in the prompt or the answer, and
             multiplies the negative ones; from 1e-6 to 1e6.
-        seed: Of the noise, 64 bits.
+        seed: Of the noise, 64 bits. None: Engine draws one for each request, the same on all ranks.
         max_tokens: Most tokens to generate.
-        stop_ids: Tokens that end the answer.
-        stop: Strings that end the answer, of characters that UTF-8 can encode.
+        stop_ids: Tokens that end the answer; kept as a tuple.
+        stop: A string that ends the answer, or several; kept as a tuple. UTF-8 must be able to
+            encode them.
         logprobs: Whether each token comes with its log-probability.
 
     Raises:
@@ -57,39 +63,60 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    seed: int = 0
+    seed: int | None = None
     max_tokens: int = 256
-    stop_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    stop_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        temperature = _number(self.temperature)
+        temperature = self._number("temperature")
         is_right = temperature == 0 or _LEAST_DIVISOR <= temperature < math.inf
         self._check("temperature", is_right, f"0, or {_LEAST_DIVISOR:g} or more")
-        self._check_int("top_k", 0, 2**32 - 1)
-        self._check("top_p", 0 < _number(self.top_p) <= 1, "above 0 and at most 1")
-        self._check("min_p", 0 <= _number(self.min_p) <= 1, "from 0 to 1")
-        is_right = _LEAST_DIVISOR <= _number(self.repetition_penalty) <= _MOST_PENALTY
+        self._integer("top_k", 0, 2**32 - 1)
+        self._check("top_p", 0 < self._number("top_p") <= 1, "above 0 and at most 1")
+        self._check("min_p", 0 <= self._number("min_p") <= 1, "from 0 to 1")
+        is_right = _LEAST_DIVISOR <= self._number("repetition_penalty") <= _MOST_PENALTY
         self._check("repetition_penalty", is_right, f"from {_LEAST_DIVISOR:g} to {_MOST_PENALTY:g}")
-        self._check_int("seed", 0, 2**64 - 1)
-        self._check_int("max_tokens", 1, 2**32 - 1)
-        ids = isinstance(self.stop_ids, tuple) and all(
-            _is_int(i) and 0 <= i < 2**31 for i in self.stop_ids
-        )
-        self._check("stop_ids", ids, f"a tuple of integers from 0 to {2**31 - 1}")
-        texts = isinstance(self.stop, tuple) and all(map(_is_text, self.stop))
-        self._check("stop", texts, "a tuple of strings that are not empty, and valid UTF-8")
-        self._check("logprobs", isinstance(self.logprobs, bool), "True or False")
+        if self.seed is not None:
+            self._integer("seed", 0, 2**64 - 1)
+        self._integer("max_tokens", 1, 2**32 - 1)
+        ids = _listed(self.stop_ids, as_integer)
+        is_right = ids is not None and all(0 <= i < 2**31 for i in ids)
+        self._check("stop_ids", is_right, f"a list of integers from 0 to {2**31 - 1}")
+        self._set("stop_ids", ids)
+        texts = _listed([self.stop] if isinstance(self.stop, str) else self.stop, _text)
+        wanted = "a string that is not empty and valid UTF-8, or a list of such"
+        self._check("stop", texts is not None, wanted)
+        self._set("stop", texts)
+        logprobs = plain(self.logprobs)
+        self._check("logprobs", isinstance(logprobs, bool), "True or False")
+        self._set("logprobs", logprobs)
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed; 0 if it is None. Engine never leaves it so where noise is drawn."""
+        return 0 if self.seed is None else self.seed
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check(self, name: str, is_right: bool, wanted: str) -> None:
         if not is_right:
             raise InvalidArgument(f"{name} is {_shown(getattr(self, name))}, must be {wanted}")
 
-    def _check_int(self, name: str, least: int, most: int) -> None:
-        value = getattr(self, name)
-        is_right = _is_int(value) and least <= value <= most
+    def _number(self, name: str) -> float:
+        """The field as a float, which replaces what was given; NaN if it is no number."""
+        number = as_float(getattr(self, name))
+        if not math.isnan(number):
+            self._set(name, number)
+        return number
+
+    def _integer(self, name: str, least: int, most: int) -> None:
+        number = as_integer(getattr(self, name))
+        is_right = number is not None and least <= number <= most
         self._check(name, is_right, f"an integer from {least} to {most}")
+        self._set(name, number)
 
 
 def sample(
@@ -120,7 +147,7 @@ def sample(
     if params.temperature > 0:
         scores /= params.temperature
         kept = kept_ids(scores, params)
-        scores = scores[kept] + gumbel(params.seed, position, kept)
+        scores = scores[kept] + gumbel(params.noise_seed, position, kept)
         token = int(kept[scores.argmax()])
     else:
         token = int(scores.argmax())
@@ -171,27 +198,27 @@ def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Ar
     return a, b, c, d
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _listed(values: Any, convert: Callable[[Any], T | None]) -> tuple[T, ...] | None:
+    """The values, converted; None if they are no list, or one cannot be converted."""
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        return None
+    found = []
+    for value in values:
+        converted = convert(value)
+        if converted is None:
+            return None
+        found.append(converted)
+    return tuple(found)
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a text may hold this string: it is not empty, and UTF-8 can encode it."""
+def _text(value: Any) -> str | None:
+    """A string that an answer's text may hold: it is not empty, and UTF-8 can encode it."""
     if not isinstance(value, str):
-        return False
+        return None
     try:
-        return bool(value.encode())
+        return str(value) if value.encode() else None
     except UnicodeEncodeError:
-        return False
-
-
-def _number(value: Any) -> float:
-    """NaN, which fits no range, if `value` is not a number."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    try:
-        return float(value) if is_number else math.nan
-    except OverflowError:
-        return math.nan
+        return None
 
 
 def _shown(value: Any) -> str:

@@ -59,6 +59,7 @@ __all__ = [
     "gpu",
     "include_dir",
     "init",
+    "install_command",
     "int32",
     "int64",
     "launched_rank",
@@ -120,6 +121,20 @@ def cache_dir() -> str:
     from .jit.cache import cache_folder
 
     return str(cache_folder())
+
+
+def install_command(extra: str) -> str:
+    """The command that installs for this interpreter what an extra of KCCL needs.
+
+    Args:
+        extra: "mpi", "cuda", "amd", "torch", "engine" or "bench".
+
+    Raises:
+        ValueError: There is no such extra.
+    """
+    from .base import extras
+
+    return extras.install(extra)
 
 
 def cmake_dir() -> str:

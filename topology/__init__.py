@@ -3,10 +3,13 @@
 Needs only the standard library. `table` also needs `rich`, and `plot` needs `matplotlib`.
 """
 
+from .cgroups import folders as cgroup_folders
 from .discovery import discover, recorded
+from .heatmap import check_plot, plot
+from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
 from .probes import core_to_core, spread
-from .render import plot, table
+from .render import table
 
 __all__ = [
     "FORMAT",
@@ -14,8 +17,12 @@ __all__ = [
     "Cpu",
     "Machine",
     "NumaNode",
+    "Room",
+    "cgroup_folders",
+    "check_plot",
     "core_to_core",
     "discover",
+    "memory_room",
     "plot",
     "recorded",
     "spread",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .distances import NOT_MEASURED, distances, latencies_ns, measured_cpus
@@ -18,6 +19,28 @@ _MAX_TICKS = 32
 _MAX_LONG_LABELS = 8  # with more labels of packages and NUMA nodes, long ones overlap
 
 
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """Checks that plot() could write a file, before anything is measured for it.
+
+    Raises:
+        ImportError: matplotlib cannot be imported.
+        ValueError: The file's suffix names no format.
+        OSError: The file cannot be written.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    path = Path(path)
+    # matplotlib would write another file, with a suffix.
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"its suffix is {path.suffix!r}, must be one of .{', .'.join(known)}")
+    is_new = not path.exists()
+    with open(path, "ab"):
+        pass
+    if is_new:
+        path.unlink()
+
+
 def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
     """Draw the core-to-core latencies as a heat map.
 
@@ -29,8 +52,10 @@ def plot(machine: Machine, path: str | os.PathLike[str]) -> None:
         path: File to write; its suffix names the format (.png, .svg, .pdf).
 
     Raises:
-        ValueError: No latency of the machine has been measured.
+        ValueError: No latency of the machine has been measured; or as check_plot().
+        ImportError, OSError: As check_plot().
     """
+    check_plot(path)
     cpus = measured_cpus(machine)
     if not cpus:
         raise ValueError(NOT_MEASURED)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from .distances import NOT_MEASURED, distances, latencies_ns, measured_cpus
-from .heatmap import plot
 from .model import Machine
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
-__all__ = ["plot", "table"]
+    from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 _UNKNOWN = "unknown"
 _MAX_MATRIX_CPUS = 16  # a wider matrix does not fit a terminal
+_NARROW = 60  # columns below which a window is narrow
 _MAX_INSTANCES = 8  # this many caches are listed with their CPUs
 
 
@@ -33,34 +32,62 @@ def table(machine: Machine) -> Group:
     """
     from rich.console import Group
 
+    parts: list[_Titled | _Matrix]
     parts = [_overview(machine), _caches(machine), _numa_nodes(machine)]
     cpus = measured_cpus(machine)
     if not cpus:
         return Group(*parts, NOT_MEASURED)
     parts.append(_distances(machine))
     if len(cpus) <= _MAX_MATRIX_CPUS:
-        parts.append(_matrix(machine))
+        parts.append(_Matrix(machine))
     return Group(*parts)
 
 
-def _titled(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
-) -> Group:
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True)
+class _Titled:
+    """A table with a title. In a narrow window a blank stands between its columns, no more.
 
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=any(columns), header_style="dim")
-    for column in columns:
-        grid.add_column(column, justify="right" if column in right else "left")
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))  # Text, since a name may have rich's [markup]
-    # Why not the table's own title: in a narrow table it wraps.
-    return Group(Text(title, "bold"), grid, "")
+    Attributes:
+        title: Above it. The table's own title would wrap in a narrow table.
+        columns: The headings.
+        rows: The cells.
+        right: Headings of numbers. These and the first column are not broken.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        is_narrow = options.max_width < _NARROW
+        grid = Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            show_header=any(self.columns),
+            header_style="dim",
+            padding=(0, 0 if is_narrow else 1),
+        )
+        for at, column in enumerate(self.columns):
+            is_number = column in self.right
+            grid.add_column(
+                column.replace(" ", "\n") if is_narrow else column,
+                justify="right" if is_number else "left",
+                no_wrap=is_number or at == 0,
+                overflow="fold",
+            )
+        for row in self.rows:
+            grid.add_row(*(Text(cell) for cell in row))  # Text, since a name may have [markup]
+        yield Text(self.title, "bold")
+        yield grid
+        yield ""
 
 
-def _overview(machine: Machine) -> Group:
+def _overview(machine: Machine) -> _Titled:
     online, allowed = machine.online_cpus, machine.allowed_cpus
     rows = (
         ("CPU model", _known(machine.cpu_model)),
@@ -72,10 +99,10 @@ def _overview(machine: Machine) -> Group:
         ("allowed CPUs", f"{len(allowed)} ({_ranges(allowed)})" if allowed else _UNKNOWN),
         ("memory", _size(machine.memory_bytes)),
     )
-    return _titled("Machine", ("", ""), rows)
+    return _Titled("Machine", ("", ""), rows)
 
 
-def _caches(machine: Machine) -> Group:
+def _caches(machine: Machine) -> _Titled:
     alike: defaultdict[tuple[int, str | None, int | None, int | None], list[tuple[int, ...] | None]]
     alike = defaultdict(list)
     for cache in machine.caches:
@@ -93,12 +120,12 @@ def _caches(machine: Machine) -> Group:
                 " | ".join(shown) or _UNKNOWN,
             )
         )
-    numbers = ("size", "line", "instances")
+    numbers = ("size", "line", "count")
     columns = ("cache", *numbers, "shared by CPUs")
-    return _titled("Caches", columns, rows or [(_UNKNOWN,)], right=numbers)
+    return _Titled("Caches", columns, rows or [(_UNKNOWN,)], right=numbers)
 
 
-def _numa_nodes(machine: Machine) -> Group:
+def _numa_nodes(machine: Machine) -> _Titled:
     rows = []
     for node in machine.numa_nodes:
         pairs = zip(machine.numa_nodes, node.distances or (), strict=False)
@@ -106,37 +133,45 @@ def _numa_nodes(machine: Machine) -> Group:
         cpus = _ranges(node.cpus) or "none"
         rows.append((str(node.id), cpus, _size(node.memory_bytes), distance or _UNKNOWN))
     columns = ("node", "CPUs", "memory", "distance to node")
-    return _titled("NUMA nodes (distance 10 = local)", columns, rows or [(_UNKNOWN,)])
+    return _Titled("NUMA nodes (distance 10 = local)", columns, rows or [(_UNKNOWN,)])
 
 
-def _distances(machine: Machine) -> Group:
+def _distances(machine: Machine) -> _Titled:
     rows = [
         (d.relation, str(d.num_pairs), f"{d.min_ns:.0f}", f"{d.median_ns:.0f}", f"{d.max_ns:.0f}")
         for d in distances(machine)
     ]
     numbers = ("ordered pairs", "min ns", "median ns", "max ns")
-    return _titled("Core-to-core latency, one way", ("CPUs", *numbers), rows, right=numbers)
+    return _Titled("Core-to-core latency, one way", ("CPUs", *numbers), rows, right=numbers)
 
 
-def _matrix(machine: Machine) -> Group:
-    from rich.console import Group
-    from rich.text import Text
+@dataclass(frozen=True)
+class _Matrix:
+    """The latency of each pair of CPUs. What is too wide for the window continues below."""
 
-    cpus = measured_cpus(machine)
-    latency_ns = latencies_ns(machine)
+    machine: Machine
 
-    def cell(a: int, b: int) -> str:
-        ns = latency_ns.get((a, b))
-        return "·" if a == b else "?" if ns is None else f"{ns:.0f}"
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
 
-    rows = [["", *(str(cpu.id) for cpu in cpus)]]
-    rows += [[str(a.id), *(cell(a.id, b.id) for b in cpus)] for a in cpus]
-    # Why not a table: with its padding, 16 columns do not fit into 80 characters.
-    width = 1 + max(len(cell) for row in rows for cell in row)
-    lines = ["".join(cell.rjust(width) for cell in row) for row in rows]
-    title = Text("One-way latency in ns, from CPU (row) to CPU (column)", "bold")
-    header = Text(lines[0], "dim", no_wrap=True)
-    return Group(title, header, Text("\n".join(lines[1:]), no_wrap=True))
+        cpus = measured_cpus(self.machine)
+        latency_ns = latencies_ns(self.machine)
+
+        def cell(a: int, b: int) -> str:
+            ns = latency_ns.get((a, b))
+            return "·" if a == b else "?" if ns is None else f"{ns:.0f}"
+
+        rows = [["", *(str(cpu.id) for cpu in cpus)]]
+        rows += [[str(a.id), *(cell(a.id, b.id) for b in cpus)] for a in cpus]
+        # Why not a table: with its padding, 16 columns do not fit into 80 characters.
+        width = 1 + max(len(cell) for row in rows for cell in row)
+        at_once = max(1, options.max_width // width - 1)
+        yield Text("One-way latency in ns, from CPU (row) to CPU (column)", "bold")
+        for first in range(1, len(cpus) + 1, at_once):
+            some = slice(first, first + at_once)
+            lines = ["".join(cell.rjust(width) for cell in (row[0], *row[some])) for row in rows]
+            yield Text(lines[0], "dim", no_wrap=True)
+            yield Text("\n".join(lines[1:]), no_wrap=True)
 
 
 def _known(value: str | int | None) -> str:

@@ -187,7 +187,7 @@ class HostExecutor:
             max_tokens=params.max_tokens,
             top_k=params.top_k,
             wants_logprobs=params.logprobs,
-            seed=params.seed,
+            seed=params.noise_seed,
             temperature=params.temperature,
             top_p=params.top_p,
             min_p=params.min_p,
@@ -281,6 +281,7 @@ class HostExecutor:
             engine, self._engine = self._engine, ffi.NULL
         if engine != ffi.NULL:
             lib.kccl_engine_close(engine)
+            self._weights.close()
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Calls C with the executor. Raises kccl.Error if it is closed."""

@@ -163,6 +163,11 @@ class PackedWeights:
             at += sizes[op.index]
             progress(sizes[op.index])
 
+    def close(self) -> None:
+        """Gives the memory back. Nothing may read the weights any more."""
+        self._memory.close()
+        self.norms.clear()
+
     def _pack(self, op: Op, at: int) -> None:
         """Packs an op's matrices at an address, and keeps its norms."""
         for name in op.weights:

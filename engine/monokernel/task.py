@@ -99,7 +99,7 @@ def sampling_of(params: SamplingParams) -> Sampling:
         top_p=params.top_p,
         min_p=params.min_p,
         repetition_penalty=params.repetition_penalty,
-        seed=params.seed,
+        seed=params.noise_seed,
         top_k=params.top_k,
         wants_logprobs=params.logprobs,
     )

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 try:
     from .. import _core as core
 except ImportError as error:
+    from . import extras
+
     raise ImportError(
         f"the compiled core of kccl is not in {Path(__file__).parents[1]} ({error}). "
-        "In a checkout, build it with: pip install -e ."
+        f"Build it with: {extras.reinstall()}"
     ) from error
 
 ffi: Any = core.ffi

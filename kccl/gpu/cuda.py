@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from ..base import extras
 from ..base.errors import BackendError
 from ..jit.nvrtc import NVRTC
 from .table import DriverError, Names, Table
@@ -98,8 +99,12 @@ class Cuda(Table):
     handles = "CUDA IPC"
     paths = "NVLink or peer-to-peer PCIe"
     needs = "cuda-bindings, NVRTC and NVIDIA's driver"
-    cure = "pip install 'kccl[cuda]', and NVIDIA's driver where the GPU is; or use backend=\"host\""
     compiler = NVRTC
+
+    @property
+    def cure(self) -> str:
+        install = extras.install("cuda")
+        return f'{install}, and NVIDIA\'s driver where the GPU is; or use backend="host"'
 
     def load(self) -> Any:
         try:

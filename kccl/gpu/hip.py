@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+from ..base import extras
 from ..base.errors import BackendError, InvalidArgument
-from ..jit.hiprtc import HIPRTC, binding_of, check_arch
+from ..jit.hiprtc import HIPRTC, binding_of, check_arch, said
 from . import code_object
 from .table import DriverError, Names, Table
 
@@ -110,12 +111,15 @@ class Hip(Table):
     handles = "HIP IPC"
     paths = "Infinity Fabric or peer-to-peer PCIe"
     needs = "hip-python, and ROCm with hipRTC and AMD's driver"
-    cure = "pip install 'kccl[amd]', and ROCm where the GPU is; or use backend=\"host\""
     compiler = HIPRTC
 
     def __init__(self) -> None:
         # By thread: the devices that were current before push().
         self._pushed = threading.local()
+
+    @property
+    def cure(self) -> str:
+        return f'{extras.install("amd")}, and ROCm where the GPU is; or use backend="host"'
 
     def load(self) -> Any:
         try:
@@ -125,7 +129,9 @@ class Hip(Table):
         try:
             (code,) = hip.hipInit(0)
         except RuntimeError as error:
-            raise BackendError(f"AMD's driver cannot be loaded: {error}. {self.cure}") from error
+            raise BackendError(
+                f"AMD's driver cannot be loaded: {said(error)}. {self.cure}"
+            ) from error
         if int(code) != 0:
             raise DriverError(f"hipInit failed: {code.name} ({int(code)}). {self.cure}", int(code))
         return hip

@@ -122,7 +122,6 @@ class Table(ABC):
         handles: What the driver's handles for other processes are called, for messages.
         paths: The paths between GPUs that suffice, for messages.
         needs: What the backend needs on a machine, for messages.
-        cure: What helps where that is not there.
         compiler: Compiles for these GPUs at run time.
     """
 
@@ -150,8 +149,12 @@ class Table(ABC):
     handles: str
     paths: str
     needs: str
-    cure: str
     compiler: RuntimeCompiler
+
+    @property
+    @abstractmethod
+    def cure(self) -> str:
+        """What helps where that is not there."""
 
     # ---- Functions by the driver's own names -------------------------------------------------
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _C_DRIVERS = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
-CURE = "Install g++ or clang++, or set CXX, or: pip install ziglang==0.17.0"
+_PYTHON = shlex.quote(sys.executable)
+CURE = f"Install g++ or clang++, or set CXX, or: {_PYTHON} -m pip install ziglang==0.17.0"
 
 
 def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:

@@ -3,9 +3,11 @@
 Nothing here has run with AMD's hipRTC. tests/hip runs it on a library of the tests' own.
 """
 
+import re
 from importlib import import_module
 from typing import Any
 
+from ..base import extras
 from ..base.errors import InvalidArgument
 from .rtc import RuntimeCompiler
 
@@ -21,11 +23,17 @@ class Hiprtc(RuntimeCompiler):
     code = "Code"
     target = "hip"
     suffix = ".hsaco"
-    cure = "pip install 'kccl[amd]', and install ROCm"
+
+    @property
+    def cure(self) -> str:
+        return f"{extras.install('amd')}, and install ROCm"
 
     def load(self) -> Any:
         hiprtc = binding_of("hiprtc")
-        hiprtc.hiprtcVersion()
+        try:
+            hiprtc.hiprtcVersion()
+        except RuntimeError as error:
+            raise RuntimeError(said(error)) from error
         return hiprtc
 
     def check_arch(self, arch: str) -> None:
@@ -54,6 +62,12 @@ def binding_of(library: str) -> Any:
     # hip-python has this from 10 on.
     import_module("rocm.version")
     return getattr(import_module("hip"), library)
+
+
+def said(error: RuntimeError) -> str:
+    """What hip-python says of a library that it cannot open: names are texts, not b'names'."""
+    text = re.sub(r"\bb'([^']*)'", r"\1", str(error))
+    return text.replace("''", "'")
 
 
 def check_arch(arch: str) -> None:

@@ -4,6 +4,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ..base import extras
 from ..base.errors import InvalidArgument
 from .rtc import RuntimeCompiler
 
@@ -19,7 +20,10 @@ class Nvrtc(RuntimeCompiler):
     code = "CUBIN"
     target = "cuda"
     suffix = ".cubin"
-    cure = "pip install 'kccl[cuda]'"
+
+    @property
+    def cure(self) -> str:
+        return extras.install("cuda")
 
     def load(self) -> Any:
         from cuda.bindings import nvrtc

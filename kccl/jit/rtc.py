@@ -23,7 +23,6 @@ class RuntimeCompiler(ABC):
         code: What the function that returns the code is called.
         target: Of the cache's entries.
         suffix: Of the entries' files.
-        cure: What helps where it is missing.
     """
 
     name: ClassVar[str]
@@ -31,7 +30,11 @@ class RuntimeCompiler(ABC):
     code: ClassVar[str]
     target: ClassVar[str]
     suffix: ClassVar[str]
-    cure: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def cure(self) -> str:
+        """What helps where it is missing."""
 
     @abstractmethod
     def load(self) -> Any:

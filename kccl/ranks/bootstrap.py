@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base import extras
 from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
 from . import launchers, mesh, sockets
@@ -128,7 +129,7 @@ def _by_mpi(timeout: float) -> JobRank:
     except ImportError as error:
         raise BackendError(
             f"an MPI launcher started this process, but mpi4py cannot be imported ({error}); "
-            "install it with: pip install 'kccl[mpi]'"
+            f"install it with: {extras.install('mpi')}"
         ) from error
     world = MPI.COMM_WORLD
     started = launchers.mpi_world_size(os.environ)

@@ -8,18 +8,20 @@ import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from .. import cmake_dir, include_dir
-from ..base import errors
+from ..base import errors, extras
 from ..ranks import launchers
+from . import streams
+from .parser import USAGE_ERROR, Parser, complain
+from .screen import console
 
-_USAGE_ERROR = 2
+_FAILED = 1
 # As a shell says of a command that signal 2 or 13 ended.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -34,33 +36,68 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; the process's own when None.
 
     Returns:
-        The exit code: 2 for a wrong argument and for any kccl.Error, which is one line on stderr.
+        The exit code: 2 for a wrong argument and for any kccl.Error, 1 where standard output, the
+        memory or a library fails; each is one line on stderr. 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    has_output = not streams.set_up()
     rank = 0
     is_table = False
     try:
         rank = launchers.rank_of(os.environ)
-        with _silence(rank != 0):
-            args = _parser(arguments).parse_args(arguments)
-            command: Command = args.entry
+        with streams.silence(rank != 0):
+            args, code = _parsed(arguments)
+        command: Command | None = None if args is None else args.entry
+        if not has_output and (command.has_output if command else code == 0):
+            _complain(rank, "standard output is closed: redirect it, as in > /dev/null")
+            return _FAILED
+        if args is not None and command is not None and (rank == 0 or command.is_collective):
             is_table = command.run in _OF_TABLES
-            if rank != 0 and not command.is_collective:
-                return 0
-        return command.run(args)
-    except SystemExit as end:  # argparse, after help or a complaint
-        return int(end.code or 0)
+            code = command.run(args)
+        sys.stdout.flush()
+        return code
     except errors.Error as error:
-        where = f"rank {rank}: " if rank != 0 else ""
-        print(f"kccl: {where}{error}", file=sys.stderr)
-        return _USAGE_ERROR
+        _complain(rank, str(error))
+        return USAGE_ERROR
     except KeyboardInterrupt:
+        if rank == 0 and sys.stderr.isatty():
+            # Behind the terminal's ^C.
+            print(file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.drop_output()
         # Who reads a table may have had enough. Elsewhere the rest is missed.
         return 0 if is_table else _BROKEN_PIPE
+    except MemoryError as error:
+        _complain(rank, f"there is not enough memory{f': {error}' if str(error) else ''}")
+        return _FAILED
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        _complain(rank, "cannot start a thread: raise ulimit -u or -v, or use fewer ranks")
+        return _FAILED
+    except ImportError as error:
+        _complain(rank, extras.missing(error))
+        return _FAILED
+    except OSError as error:
+        of_output = streams.of_output(error)
+        if of_output is None:
+            raise
+        streams.drop_output()
+        _complain(rank, str(of_output))
+        return _FAILED
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, int]:
+    """The arguments, and 0; or None and the exit code, after help or a complaint."""
+    try:
+        return _parser(arguments).parse_args(arguments), 0
+    except SystemExit as end:
+        return None, int(end.code or 0)
+
+
+def _complain(rank: int, message: str) -> None:
+    complain(f"rank {rank}: {message}" if rank != 0 else message)
 
 
 @dataclass(frozen=True)
@@ -72,12 +109,14 @@ class Command:
         add_arguments: Fills its parser.
         run: Does it, returns the exit code.
         is_collective: All ranks run it; else rank 0 alone.
+        has_output: What it does is of no use without standard output.
     """
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     is_collective: bool = False
+    has_output: bool = True
 
 
 class _Version(argparse.Action):
@@ -89,35 +128,22 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kccl: {message}; see `{self.prog} --help`", file=sys.stderr)
-        raise SystemExit(_USAGE_ERROR)
-
-
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="kccl", description="Collectives whose latency is everything.")
+    parser = Parser(prog="kccl", description="Collectives whose latency is everything.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     named = next((word for word in arguments if not word.startswith("-")), "")
     commands = parser.add_subparsers(metavar="command", required=True)
     for name, command in _COMMANDS.items():
         if name == "bench" and list(arguments[:2]) == [name, "decode"]:
             command = _BENCH_DECODE
-        one = commands.add_parser(name, help=command.help, description=command.help)
-        one.set_defaults(entry=command)
+        one = commands.add_parser(
+            name, prog=f"kccl {name}", help=command.help, description=command.help
+        )
+        one.set_defaults(entry=command, parser=one)
         # The arguments of a command may need imports that the others do without.
         if name == named:
             command.add_arguments(one)
     return parser
-
-
-@contextmanager
-def _silence(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        yield
 
 
 # ---- topo ------------------------------------------------------------------------------------
@@ -133,29 +159,35 @@ def _topo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _topo(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from ..topology import discover, plot, table
+    from ..topology import check_plot, discover, plot, table
 
     machine = discover()
+    if args.plot:
+        _draw(check_plot, args.plot)
     if args.probe or args.plot:
         from .probe import probed
 
         machine = probed(machine, args.cpus)
     tables = sys.stderr if args.json else sys.stdout
-    Console(file=tables, highlight=False, markup=False, soft_wrap=True).print(table(machine))
+    console(tables).print(table(machine))
     if args.plot:
-        try:
-            plot(machine, args.plot)
-        except ImportError as error:
-            raise errors.BackendError(
-                f"--plot needs matplotlib ({error}): pip install 'kccl[bench]'"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise errors.InvalidArgument(f"cannot write {args.plot}: {error}") from error
+        _draw(partial(plot, machine), args.plot)
     if args.json:
         print(json.dumps(machine.to_dict(), allow_nan=False), flush=True)
     return 0
+
+
+def _draw(draw: Callable[[Path], None], path: Path) -> None:
+    """Calls what draws into a file."""
+    try:
+        draw(path)
+    except ImportError as error:
+        raise errors.BackendError(
+            f"--plot needs matplotlib ({error}): {extras.install('bench')}"
+        ) from error
+    except (OSError, ValueError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise errors.InvalidArgument(f"cannot write {path}: {told}") from error
 
 
 # ---- bench -----------------------------------------------------------------------------------
@@ -225,7 +257,7 @@ def _run(args: argparse.Namespace) -> int:
     launcher = launchers.launcher_of_several(os.environ)
     if launcher:
         if launchers.rank_of(os.environ) != 0:
-            return _USAGE_ERROR
+            return USAGE_ERROR
         raise errors.InvalidArgument(
             f"kccl run starts the ranks itself: leave out either {launcher} or kccl run"
         )
@@ -259,35 +291,15 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..plan import specs
+    from . import plan
 
-    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
-    parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
-    parser.add_argument("--dtype", default="float32", help="element type (float32)")
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
-    parser.add_argument(
-        "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
-    )
+    plan.add_arguments(parser)
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from ..base import abi, arguments, dtypes, env
-    from ..bench.harness.collective import parse_size
-    from ..plan import choice, specs, tuning
+    from . import plan
 
-    if not 1 <= args.n <= abi.MAX_WORLD_SIZE:
-        raise errors.InvalidArgument(f"-n is {args.n}, must be 1 to {abi.MAX_WORLD_SIZE}")
-    try:
-        nbytes = parse_size(args.bytes)
-    except ValueError as error:
-        raise errors.InvalidArgument(f"--bytes: {error}") from error
-    dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
-    arguments.whole_elements("--bytes", nbytes, dtype)
-    variables = env.read()
-    request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
-    table = tuning.tuning_for(args.backend, variables.tuning)
-    print(choice.choose(request, table, preferred=variables.algorithm).explain())
-    return 0
+    return plan.main(args)
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -301,42 +313,15 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _warm_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
-    )
-    parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
-    parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
-    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
-    parser.epilog = (
-        "They are found by programs with the same KCCL_CACHE, the same KCCL in the same folder, "
-        "and the same NVRTC."
-    )
+    from . import warm
+
+    warm.add_arguments(parser)
 
 
 def _warm(args: argparse.Namespace) -> int:
-    from ..base import abi, dtypes
-    from ..gpu import driver
-    from ..jit import cache
-    from ..plan import specs
     from . import warm
 
-    for count in args.n:
-        if not 1 <= count <= abi.MAX_WORLD_SIZE:
-            raise errors.InvalidArgument(f"-n is {count}, must be 1 to {abi.MAX_WORLD_SIZE}")
-    for op in args.op or ():
-        if op not in specs.OPS:
-            raise errors.InvalidArgument(f"--op is {op!r}, must be one of {', '.join(specs.OPS)}")
-    types = [dtypes.of(name).name for name in args.d or warm.ELEMENT_TYPES]
-    wanted = warm.instances(args.n, types, args.op or specs.OPS)
-    try:
-        arch = args.arch or driver.device(0).arch
-    except errors.BackendError as error:
-        raise errors.BackendError(f"{error}; or name the architecture: --arch sm_90a") from error
-    print(f"{len(wanted)} kernels for {arch} in {cache.cache_folder()}", flush=True)
-    began = time.monotonic()
-    warm.warm(wanted, arch)
-    print(f"{time.monotonic() - began:.1f} s")
-    return 0
+    return warm.main(args)
 
 
 def _include_dir(args: argparse.Namespace) -> int:
@@ -364,7 +349,9 @@ _COMMANDS = {
     "generate": Command(
         "generate text with a model", _generate_arguments, _generate, is_collective=True
     ),
-    "run": Command("start ranks without MPI", _run_arguments, _run, is_collective=True),
+    "run": Command(
+        "start ranks without MPI", _run_arguments, _run, is_collective=True, has_output=False
+    ),
     "plan": Command("which algorithm a call takes, and why", _plan_arguments, _plan),
     "doctor": Command("what runs on this machine, and what does not", _doctor_arguments, _doctor),
     "warm": Command("compile the kernels for GPUs ahead of time", _warm_arguments, _warm),

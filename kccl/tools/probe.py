@@ -2,6 +2,7 @@
 
 import mmap
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..base.abi import LINE_BYTES, ffi, lib
@@ -72,12 +73,12 @@ def probed(machine: "Machine", most: int | None) -> "Machine":
     Raises:
         BackendError: The CPUs are too few, or one cannot be used.
     """
-    from rich.console import Console
     from rich.progress import Progress
 
     from ..topology import core_to_core, spread
+    from .screen import console
 
-    screen = Console(stderr=True)
+    screen = console(sys.stderr)
     # Drawn between two ping-pongs only: a thread that redraws it would be noise in them.
     with Progress(
         console=screen, auto_refresh=False, transient=True, disable=not screen.is_terminal

@@ -5,14 +5,16 @@ and operator that it uses. If the architecture is given, no GPU is needed here. 
 kernels if it has the same KCCL_CACHE, the same KCCL in the same folder, and the same compiler.
 """
 
+import argparse
 import os
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from ..base import dtypes
-from ..base.errors import InvalidArgument
+from ..base import abi, dtypes
+from ..base.errors import BackendError, InvalidArgument
 from ..collectives.one_sided import OneSided
 from ..gpu import driver
 from ..gpu.library import compile_kernel
@@ -24,6 +26,47 @@ _ONE_SIDED = [spec.name for spec in KERNELS if hasattr(OneSided, spec.name)]
 
 Instance = tuple[str, str, str, int]
 """Kernel, element type, operator, world size, as compile_kernel() takes them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
+    )
+    parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
+    parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
+    parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
+    parser.epilog = (
+        "They are found by programs with the same KCCL_CACHE, the same KCCL in the same folder, "
+        "and the same NVRTC."
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compiles what the arguments of `kccl warm` ask for.
+
+    Raises:
+        InvalidArgument: An argument is wrong.
+        BackendError: The compiler is not installed, or no architecture is given and there is no
+            GPU.
+    """
+    for count in args.n:
+        if not 1 <= count <= abi.MAX_WORLD_SIZE:
+            raise InvalidArgument(f"-n is {count}, must be 1 to {abi.MAX_WORLD_SIZE}")
+    for op in args.op or ():
+        if op not in OPS:
+            raise InvalidArgument(f"--op is {op!r}, must be one of {', '.join(OPS)}")
+    types = [dtypes.of(name).name for name in args.d or ELEMENT_TYPES]
+    wanted = instances(args.n, types, args.op or OPS)
+    try:
+        arch = args.arch or driver.device(0).arch
+    except BackendError as error:
+        raise BackendError(f"{error}; or name the architecture: --arch sm_90a") from error
+    print(f"{len(wanted)} kernels for {arch} in {cache.cache_folder()}", flush=True)
+    began = time.monotonic()
+    warm(wanted, arch)
+    print(f"{time.monotonic() - began:.1f} s")
+    return 0
 
 
 def instances(

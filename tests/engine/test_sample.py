@@ -157,17 +157,43 @@ def test_logits_that_are_not_numbers_are_refused(logits):
         *(("top_p", value) for value in (0, 1.01, -1, math.nan, None)),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
         *(("repetition_penalty", value) for value in (0, -1, 1e-310, 1e7, math.nan)),
-        *(("seed", value) for value in (-1, 2**64, 0.5)),
+        *(("seed", value) for value in (-1, 2**64, 0.5, True, "1", np.float32(1))),
         *(("max_tokens", value) for value in (0, -1, 2.0, 2**32)),
-        *(("stop_ids", value) for value in ([1], (-1,), ("a",), 3, (2**31,), tuple([-1] * 999))),
-        *(("stop", value) for value in ("ab", ("",), (1,), ("\udcff",))),
+        *(("stop_ids", value) for value in ((-1,), ("a",), 3, "3", [True], [2**31], [-1] * 999)),
+        *(("stop", value) for value in ("", b"ab", 3, None, ("",), [1], ("\udcff",), "\udcff")),
         ("logprobs", 1),
+        *((name, np.bool_(True)) for name in ("temperature", "top_k", "min_p", "seed")),
+        *((name, np.float32("nan")) for name in ("temperature", "top_p", "repetition_penalty")),
+        ("temperature", np.array([0.5, 0.6])),
     ],
 )
 def test_wrong_parameters_are_named(name, value):
     with pytest.raises(kccl.InvalidArgument, match=f"^{name} is .*, must be ") as told:
         SamplingParams(**{name: value})
     assert len(str(told.value)) < 200
+
+
+def test_numbers_and_lists_may_be_of_numpy():
+    """They are kept as Python's, so the ranks compare the same text."""
+    given = SamplingParams(
+        **{"temperature": np.float32(0.5), "top_k": np.int64(3), "top_p": np.float16(0.25)},
+        **{"min_p": np.array(0.125), "repetition_penalty": np.longdouble(2), "seed": np.uint64(7)},
+        **{"max_tokens": np.int8(9), "stop_ids": np.array([1, 2]), "stop": np.array(["a", "b"])},
+        **{"logprobs": np.bool_(True)},
+    )
+    plain = SamplingParams(
+        **{"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "seed": 7},
+        **{"repetition_penalty": 2.0, "max_tokens": 9, "stop_ids": (1, 2), "stop": ("a", "b")},
+        logprobs=True,
+    )
+    assert repr(given) == repr(plain)
+
+
+def test_one_stop_string_may_stand_for_itself():
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"], stop_ids=[3]) == SamplingParams(
+        stop=("ab", "c"), stop_ids=(3,)
+    )
 
 
 @pytest.mark.parametrize("penalty", [1e-6, 1e6])

@@ -97,7 +97,7 @@ def test_doctor_explains_a_missing_driver(amd):
     found = gpus.hip()
     assert (found.status, found.cure) == ("no", HIP.cure)
     assert "hipInit failed: hipErrorNoDevice (100)" in found.found
-    assert "ROCm" in found.reason and "pip install 'kccl[amd]'" in found.cure
+    assert "ROCm" in found.reason and "-m pip install 'hip-python>=10'" in found.cure
 
 
 def test_doctor_names_the_gpus_of_both_vendors(amd, monkeypatch):
@@ -122,7 +122,8 @@ def test_doctor_explains_missing_bindings(monkeypatch, missing):
             monkeypatch.delitem(vars(owner), known, raising=False)
     found = gpus.hip()
     assert found.status == "no" and found.found.startswith("hipRTC cannot be loaded: ")
-    assert missing in found.found and "pip install 'kccl[amd]'" in found.found
+    assert missing in found.found and "pip install" not in found.found
+    assert found.cure == HIPRTC.cure and "-m pip install 'hip-python>=10'" in found.cure
     with pytest.raises(BackendError, match=rf"hip-python cannot be imported: .*{missing}"):
         _ = HIP.binding
 

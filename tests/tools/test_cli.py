@@ -78,9 +78,17 @@ def test_topo_plot_probes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["core_to_core_us"][0][1] > 0
     assert picture.read_text().startswith("<?xml")
-    done = kccl("topo", "--plot", str(tmp_path / "nowhere" / "distances.svg"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("kccl: cannot write ")
+    # Told before anything is measured.
+    for path, told in (
+        ("nowhere/distances.svg", "No such file or directory"),
+        ("distances.foo", "its suffix is '.foo', must be one of ."),
+        ("distances", "its suffix is '', must be one of "),
+        ("", "its suffix is '', must be one of "),
+    ):
+        done = kccl("topo", "--plot", str(tmp_path / path))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"kccl: cannot write {tmp_path / path}: {told}")
+    assert [path.name for path in tmp_path.iterdir()] == ["distances.svg"]
 
 
 def test_plan():

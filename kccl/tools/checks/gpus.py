@@ -62,7 +62,16 @@ def _gpus(backend: str) -> Finding:
         driver.choose(gpu)
         return _together(gpu, compiler, count)
     except BackendError as error:
-        return Finding("no", str(error), reason, gpu.cure)
+        return _refused(gpu, error, reason)
+
+
+def _refused(gpu: "Table", error: BackendError, reason: str) -> Finding:
+    """What an error says, whose last words may be the cure."""
+    found = str(error)
+    for cure in (gpu.cure, gpu.compiler.cure):
+        if found.endswith(cure):
+            return Finding("no", found.removesuffix(cure).rstrip(". "), reason, cure)
+    return Finding("no", found, reason, gpu.cure)
 
 
 def _together(gpu: "Table", compiler: str, count: int) -> Finding:

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ...base import extras
 from ...base.env import read
 from ...ranks import launchers, sockets
+from ...topology import cgroup_folders
 from .finding import LIMIT_S, Finding
 
 
@@ -24,7 +26,7 @@ def compiled_core() -> Finding:
             "no",
             str(error),
             "The compiled core does not load.",
-            "Install again where a C++20 compiler is: pip install --force-reinstall kccl.",
+            f"Install again where a C++20 compiler is: {extras.reinstall()}",
         )
     from ...base.abi import ffi
 
@@ -187,7 +189,7 @@ def cores() -> Finding:
 
 def quota() -> Finding:
     """No cgroup stops ranks that wait."""
-    quotas = [quota for quota in map(_quota_of, _cpu_groups()) if quota is not None]
+    quotas = [quota for quota in map(_quota_of, cgroup_folders("cpu")) if quota is not None]
     cores = len(os.sched_getaffinity(0))
     if not quotas:
         return Finding("ok", "no cgroup limits CPU time")
@@ -202,23 +204,6 @@ def quota() -> Finding:
         "Limit the cores instead of the time (docker --cpuset-cpus, not --cpus), or start fewer "
         "ranks.",
     )
-
-
-def _cpu_groups() -> list[Path]:
-    """This process's cgroup and those above it that can limit CPU time, in cgroup v2 and v1."""
-    folders: list[Path] = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-        elif "cpu" in controllers.split(","):
-            roots = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup") / controllers]
-        else:
-            continue
-        for root in roots:
-            own = root / path.lstrip("/")
-            folders += [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return folders
 
 
 def _quota_of(folder: Path) -> float | None:

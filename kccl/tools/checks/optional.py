@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...base import extras
 from ...ranks import launchers
 from .finding import LIMIT_S, Finding
 
@@ -26,7 +27,7 @@ def mpi() -> Finding:
             "no",
             "mpi4py is not installed",
             "Ranks started by mpirun cannot find each other.",
-            "pip install 'kccl[mpi]', or start ranks with: kccl run -n 4 -- python program.py.",
+            f"{extras.install('mpi')}; or start ranks with: kccl run -n 4 -- python program.py",
         )
     done = subprocess.run(
         [sys.executable, "-c", _MPI_PROGRAM],
@@ -40,18 +41,19 @@ def mpi() -> Finding:
             "no",
             (done.stderr.strip().splitlines() or ["mpi4py does not load"])[-1],
             "mpi4py does not find the MPI library that it was built for.",
-            "pip install 'kccl[mpi]', or load the module of the MPI that mpi4py was built with.",
+            f"{extras.install('mpi')}; or load the module of the MPI that mpi4py was built with.",
         )
+    found = " ".join(done.stdout.split())
     beside = str(Path(sys.executable).parent)
     mpirun = shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if mpirun is None:
         return Finding(
             "no",
-            f"{done.stdout.strip()}, no mpirun",
+            f"{found}, no mpirun",
             "mpi4py is installed, but its launcher is not on PATH.",
-            "pip install 'kccl[mpi]', or put the MPI's bin folder on PATH.",
+            f"{extras.install('mpi')}; or put the MPI's bin folder on PATH.",
         )
-    return Finding("ok", f"{done.stdout.strip()}, {mpirun}")
+    return Finding("ok", f"{found}, {mpirun}")
 
 
 def open_mpi() -> Finding:
@@ -92,7 +94,7 @@ def packages() -> Finding:
         "no",
         f"{' and '.join(missing)} not installed",
         "--plot needs matplotlib, --csv needs pandas.",
-        "pip install 'kccl[bench]'.",
+        extras.install("bench"),
     )
 
 

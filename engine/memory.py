@@ -1,0 +1,49 @@
+"""Whether a model fits into memory, asked before it is read."""
+
+import kccl
+
+from .bounds import kv_bytes
+from .config import ModelConfig
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def check_memory(
+    comm: kccl.Communicator, weights: list[int], mine: list[int], config: ModelConfig, context: int
+) -> None:
+    """Compares what the ranks will have on the host with what the machine, the job's cgroup and the
+    process may still use. Collective: all ranks raise, or none.
+
+    Args:
+        comm: The ranks.
+        weights: Bytes of the packed weights of each rank.
+        mine: The ranks in this process.
+        config: The model's configuration.
+        context: Positions that keys and values have room for, in FP32.
+
+    Raises:
+        kccl.Error: The model does not fit.
+    """
+    cache = kv_bytes(config, context - 1, 4) if context else 0
+    everyone = sum(weights) + cache
+    of_process = sum(weights[rank] for rank in mine) + cache * len(mine) // len(weights)
+    shortages = comm.gather_objects(_shortage(everyone, of_process, cache))
+    told = next(filter(None, shortages), None)
+    if told:
+        raise kccl.Error(told)
+
+
+def _shortage(everyone: int, of_process: int, cache: int) -> str:
+    for room in kccl.topology.memory_room():
+        needed = of_process if room.is_of_process else everyone
+        if needed > room.nbytes:
+            return (
+                f"the model needs {_shown(needed)} of memory, {_shown(cache)} of it for the "
+                f"context, and {room.limit} has {_shown(room.nbytes)} left: {room.cure}, or use a "
+                "smaller context or model"
+            )
+    return ""
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.2f} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.0f} MiB"

@@ -1,0 +1,88 @@
+"""What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import kccl
+
+from .sample import SamplingParams
+from .scalars import as_integer
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as Python's integer.
+
+    Raises:
+        InvalidArgument: It is none. Names it.
+    """
+    found = as_integer(value)
+    if found is None:
+        raise kccl.InvalidArgument(f"{name} is {value!r}, must be an integer")
+    return found
+
+
+def prompt_ids(
+    prompt: str | Sequence[int], encode: Callable[[str], list[int]], vocab_size: int
+) -> list[int]:
+    """The ids of a prompt.
+
+    Args:
+        prompt: Text, or ids.
+        encode: Makes text ids.
+        vocab_size: Ids must be below it.
+
+    Raises:
+        InvalidArgument: The prompt is empty, or has an id that does not exist.
+    """
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+        raise kccl.InvalidArgument(
+            f"the prompt is of type {type(prompt).__name__}, must be text or ids"
+        )
+    if isinstance(prompt, str):
+        # An empty text is refused even where the tokenizer would make it one BOS.
+        ids = encode(prompt) if prompt else []
+    else:
+        ids = [integer("an id of the prompt", number) for number in prompt]
+    if not ids:
+        raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
+    wrong = [i for i in ids if not 0 <= i < vocab_size]
+    if wrong:
+        raise kccl.InvalidArgument(
+            f"the prompt has id {wrong[0]}, must be from 0 to {vocab_size - 1}"
+        )
+    return ids
+
+
+def params_of(
+    params: SamplingParams | None,
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    tokenizer: "Tokenizer | None",
+) -> SamplingParams:
+    """The parameters of a request.
+
+    Args:
+        params: All of them, or None.
+        given: Some of them, by name.
+        defaults: The model's own, for those that are not given.
+        tokenizer: Whose end ids are stop ids, unless `stop_ids` is given.
+
+    Raises:
+        InvalidArgument: One is wrong, or there is no such parameter.
+    """
+    if params is None:
+        unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
+        if unknown:
+            raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
+        ends = {} if tokenizer is None else {"stop_ids": tuple(tokenizer.eos_ids)}
+        return SamplingParams(**{**ends, **defaults, **given})
+    if given:
+        raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
+    if not isinstance(params, SamplingParams):
+        raise kccl.InvalidArgument(
+            f"params is of type {type(params).__name__}, must be SamplingParams"
+        )
+    return params

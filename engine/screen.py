@@ -1,0 +1,85 @@
+"""What `kccl generate` shows beside the answer, on stderr: a bar, notices, the speed."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .api import Engine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Windows with fewer columns have fewer words.
+_NARROW = 60
+# Columns of "1000.0/1000.0 MB", of blanks, and of a ^C.
+_AROUND_BAR = 16 + 2 + 3
+
+INTERRUPTED = "interrupted"
+"""The end of an answer that Ctrl-C ended."""
+
+
+def console(*, is_quiet: bool) -> "Console":
+    """What writes to stderr. Only a terminal gets colours and the bar."""
+    from rich.console import Console, ConsoleDimensions
+
+    made = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=is_quiet)
+    if made.is_terminal and made.is_dumb_terminal:
+        # rich takes each of these for 80 columns wide.
+        columns, lines = os.get_terminal_size(sys.stderr.fileno())
+        made.size = ConsoleDimensions(columns or made.width, lines or made.height)
+    # The bar hides the cursor, and a command that is killed could not show it again.
+    setattr(made, "show_cursor", lambda show=True: False)  # noqa: B010
+    return made
+
+
+def tell(screen: "Console", text: str) -> None:
+    """Prints a line, which only a terminal's window may break."""
+    screen.print(text, style="dim", soft_wrap=not screen.is_terminal)
+
+
+def summary(engine: Engine, num_prompt: int, times: list[float], began: float, end: str) -> str:
+    """How much was answered, and how fast.
+
+    Args:
+        engine: What answered. Its ranks all ask, unless the answer was interrupted.
+        num_prompt: Tokens of the prompt.
+        times: When each token of the answer came.
+        began: When the prompt was given; both by time.monotonic().
+        end: As Piece.end, or INTERRUPTED.
+    """
+    ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
+    parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
+    if engine.params.temperature > 0:
+        parts.append(f"seed {engine.params.seed}")
+    if times:
+        parts.append(f"first token after {times[0] - began:.3g} s")
+    if len(times) > 1:
+        rate = (len(times) - 1) / (times[-1] - times[0])
+        speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
+        # To measure the memory takes longer than somebody waits who has typed Ctrl-C.
+        if end != INTERRUPTED:
+            bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
+            speed += f", {rate / bound:.0%} of what the memory allows"
+        parts.append(speed)
+    return "; ".join(parts)
+
+
+@contextmanager
+def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal while the weights are packed; nothing elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    # Room is left for the ^C that the terminal may print behind it.
+    words = "reading the model" if screen.width >= _NARROW else "reading"
+    bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
+    columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())
+    is_shown = screen.is_terminal and not screen.is_dumb_terminal and not screen.quiet
+    with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
+        task = bar.add_task("", total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield told

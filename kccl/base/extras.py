@@ -1,0 +1,115 @@
+"""The libraries that KCCL needs, by extra, and the commands that install them.
+
+KCCL is in no package index, so `pip install 'kccl[bench]'` finds nothing: the commands name the
+libraries themselves.
+"""
+
+import re
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+# A module -> the project that has it, where their names differ.
+_PROJECTS = {"cuda": "cuda-bindings", "hip": "hip-python", "rocm": "hip-python"}
+
+
+def requirements(extra: str = "") -> list[str]:
+    """What pip must install for an extra, as in ["matplotlib>=3.8"]; without one, for KCCL itself.
+
+    In a checkout pyproject.toml says it, elsewhere what is installed; [] if neither is there.
+
+    Raises:
+        ValueError: There is no such extra.
+    """
+    found = _by_extra()
+    if found and extra not in found:
+        raise ValueError(f"extra is {extra!r}, must be one of {', '.join(filter(None, found))}")
+    return found.get(extra, [])
+
+
+def install(extra: str) -> str:
+    """The command that installs for this interpreter what an extra needs.
+
+    Raises:
+        ValueError: There is no such extra.
+    """
+    wanted = requirements(extra)
+    if not wanted:
+        # A copy without pyproject.toml that nobody has installed.
+        return f"install what the extra {extra} of KCCL's pyproject.toml names"
+    return f"{_pip_install()} {shlex.join(wanted)}"
+
+
+def reinstall() -> str:
+    """The command that installs KCCL again from where it came."""
+    if (_ROOT / "pyproject.toml").exists():
+        return f"{_pip_install()} -e {shlex.quote(str(_ROOT))}"
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        text = distribution("kccl").read_text("direct_url.json") or "{}"
+    except PackageNotFoundError:
+        text = "{}"
+    # Without an address, from the checkout's folder.
+    source = json.loads(text).get("url", ".")
+    return f"{_pip_install()} --force-reinstall --no-deps {shlex.quote(source)}"
+
+
+def missing(error: ImportError) -> str:
+    """The error of an import in words: what cannot be imported, and what installs it."""
+    # Libraries wrap what failed into advice of many lines.
+    first: BaseException = error
+    while isinstance(first.__cause__ or first.__context__, ImportError):
+        first = first.__cause__ or first.__context__ or first
+    told = " ".join(str(first).split())
+    module = (error.name or "").partition(".")[0]
+    project = _PROJECTS.get(module, module)
+    for extra, wanted in _by_extra().items():
+        names = [_name(requirement) for requirement in wanted]
+        if project and _normal(project) in names:
+            cure = install(extra)
+            return f"kccl needs {project}, which cannot be imported ({told}): {cure}"
+    # Of the compiled core, which says its cure itself, or of a library's own libraries.
+    return " ".join(str(error).split()) if module in ("", "kccl") else f"{module}: {told}"
+
+
+def _by_extra() -> dict[str, list[str]]:
+    pyproject = _ROOT / "pyproject.toml"
+    if pyproject.exists():
+        import tomllib
+
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+        extras: dict[str, list[str]] = project["optional-dependencies"]
+        return {"": project["dependencies"]} | extras
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        installed = distribution("kccl")
+    except PackageNotFoundError:
+        return {}
+    found: dict[str, list[str]] = {"": []}
+    for extra in installed.metadata.get_all("Provides-Extra") or ():
+        found[extra] = []
+    for line in installed.requires or ():
+        requirement, _, marker = line.partition(";")
+        named = re.search(r"extra == [\"']([\w-]+)[\"']", marker)
+        found.setdefault(named[1] if named else "", []).append(requirement.strip())
+    return found
+
+
+def _name(requirement: str) -> str:
+    parts = re.match(r"[\w.-]+", requirement)
+    return _normal(parts[0]) if parts else ""
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _pip_install() -> str:
+    """The words that install for this interpreter: by pip, or by uv where it has no pip."""
+    python = shlex.quote(sys.executable)
+    return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"

@@ -1,0 +1,104 @@
+"""The parser of the command line: its help fits the window, its complaints are one line."""
+
+import argparse
+import copy
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from .screen import fitted, wrapped
+
+USAGE_ERROR = 2
+# Windows with fewer columns have help texts below their options, and a short usage.
+_NARROW = 60
+_LEAST_WIDTH = 20
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints name the command that was meant.
+
+    Its texts are broken between words only, in a narrow window too.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _Help} | given)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parses as argparse does. Arguments that are unknown are complained of by the parser that
+        set_defaults(parser=...) names: its help has those that are known.
+        """
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: Parser = getattr(parsed, "parser", self)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse's own hides that a disk is full.
+        if message:
+            (file or sys.stderr).write(message)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one line, and ends the process with exit code 2."""
+        complain(f"{message}; see `{self.prog} --help`")
+        raise SystemExit(USAGE_ERROR)
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        columns = shutil.get_terminal_size().columns
+        self._is_narrow = columns < _NARROW
+        super().__init__(
+            prog,
+            max_help_position=8 if self._is_narrow else 24,
+            width=max(columns - 2, _LEAST_WIDTH),
+        )
+
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None,
+    ) -> str:
+        if usage is None:
+            # The list of arguments has the choices of a positional one.
+            actions = [each if each.option_strings else _named(each) for each in actions]
+            if not self._is_narrow:
+                return super()._format_usage(usage, actions, groups, prefix)
+            names = [
+                self._format_args(each, each.dest) for each in actions if not each.option_strings
+            ]
+            usage = " ".join([self._prog, "[options]", *names])
+        text = ("usage: " if prefix is None else prefix) + usage % {"prog": self._prog}
+        return wrapped(text, self._width, hanging=7) + "\n\n"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        whole, width = super()._format_action_invocation(action), self._width - self._current_indent
+        if len(whole) > width:
+            whole = whole.replace(",", ", ").replace(",  ", ", ")
+        return wrapped(whole, width, hanging=4)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrapped(" ".join(text.split()), width).splitlines()
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = wrapped(" ".join(text.split()), width - len(indent)).splitlines()
+        return "\n".join(indent + line for line in lines)
+
+
+def _named(action: argparse.Action) -> argparse.Action:
+    """The argument with its name in place of its choices."""
+    if action.metavar is not None:
+        return action
+    named = copy.copy(action)
+    named.metavar = action.dest
+    return named
+
+
+def complain(message: str) -> None:
+    """Prints a complaint to stderr: one line, which a terminal's window may break."""
+    print(fitted(f"kccl: {message}", sys.stderr, hanging=2), file=sys.stderr)

@@ -1,0 +1,43 @@
+"""`kccl plan`: which algorithm a call takes, and why."""
+
+import argparse
+import sys
+
+from ..base import abi, arguments, dtypes, env
+from ..base.errors import InvalidArgument
+from ..bench.harness.collective import parse_size
+from ..plan import choice, specs, tuning
+from .screen import fitted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
+    parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
+    parser.add_argument("--dtype", default="float32", help="element type (float32)")
+    parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
+    parser.add_argument(
+        "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the plan, in lines that fit a terminal's window.
+
+    Raises:
+        InvalidArgument: An argument is wrong.
+    """
+    if not 1 <= args.n <= abi.MAX_WORLD_SIZE:
+        raise InvalidArgument(f"-n is {args.n}, must be 1 to {abi.MAX_WORLD_SIZE}")
+    try:
+        nbytes = parse_size(args.bytes)
+    except ValueError as error:
+        raise InvalidArgument(f"--bytes: {error}") from error
+    dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
+    arguments.whole_elements("--bytes", nbytes, dtype)
+    variables = env.read()
+    request = specs.Request(args.collective, nbytes, args.n, args.backend, dtype)
+    table = tuning.tuning_for(args.backend, variables.tuning)
+    plan = choice.choose(request, table, preferred=variables.algorithm)
+    print(fitted(plan.explain(), sys.stdout, hanging=4))
+    return 0

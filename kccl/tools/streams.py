@@ -1,0 +1,67 @@
+"""The standard streams of a command: closed ones, readers that leave, disks that are full."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
+
+from ..base import errors
+
+_STDOUT = 1
+# What a write to standard output may fail with, by no fault of the command.
+_OF_OUTPUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO}
+
+
+def set_up() -> bool:
+    """Opens /dev/null in place of the standard streams that are closed. Otherwise a file that is
+    opened later would become one of them. What a stream's encoding does not have becomes "?".
+
+    Returns:
+        Whether standard output was closed.
+    """
+    closed = [fd for fd in range(3) if not _is_open(fd)]
+    for _ in closed:
+        # It takes the lowest number that is free.
+        os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(_STDOUT, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+    return _STDOUT in closed
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def silence(wanted: bool) -> Iterator[None]:
+    """Throws away what is printed, if that is wanted."""
+    if not wanted:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def drop_output() -> None:
+    """Throws away what standard output has not written. Python would complain again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def of_output(error: OSError) -> errors.Error | None:
+    """The error in words, if it is one of writing to standard output."""
+    if error.filename is not None or error.errno not in _OF_OUTPUT:
+        return None
+    return errors.Error(f"cannot write to standard output: {error.strerror}")

@@ -1,0 +1,155 @@
+"""How a model asks to be sampled, and the seed: from generation_config.json to the ranks."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from tiny_models import LLAMA, write_folder, write_gguf
+
+import kccl
+from kccl.engine import Engine, SamplingParams
+from kccl.engine.defaults import read_defaults
+from kccl.tools.cli import main
+
+SAMPLING = {"do_sample": True, "temperature": 5, "top_p": 0.9, "repetition_penalty": 1.1}
+
+
+def write(folder, **fields):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]} | fields))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_folder(tmp_path / "m", LLAMA, with_tokenizer=True)
+    write(tmp_path / "m", **SAMPLING)
+    return tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        (SAMPLING, {"temperature": 5.0, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}),
+        ({"do_sample": True}, {"temperature": 1.0, "top_k": 50}),
+        ({"do_sample": True, "top_k": 0, "top_p": None}, {"temperature": 1.0, "top_k": 0}),
+        # transformers then takes the likeliest token, and the filters are for who gives more.
+        ({"temperature": 0.6, "top_k": 20, "min_p": 0.1}, {"top_k": 20, "min_p": 0.1}),
+        ({"do_sample": False, "temperature": 0.6, "num_beams": 1}, {}),
+    ],
+)
+def test_the_file_says_what_transformers_would_do(folder, fields, expected):
+    write(folder, **fields)
+    assert read_defaults(folder) == (expected, [])
+    generation = pytest.importorskip("transformers").GenerationConfig
+    theirs = generation.from_pretrained(folder)
+    known = generation._get_default_generation_params()
+    if theirs.do_sample:
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
+            value = getattr(theirs, name)
+            default = getattr(SamplingParams(), name)
+            assert expected.get(name, default) == (known[name] if value is None else value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"do_sample": "yes"}, "field do_sample is 'yes', must be true or false"),
+        ({"do_sample": True, "temperature": "hot"}, "field temperature is 'hot', must be a number"),
+        ({"top_k": -1}, "field top_k is -1, must be at least 0"),
+        ({"top_p": 7}, "top_p is 7.0, must be above 0 and at most 1"),
+        ({"repetition_penalty": True}, "field repetition_penalty is True, must be a number"),
+    ],
+)
+def test_a_wrong_field_is_named(folder, fields, told):
+    write(folder, **fields)
+    with pytest.raises(kccl.Error) as error:
+        Engine(folder, blocks=1)
+    assert f"generation_config.json: {told}" in str(error.value)
+
+
+def test_what_the_engine_lacks_is_told(folder, capsys):
+    write(folder, num_beams=4, no_repeat_ngram_size=0, bad_words_ids=[[5]])
+    with Engine(folder, blocks=1) as engine:
+        assert engine.notices[-2:] == (
+            "generation_config.json asks for num_beams = 4, which the engine does not have",
+            "generation_config.json asks for bad_words_ids = [[5]], which the engine does not have",
+        )
+    arguments = ["generate", "--model", str(folder), "--prompt", "Hi", "--max-tokens", "2"]
+    assert main(arguments) == 0
+    assert "asks for num_beams = 4, which the engine does not have\n" in capsys.readouterr().err
+
+
+def test_the_files_sampling_is_the_default(folder):
+    with Engine(folder, blocks=1) as engine:
+        first = engine.generate("Hello", max_tokens=20)
+        assert first.params is engine.params
+        assert first.params.temperature == 5 and first.params.top_k == 50
+        again = engine.generate("Hello", max_tokens=20, seed=first.params.seed)
+        assert again.ids == first.ids
+        seeds = {first.params.seed}
+        while len(seeds) < 4:
+            # The seed can be read as soon as there is a piece.
+            next(engine.stream("Hello", max_tokens=2))
+            seeds.add(engine.params.seed)
+        other = engine.generate("Hello", max_tokens=20, temperature=0.5, repetition_penalty=1)
+        assert (other.params.temperature, other.params.top_k, other.params.top_p) == (0.5, 50, 0.9)
+        greedy = engine.generate("Hello", max_tokens=20, temperature=0, repetition_penalty=1)
+        # All of the parameters are given here, so none is the file's.
+        ids = tuple(engine.tokenizer.eos_ids)
+        given = engine.generate("Hello", SamplingParams(max_tokens=20, stop_ids=ids))
+        assert greedy.ids == given.ids and given.params.seed is None
+
+
+@pytest.mark.parametrize("kind", ["bundled", "gguf", "no file"])
+def test_without_the_file_the_likeliest_token_is_taken(kind, folder, tmp_path):
+    model = {"bundled": "bundled", "gguf": tmp_path / "m.gguf", "no file": folder}[kind]
+    if kind == "gguf":
+        write_gguf(model)
+    (folder / "generation_config.json").unlink()
+    with Engine(model, blocks=1) as engine:
+        answer = engine.generate("He", max_tokens=4)
+        assert answer.params.temperature == 0 and answer.params.seed is None
+        assert engine.sampling == {}
+        first = engine.generate("He", max_tokens=4, temperature=1).params.seed
+        assert first != engine.generate("He", max_tokens=4, temperature=1).params.seed
+
+
+def test_the_command_prints_the_seed_that_repeats_the_answer(folder, capsys):
+    arguments = ["generate", "--model", str(folder), "--prompt", "Hello", "--max-tokens", "20"]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    seed = told.err.split("; seed ")[1].split(";")[0]
+    assert main([*arguments, "--seed", seed]) == 0
+    assert capsys.readouterr().out == told.out
+    assert main([*arguments, "--temperature", "0"]) == 0
+    assert "seed" not in capsys.readouterr().err
+
+
+def test_all_ranks_of_a_job_have_one_seed():
+    program = """
+    from kccl.engine import Engine
+    from kccl.engine.random_weights import random_checkpoint
+    with Engine(random_checkpoint("tiny-laneformer", context=64), blocks=1) as engine:
+        answer = engine.generate([1, 2, 3], max_tokens=20, temperature=3.0)
+        found = engine.of_processes([answer.params.seed, answer.ids])
+        if engine.rank == 0:
+            print(found[0] == found[1], answer.params.seed is not None)
+    """
+    job = [sys.executable, "-m", "kccl", "run", "-n", "2", "--", sys.executable, "-c"]
+    done = subprocess.run(
+        [*job, textwrap.dedent(program)],
+        **{"capture_output": True, "text": True, "timeout": 60},
+        env=os.environ | {"KCCL_TIMEOUT": "10"},
+    )
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+def test_weights_that_are_rounded_are_told_by_the_engine(tmp_path):
+    write_gguf(tmp_path / "m.gguf")
+    with Engine(tmp_path / "m.gguf", blocks=1) as engine:
+        assert engine.notices == ("weights are rounded from F32 to bfloat16",)
+    with Engine("bundled", blocks=1) as engine:
+        assert engine.notices == ()

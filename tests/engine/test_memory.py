@@ -1,0 +1,118 @@
+"""Memory: what a model needs is compared with what there is, and close() gives it back."""
+
+import dataclasses
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import kccl
+from kccl.engine import Engine
+from kccl.engine.random_weights import random_checkpoint
+from kccl.topology import Room, cgroup_folders, memory_room
+from kccl.topology import memory as rooms
+
+
+@pytest.mark.parametrize("is_of_process", [True, False])
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch, is_of_process):
+    room = Room("this box", 100_000, is_of_process, "buy memory")
+    monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
+    read = []
+    checkpoint = random_checkpoint("tiny-llama")
+    for ranks in (1, 2):
+        with pytest.raises(
+            kccl.Error, match=r"the model needs .* of memory, .* of it for the cont"
+        ):
+            Engine(checkpoint, ranks=ranks, blocks=1, progress=lambda *told: read.append(told))
+    assert read == []
+    with pytest.raises(kccl.Error, match="this box has 0 MiB left: buy memory, or use a smaller"):
+        Engine(checkpoint, blocks=1)
+    # What fits is read: the same model with less context.
+    room = dataclasses.replace(room, nbytes=500_000)
+    Engine(checkpoint, blocks=1, context=8).close()
+
+
+def test_all_ranks_of_a_job_refuse_it_together(tmp_path):
+    """Though the limit holds for one of them."""
+    program = """
+    import os, sys
+    import kccl
+    from kccl.engine import Engine
+    from kccl.engine.random_weights import random_checkpoint
+    if os.environ["KCCL_RANK"] == "1":
+        kccl.topology.memory_room = lambda: [kccl.topology.Room("rank 1", 1, True, "cure")]
+    try:
+        Engine(random_checkpoint("tiny-llama"), blocks=1)
+    except kccl.Error as error:
+        print("rank 1 has 0 MiB left" in str(error))
+    """
+    job = [sys.executable, "-m", "kccl", "run", "-n", "2", "--", sys.executable, "-c"]
+    done = subprocess.run(
+        [*job, textwrap.dedent(program)],
+        **{"capture_output": True, "text": True, "timeout": 60},
+    )
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+
+
+def test_the_room_is_what_linux_tells():
+    found = memory_room()
+    assert found[0].limit == "this machine"
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0 < found[0].nbytes < total
+    assert len(set(cgroup_folders("memory"))) == len(cgroup_folders("memory"))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroup_that_is_nearly_full_has_little_room(monkeypatch, tmp_path, version):
+    names = ("memory.max", "memory.current", "inactive_file", "active_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "x")
+    (tmp_path / names[0]).write_text("1000000\n")
+    (tmp_path / names[1]).write_text("900000\n")
+    # Of the page cache, which makes way.
+    (tmp_path / "memory.stat").write_text(f"anon 5\n{names[2]} 30000\n{names[3]} 4000\n")
+    monkeypatch.setattr(rooms, "folders", lambda controller: [tmp_path, tmp_path / "gone"])
+    (room,) = rooms._of_cgroups()
+    assert room.nbytes == 100_000 + (34_000 if version == 2 else 30_000)
+    assert not room.is_of_process and tmp_path.name in room.limit
+    (tmp_path / names[0]).write_text("max\n")
+    assert list(rooms._of_cgroups()) == []
+
+
+def test_a_limit_of_address_space_has_room_for_what_is_not_used(monkeypatch):
+    real = resource.getrlimit
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (1 << 40, 1 << 40) if which == 9 else real(which)
+    )
+    (room,) = (each for each in rooms._of_process() if "RLIMIT_AS" in each.limit)
+    assert 0 < room.nbytes < 1 << 40 and room.is_of_process and "ulimit -v" in room.cure
+
+
+def test_closing_gives_the_weights_back():
+    """At once, though the engine is still there and no garbage is collected."""
+    program = """
+    import gc
+    from kccl.engine import Engine
+    from kccl.engine.random_weights import random_checkpoint
+
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+    gc.disable()
+    checkpoint = random_checkpoint("smollm2", context=64)
+    before = resident()
+    engine = Engine(checkpoint, ranks=2, blocks=1)
+    during = resident()
+    engine.close()
+    print(engine.nbytes, during - before, resident() - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        **{"capture_output": True, "text": True, "check": True, "timeout": 100},
+    )
+    weights, during, after = map(int, done.stdout.split())
+    assert during > 0.9 * weights
+    assert after < 0.4 * weights

@@ -1,0 +1,88 @@
+"""Every command that README and engine/README name, as a person at a terminal sees it."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from smollm2 import find_smollm2
+from source_tree import ROOT
+from terminal import Terminal, check_ended_well
+
+BIN = Path(sys.executable).parent
+PATH = f"{BIN}:/usr/local/bin:/usr/bin:/bin"
+# Words behind a command that make it short, and change nothing about what it draws.
+SHORTER = {
+    "bench": ["-e", "16", "--iterations", "5", "--repeats", "1"],
+    "warm": ["-n", "1"],
+    "generate": ["--max-tokens", "20"],
+}
+# What has another exit code than 0: it kills a rank on purpose.
+CODES = {"examples/04_lost_rank.py": 137}
+
+
+def commands():
+    """The commands that need no GPU and no hour, as words."""
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).splitlines()
+    lines += re.findall(r"^    (kccl .*)$", (ROOT / "engine/README.md").read_text(), re.MULTILINE)
+    for line in dict.fromkeys(lines):
+        words = shlex.split(line, comments=True)
+        if words and words[0] != "make" and "cuda" not in words and "--baselines" not in words:
+            yield words
+
+
+def shortened(words):
+    for name, more in SHORTER.items():
+        if name in words and words[words.index(name) - 1] == "kccl":
+            return [*words, *more]
+    return words
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_the_commands_are_found():
+    named = {words[words.index("kccl") + 1] for words in commands()}
+    assert named >= {"topo", "doctor", "plan", "warm", "bench", "run", "generate"}
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=shlex.join)
+def test_a_command_on_a_terminal(words, folder):
+    if "smollm2" in words:
+        words = [str(find_smollm2()) if word == "smollm2" else word for word in words]
+    with Terminal(shlex.join(shortened(words)), cwd=folder, PATH=PATH) as terminal:
+        code = terminal.end(110)
+        assert code == next((c for word, c in CODES.items() if word in words), 0), terminal.text
+        check_ended_well(terminal)
+        # A bar has gone when its work is done.
+        assert "━" not in terminal.text
+        assert len(terminal.lines) > 1
+
+
+def demo():
+    """The last step of `make demo`, which pipes a prompt."""
+    done = subprocess.run(
+        ["make", "-n", "demo", f"VENV={sys.prefix}", f"PYTHON={sys.executable}"],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "check": True},
+    )
+    return done.stdout.replace("\\\n", " ").strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_last_step_of_make_demo(columns):
+    line = demo()
+    assert "kccl generate" in line
+    with Terminal(line, columns=columns) as terminal:
+        assert terminal.end() == 0, terminal.text
+        check_ended_well(terminal)
+        assert "of what the memory allows" in terminal.words
+        assert "(stop)" in terminal.words or "(max_tokens)" in terminal.words

@@ -1,0 +1,80 @@
+"""How much memory a process can still have, and what limits it."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cgroups import folders
+
+_LIMIT_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+# Files in the page cache, which the kernel drops before it refuses memory.
+_CACHED = ("inactive_file", "active_file")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one limit leaves.
+
+    Attributes:
+        limit: What limits, as in "this machine".
+        nbytes: What it leaves, in bytes.
+        is_of_process: Whether it counts this process alone, and not all on the machine.
+        cure: How to get more.
+    """
+
+    limit: str
+    nbytes: int
+    is_of_process: bool
+    cure: str
+
+
+def memory_room() -> list[Room]:
+    """The limits of memory that hold for this process, those that Linux tells."""
+    return [*_of_machine(), *_of_cgroups(), *_of_process()]
+
+
+def _of_machine() -> Iterator[Room]:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            nbytes = int(line.split()[1]) * 1024
+            yield Room("this machine", nbytes, False, "end other programs")
+
+
+def _of_cgroups() -> Iterator[Room]:
+    for folder in folders("memory"):
+        for limit_file, usage_file in _LIMIT_FILES:
+            with suppress(OSError, ValueError):
+                # "max", which is no number, is no limit.
+                most = int((folder / limit_file).read_text())
+                used = int((folder / usage_file).read_text())
+                stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+                # v1 has both: those of the group alone, and those of all below it.
+                totals = [int(stat[f"total_{name}"]) for name in _CACHED if f"total_{name}" in stat]
+                cached = totals or [int(stat[name]) for name in _CACHED if name in stat]
+                room = max(0, most - used + sum(cached))
+                cure = "raise the memory limit of the container or job"
+                yield Room(f"the cgroup {folder.name or '/'}", room, False, cure)
+
+
+def _of_process() -> Iterator[Room]:
+    pages = [int(number) for line in _lines(Path("/proc/self/statm")) for number in line.split()]
+    # Address space, and data with stacks.
+    used = {"RLIMIT_AS": pages[0], "RLIMIT_DATA": pages[5]} if len(pages) > 5 else {}
+    for name, option in (("RLIMIT_AS", "v"), ("RLIMIT_DATA", "d")):
+        most, _ = resource.getrlimit(getattr(resource, name))
+        if most != resource.RLIM_INFINITY and name in used:
+            room = max(0, most - used[name] * resource.getpagesize())
+            cure = f"raise it, as by `ulimit -{option} unlimited`"
+            yield Room(f"the limit {name} (ulimit -{option})", room, True, cure)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
