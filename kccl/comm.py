@@ -42,6 +42,7 @@ from .backends.device_comm import DeviceComm
 from .backends.settings import Settings
 from .base import abi, arguments, dtypes, lifetime
 from .base.abi import lib
+from .base.copying import not_copied
 from .base.env import Env
 from .base.errors import Error, InvalidArgument, PeerLost
 from .collectives.all_gather import AllGather
@@ -91,6 +92,10 @@ class Communicator(OneSided):
     barrier: Barrier
     broadcast: Broadcast
     reduce_scatter: ReduceScatter
+
+    __reduce_ex__ = not_copied(
+        "a communicator belongs to its process", "call kccl.init() in each process"
+    )
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..base.abi import lib
+from ..base.copying import not_copied
 from ..base.env import Env
 from ..base.errors import Error, InvalidArgument
 from ..base.failure import error_of, unfinished_reset
@@ -28,6 +29,10 @@ class Context:
         backend: Prepares and runs calls.
         plan: Chooses the algorithm of a call.
     """
+
+    __reduce_ex__ = not_copied(
+        "a communicator belongs to its process", "call kccl.init() in each process"
+    )
 
     def __init__(self, mesh: Mesh, backend: Backend, env: Env, num_channels: int) -> None:
         self.rank = mesh.rank

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ..base import arguments
 from ..base.abi import fastcall, ffi
 from ..base.arrays import ArrayView
+from ..base.copying import not_copied
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
@@ -28,6 +29,12 @@ _KNOWN_CALLS = 1024
 _CALLS_PER_EVENT = 100
 
 
+_not_copied = not_copied(
+    "a communicator's calls work in its process only",
+    "prepare or make the call with a communicator of that process, which kccl.init() returns",
+)
+
+
 def _address(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
 
@@ -38,6 +45,8 @@ class Prepared(fastcall.Op):
     Attributes:
         plan: How the call runs, and why.
     """
+
+    __reduce_ex__ = _not_copied
 
     def __init__(
         self,
@@ -199,6 +208,8 @@ def _check_counts(iterations: int, warmup: int) -> None:
 class Empty:
     """A prepared call over no elements: there is nothing to send."""
 
+    __reduce_ex__ = _not_copied
+
     def __init__(self, context: Context, plan: Plan, signature: str, result: Any) -> None:
         self.plan = plan
         self._context = context
@@ -253,6 +264,7 @@ class Collective(fastcall.Dispatcher):
     does not know.
     """
 
+    __reduce_ex__ = _not_copied
     _NAME: str
     # The keyword whose value is part of what C knows of a call, and its default.
     _OPTION = ""

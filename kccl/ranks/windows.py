@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base import abi
+from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from .mesh import Mesh
 
@@ -58,6 +59,11 @@ class Window(ABC):
         addresses: Addresses in this process of all ranks' parts, in rank order.
         local: This rank's part, as a writable buffer; None in GPU memory.
     """
+
+    __reduce_ex__ = not_copied(
+        "a window is memory that the ranks' processes have mapped",
+        "call comm.window() on every rank, or copy its contents: bytes(window.local) on the host",
+    )
 
     def __init__(self, mesh: Mesh, nbytes: int, addresses: Sequence[int], local: Any) -> None:
         self.nbytes = nbytes
