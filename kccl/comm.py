@@ -410,6 +410,8 @@ class Communicator(OneSided):
             for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
                 known.forget()
             lifetime.discard(self)
+            if not self._backend.context.is_used:
+                self._backend.drop_memory()
 
     def _check_open(self) -> None:
         if self.context.has_left():

@@ -188,6 +188,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def drop_memory(self) -> None:
+        """Gives back at once what can be given back before the backend is collected.
+
+        Called after leave(), with the status closed, while no call of this rank is running.
+        """
+
+    @abstractmethod
     def wait_for_calls(self) -> None:
         """Returns when no call of this rank is running.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from typing import Any
 
 from ..base import arrays
@@ -53,6 +54,8 @@ class HostBackend(Backend):
         )
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
+        # abort() writes into the scratches, and any thread or signal handler may call it.
+        self._dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,
             settings,
@@ -129,11 +132,18 @@ class HostBackend(Backend):
 
     def abort(self) -> None:
         """See Backend."""
-        host_state.abort(self._scratches.comm)
+        with self._dropping:
+            if not self._scratches.are_dropped:
+                host_state.abort(self._scratches.comm)
 
     def leave(self) -> None:
         """See Backend."""
         lib.kccl_host_leave(self._scratches.comm)
+
+    def drop_memory(self) -> None:
+        """See Backend."""
+        with self._dropping:
+            self._scratches.drop()
 
     def wait_for_calls(self) -> None:
         """See Backend: a call here returns when it has ended."""

@@ -131,7 +131,8 @@ class Scratches:
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
         # Its first regions are the communicator's: abort words, records, signals.
-        self._window = own.window
+        self._window: Window | None = own.window
+        self._states: list[Channels] = []
         self.comm = self._comm_of(settings, own)
 
     def comm_for_kernels(
@@ -152,6 +153,20 @@ class Scratches:
         """The window of each scratch."""
         return [scratch.window for scratch in self._scratches]
 
+    @property
+    def are_dropped(self) -> bool:
+        """drop() was called."""
+        return self._window is None
+
+    def drop(self) -> None:
+        """Lets the windows go. Calls look at the status first, and find that it is an error.
+
+        The channels' states stay, because calls read them before the status.
+        """
+        self._states += [scratch.channels for scratch in self._scratches]
+        self._scratches.clear()
+        self._window = None
+
     def clear(self) -> None:
         """Makes all scratches as they were before the first call. All ranks are between calls."""
         for scratch in self._scratches:
@@ -169,6 +184,7 @@ class Scratches:
         return scratch
 
     def _comm_of(self, settings: Settings, scratch: _Scratch) -> Any:
+        assert self._window is not None
         return make_comm(
             settings,
             rank=self._mesh.rank,

@@ -183,6 +183,9 @@ class SimBackend(Backend):
         """See Backend."""
         lib.kccl_host_leave(self._scratches.comm)
 
+    def drop_memory(self) -> None:
+        """See Backend: the machine keeps all memory as long as it lives."""
+
     def wait_for_calls(self) -> None:
         """See Backend: a call here returns when it has ended."""
 

@@ -5,6 +5,7 @@ an unknown call to the collective's file in kccl/collectives, which checks the a
 here plans the call, runs it, and teaches it to C.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -286,7 +287,10 @@ class Collective(fastcall.Dispatcher):
     def __init__(self, context: Context) -> None:
         option = signature(self._slow).parameters.get(self._OPTION)
         is_positional = option is not None and option.kind is Parameter.POSITIONAL_OR_KEYWORD
-        super().__init__(self._slow, self._OPTION, is_positional)
+        # A bound method would refer to this object, which C would refer to: a cycle, which keeps
+        # the communicator's memory until the cyclic collector runs.
+        slow = partial(type(self)._slow, weakref.proxy(self))
+        super().__init__(slow, self._OPTION, is_positional)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

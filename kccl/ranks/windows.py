@@ -9,6 +9,7 @@ from typing import Any
 from ..base import abi
 from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
+from ..base.mapping import map_shared
 from .mesh import Mesh
 
 
@@ -100,14 +101,14 @@ def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
         raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
 
 
-def map_memory(fd: int, nbytes: int, rank: int) -> mmap.mmap:
+def map_memory(fd: int, nbytes: int, rank: int) -> memoryview:
     """Maps a file; -1: memory of this process alone.
 
     Raises:
         BackendError: The operating system refused.
     """
     try:
-        return mmap.mmap(fd, nbytes)
+        return map_shared(fd, nbytes)
     except OSError as error:
         raise BackendError(f"mmap of {nbytes} bytes failed on rank {rank}: {error}") from error
 
@@ -115,7 +116,7 @@ def map_memory(fd: int, nbytes: int, rank: int) -> mmap.mmap:
 class HostWindow(Window):
     """A window in host memory."""
 
-    def __init__(self, mesh: Mesh, maps: Sequence[mmap.mmap]) -> None:
+    def __init__(self, mesh: Mesh, maps: Sequence[memoryview]) -> None:
         """`maps` are all ranks' parts, in rank order."""
         # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]

@@ -108,7 +108,7 @@ def test_only_the_mapping_of_memory_is_called_so(monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(windows.mmap, "mmap", refuse)
+    monkeypatch.setattr(windows, "map_shared", refuse)
     with pytest.raises(
         kccl.BackendError, match=r"mmap of 12345 bytes failed on rank 0: .*Too many"
     ):
