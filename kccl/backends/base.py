@@ -25,6 +25,7 @@ class Backend(ABC):
         context: The rank's KcclHostContext.
         can_attach: Every rank's process may read every other's memory.
         has_streams: Calls are enqueued on a stream and return before they have run.
+        has_virtual_time: Limits of waits in calls count simulated time, not that of a clock.
         caveat: What a survivor must know when a peer is lost; "" for nothing.
     """
 
@@ -33,6 +34,7 @@ class Backend(ABC):
     context: Any
     can_attach: bool
     has_streams: bool
+    has_virtual_time: bool
     caveat: str
 
     # ---- Memory ------------------------------------------------------------------------------

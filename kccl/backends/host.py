@@ -28,6 +28,7 @@ class HostBackend(Backend):
 
     name = "host"
     has_streams = False
+    has_virtual_time = False
     caveat = ""
 
     view = staticmethod(arrays.view)
@@ -65,6 +66,7 @@ class HostBackend(Backend):
             timeout=timeout,
         )
         self.can_attach = self._try_to_attach(mesh, timeout)
+        host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod
     def settings(epoch_bits: int) -> Settings:

@@ -6,6 +6,8 @@ Python's mmap objects keep a duplicate of the file's descriptor for as long as t
 import ctypes
 import mmap
 import os
+import weakref
+from typing import Any
 
 from .abi import ffi
 
@@ -19,10 +21,11 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_shared(fd: int, nbytes: int) -> memoryview:
+def map_shared(fd: int, nbytes: int) -> Any:
     """Maps the beginning of a file for reading and writing; fd -1: new memory of this process.
 
-    The memory stays mapped until nobody refers to the view, or to an array over it.
+    Returns:
+        A writable buffer. The memory stays mapped until nobody refers to it or to an array over it.
 
     Raises:
         OSError: The operating system refused.
@@ -32,6 +35,8 @@ def map_shared(fd: int, nbytes: int) -> memoryview:
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    unmap = _libc.munmap
-    memory = ffi.gc(ffi.cast("char *", address), lambda _: unmap(address, nbytes), nbytes)
-    return memoryview(ffi.buffer(memory, nbytes))
+    # The buffer keeps this object. Why no memoryview of it: when the cyclic collector clears one,
+    # others that still hold its memory crash.
+    memory = ffi.cast("char *", address)
+    weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    return ffi.buffer(memory, nbytes)

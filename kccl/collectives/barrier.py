@@ -47,7 +47,8 @@ class BarrierOnStream(CheckedOnStream, Barrier):
     def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
         # As in Collective: a bound method would make a cycle.
-        now = partial(BarrierOnStream._now, weakref.proxy(self))
+        me: Any = weakref.proxy(self)
+        now = partial(BarrierOnStream._now, me)
         super().__init__(signature, context, plan, handle, None, None, now)
 
     def __call__(self, *args: Any, stream: Any = None, **keywords: Any) -> Any:

@@ -231,7 +231,7 @@ def test_a_fork_does_not_end_its_parents_watcher(peer):
 def test_a_communicator_that_is_not_made_leaves(monkeypatch):
     left = []
     monkeypatch.setattr(HostBackend, "leave", lambda backend: left.append(backend))
-    monkeypatch.setattr(kccl.Communicator, "_meet_at_start", lambda comm: 1 / 0)
+    monkeypatch.setattr(kccl.Communicator, "_meet_at_start", lambda comm, timeout: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kccl.run_threads(lambda comm: None, 1)
     assert len(left) == 1
