@@ -42,7 +42,7 @@ class Exchanges:
     Attributes:
         rank, world_size: This rank, and the number of ranks.
         has_met: A call other than start-up has succeeded since start-up or reset().
-        told_by: The rank that told of the last call's failure; None if none did.
+        told_by: The rank that failed in the last call and told why; None if none did.
     """
 
     def __init__(self, rank: int, world_size: int, links: dict[int, Link]) -> None:
@@ -77,9 +77,13 @@ class Exchanges:
             self.has_met |= what != "start-up"
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             if self._is_known:
+                # A peer may read what this rank says in its next call before it reads the reason
+                # on the stream of the rank that failed.
+                if self._reason:
+                    self._tell_failure(self._reason)
                 raise
             mine = own_failure(error, self.rank, what)
-            self.tell_failure(mine)
+            self._tell_failure(reason_of(mine, self.rank))
             if mine is error:
                 raise
             raise mine from error
@@ -102,21 +106,22 @@ class Exchanges:
         self._call = what
         self._number = ((self._number >> 8) + 1 << 8) % _MOST
         self._is_known = False  # all ranks know, or see for themselves, that this call has failed
+        self._reason = b""  # why, as it was told
         self.told_by = None
 
-    def tell_failure(self, error: BaseException) -> None:
-        """Tells all peers that this call has failed here, as far as their sockets take it now."""
+    def _tell_failure(self, reason: bytes) -> None:
+        """Tells all peers why this call has failed, as far as their sockets take it now."""
         for link in self._links.values():
-            link.put(FAIL, self._number, reason_of(error))
+            link.put(FAIL, self._number, reason)
 
     def look(self) -> None:
         """Raises if a peer has told that this call has failed there. Does not wait."""
-        for peer, link in self._links.items():
+        for link in self._links.values():
             link.fill()
             while (message := link.take()) is not None:
                 kind, number, payload = message
                 if kind == FAIL and number >> 8 == self._number >> 8:
-                    raise self._told(peer, payload)
+                    raise self._told(payload)
                 if kind not in (DATA, FD, FAIL) or not self._is_earlier(number):
                     link.put_back(*message)
                     break
@@ -132,9 +137,10 @@ class Exchanges:
 
         self._pump(is_over, time.monotonic() + _REASON_S)
 
-    def _told(self, peer: int, reason: bytes) -> Exception:
-        self._is_known, self.told_by = True, peer
-        return peers_failure(reason, peer, self.rank, self._call)
+    def _told(self, reason: bytes) -> Exception:
+        self._is_known, self._reason = True, reason
+        self.told_by, error = peers_failure(reason, self.rank, self._call)
+        return error
 
     # ---- Exchanges ---------------------------------------------------------------------------
 
@@ -292,7 +298,7 @@ class Exchanges:
                 drop(seen, payload)
                 continue
             if seen == FAIL and seen_number >> 8 == number >> 8:
-                raise self._told(peer, payload)
+                raise self._told(payload)
             call, data = ("", b"") if seen == FAIL else parts_of(payload)
             if (seen, seen_number, call) == (kind, number, self._call):
                 got[peer] = data

@@ -51,19 +51,23 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
     return error
 
 
-def reason_of(error: BaseException) -> bytes:
+def reason_of(error: BaseException, rank: int) -> bytes:
     """What a rank tells its peers about its error."""
     kinds = (Timeout, PeerLost, InvalidArgument, BackendError, Error, KeyboardInterrupt)
     kind = next((each.__name__ for each in kinds if isinstance(error, each)), "")
     named = [str(error)] if isinstance(error, Error) else [type(error).__name__, str(error)]
     text = ": ".join(filter(None, named))
     peer = error.peer if isinstance(error, WaitFailed) else None
-    return json.dumps([kind, text, peer]).encode()
+    return json.dumps([rank, kind, text, peer]).encode()
 
 
-def peers_failure(reason: bytes, source: int, rank: int, call: str) -> Error:
-    """The error of `rank` for a call that has failed on rank `source`, which told the reason."""
-    kind, text, peer = json.loads(reason)
+def peers_failure(reason: bytes, rank: int, call: str) -> tuple[int, Error]:
+    """The rank on which a call has failed, and the error of `rank`, which was told the reason."""
+    source, kind, text, peer = json.loads(reason)
+    return source, _error_of(source, kind, text, peer, rank, call)
+
+
+def _error_of(source: int, kind: str, text: str, peer: int | None, rank: int, call: str) -> Error:
     for waited in (Timeout, PeerLost):
         if kind == waited.__name__:
             heard = f"{text} (rank {rank} heard it from rank {source})"
