@@ -5,6 +5,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import kccl
 
@@ -35,6 +36,12 @@ class Measuring(Closing):
     _cache_overlaps: bool
     # The decode kernel in use.
     _variant: Variant
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle or copy {type(self).__name__}: it has threads, kernels and memory of "
+            "this process; open an Engine in each process"
+        )
 
     @property
     @abstractmethod

@@ -32,16 +32,15 @@ The kernel is the same source for both, in csrc/include/kccl:
 """
 
 import contextlib
-import math
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .backends.base import Opener
-from .backends.device_comm import DeviceComm
 from .backends.settings import Settings
 from .base import abi, arguments, dtypes, lifetime
 from .base.abi import lib
+from .base.copying import not_copied
 from .base.env import Env
 from .base.errors import Error, InvalidArgument, PeerLost
 from .collectives.all_gather import AllGather
@@ -51,16 +50,17 @@ from .collectives.broadcast import Broadcast
 from .collectives.context import Context
 from .collectives.one_sided import OneSided
 from .collectives.reduce_scatter import ReduceScatter
+from .collectives.symmetric import Symmetric
 from .plan import specs
 from .plan.choice import Plan
-from .ranks import agreement, survivors, windows
+from .ranks import agreement, survivors
 from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
     from .topology import Machine
 
 
-class Communicator(OneSided):
+class Communicator(OneSided, Symmetric):
     """The ranks of a job, or of a part of it.
 
     One thread at a time uses a communicator. A call that another thread, or a signal handler within
@@ -76,6 +76,7 @@ class Communicator(OneSided):
         context: The part of the communicator that its calls use; for modules of KCCL.
         all_gather, all_reduce, barrier, broadcast, reduce_scatter: See kccl/collectives.
         put, get, signal, wait: See kccl/collectives/one_sided.py.
+        window, empty, device_comm: See kccl/collectives/symmetric.py.
     """
 
     # The texts are for help(). C answers these calls, without a Python frame in between.
@@ -92,6 +93,10 @@ class Communicator(OneSided):
     broadcast: Broadcast
     reduce_scatter: ReduceScatter
 
+    __reduce_ex__ = not_copied(
+        "a communicator belongs to its process", "call kccl.init() in each process"
+    )
+
     def __init__(
         self,
         ranks: Mesh,
@@ -101,8 +106,12 @@ class Communicator(OneSided):
         local_rank: int,
         settings: Settings,
         opens: Opener,
+        timeout: float,
     ) -> None:
-        """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init()."""
+        """Maps windows and checks that the ranks' settings agree. Collective; see kccl.init().
+
+        `timeout` is how many seconds each wait for the other ranks may last here.
+        """
         if ranks.world_size > abi.MAX_WORLD_SIZE:
             raise InvalidArgument(
                 f"world_size is {ranks.world_size}, must be at most {abi.MAX_WORLD_SIZE}"
@@ -124,36 +133,37 @@ class Communicator(OneSided):
             "first_limit_ns": arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout),
             "limit_ns": arguments.nanoseconds("KCCL_TIMEOUT", env.timeout),
         }
-        cpus = agreement.agree_at_start(ranks, self.backend, env, settings)
-        self._backend = opens(
-            ranks,
-            settings,
-            shares_cores=self.world_size > len(cpus),
-            are_threads=launcher == "threads",
-            timeout=env.first_timeout,
-        )
-        try:
-            for name, limit in limits.items():
-                setattr(self._backend.state, name, limit)
-            self.context = Context(ranks, self._backend, env, settings.num_channels)
-            super().__init__()
-            self.all_gather = AllGather(self.context)
-            self.all_reduce = AllReduce(self.context)
-            self.broadcast = Broadcast(self.context)
-            self.reduce_scatter = ReduceScatter(self.context)
-            self.barrier = barrier(self.context)
-            self._meet_at_start()
-        except BaseException:
-            self._backend.leave()
-            raise
+        with ranks.call("start-up"):
+            cpus = agreement.agree_at_start(ranks, self.backend, env, settings, timeout)
+            self._backend = opens(
+                ranks,
+                settings,
+                shares_cores=self.world_size > len(cpus),
+                are_threads=launcher == "threads",
+                timeout=timeout,
+            )
+            try:
+                for name, limit in limits.items():
+                    setattr(self._backend.state, name, limit)
+                self.context = Context(ranks, self._backend, env, settings.num_channels)
+                super().__init__()
+                self.all_gather = AllGather(self.context)
+                self.all_reduce = AllReduce(self.context)
+                self.broadcast = Broadcast(self.context)
+                self.reduce_scatter = ReduceScatter(self.context)
+                self.barrier = barrier(self.context)
+                self._meet_at_start(timeout)
+            except BaseException:
+                self._backend.leave()
+                raise
         lifetime.add(self, Communicator._refuse_in_fork, Communicator._release_in_fork)
 
-    def _meet_at_start(self) -> None:
+    def _meet_at_start(self, timeout: float) -> None:
         """Waits until every rank has mapped the windows. From then on peers may write to them."""
         # Why suppress: if a rank is lost here, perhaps only some ranks see it. They alone would get
         # no communicator. So all ranks get one, and the first call on it fails on all of them.
         with contextlib.suppress(PeerLost):
-            self._mesh.allgather(b"", "start-up", self._env.first_timeout)
+            self._mesh.allgather(b"", "start-up", timeout)
 
     def __repr__(self) -> str:
         return f"<kccl.Communicator rank {self.rank} of {self.world_size}, {self.backend}>"
@@ -168,11 +178,14 @@ class Communicator(OneSided):
 
     @property
     def timeout(self) -> float:
-        """Most seconds that one wait may last; on GPUs at least a millisecond.
+        """Most seconds that one wait may last, in every call; on GPUs at least a millisecond.
 
-        The default is KCCL_TIMEOUT, and KCCL_FIRST_TIMEOUT for the first call and for the first
-        call after reset(). A value set here applies to these, too. Any thread may set it at any
-        time.
+        A value that is set here holds for all calls. What split() and shrink() make has the limits
+        that this communicator has then. Where nobody has set it, the limit is KCCL_TIMEOUT, and
+        KCCL_FIRST_TIMEOUT until the first call has completed, also after reset(). On a GPU the
+        calls that return when they are enqueued do not count as a first call for the others, as
+        split(). kccl.init() has KCCL_FIRST_TIMEOUT. Simulated calls count virtual time; split() and
+        the like have KCCL_FIRST_TIMEOUT there. Any thread may set it at any time.
         """
         return float(self._backend.state.limit_ns / 1e9)
 
@@ -187,68 +200,6 @@ class Communicator(OneSided):
         from .topology import discover
 
         return discover()
-
-    # ---- Symmetric memory --------------------------------------------------------------------
-
-    def window(self, nbytes: int) -> windows.Window:
-        """Allocates a window of `nbytes` bytes on every rank. Collective.
-
-        Raises:
-            InvalidArgument: The size is not positive, or differs between ranks.
-            BackendError: The memory could not be allocated or mapped.
-            Timeout, PeerLost: A rank did not come, or went.
-        """
-        nbytes = arguments.integer("nbytes", nbytes)
-        with self.context.alone():
-            self.context.check_usable()
-            return self._backend.allocate(nbytes, self._env.first_timeout)
-
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
-        """Allocates an array in a window of its own, filled with zeros. Collective.
-
-        Args:
-            shape: Shape of the array, the same on every rank.
-            dtype: A KCCL or NumPy element type.
-
-        Returns:
-            On the host a NumPy array. On a GPU an array that other libraries can take, as in
-            torch.from_dlpack(x).
-
-        Raises:
-            As window().
-        """
-        kind = dtypes.of(dtype)
-        shape = arguments.shape(shape)
-        window = self.window(max(math.prod(shape) * kind.itemsize, 1))
-        return self._backend.array(window, shape, kind)
-
-    def device_comm(
-        self, *, channels: int = 132, max_bytes: int = 65536, exchange_bytes: int = 262144
-    ) -> DeviceComm:
-        """Makes a `kccl::DeviceComm`, the argument by which your kernels reach peers. Collective.
-
-        It has scratch of its own: 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes
-        on every rank, until the communicator ends. So kernels with different DeviceComms may run at
-        the same time. All arguments must be the same on all ranks.
-
-        Args:
-            channels: Most coops (blocks or warps) that make calls.
-            max_bytes: Most bytes in the message of one coop.
-            exchange_bytes: Most bytes of all slices in publish() and collect() together. Each slice
-                counts as a multiple of 64 bytes.
-
-        Raises:
-            InvalidArgument: A size is out of range, or differs between ranks.
-            BackendError: The memory could not be allocated or mapped.
-            Timeout, PeerLost: A rank did not come, or went.
-        """
-        arguments.between("channels", channels, 1, 2**20)
-        arguments.between("max_bytes", max_bytes, 1, 2**31)
-        arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
-        timeout = self._env.first_timeout
-        with self.context.alone():
-            self.context.check_usable()
-            return self._backend.comm_for_kernels(channels, max_bytes, exchange_bytes, timeout)
 
     def check(self) -> None:
         """Raises if an earlier call is known to have failed. Does not wait.
@@ -290,7 +241,7 @@ class Communicator(OneSided):
             self._check_open()
             if self._mesh.is_resetting:
                 self.context.raise_failure()
-            return agreement.gather_objects(self._mesh, value, self._env.first_timeout)
+            return agreement.gather_objects(self._mesh, value, self.context.limit_s())
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Splits the ranks into communicators, one for each `color`. Collective.
@@ -304,14 +255,14 @@ class Communicator(OneSided):
 
         Raises:
             InvalidArgument: color or key is no integer. Nothing was sent.
+            BackendError: A communicator could not be made on some rank, whose number and reason the
+                text has. No rank gets one then, of any color, and this one stays usable.
             Timeout, PeerLost: A rank did not come, or went.
         """
         color = None if color is None else arguments.integer("color", color)
         key = arguments.integer("key", key)
-        with self.context.alone():
-            self.context.check_usable()
-            ranks = agreement.split(self._mesh, color, key, self._env.first_timeout)
-            return None if ranks is None else self._part(ranks)
+        with self.context.out_of_band() as limit_s:
+            return agreement.split(self._mesh, color, key, self._part, limit_s)
 
     def reset(self) -> None:
         """Makes the communicator usable again after a time-out. Collective; needs all ranks alive.
@@ -322,8 +273,8 @@ class Communicator(OneSided):
 
         Raises:
             PeerLost: A rank is gone; use shrink().
-            Timeout: A rank did not call reset() within KCCL_FIRST_TIMEOUT, or the device's work did
-                not end; call reset() again.
+            Timeout: A rank did not call reset() within `timeout`, or the device's work did not end;
+                call reset() again.
         """
         state = self._backend.state
 
@@ -337,7 +288,7 @@ class Communicator(OneSided):
             if state.status == lib.kKcclOk:
                 state.status = lib.kKcclAborted
             self._backend.wait_for_calls()
-            self._mesh.reset(clear, self._env.first_timeout)
+            self._mesh.reset(clear, self.context.limit_s())
             state.status = lib.kKcclOk
 
     def shrink(self) -> "Communicator":
@@ -351,12 +302,14 @@ class Communicator(OneSided):
 
         Raises:
             Timeout: A rank that is alive did not call shrink() in time; call shrink() again.
+            BackendError: The new communicator could not be made on some rank, whose number and
+                reason the text has. Call shrink() again, on all survivors.
         """
         with self.context.alone():
             self._check_open()
             # Peers that still wait in a call, perhaps for this rank, get an error and can come too.
             self.context.give_up()
-            smaller = survivors.shrink(self._mesh, self._part, self._env.first_timeout)
+            smaller = survivors.shrink(self._mesh, self._part, self.context.limit_s())
             self.close()
             return smaller
 
@@ -370,11 +323,14 @@ class Communicator(OneSided):
                 local_rank=self.local_rank,
                 settings=self._settings,
                 opens=self._opens,
+                timeout=self.context.limit_s(),
             )
         except BaseException:
             # So the peers see at once that this rank gave up.
             ranks.close()
             raise
+        for name in ("limit_ns", "first_limit_ns"):
+            setattr(part._backend.state, name, getattr(self._backend.state, name))
         # A new list each time, because another thread may iterate over the old one.
         known = [each for each in self._parts if each() is not None]
         self._parts = [*known, weakref.ref(part)]
@@ -387,8 +343,8 @@ class Communicator(OneSided):
         for all work on the device, also of other libraries, unless a call has failed.
 
         Raises:
-            Timeout: The device's work did not end within KCCL_FIRST_TIMEOUT. The communicator is
-                closed, and the peers' waits fail.
+            Timeout: The device's work did not end within `timeout`. The communicator is closed, and
+                the peers' waits fail.
         """
         if self._is_closed:
             return
@@ -405,6 +361,8 @@ class Communicator(OneSided):
             for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
                 known.forget()
             lifetime.discard(self)
+            if not self._backend.context.is_used:
+                self._backend.drop_memory()
 
     def _check_open(self) -> None:
         if self.context.has_left():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backends.device_comm import DeviceComm
 from .base import arguments, arrays
+from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
 from .plan.specs import GPUS, MOST_THREADS
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from .comm import Communicator
 
 TARGETS = GPUS
+_not_copied = not_copied(
+    "compiled code is loaded into its process",
+    "call kccl.compile() in each process; it takes the code from the cache on disk",
+)
 
 
 class Module:
@@ -36,6 +41,8 @@ class Module:
         arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
         names: Names of the kernels.
     """
+
+    __reduce_ex__ = _not_copied
 
     def __init__(
         self,
@@ -78,6 +85,8 @@ class Kernel:
         name: Its name, as given to compile().
         module: Its module.
     """
+
+    __reduce_ex__ = _not_copied
 
     def __init__(self, module: Module, name: str, entry: Any) -> None:
         self.module = module

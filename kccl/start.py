@@ -42,7 +42,8 @@ def init(backend: str = "auto") -> Communicator:
             none.
 
     Raises:
-        BackendError: The backend, or the launcher's library, is not available on this machine.
+        BackendError: The backend, or the launcher's library, is not available on this machine; or
+            the communicator could not be made on some rank, whose number and reason the text has.
         InvalidArgument: Environment variables are wrong, are missing or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
@@ -69,23 +70,34 @@ def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> C
 
     Raises:
         InvalidArgument: Settings differ between ranks.
+        BackendError: It could not be made on some rank, whose number and reason the text has.
         Timeout, PeerLost: A rank did not come, or went.
     """
     ranks = bootstrap.connect(job_rank, env.first_timeout)
     try:
-        opens = find()
-        return Communicator(
-            ranks,
-            env,
-            launcher=job_rank.launcher,
-            local_rank=job_rank.local_rank,
-            settings=opens.settings(env.epoch_bits),
-            opens=opens,
-        )
+        return _meet(ranks, env, job_rank.launcher, job_rank.local_rank, find)
     except BaseException:
         # So the peers see at once that this rank gave up.
         ranks.close()
         raise
+
+
+def _meet(
+    ranks: Mesh, env: Env, launcher: str, local_rank: int, find: Callable[[], Opener]
+) -> Communicator:
+    """The communicator of ranks that are connected. Collective; see join()."""
+    with ranks.call("start-up"):
+        opens = find()
+        settings = opens.settings(env.epoch_bits)
+        return Communicator(
+            ranks,
+            env,
+            launcher=launcher,
+            local_rank=local_rank,
+            settings=settings,
+            opens=opens,
+            timeout=env.first_timeout,
+        )
 
 
 def run_threads(
@@ -149,11 +161,7 @@ def run_threads(
 
 def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:
     """The communicator of a rank that is a thread."""
-    opens = opener(backend, "of_thread", rank)
-    settings = opens.settings(env.epoch_bits)
-    return Communicator(
-        ranks, env, launcher="threads", local_rank=rank, settings=settings, opens=opens
-    )
+    return _meet(ranks, env, "threads", rank, lambda: opener(backend, "of_thread", rank))
 
 
 def _run(

@@ -25,6 +25,7 @@ class Backend(ABC):
         context: The rank's KcclHostContext.
         can_attach: Every rank's process may read every other's memory.
         has_streams: Calls are enqueued on a stream and return before they have run.
+        has_virtual_time: Limits of waits in calls count simulated time, not that of a clock.
         caveat: What a survivor must know when a peer is lost; "" for nothing.
     """
 
@@ -33,6 +34,7 @@ class Backend(ABC):
     context: Any
     can_attach: bool
     has_streams: bool
+    has_virtual_time: bool
     caveat: str
 
     # ---- Memory ------------------------------------------------------------------------------
@@ -185,6 +187,13 @@ class Backend(ABC):
 
         Raises:
             Timeout: Where has_streams: the device's kernels did not end in time.
+        """
+
+    @abstractmethod
+    def drop_memory(self) -> None:
+        """Gives back at once what can be given back before the backend is collected.
+
+        Called after leave(), with the status closed, while no call of this rank is running.
         """
 
     @abstractmethod

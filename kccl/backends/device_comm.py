@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ..base.copying import not_copied
+
 
 @dataclass(frozen=True)
 class DeviceComm:
@@ -19,3 +21,8 @@ class DeviceComm:
     channels: int
     max_bytes: int
     data: bytes = field(repr=False)
+
+    __reduce_ex__ = not_copied(
+        "a DeviceComm has addresses of its process and belongs to its communicator",
+        "call comm.device_comm() on every rank, and pass the DeviceComm to kernels as it is",
+    )

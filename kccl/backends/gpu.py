@@ -29,6 +29,7 @@ from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .base import Backend
 from .calls import fill_op
+from .departure import depart, leave_when_collected
 from .device_comm import DeviceComm
 from .gpu_memory import GpuMemory
 from .scratch import Scratches
@@ -117,6 +118,7 @@ class GpuBackend(Backend):
 
     can_attach = False
     has_streams = True
+    has_virtual_time = False
 
     def __init__(
         self,
@@ -132,7 +134,6 @@ class GpuBackend(Backend):
         variables = env.read()
         self.name = driver.table().backend
         self.device = device
-        self._first_timeout = timeout
         self._pid = os.getpid()
         # Ranks that share a GPU launch no early dependents, whose waiting blocks would fill it.
         self._shares_gpu = are_threads and mesh.world_size > driver.num_devices()
@@ -159,6 +160,7 @@ class GpuBackend(Backend):
         )
         self._comm = self._scratches.comm
         self._watcher = Watcher(mesh.pidfds, self._lose)
+        leave_when_collected(self, device, self.state, self._scratches)
 
     def _lose(self, peer: int) -> None:
         """A peer's process has ended: kernels that wait for it look here now and then."""
@@ -333,7 +335,7 @@ class GpuBackend(Backend):
         record.status = lib.kKcclAborted
         record.rank = record.peer = self._comm.rank
         self.state.fail(record)
-        self._depart(lib.kKcclGaveUp, bytes(ffi.buffer(record)))
+        depart(self._comm, self.state, lib.kKcclGaveUp, bytes(ffi.buffer(record)))
 
     def leave(self) -> None:
         """See Backend; waits for this rank's calls to end first, unless they have failed."""
@@ -345,21 +347,12 @@ class GpuBackend(Backend):
                 if self.state.status == lib.kKcclOk:
                     self._wait_for_device("close()")
                 if self.state.status == lib.kKcclOk:
-                    self._depart(lib.kKcclLeft)
+                    depart(self._comm, self.state, lib.kKcclLeft)
         finally:
             self._watcher.stop()
 
-    def _depart(self, departure: int, record: bytes = b"") -> None:
-        """Writes this rank's KcclDeparture, and its record, into every peer's window."""
-        layout, rank = self._comm.layout, self._comm.rank
-        for peer in range(self._comm.world_size):
-            if peer == rank:
-                continue
-            base = self._comm.window[peer]
-            if record:
-                self.state.write(base + layout.records + rank * abi.LINE_BYTES, record)
-            word = departure.to_bytes(ffi.sizeof("uint32_t"), "little")
-            self.state.write(base + layout.abort + rank * len(word), word)
+    def drop_memory(self) -> None:
+        """See Backend: graphs of calls may still run, and find that the status is closed."""
 
     def wait_for_calls(self) -> None:
         """See Backend."""
@@ -367,15 +360,15 @@ class GpuBackend(Backend):
 
     def _wait_for_device(self, what: str) -> None:
         """Waits for all kernels of the device, because the driver cannot wait for this rank's."""
-        if not driver.synchronize_within(self.device, self._first_timeout):
+        limit_s = self.state.limit_ns / 1e9
+        if not driver.synchronize_within(self.device, limit_s):
             rank = self._comm.rank
             raise Timeout(
                 f"rank {rank}: the kernels on device {self.device.ordinal} did not end within "
-                f"{self._first_timeout:.3g} s; {what} waits for all of them (KCCL_FIRST_TIMEOUT is "
-                "the limit)",
+                f"{limit_s:.3g} s; {what} waits for all of them (comm.timeout is the limit)",
                 rank=rank,
                 collective=what.removesuffix("()"),
-                waited_s=self._first_timeout,
+                waited_s=limit_s,
             )
 
     def clear(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from typing import Any
 
 from ..base import arrays
@@ -27,6 +28,7 @@ class HostBackend(Backend):
 
     name = "host"
     has_streams = False
+    has_virtual_time = False
     caveat = ""
 
     view = staticmethod(arrays.view)
@@ -53,6 +55,8 @@ class HostBackend(Backend):
         )
         self.state = host_state.new_state(self.context)
         self._memory = HostMemory(mesh)
+        # abort() writes into the scratches, and any thread or signal handler may call it.
+        self._dropping = threading.RLock()
         self._scratches = Scratches(
             mesh,
             settings,
@@ -62,6 +66,7 @@ class HostBackend(Backend):
             timeout=timeout,
         )
         self.can_attach = self._try_to_attach(mesh, timeout)
+        host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod
     def settings(epoch_bits: int) -> Settings:
@@ -129,11 +134,18 @@ class HostBackend(Backend):
 
     def abort(self) -> None:
         """See Backend."""
-        host_state.abort(self._scratches.comm)
+        with self._dropping:
+            if not self._scratches.are_dropped:
+                host_state.abort(self._scratches.comm)
 
     def leave(self) -> None:
         """See Backend."""
         lib.kccl_host_leave(self._scratches.comm)
+
+    def drop_memory(self) -> None:
+        """See Backend."""
+        with self._dropping:
+            self._scratches.drop()
 
     def wait_for_calls(self) -> None:
         """See Backend: a call here returns when it has ended."""

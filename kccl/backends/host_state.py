@@ -1,10 +1,13 @@
 """A rank's state in host memory, on the host as on the simulated machine."""
 
+import os
+import weakref
 from typing import Any
 
 from ..base import abi
 from ..base.abi import ffi, lib
 from ..ranks.mesh import Mesh
+from .scratch import Scratches
 
 
 def new_context(mesh: Mesh, *, shares_cores: bool, are_threads: bool) -> Any:
@@ -30,6 +33,23 @@ def clear_state(state: Any) -> None:
     for kept in ("limit_ns", "first_limit_ns", "idle_context"):
         setattr(fresh, kept, getattr(state, kept))
     ffi.memmove(state, fresh, ffi.sizeof("KcclState"))
+
+
+def leave_when_collected(backend: object, scratches: Scratches, *keep: Any) -> None:
+    """Sees to it that a backend which is dropped without leave() tells its peers.
+
+    Args:
+        backend: The backend.
+        scratches: Its scratches. They stay until the peers are told.
+        keep: What their KcclDeviceComm refers to: the KcclState and the KcclHostContext.
+    """
+    weakref.finalize(backend, _leave, scratches, os.getpid(), *keep).atexit = False
+
+
+def _leave(scratches: Scratches, pid: int, *_: Any) -> None:
+    # Why the process id: a fork of it is not the rank.
+    if os.getpid() == pid and not scratches.are_dropped:
+        lib.kccl_host_leave(scratches.comm)
 
 
 def abort(comm: Any) -> None:

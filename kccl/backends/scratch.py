@@ -4,12 +4,14 @@ A communicator has one scratch for its own calls. Each DeviceComm for users' ker
 kernels with different ones may run at the same time.
 """
 
+import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 from ..base.abi import ffi, lib
+from ..base.errors import InvalidArgument
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .device_comm import DeviceComm
@@ -131,7 +133,8 @@ class Scratches:
         self._scratches: list[_Scratch] = []
         own = self._make(settings, "start-up", timeout)
         # Its first regions are the communicator's: abort words, records, signals.
-        self._window = own.window
+        self._window: Window | None = own.window
+        self._states: list[Channels] = []
         self.comm = self._comm_of(settings, own)
 
     def comm_for_kernels(
@@ -142,15 +145,45 @@ class Scratches:
             sizes_for_kernels(channels, max_bytes, exchange_bytes),
             epoch_bits=self._settings.epoch_bits,
         )
-        comm = self._comm_of(settings, self._make(settings, "device_comm", timeout))
-        data = bytes(ffi.buffer(comm))
-        # Peers may write now, so all ranks must be ready.
-        self._mesh.allgather(b"", "device_comm", timeout)
-        return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
+        # Peers may write when this has returned, so all ranks must be ready.
+        with self._mesh.together("device_comm", timeout) as undo:
+            self._check_same(channels, max_bytes, exchange_bytes, timeout)
+            scratch = self._make(settings, "device_comm", timeout)
+            undo.callback(self._scratches.remove, scratch)
+            comm = self._comm_of(settings, scratch)
+            data = bytes(ffi.buffer(comm))
+            return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
+
+    def _check_same(
+        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
+    ) -> None:
+        mine = {"channels": channels, "max_bytes": max_bytes, "exchange_bytes": exchange_bytes}
+        replies = self._mesh.allgather(json.dumps(mine).encode(), "device_comm", timeout)
+        for peer, reply in enumerate(replies):
+            for name, value in json.loads(reply).items():
+                if value != mine[name]:
+                    raise InvalidArgument(
+                        f"{name} is {mine[name]} on rank {self._mesh.rank} and {value} on rank "
+                        f"{peer}, must be the same on all ranks"
+                    )
 
     def windows(self) -> list[Window]:
         """The window of each scratch."""
         return [scratch.window for scratch in self._scratches]
+
+    @property
+    def are_dropped(self) -> bool:
+        """drop() was called."""
+        return self._window is None
+
+    def drop(self) -> None:
+        """Lets the windows go. Calls look at the status first, and find that it is an error.
+
+        The channels' states stay, because calls read them before the status.
+        """
+        self._states += [scratch.channels for scratch in self._scratches]
+        self._scratches.clear()
+        self._window = None
 
     def clear(self) -> None:
         """Makes all scratches as they were before the first call. All ranks are between calls."""
@@ -169,6 +202,7 @@ class Scratches:
         return scratch
 
     def _comm_of(self, settings: Settings, scratch: _Scratch) -> Any:
+        assert self._window is not None
         return make_comm(
             settings,
             rank=self._mesh.rank,

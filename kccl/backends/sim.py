@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..base import arrays
+from ..base import arrays, memory
 from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
+from ..base.mapping import map_shared
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
-from ..ranks.windows import HostWindow, Window, agree_on_size, map_memory
+from ..ranks.windows import HostWindow, Window, agree_on_size
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
@@ -61,12 +62,15 @@ class SimMemory:
         The machine knows memory by its address, and keeps the mapping as long as it lives.
         """
         mesh, machine = self._mesh, self._mesh.meetings.machine
-        agree_on_size(mesh, nbytes, what, timeout)
-        mine = map_memory(-1, nbytes, mesh.rank)
-        address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
-        machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
-        everyone = mesh.allgather(str(address).encode(), what, timeout)
-        return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
+        with mesh.together(what, timeout) as undo:
+            agree_on_size(mesh, nbytes, what, timeout)
+            memory.check_room(nbytes, mesh.world_size)
+            mine = map_shared(-1, nbytes)
+            address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
+            machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
+            undo.callback(machine.remove_window, address)
+            everyone = mesh.allgather(str(address).encode(), what, timeout)
+            return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
 
 
 class SimBackend(Backend):
@@ -75,6 +79,7 @@ class SimBackend(Backend):
     name = "sim"
     can_attach = False
     has_streams = False
+    has_virtual_time = True
     caveat = ""
 
     view = staticmethod(arrays.view)
@@ -104,6 +109,7 @@ class SimBackend(Backend):
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
         )
         self._machine.add_state(self.state, state_namer(mesh.rank))
+        host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod
     def settings(epoch_bits: int) -> Settings:
@@ -182,6 +188,9 @@ class SimBackend(Backend):
     def leave(self) -> None:
         """See Backend."""
         lib.kccl_host_leave(self._scratches.comm)
+
+    def drop_memory(self) -> None:
+        """See Backend: the machine keeps all memory as long as it lives."""
 
     def wait_for_calls(self) -> None:
         """See Backend: a call here returns when it has ended."""

@@ -2,9 +2,14 @@
 
 from typing import Any
 
+from .copying import restored
+
 
 class Error(Exception):
-    """Base class of KCCL's exceptions."""
+    """Base class of KCCL's exceptions. They can be pickled and copied, with all attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (type(self), self.args, vars(self))
 
 
 class InvalidArgument(Error, ValueError):

@@ -1,5 +1,7 @@
 """barrier: returns on no rank before all ranks have called it."""
 
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import arguments
@@ -44,7 +46,10 @@ class BarrierOnStream(CheckedOnStream, Barrier):
 
     def __init__(self, signature: str, context: Context, plan: Plan, handle: Any) -> None:
         self._given: Any = None
-        super().__init__(signature, context, plan, handle, None, None, self._now)
+        # As in Collective: a bound method would make a cycle.
+        me: Any = weakref.proxy(self)
+        now = partial(BarrierOnStream._now, me)
+        super().__init__(signature, context, plan, handle, None, None, now)
 
     def __call__(self, *args: Any, stream: Any = None, **keywords: Any) -> Any:
         if args or keywords:

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..base.abi import lib
+from ..base.copying import not_copied
 from ..base.env import Env
-from ..base.errors import Error, InvalidArgument
+from ..base.errors import Error
 from ..base.failure import error_of, unfinished_reset
 from ..plan.choice import Planner
 from ..ranks.mesh import Mesh
@@ -29,11 +30,16 @@ class Context:
         plan: Chooses the algorithm of a call.
     """
 
+    __reduce_ex__ = not_copied(
+        "a communicator belongs to its process", "call kccl.init() in each process"
+    )
+
     def __init__(self, mesh: Mesh, backend: Backend, env: Env, num_channels: int) -> None:
         self.rank = mesh.rank
         self.world_size = mesh.world_size
         self.num_channels = num_channels
         self.checks = bool(env.check)
+        self._first_timeout = env.first_timeout
         self.mesh = mesh
         self.backend = backend
         self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
@@ -75,6 +81,21 @@ class Context:
         finally:
             context.is_used = 0
 
+    @contextmanager
+    def out_of_band(self) -> Iterator[float]:
+        """The context of a call by which the ranks agree; yields the most seconds of a wait."""
+        with self.alone():
+            self.check_usable()
+            yield self.limit_s()
+
+    def limit_s(self) -> float:
+        """Most seconds that a wait for the other ranks may last now, outside of the kernels."""
+        if self.backend.has_virtual_time:
+            return self._first_timeout
+        state = self.backend.state
+        has_met = self.mesh.has_met or state.contacted
+        return float((state.limit_ns if has_met else state.first_limit_ns) / 1e9)
+
     # ---- Checks and failures -----------------------------------------------------------------
 
     def check_usable(self) -> None:
@@ -91,12 +112,8 @@ class Context:
         if not self.checks:
             return
         self.check_usable()
-        limit_s = self.backend.state.limit_ns / 1e9
-        replies = self.mesh.allgather(signature.encode(), "KCCL_CHECK", limit_s)
-        calls = [reply.decode() for reply in replies]
-        if len(set(calls)) > 1:
-            listing = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-            raise InvalidArgument(f"the ranks disagree about this call: {listing}")
+        # The exchange compares the names of the ranks' calls, and the signature is this one's.
+        self.mesh.allgather(b"", signature, self.limit_s())
 
     def raise_failure(self) -> None:
         """Raises the exception for this rank's status."""

@@ -5,6 +5,7 @@ an unknown call to the collective's file in kccl/collectives, which checks the a
 here plans the call, runs it, and teaches it to C.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ..base import arguments
 from ..base.abi import fastcall, ffi
 from ..base.arrays import ArrayView
+from ..base.copying import not_copied
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
@@ -28,6 +30,12 @@ _KNOWN_CALLS = 1024
 _CALLS_PER_EVENT = 100
 
 
+_not_copied = not_copied(
+    "a communicator's calls work in its process only",
+    "prepare or make the call with a communicator of that process, which kccl.init() returns",
+)
+
+
 def _address(handle: Any) -> int:
     return int(ffi.cast("uintptr_t", handle))
 
@@ -38,6 +46,8 @@ class Prepared(fastcall.Op):
     Attributes:
         plan: How the call runs, and why.
     """
+
+    __reduce_ex__ = _not_copied
 
     def __init__(
         self,
@@ -199,6 +209,8 @@ def _check_counts(iterations: int, warmup: int) -> None:
 class Empty:
     """A prepared call over no elements: there is nothing to send."""
 
+    __reduce_ex__ = _not_copied
+
     def __init__(self, context: Context, plan: Plan, signature: str, result: Any) -> None:
         self.plan = plan
         self._context = context
@@ -253,6 +265,7 @@ class Collective(fastcall.Dispatcher):
     does not know.
     """
 
+    __reduce_ex__ = _not_copied
     _NAME: str
     # The keyword whose value is part of what C knows of a call, and its default.
     _OPTION = ""
@@ -274,7 +287,10 @@ class Collective(fastcall.Dispatcher):
     def __init__(self, context: Context) -> None:
         option = signature(self._slow).parameters.get(self._OPTION)
         is_positional = option is not None and option.kind is Parameter.POSITIONAL_OR_KEYWORD
-        super().__init__(self._slow, self._OPTION, is_positional)
+        # A bound method would refer to this object, which C would refer to: a cycle, which keeps
+        # the communicator's memory until the cyclic collector runs.
+        slow = partial(type(self)._slow, weakref.proxy(self))
+        super().__init__(slow, self._OPTION, is_positional)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..base import dlpack, dtypes
 from ..base.arrays import ArrayView, Pointer, offers_exchange
+from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
 from . import driver
 
@@ -51,6 +52,11 @@ class DeviceArray:
         nbytes: Size in bytes.
         device: The device's number in this process.
     """
+
+    __reduce_ex__ = not_copied(
+        "the array is GPU memory of this process",
+        "copy it with an array library first, as in torch.from_dlpack(x).cpu()",
+    )
 
     def __init__(
         self, address: int, shape: tuple[int, ...], dtype: dtypes.Dtype, device: int, keep: Any

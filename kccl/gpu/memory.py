@@ -242,21 +242,22 @@ class GpuWindow(Window):
         self._device = device
         self._stream = stream
         self._parts: Sequence[Shareable | Plain | Opened]
-        agree_on_size(mesh, nbytes, what, timeout)
-        mine: Shareable | Plain
-        if way == "vmm":
-            mine = Shareable(device, nbytes)
-        else:
-            mine = Plain(device, nbytes, is_exported=way == "ipc")
-        with device.current():
-            # Before any peer can write.
-            driver.fill(mine.address, 0, nbytes, stream)
-        if are_threads:
-            self._parts = _with_threads(mesh, mine, what, timeout)
-        elif isinstance(mine, Shareable):
-            self._parts = _with_processes(mesh, mine, what, timeout)
-        else:
-            self._parts = _by_handles(mesh, mine, what, timeout)
+        with mesh.together(what, timeout):
+            agree_on_size(mesh, nbytes, what, timeout)
+            mine: Shareable | Plain
+            if way == "vmm":
+                mine = Shareable(device, nbytes)
+            else:
+                mine = Plain(device, nbytes, is_exported=way == "ipc")
+            with device.current():
+                # Before any peer can write.
+                driver.fill(mine.address, 0, nbytes, stream)
+            if are_threads:
+                self._parts = _with_threads(mesh, mine, what, timeout)
+            elif isinstance(mine, Shareable):
+                self._parts = _with_processes(mesh, mine, what, timeout)
+            else:
+                self._parts = _by_handles(mesh, mine, what, timeout)
         super().__init__(mesh, nbytes, [part.address for part in self._parts], None)
 
     def array(self, shape: tuple[int, ...], dtype: dtypes.Dtype) -> DeviceArray:
@@ -298,17 +299,16 @@ def _with_threads(
 
 
 def _with_processes(mesh: Mesh, mine: Shareable, what: str, timeout: float) -> list[Shareable]:
-    fd = mine.export()
-    fds = []
-    try:
+    with contextlib.ExitStack() as descriptors:
+        fd = mine.export()
+        descriptors.callback(os.close, fd)
         fds = mesh.exchange_fds(fd, what, timeout)
+        for each in fds.values():
+            descriptors.callback(os.close, each)
         return [
-            mine if rank == mesh.rank else Shareable(mine.device, mine.nbytes, each)
-            for rank, each in enumerate(fds)
+            mine if rank == mesh.rank else Shareable(mine.device, mine.nbytes, fds[rank])
+            for rank in range(mesh.world_size)
         ]
-    finally:
-        for each in (fd, *fds):
-            os.close(each)
 
 
 def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:

@@ -9,8 +9,8 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from ..base.errors import BackendError
@@ -19,10 +19,8 @@ from . import driver
 Calls = tuple[tuple[str, tuple[Any, ...]], ...]
 """Functions, by the driver's names from table().names, and their arguments."""
 
-# The arguments of undo().
-_dropped: queue.SimpleQueue[
-    tuple[driver.Device, Calls, int, bool, Sequence[driver.Device]] | threading.Event
-]
+# What the thread calls.
+_dropped: queue.SimpleQueue[Callable[[], None]]
 _dropped = queue.SimpleQueue()
 _DRAIN_S = 10.0
 
@@ -45,8 +43,13 @@ def at_end(
         users: Other devices of this process whose kernels may use it; waited for, too. The caller
             may add some later.
     """
+    later(owner, undo, where, calls, os.getpid(), waits, users)
+
+
+def later(owner: object, function: Callable[..., None], *args: Any) -> None:
+    """Makes a call in this module's thread when `owner` is collected; not at the process's end."""
     _start_releasing(os.getpid())
-    weakref.finalize(owner, _dropped.put, (where, calls, os.getpid(), waits, users)).atexit = False
+    weakref.finalize(owner, _dropped.put, partial(function, *args)).atexit = False
 
 
 def undo(
@@ -81,7 +84,7 @@ def drain() -> None:
     """See driver.drain()."""
     _start_releasing(os.getpid())
     is_drained = threading.Event()
-    _dropped.put(is_drained)
+    _dropped.put(is_drained.set)
     is_drained.wait(_DRAIN_S)
 
 
@@ -95,10 +98,9 @@ def _start_releasing(_pid: int) -> None:
 
 def _release() -> None:
     while True:
-        item = _dropped.get()
-        if isinstance(item, threading.Event):
-            item.set()
-            continue
+        call = _dropped.get()
         # There is nobody to tell of an error.
         with contextlib.suppress(BackendError):
-            undo(*item)
+            call()
+        # What it refers to may be dropped before the next one comes.
+        del call

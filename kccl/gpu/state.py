@@ -62,6 +62,11 @@ class DeviceState:
         return self.host.record
 
     @property
+    def contacted(self) -> bool:
+        """False: whether a call has completed is known on the device only."""
+        return False
+
+    @property
     def limit_ns(self) -> int:
         """How long one wait may last."""
         return int(self.host.limit_ns)

@@ -26,10 +26,6 @@ class DriverError(BackendError):
         super().__init__(message)
         self.code = code
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # So that it can be sent by a process that compiles.
-        return type(self), (str(self), self.code)
-
 
 @dataclass(frozen=True)
 class Names:

@@ -9,18 +9,22 @@ import time
 import zlib
 from collections.abc import Callable
 from socket import socket
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base import abi
 from ..base.env import Env
-from ..base.errors import InvalidArgument
+from ..base.errors import InvalidArgument, PeerLost
 from ..plan.specs import SPECS
 from ..plan.tuning import tuning_for
 from . import sockets
-from .mesh import Mesh
+from .mesh import Closable, Mesh
+
+Part = TypeVar("Part", bound=Closable)
 
 
-def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set[int]:
+def agree_at_start(
+    ranks: Mesh, backend: str, env: Env, settings: object, timeout: float
+) -> set[int]:
     """Checks that version and settings are the same on all ranks. Collective.
 
     Args:
@@ -28,6 +32,7 @@ def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set
         backend: Name of the backend.
         env: Environment variables. Some must be the same on all ranks.
         settings: Settings that must be the same on all ranks; compared as text.
+        timeout: Seconds to wait for the other ranks.
 
     Returns:
         The cores that any of the ranks may use.
@@ -52,7 +57,7 @@ def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set
     }
     cpus = sorted(os.sched_getaffinity(0))
     message = json.dumps([mine, cpus]).encode()
-    replies = ranks.allgather(message, "start-up", env.first_timeout)
+    replies = ranks.allgather(message, "start-up", timeout)
     everyone = [json.loads(reply) for reply in replies]
     for peer, (theirs, _) in enumerate(everyone):
         for name, value in mine.items():
@@ -66,7 +71,11 @@ def agree_at_start(ranks: Mesh, backend: str, env: Env, settings: object) -> set
 
 def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
     """Every rank's `value`, in rank order. Collective; see Communicator.gather_objects()."""
-    replies = ranks.allgather(json_of(value), "gather_objects", timeout)
+    text = json_of(value)
+    with ranks.call("gather_objects"):
+        replies = ranks.allgather(text, "gather_objects", timeout)
+        # A rank that comes late finds all values, and that the others have given up.
+        ranks.look()
     return [json.loads(reply) for reply in replies]
 
 
@@ -103,30 +112,51 @@ def _check_survives(value: Any, where: str) -> None:
             _check_survives(each, f"{where}[{key!r}]")
 
 
-def split(ranks: Mesh, color: int | None, key: int, timeout: float) -> Mesh | None:
-    """Splits the ranks by `color`. Collective.
+def split(
+    ranks: Mesh, color: int | None, key: int, make: Callable[[Mesh], Part], timeout: float
+) -> Part | None:
+    """Splits the ranks by `color`. Collective: it succeeds for all colors or for none.
+
+    Args:
+        ranks: The ranks that take part.
+        color, key: See Communicator.split().
+        make: Makes the communicator of a mesh of this rank's color, ordered by `key`.
+        timeout: Seconds to wait for the other ranks.
 
     Returns:
-        The mesh of the ranks with this rank's color, ordered by `key`; None for a color of None.
+        What `make` returned; None for a color of None.
     """
-    listener, name = sockets.listen()
-    try:
+    with ranks.together("split", timeout) as undo:
+        listener, name = sockets.listen()
+        undo.callback(listener.close)
         message = json.dumps([color, key, name]).encode()
         replies = ranks.allgather(message, "split", timeout)
-    except BaseException:
-        listener.close()
-        raise
-    if color is None:
-        listener.close()
-        return None
-    everyone = [json.loads(reply) for reply in replies]
-    members = sorted(
-        (its_key, rank)
-        for rank, (its_color, its_key, _) in enumerate(everyone)
-        if its_color == color
-    )
-    names = {rank: everyone[rank][2] for _, rank in members}
-    return connect_part(ranks, names, listener, timeout, what="split")
+        if color is None:
+            listener.close()
+            return None
+        everyone = [json.loads(reply) for reply in replies]
+        members = sorted(
+            (its_key, rank)
+            for rank, (its_color, its_key, _) in enumerate(everyone)
+            if its_color == color
+        )
+        names = {rank: everyone[rank][2] for _, rank in members}
+        try:
+            mesh = connect_part(ranks, names, listener, timeout, ranks.look, what="split")
+        except PeerLost as error:
+            # Perhaps it has failed, and closed its streams before it said so.
+            if error.peer in set(names) - {ranks.rank}:
+                ranks.hear_reason(error.peer)
+            raise
+        try:
+            part = make(mesh)
+        except BaseException:
+            # The reason as all ranks get it, with the rank's number here.
+            if mesh.told_by is not None:
+                ranks.hear_reason(list(names)[mesh.told_by])
+            raise
+        undo.callback(part.close)
+        return part
 
 
 def connect_part(

@@ -6,7 +6,15 @@ import socket
 import struct
 
 HEADER = struct.Struct("<4sIQ")  # kind, sequence number, bytes that follow
-LOST = b"lost"  # kind of a rank's last message: it gives up, because it lost the rank of the number
+# Kinds of messages.
+DATA = b"data"  # a rank's part of an exchange; begins with the name of the call, see messages.py
+FD = b"fd  "  # the same, with a descriptor
+FAIL = b"fail"  # the call of this number has failed on the sender
+RESET = b"rset"  # of reset()
+LIVE = b"live"  # of shrink()
+LOST = b"lost"  # a rank's last message: it gives up, because it lost the rank of the number
+LEFT = b"left"  # a rank's last message: it makes no more calls here; says why
+NO_FD = -1  # in place of a descriptor for which this process had no room
 _FD_BYTES = array.array("i").itemsize
 
 
@@ -15,7 +23,7 @@ class Link:
 
     Attributes:
         socket: The connection.
-        fds: The descriptors that are received but not yet used.
+        fds: The descriptors of messages that take() has not returned yet.
         unsent: Bytes that the socket has not taken yet. The next flush() goes on with them, so a
             message stays whole when the wait for its end fails.
         is_open: False once all that the peer sent is received and the stream has ended.
@@ -35,14 +43,15 @@ class Link:
             self.unsent += HEADER.pack(kind, sequence, len(payload)) + payload
             self.flush()
 
-    def put_fd(self, kind: bytes, sequence: int, fd: int) -> None:
+    def put_fd(self, sequence: int, payload: bytes, fd: int) -> None:
         """Sends a message with a descriptor. The caller knows that the socket has room for it.
 
         Raises:
             ConnectionError: The peer has closed the stream.
+            OSError: The operating system refused to send a descriptor.
         """
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-        self.socket.sendmsg([HEADER.pack(kind, sequence, 0)], ancillary)
+        self.socket.sendmsg([HEADER.pack(FD, sequence, len(payload)) + payload], ancillary)
 
     def flush(self) -> None:
         """Sends what the socket takes now."""
@@ -59,22 +68,27 @@ class Link:
         """Receives what has arrived. Sets `is_open` to False if the stream has ended."""
         while self.is_open:
             try:
-                data, ancillary, _, _ = self.socket.recvmsg(
+                data, ancillary, flags, _ = self.socket.recvmsg(
                     1 << 16, socket.CMSG_SPACE(_FD_BYTES), socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
             except OSError:
-                data, ancillary = b"", []
+                data, ancillary, flags = b"", [], 0
             for _, _, payload in ancillary:
                 self.fds.extend(array.array("i", payload[: len(payload) // _FD_BYTES * _FD_BYTES]))
+            if flags & socket.MSG_CTRUNC:
+                self.fds.append(NO_FD)
             self._received += data
             if not data:
                 self.is_open = False
                 self.unsent.clear()
 
     def take(self) -> tuple[bytes, int, bytes] | None:
-        """The next complete message as (kind, sequence number, payload); None if there is none."""
+        """The next complete message as (kind, sequence number, payload); None if there is none.
+
+        At the end of the payload of an FD is the number of the descriptor, which is the caller's.
+        """
         if len(self._received) < HEADER.size:
             return None
         kind, sequence, length = HEADER.unpack_from(self._received)
@@ -83,20 +97,23 @@ class Link:
             return None
         payload = bytes(self._received[HEADER.size : end])
         del self._received[:end]
-        return kind, sequence, payload
+        # Descriptors arrive with the first byte of their message, in the same order.
+        return kind, sequence, payload + (b"%d" % self.fds.pop(0) if kind == FD else b"")
 
     def put_back(self, kind: bytes, sequence: int, payload: bytes) -> None:
-        """Makes this the next message that take() returns."""
+        """Makes this the next message that take() returns. It is no FD."""
         self._received[:0] = HEADER.pack(kind, sequence, len(payload)) + payload
 
     def close(self) -> None:
         """Closes the stream and the descriptors that are received but not used."""
         self.socket.close()
         self.is_open = False
-        self.drop_fds()
-
-    def drop_fds(self) -> None:
-        """Closes the descriptors that are received but not used."""
         for fd in self.fds:
-            os.close(fd)
+            close_fd(fd)
         self.fds.clear()
+
+
+def close_fd(fd: int) -> None:
+    """Closes a descriptor that has been received; nothing for NO_FD."""
+    if fd != NO_FD:
+        os.close(fd)

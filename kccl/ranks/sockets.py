@@ -262,10 +262,12 @@ def _has_ended(connection: socket.socket) -> bool:
         return True
 
 
-def peer_lost(rank: int, peer: int, what: str) -> PeerLost:
+def peer_lost(
+    rank: int, peer: int, what: str, why: str = "its process has ended or given up"
+) -> PeerLost:
     """The exception of `rank`, which lost `peer` during `what`."""
     return PeerLost(
-        f"rank {rank} lost rank {peer} during {what}: its process has ended or given up; "
+        f"rank {rank} lost rank {peer} during {what}: {why}; "
         "the survivors may go on with comm.shrink()",
         rank=rank,
         peer=peer,

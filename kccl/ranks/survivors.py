@@ -10,6 +10,9 @@ of a peer includes its earlier ones. An attempt goes like this.
 2. It waits until all members have voted for the same members. Then its shrink() returns. If this
    cannot happen any more, it drops the communicator and begins the next attempt.
 
+A rank that cannot make the communicator, as without memory, says so: then all raise its reason, and
+their next shrink() goes on with the next attempt.
+
 Whoever hears of a later attempt begins it too. A time-out decides nothing: the next shrink() goes
 on where this one stopped. So a rank that timed out while the others returned returns the same.
 
@@ -37,7 +40,6 @@ each votes, or makes its peers begin the next by a message. A wait for a rank th
 not come ends with Timeout.
 """
 
-import contextlib
 import json
 import socket
 import time
@@ -45,10 +47,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
-from ..base.errors import PeerLost, Timeout
+from ..base.errors import BackendError, PeerLost, Timeout, WaitFailed
 from . import sockets
 from .agreement import connect_part
 from .mesh import Closable, Mesh
+from .messages import own_failure
 
 Part = TypeVar("Part", bound=Closable)
 
@@ -74,19 +77,23 @@ class _Said:
     """What a rank knows: its attempt, the ranks it does not hear, its listener's name, the votes.
 
     The name is "" while the rank knows of the attempt and does not take part yet. The votes are
-    those of this attempt: rank -> members.
+    those of this attempt: rank -> members. `refused` is the last attempt in which this rank could
+    not make the communicator, 0 for none, and `reason` says why.
     """
 
     attempt: int
     ended: frozenset[int]
     name: str
     votes: dict[int, tuple[int, ...]]
+    refused: int = 0
+    reason: str = ""
 
     @classmethod
     def parse(cls, text: bytes) -> "_Said":
         said: dict[str, Any] = json.loads(text)
         votes = {rank: tuple(members) for rank, members in said["votes"]}
-        return cls(said["attempt"], frozenset(said["ended"]), said["name"], votes)
+        why = said["refused"], said["reason"]
+        return cls(said["attempt"], frozenset(said["ended"]), said["name"], votes, *why)
 
     def text(self) -> bytes:
         said = {
@@ -94,6 +101,8 @@ class _Said:
             "ended": sorted(self.ended),
             "name": self.name,
             "votes": sorted(self.votes.items()),
+            "refused": self.refused,
+            "reason": self.reason,
         }
         return json.dumps(said).encode()
 
@@ -118,6 +127,9 @@ class _Survivor(Generic[Part]):
         self._members: tuple[int, ...] = ()
         self._heard: dict[int, _Said] = {}
         self._told = b""
+        # This rank's own refusal, and the last attempt of which it has raised anybody's.
+        self._refused, self._reason = 0, ""
+        self._raised = 0
 
     def close(self) -> None:
         """Gives the agreement up."""
@@ -143,9 +155,12 @@ class _Survivor(Generic[Part]):
                 if time.monotonic() > deadline or not self._wait(self._has_members, deadline):
                     self._time_out(timeout)
                 if self._has_members():
-                    # Why suppress: the attempt fails, and the next one begins.
-                    with contextlib.suppress(PeerLost):
+                    try:
                         self._try_to_make(make, timeout)
+                    except WaitFailed as error:
+                        if isinstance(error, Timeout):
+                            raise
+                        # A rank was lost or interrupted: this attempt fails, and the next begins.
             if self._part is not None:
                 if not self._wait(self._is_decided, time.monotonic() + timeout):
                     self._time_out(timeout)
@@ -167,6 +182,12 @@ class _Survivor(Generic[Part]):
                 rank=ranks.rank,
                 collective="shrink",
             )
+        for peer in self._alive() & self._heard.keys():
+            said = self._heard[peer]
+            if said.refused > self._raised:
+                self._raised = said.refused
+                self._begin(said.refused + 1)
+                raise BackendError(said.reason)
         self._begin(max((said.attempt for said in self._heard.values()), default=1))
         if self._part is None and self._ended != ranks.ended():
             # A peer that names other members may have connected. So it sees that they are others.
@@ -176,7 +197,8 @@ class _Survivor(Generic[Part]):
         self._say()
 
     def _say(self) -> None:
-        said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes())
+        why = self._refused, self._reason
+        said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why)
         text = said.text()
         if text != self._told:
             self._ranks.tell(text)
@@ -239,7 +261,10 @@ class _Survivor(Generic[Part]):
         """Whether this rank, which listens, can name the members."""
         if self._name == "":
             self._ended = self._ranks.ended()
-            self._listener, self._name = sockets.listen()
+            try:
+                self._listener, self._name = sockets.listen()
+            except OSError as error:
+                raise self._refuse(self._attempt, error) from error
             self._say()
         return all(self._is_settled(peer) and self._heard[peer].name for peer in self._alive())
 
@@ -273,14 +298,33 @@ class _Survivor(Generic[Part]):
             if gone or attempt != self._attempt or self._contradicts(members):
                 raise sockets.peer_lost(ranks.rank, min(gone, default=members[0]), "shrink")
 
+        mesh = None
         try:
             look()
             in_order = {member: names[member] for member in members}
-            part = make(connect_part(ranks, in_order, listener, timeout, look))
-            self._part, self._members = part, members
-        except BaseException:
+            mesh = connect_part(ranks, in_order, listener, timeout, look)
+            self._part, self._members = make(mesh), members
+        except BaseException as error:
             listener.close()
             self._begin(attempt + 1)
             # So the peers leave the attempt too, even if this rank does not come back.
             self._say()
-            raise
+            is_refusal = isinstance(error, BackendError | OSError | MemoryError)
+            if not is_refusal or isinstance(error, WaitFailed) or self._raised >= attempt:
+                raise
+            if mesh is None or mesh.told_by is None:
+                raise self._refuse(attempt, error) from error
+            # The text has the rank's number in the communicator that was not made.
+            self._raised = attempt
+            _, _, reason = str(error).partition(": ")
+            culprit = members[mesh.told_by]
+            raise BackendError(f"shrink failed on rank {culprit}: {reason}") from error
+
+    def _refuse(self, attempt: int, error: BaseException) -> BaseException:
+        """Tells all peers why this rank could not make the communicator; returns the error."""
+        mine = own_failure(error, self._ranks.rank, "shrink")
+        self._raised = self._refused = attempt
+        self._reason = str(mine)
+        self._begin(attempt + 1)
+        self._say()
+        return mine

@@ -1,13 +1,17 @@
 """Symmetric windows: what all have in common, and those in host memory."""
 
+import errno
 import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from ..base import abi
+from ..base import abi, memory
+from ..base.copying import not_copied
 from ..base.errors import BackendError, InvalidArgument
+from ..base.mapping import map_shared
 from .mesh import Mesh
 
 
@@ -59,6 +63,11 @@ class Window(ABC):
         local: This rank's part, as a writable buffer; None in GPU memory.
     """
 
+    __reduce_ex__ = not_copied(
+        "a window is memory that the ranks' processes have mapped",
+        "call comm.window() on every rank, or copy its contents: bytes(window.local) on the host",
+    )
+
     def __init__(self, mesh: Mesh, nbytes: int, addresses: Sequence[int], local: Any) -> None:
         self.nbytes = nbytes
         self.mesh = mesh
@@ -94,22 +103,10 @@ def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
         raise InvalidArgument(f"nbytes is {nbytes!r}, must be an integer of 1 to 2**63 - 1")
 
 
-def map_memory(fd: int, nbytes: int, rank: int) -> mmap.mmap:
-    """Maps a file; -1: memory of this process alone.
-
-    Raises:
-        BackendError: The operating system refused.
-    """
-    try:
-        return mmap.mmap(fd, nbytes)
-    except OSError as error:
-        raise BackendError(f"mmap of {nbytes} bytes failed on rank {rank}: {error}") from error
-
-
 class HostWindow(Window):
     """A window in host memory."""
 
-    def __init__(self, mesh: Mesh, maps: Sequence[mmap.mmap]) -> None:
+    def __init__(self, mesh: Mesh, maps: Sequence[Any]) -> None:
         """`maps` are all ranks' parts, in rank order."""
         # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
@@ -129,27 +126,27 @@ def host_window(mesh: Mesh, nbytes: int, what: str, timeout: float) -> HostWindo
     leaves nothing behind.
 
     Raises:
-        BackendError: The operating system refused the memory.
+        BackendError: The operating system refused the memory, or there is too little.
     """
-    agree_on_size(mesh, nbytes, what, timeout)
-    fd = _segment(nbytes, mesh.rank)
-    fds = []
-    try:
-        fds = mesh.exchange_fds(fd, what, timeout)
-        return HostWindow(mesh, [map_memory(peer_fd, nbytes, mesh.rank) for peer_fd in fds])
-    finally:
-        for each in (fd, *fds):
-            os.close(each)
-
-
-def _segment(nbytes: int, rank: int) -> int:
-    try:
+    with mesh.together(what, timeout), ExitStack() as descriptors:
+        agree_on_size(mesh, nbytes, what, timeout)
+        memory.check_room(nbytes, mesh.world_size)
         fd = os.memfd_create("kccl", os.MFD_CLOEXEC)
-    except OSError as error:
-        raise BackendError(f"memfd_create failed on rank {rank}: {error}") from error
+        descriptors.callback(os.close, fd)
+        _resize(fd, nbytes)
+        fds = mesh.exchange_fds(fd, what, timeout)
+        for each in fds.values():
+            descriptors.callback(os.close, each)
+        fds[mesh.rank] = fd
+        return HostWindow(mesh, [map_shared(fds[rank], nbytes) for rank in sorted(fds)])
+
+
+def _resize(fd: int, nbytes: int) -> None:
     try:
         os.ftruncate(fd, nbytes)
     except OSError as error:
-        os.close(fd)
-        raise BackendError(f"ftruncate to {nbytes} bytes failed on rank {rank}: {error}") from error
-    return fd
+        if error.errno != errno.EFBIG:
+            raise
+        raise BackendError(
+            f"a file of {nbytes} bytes is refused: {error}; `ulimit -f` limits windows too"
+        ) from error

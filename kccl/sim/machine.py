@@ -130,6 +130,12 @@ class Machine:
         self.windows[address] = memory
         self.regions.add(address, num_bytes, name)
 
+    def remove_window(self, address: int) -> None:
+        """Takes back add_window(). No kernel may access the memory any more."""
+        lib.kccl_sim_remove_window(self.handle, address)
+        self.regions.remove(address)
+        del self.windows[address]
+
     def forget(self, rank: int, address: int, num_bytes: int, state: Any) -> None:
         """Forgets the calls of a communicator with this window and KcclState, for reset().
 

@@ -28,6 +28,12 @@ class Regions:
                 bisect.insort(self._begins, address)
             self._known[address] = num_bytes, name
 
+    def remove(self, address: int) -> None:
+        """Forgets the range that begins here."""
+        with self._lock:
+            self._begins.remove(address)
+            del self._known[address]
+
     def name(self, address: int) -> str:
         """The name of an address; the address itself if it is in no known range."""
         with self._lock:

@@ -1,10 +1,10 @@
 """How windows on GPUs are shared: the choice, and the two ways without VMM, with a fake driver."""
 
 import gc
-import itertools
 import os
 import threading
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +17,8 @@ from kccl.gpu import driver as gpu
 from kccl.gpu import memory, release, sharing
 from kccl.gpu.table import DriverError
 from kccl.jit.nvrtc import NVRTC
+from kccl.ranks import bootstrap
+from kccl.ranks.mesh import Mesh
 from kccl.tools.checks import gpus
 
 FDS, VMM = "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"
@@ -117,49 +119,27 @@ def driver(monkeypatch):
     yield driver
     # What the test dropped must be released by this driver, not by the machine's.
     gc.collect()
-    release._dropped.put((driver.devices[0], (("the last", ()),), os.getpid(), True))
+    last = driver.devices[0], (("the last", ()),), os.getpid(), True
+    release._dropped.put(partial(release.undo, *last))
     assert eventually(lambda: driver.calls[-1:] == [("the last",)])
 
 
 class Meshes:
-    """Fake meshes of ranks that are threads and stand for processes."""
+    """Meshes of ranks that are threads and stand for processes."""
 
     def __init__(self, world_size):
-        self._world_size = world_size
-        self._rounds = []
-        self._has_failed = False
-        self._changed = threading.Condition()
-
-    def _exchange(self, rank, number, payload):
-        with self._changed:
-            while len(self._rounds) <= number:
-                self._rounds.append({})
-            said = self._rounds[number]
-            said[rank] = payload
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: len(said) == self._world_size or self._has_failed, 20)
-            if len(said) < self._world_size:
-                raise kccl.PeerLost("a rank gave up", rank=rank)
-            return [said[each] for each in range(self._world_size)]
+        streams = bootstrap.thread_streams(world_size)
+        self._meshes = [Mesh(rank, world_size, each) for rank, each in enumerate(streams)]
 
     def run(self, main):
         """main(mesh) on every rank; results by rank, or what was raised."""
-        found = [None] * self._world_size
+        found = [None] * len(self._meshes)
 
         def body(rank):
-            numbers = itertools.count()
-            mesh = SimpleNamespace(
-                rank=rank,
-                world_size=self._world_size,
-                allgather=lambda payload, *_: self._exchange(rank, next(numbers), payload),
-            )
             try:
-                found[rank] = main(mesh)
+                found[rank] = main(self._meshes[rank])
             except Exception as error:
                 found[rank] = error.with_traceback(None)
-                with self._changed:
-                    self._has_failed = True
-                    self._changed.notify_all()
 
         threads = [threading.Thread(target=body, args=(rank,)) for rank in range(len(found))]
         for thread in threads:

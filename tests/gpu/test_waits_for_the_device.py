@@ -47,10 +47,10 @@ class World:
         backend = GpuBackend.__new__(GpuBackend)
         backend.device = driver.device(1)
         backend.caveat = ""
-        backend._first_timeout = 0.2
         backend._pid = os.getpid()
         backend.context = ffi.new("KcclHostContext *")
         backend.state = DeviceState(backend.device, backend.context, has_dependents=False)
+        backend.state.limit_ns = 200_000_000
         self.window = ffi.new("uint32_t[64]")
         address = int(ffi.cast("uintptr_t", self.window))
         layout = {"abort": 0, "records": 64}
@@ -62,12 +62,13 @@ class World:
         mesh = SimpleNamespace(
             rank=1,
             is_resetting=False,
+            has_met=True,
             reset=lambda clear, timeout: self.events.append("announced"),
             close=lambda: self.events.append("mesh closed"),
         )
         comm = self.comm = kccl.Communicator.__new__(kccl.Communicator)
         comm.rank, comm._is_closed = 1, False
-        comm._backend, comm._mesh, comm._env = backend, mesh, SimpleNamespace(first_timeout=0.2)
+        comm._backend, comm._mesh = backend, mesh
         comm.context = Context.__new__(Context)
         comm.context.rank, comm.context.backend, comm.context.mesh = 1, backend, mesh
         calls = SimpleNamespace(forget=lambda: None)

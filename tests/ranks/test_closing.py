@@ -1,6 +1,5 @@
 """close() that fails or is interrupted, and what a fork and the end of the process close."""
 
-import os
 import sys
 import weakref
 from types import SimpleNamespace
@@ -100,21 +99,3 @@ say(rank=comm.rank, sum=x[0])
     code, said, err = run(2, program)
     assert code == 0, err
     assert [said[rank]["sum"] for rank in range(2)] == [2, 2]
-
-
-def test_only_the_mapping_of_memory_is_called_so(monkeypatch):
-    from kccl.ranks import mesh, windows
-
-    def refuse(*_):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(windows.mmap, "mmap", refuse)
-    with pytest.raises(
-        kccl.BackendError, match=r"mmap of 12345 bytes failed on rank 0: .*Too many"
-    ):
-        windows.map_memory(-1, 12345, 0)
-    monkeypatch.setattr(mesh.os, "dup", refuse)
-    alone = mesh.Mesh(0, 1, {})
-    with pytest.raises(OSError, match="Too many open files") as caught:
-        windows.host_window(alone, os.sysconf("SC_PAGESIZE"), "window", 1.0)
-    assert "mmap" not in str(caught.value)

@@ -5,7 +5,9 @@ import os
 import subprocess
 import threading
 import time
+import weakref
 
+import numpy as np
 import pytest
 from ranks import eventually, run
 
@@ -50,6 +52,74 @@ def test_dropped_parts_of_processes():
     assert sorted(said) == [0, 1, 2]
     for fact in said.values():
         assert fact["after"] == fact["before"]
+
+
+HAS = """
+import gc, resource
+gc.disable()
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+def has():
+    mapped = sum("kccl" in line for line in open("/proc/self/maps"))
+    return len(os.listdir("/proc/self/fd")), mapped
+"""
+KEPT = """
+comm = kccl.init()
+comm.barrier()
+kept = []
+before = has()
+for number in range(100):
+    part = comm.split(0)
+    x = np.ones(4, np.float32)
+    op, both = part.all_reduce.prepare(x), part.all_gather(x)
+    op(), part.broadcast(x), part.barrier(), part.signal(part.rank), part.wait()
+    part.close()
+    kept += [part, op]
+say(rank=comm.rank, before=before, after=has())
+comm.barrier()
+"""
+MADE_AGAIN = """
+before = None
+for number in range(40):
+    comm = kccl.init()
+    window, own = comm.window(100_000), comm.device_comm(channels=1, max_bytes=64)
+    smaller = comm.shrink()
+    array = smaller.empty(9)
+    array += smaller.rank
+    smaller.close()
+    if number == 1:
+        before = has()
+assert array.sum() == 9 * smaller.rank and bytes(window.local) == bytes(window.nbytes)
+say(rank=comm.rank, before=before, after=has())
+"""
+
+
+@pytest.mark.parametrize("program", [KEPT, MADE_AGAIN], ids=["kept", "made again"])
+def test_close_frees_at_once(program):
+    """Without the cyclic collector, and while the program keeps what is closed."""
+    code, said, err = run(2, HAS + program)
+    assert code == 0, err
+    for fact in said.values():
+        assert fact["after"] == fact["before"]
+
+
+def test_nothing_waits_for_the_cyclic_collector():
+    def main(comm):
+        part = comm.split(0)
+        x = np.ones(4, np.float32)
+        part.all_reduce.prepare(x)()
+        part.reduce_scatter(np.ones(2)), part.all_reduce(x), part.barrier()
+        part.put(x, 0, part.window(64))
+        part.device_comm(channels=1, max_bytes=64), part.gather_objects(part.plan("barrier").name)
+        return weakref.ref(part.context), weakref.ref(part), part.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for context, part, _ in kccl.run_threads(main, 2):
+            assert (context(), part()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_dropped_communicators_of_threads():
@@ -161,7 +231,7 @@ def test_a_fork_does_not_end_its_parents_watcher(peer):
 def test_a_communicator_that_is_not_made_leaves(monkeypatch):
     left = []
     monkeypatch.setattr(HostBackend, "leave", lambda backend: left.append(backend))
-    monkeypatch.setattr(kccl.Communicator, "_meet_at_start", lambda comm: 1 / 0)
+    monkeypatch.setattr(kccl.Communicator, "_meet_at_start", lambda comm, timeout: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kccl.run_threads(lambda comm: None, 1)
     assert len(left) == 1

@@ -245,18 +245,19 @@ def test_timeout_set_before_the_first_call(monkeypatch, is_reset_first):
 
 
 def give_reset_up(comm, times):
+    comm.timeout = 0.3
     for _ in range(times):
         with pytest.raises(kccl.Timeout, match="during reset"):
             comm.reset()
+    comm.timeout = 20
     check_fails_at_once(comm, kccl.Timeout)
     with pytest.raises(kccl.Timeout, match=r"reset\(\) has begun .* call it again"):
         comm.gather_objects(1)
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_reset_that_was_given_up(monkeypatch, times):
+def test_reset_that_was_given_up(times):
     """After a Timeout in reset() the ranks that called it too early may call it again."""
-    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
     gave_up = threading.Barrier(3)
 
     def main(comm):
@@ -272,9 +273,8 @@ def test_reset_that_was_given_up(monkeypatch, times):
     kccl.run_threads(main, 3)
 
 
-def test_reset_given_up_after_clearing(monkeypatch):
+def test_reset_given_up_after_clearing():
     """When a rank calls reset() once more, what a peer has sent after its own reset() stays."""
-    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
     gave_up, sent = threading.Event(), threading.Event()
 
     def main(comm):
@@ -322,8 +322,7 @@ def test_reset_while_another_rank_waits_out_of_band(monkeypatch):
     kccl.run_threads(main, 3)
 
 
-def test_shrink_after_a_reset_that_was_given_up(monkeypatch):
-    monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "0.3")
+def test_shrink_after_a_reset_that_was_given_up():
     gave_up = threading.Event()
 
     def main(comm):

@@ -43,7 +43,7 @@ def test_shrink(seed):
 BUGS = {
     "status_not_cleared": (
         *(comm, comm.Communicator, "reset"),
-        *("timeout)\n        state.status = lib.kKcclOk", "timeout)"),
+        *("limit_s())\n        state.status = lib.kKcclOk", "limit_s())"),
     ),
     "epochs_kept": (
         *(host_memory, host_memory.HostChannels, "clear"),

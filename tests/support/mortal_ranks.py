@@ -29,6 +29,8 @@ LIMIT = 20
 # machine chooses that. While other programs are running, one search in eight finds nothing.
 SEARCHES = 10
 # What sends: a message, a descriptor, and a connection with its rank.
+# A communicator that is dropped sends a farewell. What is killed there has done its work.
+_kept = []
 _SENDS = ("send", "sendall", "sendmsg", "connect")
 
 
@@ -73,6 +75,7 @@ def rank(number, world_size, rendezvous, last, settled):
         kill_before(last)
     while True:
         comm = comm.shrink()
+        _kept.append(comm)
         x = np.full(3, 1 << number, np.int64)
         try:
             comm.all_reduce(x)

@@ -1,0 +1,49 @@
+"""How a rank on a GPU tells its peers that it makes no more calls."""
+
+import os
+from typing import Any
+
+from ..base import abi
+from ..base.abi import ffi, lib
+from ..gpu import driver, release
+from ..gpu.state import DeviceState
+from .scratch import Scratches
+
+
+def depart(comm: Any, state: DeviceState, departure: int, record: bytes = b"") -> None:
+    """Writes a rank's KcclDeparture, and its record, into every peer's window.
+
+    Args:
+        comm: The KcclDeviceComm of the rank's own calls.
+        state: The rank's.
+        departure, record: What to write.
+    """
+    layout, rank = comm.layout, comm.rank
+    for peer in range(comm.world_size):
+        if peer == rank:
+            continue
+        base = comm.window[peer]
+        if record:
+            state.write(base + layout.records + rank * abi.LINE_BYTES, record)
+        word = departure.to_bytes(ffi.sizeof("uint32_t"), "little")
+        state.write(base + layout.abort + rank * len(word), word)
+
+
+def leave_when_collected(
+    backend: object, device: driver.Device, state: DeviceState, scratches: Scratches
+) -> None:
+    """Sees to it that a backend which is dropped without leave() tells its peers.
+
+    As what leave() does, but in the thread that releases memory: it waits for the device.
+    """
+    release.later(backend, _leave, device, state, scratches, os.getpid())
+
+
+def _leave(device: driver.Device, state: DeviceState, scratches: Scratches, pid: int) -> None:
+    # A rank that has left or given up has said so.
+    if os.getpid() != pid or state.status != lib.kKcclOk:
+        return
+    with device.current():
+        driver.table().attempt(driver.table().names.synchronize_device)
+    if state.status == lib.kKcclOk:
+        depart(scratches.comm, state, lib.kKcclLeft)

@@ -1,0 +1,75 @@
+"""window, empty, device_comm: memory that all ranks map."""
+
+import math
+from typing import Any
+
+from ..backends.device_comm import DeviceComm
+from ..base import arguments, dtypes
+from ..ranks import windows
+from .context import Context
+
+
+class Symmetric:
+    """The calls of a communicator that allocate memory on all ranks, a part of Communicator."""
+
+    context: Context
+
+    def window(self, nbytes: int) -> windows.Window:
+        """Allocates a window of `nbytes` bytes on every rank. Collective.
+
+        Raises:
+            InvalidArgument: The size is not positive, or differs between ranks.
+            BackendError: The memory could not be allocated or mapped on some rank, whose number and
+                reason the text has; or it is more than this machine's available memory. No rank
+                has the window then, and the communicator stays usable.
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        nbytes = arguments.integer("nbytes", nbytes)
+        with self.context.out_of_band() as limit_s:
+            return self.context.backend.allocate(nbytes, limit_s)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
+        """Allocates an array in a window of its own, filled with zeros. Collective.
+
+        Args:
+            shape: Shape of the array, the same on every rank.
+            dtype: A KCCL or NumPy element type.
+
+        Returns:
+            On the host a NumPy array. On a GPU an array that other libraries can take, as in
+            torch.from_dlpack(x).
+
+        Raises:
+            As window().
+        """
+        kind = dtypes.of(dtype)
+        shape = arguments.shape(shape)
+        window = self.window(max(math.prod(shape) * kind.itemsize, 1))
+        return self.context.backend.array(window, shape, kind)
+
+    def device_comm(
+        self, *, channels: int = 132, max_bytes: int = 65536, exchange_bytes: int = 262144
+    ) -> DeviceComm:
+        """Makes a `kccl::DeviceComm`, the argument by which your kernels reach peers. Collective.
+
+        It has scratch of its own: 8 * world_size * channels * max_bytes + 16 * exchange_bytes bytes
+        on every rank, until the communicator ends. So kernels with different DeviceComms may run at
+        the same time. All arguments must be the same on all ranks.
+
+        Args:
+            channels: Most coops (blocks or warps) that make calls.
+            max_bytes: Most bytes in the message of one coop.
+            exchange_bytes: Most bytes of all slices in publish() and collect() together. Each slice
+                counts as a multiple of 64 bytes.
+
+        Raises:
+            InvalidArgument: A size is out of range, or differs between ranks.
+            BackendError: As window().
+            Timeout, PeerLost: A rank did not come, or went.
+        """
+        arguments.between("channels", channels, 1, 2**20)
+        arguments.between("max_bytes", max_bytes, 1, 2**31)
+        arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
+        with self.context.out_of_band() as limit_s:
+            backend = self.context.backend
+            return backend.comm_for_kernels(channels, max_bytes, exchange_bytes, limit_s)

@@ -1,0 +1,337 @@
+"""Exchanges of messages between the ranks of a communicator, and the calls that they are part of.
+
+A call is what all ranks make together: split(), window(), start-up. Calls are numbered, and so are
+the exchanges within a call. Each message has both numbers and the name of the call. So ranks that
+make different calls get an error that names both calls. All ranks can go on with their next call,
+because a call has the same number on all of them however it ended.
+
+A call succeeds on all ranks or on none: a rank on which it fails tells all others why, and a rank
+returns only after an exchange in which all others have said that they succeeded. What this cannot
+promise is the last exchange itself: there a rank may be lost, or its peers' time may be up.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from ..base.errors import BackendError, PeerLost, Timeout
+from .link import DATA, FAIL, FD, LEFT, LIVE, LOST, NO_FD, RESET, Link, close_fd
+from .messages import (
+    disagreement,
+    drop,
+    named,
+    own_failure,
+    parts_of,
+    peers_failure,
+    reason_of,
+)
+from .sockets import peer_lost, poll_ms
+
+# A rank that has lost a peer waits so long for the reason.
+_REASON_S = 1.0
+_MOST = 1 << 32
+
+
+class Exchanges:
+    """The calls of one rank, over its streams.
+
+    Attributes:
+        rank, world_size: This rank, and the number of ranks.
+        has_met: A call other than start-up has succeeded since start-up or reset().
+        told_by: The rank that failed in the last call and told why; None if none did.
+    """
+
+    def __init__(self, rank: int, world_size: int, links: dict[int, Link]) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.has_met = False
+        self.told_by: int | None = None
+        self._links = links
+        self._call = ""  # "" between calls
+        self._number = 0  # of the call; with that of the exchange in the lowest 8 bits
+        # reset(): the phase this rank is in, and the last that each peer announced.
+        self._phase = 0
+        self._heard = dict.fromkeys(links, 0)
+        # The call in which a peer was last seen while this rank was in reset().
+        self._seen_in: dict[int, str] = {}
+
+    # ---- Calls -------------------------------------------------------------------------------
+
+    @contextmanager
+    def call(self, what: str) -> Iterator[None]:
+        """A context for one call of all ranks; within another one a part of that.
+
+        If it raises here, all other ranks that are in the call raise too. Whoever needs it to
+        succeed on all ranks or on none ends it with an exchange, as together() does.
+        """
+        if self._call:
+            yield
+            return
+        self._begin(what)
+        try:
+            yield
+            self.has_met |= what != "start-up"
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            if self._is_known:
+                # A peer may read what this rank says in its next call before it reads the reason
+                # on the stream of the rank that failed.
+                if self._reason:
+                    self._tell_failure(self._reason)
+                raise
+            mine = own_failure(error, self.rank, what)
+            self._tell_failure(reason_of(mine, self.rank))
+            if mine is error:
+                raise
+            raise mine from error
+        finally:
+            self._call = ""
+
+    @contextmanager
+    def together(self, what: str, timeout: float) -> Iterator[ExitStack]:
+        """A call() that ends with an exchange: it succeeds on all ranks or on none.
+
+        Yields:
+            What to do if it fails, on this or another rank.
+        """
+        with self.call(what), ExitStack() as undo:
+            yield undo
+            self.allgather(b"", what, timeout)
+            undo.pop_all()
+
+    def _begin(self, what: str) -> None:
+        self._call = what
+        self._number = ((self._number >> 8) + 1 << 8) % _MOST
+        self._is_known = False  # all ranks know, or see for themselves, that this call has failed
+        self._reason = b""  # why, as it was told
+        self.told_by = None
+
+    def _tell_failure(self, reason: bytes) -> None:
+        """Tells all peers why this call has failed, as far as their sockets take it now."""
+        for link in self._links.values():
+            link.put(FAIL, self._number, reason)
+
+    def look(self) -> None:
+        """Raises if a peer has told that this call has failed there. Does not wait."""
+        for link in self._links.values():
+            link.fill()
+            while (message := link.take()) is not None:
+                kind, number, payload = message
+                if kind == FAIL and number >> 8 == self._number >> 8:
+                    raise self._told(payload)
+                if kind not in (DATA, FD, FAIL) or not self._is_earlier(number):
+                    link.put_back(*message)
+                    break
+                drop(kind, payload)
+
+    def hear_reason(self, peer: int) -> None:
+        """Raises what a peer tells about this call's failure. Returns if it tells nothing."""
+        link = self._links[peer]
+
+        def is_over() -> bool:
+            self.look()
+            return not link.is_open
+
+        self._pump(is_over, time.monotonic() + _REASON_S)
+
+    def _told(self, reason: bytes) -> Exception:
+        self._is_known, self._reason = True, reason
+        self.told_by, error = peers_failure(reason, self.rank, self._call)
+        return error
+
+    # ---- Exchanges ---------------------------------------------------------------------------
+
+    def allgather(self, payload: bytes, what: str, timeout: float) -> list[bytes]:
+        """Every rank's payload, in rank order. Collective; outside of a call a call of its own.
+
+        Args:
+            payload: Any bytes. Lengths may differ between ranks.
+            what: What the ranks are doing, for error messages.
+            timeout: Seconds to wait for the slowest rank.
+
+        Raises:
+            InvalidArgument: A rank makes another call.
+            Timeout: A rank did not take part in time.
+            PeerLost: A rank is gone.
+            Error: The call has failed on another rank.
+        """
+        with self.call(what):
+            self._number += 1
+            message = named(self._call, payload)
+            got = self._exchange(DATA, self._number, message, what, timeout)
+            self._check_complete(got, what)
+        return [payload if rank == self.rank else got[rank] for rank in range(self.world_size)]
+
+    def exchange_fds(self, fd: int, what: str, timeout: float) -> dict[int, int]:
+        """Sends `fd` to every peer, and returns the descriptor of each peer. Collective.
+
+        The caller closes them. Raises as allgather(), and OSError where the operating system
+        refuses to send or receive a descriptor.
+        """
+        with self.call(what):
+            self.allgather(b"", what, timeout)
+            self._number += 1
+            for peer, link in self._links.items():
+                # All peers have just answered, so the socket's buffer has room.
+                try:
+                    link.put_fd(self._number, named(self._call), fd)
+                except ConnectionError:
+                    raise peer_lost(self.rank, peer, what) from None
+            got = self._exchange(FD, self._number, None, what, timeout)
+            fds = {peer: int(text) for peer, text in got.items()}
+            try:
+                self._check_complete(got, what)
+                if NO_FD in fds.values():
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            except BaseException:
+                for each in fds.values():
+                    close_fd(each)
+                raise
+        return fds
+
+    def _check_complete(self, got: dict[int, bytes], what: str) -> None:
+        lost = sorted(set(self._links) - set(got))
+        if lost:
+            raise peer_lost(self.rank, lost[0], what)
+
+    def _meeting(self, kind: bytes, number: int) -> AbstractContextManager[None]:
+        """The context of a wait for all peers whose streams are open."""
+        return contextlib.nullcontext()
+
+    def _exchange(
+        self, kind: bytes, number: int, payload: bytes | None, what: str, timeout: float
+    ) -> dict[int, bytes]:
+        """Sends `payload`, unless it is None, and receives one message from each peer.
+
+        Returns:
+            Peer -> data, for the peers whose message came before their stream ended.
+        """
+        got: dict[int, bytes] = {}
+
+        def is_late(peer: int, link: Link) -> bool:
+            return link.is_open and (peer not in got or len(link.unsent) > 0)
+
+        def is_done() -> bool:
+            for peer, link in self._links.items():
+                if peer not in got:
+                    self._take(link, peer, kind, number, what, got)
+            return not any(is_late(peer, link) for peer, link in self._links.items())
+
+        deadline = time.monotonic() + timeout
+        try:
+            with self._meeting(kind, number):
+                if payload is not None:
+                    for link in self._links.values():
+                        link.put(kind, number, payload)
+                if self._pump(is_done, deadline):
+                    return got
+                late = next(peer for peer, link in self._links.items() if is_late(peer, link))
+                where = f", which is in {self._seen_in[late]}" if late in self._seen_in else ""
+                raise Timeout(
+                    f"rank {self.rank} waited {timeout:.3g} s for rank {late} during {what}{where}",
+                    rank=self.rank,
+                    peer=late,
+                    collective=what,
+                    waited_s=timeout,
+                )
+        except BaseException:
+            if kind == FD:
+                for text in got.values():
+                    close_fd(int(text))
+            raise
+
+    def _pump(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Sends and receives until `until()`. Returns False at the deadline."""
+        while not until():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            links = {link.socket.fileno(): link for link in self._links.values() if link.is_open}
+            poll = select.poll()
+            for fd, link in links.items():
+                poll.register(fd, select.POLLIN | (select.POLLOUT if link.unsent else 0))
+            for fd, events in poll.poll(poll_ms(remaining)):
+                if events & ~select.POLLOUT:
+                    links[fd].fill()
+                links[fd].flush()
+        return True
+
+    def _is_earlier(self, number: int) -> bool:
+        """Whether a message is of a call before this one."""
+        return ((number >> 8) - (self._number >> 8)) % (_MOST >> 8) >= _MOST >> 9
+
+    def _take(
+        self, link: Link, peer: int, kind: bytes, number: int, what: str, got: dict[int, bytes]
+    ) -> None:
+        """Moves the peer's message of this exchange into `got`, if it has arrived."""
+        while True:
+            if kind == RESET and self._heard[peer] >= number:
+                got[peer] = b""
+                return
+            if kind != RESET and self._heard[peer] > self._phase:
+                raise Timeout(
+                    f"rank {peer} called reset() and will not answer rank {self.rank} during "
+                    f"{what}; all ranks may go on after comm.reset()",
+                    rank=self.rank,
+                    peer=peer,
+                    collective=what,
+                )
+            message = link.take()
+            if message is None:
+                return
+            seen, seen_number, payload = message
+            if seen == RESET:
+                # A phase is announced once, so it counts whatever this rank is doing now.
+                self._heard[peer] = max(self._heard[peer], seen_number)
+                continue
+            self._check_farewell(link, peer, message, what)
+            if kind == RESET:
+                if seen in (DATA, FD):
+                    self._seen_in[peer] = parts_of(payload)[0]
+                drop(seen, payload)
+                continue
+            # A message of an earlier call: this rank left that call without it.
+            if self._is_earlier(seen_number):
+                drop(seen, payload)
+                continue
+            if seen == FAIL and seen_number >> 8 == number >> 8:
+                raise self._told(payload)
+            call, data = ("", b"") if seen == FAIL else parts_of(payload)
+            if (seen, seen_number, call) == (kind, number, self._call):
+                got[peer] = data
+                return
+            drop(seen, payload)
+            if seen_number >> 8 == number >> 8 and call not in ("", self._call):
+                self._is_known = True
+                raise disagreement({self.rank: self._call, peer: call})
+            raise BackendError(
+                f"rank {self.rank} is in exchange {number} of {self._call} and rank {peer} in "
+                f"exchange {seen_number}{f' of {call}' if call else ''}: all ranks must make the "
+                "same collective calls in the same order"
+            )
+
+    def _check_farewell(
+        self, link: Link, peer: int, message: tuple[bytes, int, bytes], what: str
+    ) -> None:
+        """Raises if a message says that the peer takes no more part in this exchange."""
+        kind, number, payload = message
+        if kind == LIVE:
+            # The message is kept for this rank's own shrink().
+            link.put_back(*message)
+            # survivors.py imports this module.
+            from .survivors import ended_in
+
+            ended = ended_in(payload)
+            raise self._known(peer_lost(self.rank, min(ended, default=peer), what))
+        if kind == LOST:
+            raise self._known(peer_lost(self.rank, number, what))
+        if kind == LEFT:
+            link.put_back(*message)
+            raise self._known(peer_lost(self.rank, peer, what, payload.decode()))
+
+    def _known(self, error: PeerLost) -> PeerLost:
+        self._is_known = True
+        return error
