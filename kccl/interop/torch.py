@@ -44,6 +44,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def communicator(
     device: "torch.device | str", group: dist.ProcessGroup | None = None
 ) -> Communicator:
