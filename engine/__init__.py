@@ -13,3 +13,7 @@ from .sample import SamplingParams
 from .text import Piece
 
 __all__ = ["Answer", "Checkpoint", "Engine", "Piece", "SamplingParams", "open_checkpoint"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -99,6 +99,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'kccl' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def launched_rank() -> int | None:
     """This process's rank according to its launcher's variables; None if no launcher started it."""
     import os

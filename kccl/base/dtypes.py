@@ -11,6 +11,24 @@ from .errors import InvalidArgument
 if TYPE_CHECKING:
     import numpy as np
 
+__all__ = [
+    "ALL",
+    "Dtype",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "int32",
+    "int64",
+    "of",
+    "of_format",
+    "to_numpy",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @dataclass(frozen=True)
 class Dtype:

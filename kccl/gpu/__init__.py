@@ -77,3 +77,7 @@ def __getattr__(name: str) -> int:
     if name == "LEGACY_STREAM":
         return driver.legacy_stream()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

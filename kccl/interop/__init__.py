@@ -1,1 +1,16 @@
 """KCCL inside other libraries. Only the modules here import them."""
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["torch"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "torch":
+        return import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,9 +8,10 @@
     kccl_torch.register(kccl.init(backend="cuda"))
     y = kccl_torch.all_reduce(x)  # also inside torch.compile(fullgraph=True) and torch.cuda.graph
 
-Tensors are on the host or on a GPU, of float32, float64, float16, bfloat16, int32 or int64. Other
-calls of torch.distributed raise NotImplementedError, collectives of objects among them, because
-PyTorch sends objects as uint8. A group of another backend, as new_group(backend="gloo"), has them.
+Tensors are on the host or on a GPU, of float32, float64, float16, bfloat16, int32 or int64.
+broadcast and all_gather take every dtype, and so all_gather_object and broadcast_object_list work.
+Other calls of torch.distributed raise NotImplementedError, which says what to do instead. A group
+of another backend, as new_group(backend="gloo"), has them.
 
 Calls on a GPU go to the current stream. The calls of one communicator run one after another, even
 on different streams. But a CUDA graph with such calls must be replayed on the stream of the calls
@@ -42,6 +43,10 @@ __all__ = [
     "register",
     "unregister",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def communicator(

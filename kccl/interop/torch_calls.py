@@ -1,6 +1,6 @@
 """What the collectives of a process group share: how PyTorch gives arguments."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from ..base.errors import InvalidArgument
 from ..plan.specs import Op
-from .torch_tensors import array
 
 _OPS: tuple[tuple[Any, Op], ...] = (
     (dist.ReduceOp.SUM, "sum"),
@@ -28,16 +27,29 @@ def only(tensors: list[Any]) -> Any:
     return tensors[0]
 
 
-def moved(x: torch.Tensor, name: str) -> Any:
-    """array() of a tensor that is copied bit by bit."""
-    # PyTorch pickles objects into tensors of uint8.
-    if x.dtype is torch.uint8:
-        raise NotImplementedError(
-            f"kccl: {name} has dtype torch.uint8, and this version moves no bytes, so it has no "
-            "collectives of objects either (all_gather_object, broadcast_object_list): make them "
-            'on a group of another backend, as new_group(backend="gloo")'
+def first(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
+    """The first tensor of a call with several.
+
+    Raises:
+        InvalidArgument: There is none, or they are on several devices.
+    """
+    if not tensors:
+        raise InvalidArgument(f"{name} has no tensors, must have one or more")
+    for number, x in enumerate(tensors):
+        if x.device != tensors[0].device:
+            raise InvalidArgument(
+                f"{name}[{number}] is on {x.device}, and {name}[0] on {tensors[0].device}: all "
+                "tensors of one call must be on one device"
+            )
+    return tensors[0]
+
+
+def check_as_many(outs: Sequence[Any], ins: Sequence[Any], names: tuple[str, str]) -> None:
+    """Raises InvalidArgument unless both lists have the same length."""
+    if len(outs) != len(ins):
+        raise InvalidArgument(
+            f"{names[0]} has {len(outs)} entries and {names[1]} {len(ins)}, must have as many"
         )
-    return array(x, name)
 
 
 def op_of(given: Any) -> Op:

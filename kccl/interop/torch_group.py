@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,9 @@ from ..comm import Communicator
 from ..gpu import backend as backend_of_gpus
 from ..ranks import bootstrap
 from ..start import join
+from . import torch_absent as absent
 from . import torch_collectives
+from .torch_dynamo import untraced
 from .torch_tensors import order, refuse_capture
 from .torch_work import Work
 
@@ -37,9 +39,9 @@ def backend_for(device: torch.device) -> str:
 class ProcessGroup(dist.ProcessGroup):
     """A group of `torch.distributed` whose collectives KCCL runs.
 
-    Tensors must be C-contiguous, of float32, float64, float16, bfloat16, int32 or int64. Calls on a
-    GPU go to the current stream. The calls of one group run one after another, even on different
-    streams.
+    Tensors must be C-contiguous, of float32, float64, float16, bfloat16, int32 or int64; those of
+    broadcast and all_gather may have any dtype. Calls on a GPU go to the current stream. The calls
+    of one group run one after another, even on different streams.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -83,6 +85,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> "ProcessGroup":
         return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        config = dist.get_backend_config(self).split(",")
+        return [torch.device(each) for each in DEVICES if f"{each}:kccl" in config]
 
     # ---- Communicators -----------------------------------------------------------------------
 
@@ -166,6 +173,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # ---- Collectives -------------------------------------------------------------------------
 
+    @untraced
     def barrier(self, opts: Any) -> Work:
         """dist.barrier: on the GPU if the group has a communicator for it, or if device_ids says.
 
@@ -206,38 +214,8 @@ class ProcessGroup(dist.ProcessGroup):
         return Work(comm, results, stream, opts)
 
 
-# What PyTorch may call. If no file of torch_collectives has the method, its call raises an error
-# with this text.
-_ABSENT = {
-    "reduce": "reduce; use all_reduce",
-    "gather": "gather; use all_gather",
-    "scatter": "scatter; use broadcast",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "all_to_all_single": "all_to_all_single",
-    "allreduce_coalesced": "all_reduce of several tensors; make one call for each",
-    "allgather_coalesced": "all_gather of several tensors; make one call for each",
-    "allgather_into_tensor_coalesced": "all_gather of several tensors; make one call for each",
-    "all_gather_single_coalesced": "all_gather of several tensors; make one call for each",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter of several tensors; make one call for each",
-    "reduce_scatter_single_coalesced": "reduce_scatter of several tensors; make one call for each",
-    "_start_coalescing": "coalescing; make one call for each tensor",
-    "_end_coalescing": "coalescing; make one call for each tensor",
-}
-
-
-def _absent(what: str) -> Callable[..., NoReturn]:
-    def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"kccl: this version has no {what}")
-
-    return call
-
-
-for _name, _what in _ABSENT.items():
-    setattr(ProcessGroup, _name, _absent(_what))
+for _name, _absent_call in absent.METHODS.items():
+    setattr(ProcessGroup, _name, untraced(_absent_call))
 for _collective in torch_collectives.NAMES:
     for _name, _method in torch_collectives.load(_collective).GROUP_METHODS.items():
-        setattr(ProcessGroup, _name, _method)
+        setattr(ProcessGroup, _name, untraced(_method))

@@ -19,6 +19,11 @@ _DTYPES = {getattr(torch, dtype.name): dtype for dtype in dtypes.ALL}
 _streams: "WeakKeyDictionary[Communicator, dict[bool, torch.cuda.Stream]]" = WeakKeyDictionary()
 
 
+def is_known(dtype: torch.dtype) -> bool:
+    """Whether KCCL has this element type."""
+    return dtype in _DTYPES
+
+
 def array(x: torch.Tensor, name: str) -> Any:
     """A tensor as an array for a communicator's collectives: the same memory, without autograd.
 
@@ -32,7 +37,10 @@ def array(x: torch.Tensor, name: str) -> Any:
     kind = _DTYPES.get(x.dtype)
     if kind is None:
         known = ", ".join(each.name for each in dtypes.ALL)
-        raise InvalidArgument(f"{name} has dtype {x.dtype}, must be one of {known}")
+        raise InvalidArgument(
+            f"{name} has dtype {x.dtype}, must be one of {known}, because this call computes; "
+            f"{_instead(x.dtype)}. broadcast and all_gather take every dtype"
+        )
     if x.layout is not torch.strided:
         raise InvalidArgument(f"{name} has layout {x.layout}, must be torch.strided")
     x = x.detach()
@@ -41,6 +49,17 @@ def array(x: torch.Tensor, name: str) -> Any:
     if kind is dtypes.bfloat16:
         return x.view(torch.int16).numpy().view(dtypes.to_numpy(kind))
     return x.numpy()
+
+
+def _instead(dtype: torch.dtype) -> str:
+    """What a caller may reduce in place of a tensor of a type that KCCL does not have."""
+    if dtype.is_complex:
+        return "sum and avg of torch.view_as_real(x.to(torch.complex64)) are the same"
+    if dtype.is_floating_point:
+        return "reduce x.to(torch.bfloat16)"
+    if dtype is torch.bool:
+        return 'reduce x.to(torch.int32): there max is "or", and min is "and"'
+    return f"reduce x.to(torch.{'int64' if dtype.itemsize >= 4 else 'int32'})"
 
 
 def order(comm: Communicator, device: torch.device) -> "torch.cuda.Stream | None":

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ..base.errors import Error
 from ..comm import Communicator
+from .torch_dynamo import untraced
 
 
 class Work(dist.Work):
@@ -37,6 +38,7 @@ class Work(dist.Work):
         if stream is not None and getattr(opts, "asyncOp", True):
             self._event = stream.record_event()
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Makes the current stream wait for the call.
 
@@ -54,23 +56,28 @@ class Work(dist.Work):
         self._comm.check()
         return True
 
+    @untraced
     def synchronize(self) -> None:
         """The same as wait()."""
         self.wait()
 
+    @untraced
     def block_current_stream(self) -> None:
         """The same as wait()."""
         self.wait()
 
+    @untraced
     def is_completed(self) -> bool:
         """Whether the call has run."""
         last = self._event or self._stream
         return last is None or bool(last.query())
 
+    @untraced
     def is_success(self) -> bool:
         """Whether the call has run and no call on its communicator has failed."""
         return self.is_completed() and self.exception() is None
 
+    @untraced
     def exception(self) -> Error | None:
         """The error of a failed call on the communicator; None if none is known."""
         try:
@@ -79,10 +86,12 @@ class Work(dist.Work):
             return error
         return None
 
+    @untraced
     def result(self) -> list[torch.Tensor]:
         """The tensors that the call writes."""
         return self._tensors
 
+    @untraced
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":
         """A future of the same tensors. On a GPU its wait() makes the current stream wait."""
         if self._stream is None:

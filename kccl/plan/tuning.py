@@ -1,17 +1,20 @@
 """Tuning tables: which algorithm was measured as the fastest up to which size."""
 
 import json
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ..base.errors import InvalidArgument
 from . import specs
-from .specs import MOST_BLOCKS, MOST_THREADS, SPECS
+from .specs import MOST_BLOCKS, MOST_THREADS, SPECS, algorithms
 
 _TABLES = Path(__file__).parent / "tables"
 # Backends on which nothing is measured yet -> the backend whose table is the best guess.
 _BORROWED = {"hip": "cuda"}
+_MOST_SHOWN = 60  # characters of a value in an error
 _UNMEASURED = "the first of the collective's kernels; nothing is measured"
 
 
@@ -59,34 +62,109 @@ def read_tuning(path: Path) -> Tuning:
     """Reads a tuning file that `bench/tune/tune.py` wrote.
 
     Raises:
-        InvalidArgument: The file is not a tuning table.
+        InvalidArgument: The file is not a tuning table. The text names the file, the entry and what
+            is wrong with it.
     """
     try:
-        document = json.loads(path.read_text())
-        origin = str(document.get("origin", ""))
-        tables = {
-            int(table["world_size"]): tuple(Threshold(**line) for line in table["thresholds"])
-            for table in document["tables"]
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"{path} is not a tuning table: {error}") from error
-    for line in (line for table in tables.values() for line in table):
-        is_shape = 0 < line.blocks <= MOST_BLOCKS and 0 < line.threads <= MOST_THREADS
-        if (line.blocks, line.threads) != (0, 0) and not (is_shape and line.threads % 32 == 0):
-            raise InvalidArgument(
-                f"{path} has {line.blocks} blocks of {line.threads} threads, must have 1 to "
-                f"{MOST_BLOCKS} blocks, and threads by multiples of 32 up to {MOST_THREADS}"
+        # Python would read NaN and Infinity, which are not JSON.
+        document = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
+        fields = _fields(document, "the document", {"tables"}, {"backend", "origin"})
+        origin = _text(fields.get("origin", ""), "origin")
+        _text(fields.get("backend", ""), "backend")
+        tables: dict[int, tuple[Threshold, ...]] = {}
+        for index, entry in enumerate(_list(fields["tables"], "tables")):
+            where = f"tables[{index}]"
+            table = _fields(entry, where, {"world_size", "thresholds"})
+            name = f"{where}.world_size"
+            world_size = _integer(table["world_size"], name, 1)
+            if world_size in tables:
+                raise _Wrong(f"{name} is {world_size}, and an earlier table has it already")
+            lines = _list(table["thresholds"], f"{where}.thresholds")
+            tables[world_size] = tuple(
+                _threshold(line, f"{where}.thresholds[{number}]")
+                for number, line in enumerate(lines)
             )
-    known = {spec.name for spec in SPECS}
-    unknown = {line.algorithm for table in tables.values() for line in table} - known
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise InvalidArgument(
-            f"{path} names unknown algorithms: {names}; must be of {', '.join(sorted(known))}"
-        )
-    if not tables:
-        raise InvalidArgument(f"{path} has no tables, must have one for each world size measured")
+        if not tables:
+            raise _Wrong("tables is [], must have a table for each world size measured")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is not a tuning table: {error}") from None
     return Tuning(str(path), tables, origin)
+
+
+class _Wrong(ValueError):
+    """What is wrong with an entry of a tuning file."""
+
+
+def _threshold(value: Any, where: str) -> Threshold:
+    fields = _fields(
+        value, where, {"collective", "up_to_bytes", "algorithm"}, {"blocks", "threads"}
+    )
+    known = sorted({spec.collective for spec in SPECS})
+    collective = _one_of(fields["collective"], f"{where}.collective", known)
+    names = algorithms(collective)
+    algorithm = _one_of(fields["algorithm"], f"{where}.algorithm", names)
+    up_to_bytes = fields["up_to_bytes"]
+    if up_to_bytes is not None:
+        up_to_bytes = _integer(up_to_bytes, f"{where}.up_to_bytes", 0)
+    blocks = _integer(fields.get("blocks", 0), f"{where}.blocks", 0, MOST_BLOCKS)
+    threads = _integer(fields.get("threads", 0), f"{where}.threads", 0, MOST_THREADS)
+    if (blocks > 0) != (threads > 0) or threads % 32 != 0:
+        raise _Wrong(
+            f"{where} has {blocks} blocks of {threads} threads, must have 1 to {MOST_BLOCKS} "
+            f"blocks, and threads by multiples of 32 up to {MOST_THREADS}; or 0 of both, for the "
+            "backend's default"
+        )
+    return Threshold(collective, up_to_bytes, algorithm, blocks, threads)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _Wrong(f"the document has {text}, which JSON does not have")
+
+
+def _fields(
+    value: Any, where: str, needed: set[str], optional: Set[str] = frozenset()
+) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{where} is {_shown(value)}, must be an object")
+    for name in sorted(needed - set(value)):
+        raise _Wrong(f"{where} has no {name!r}, must have {', '.join(sorted(needed))}")
+    for name in sorted(set(value) - needed - optional):
+        known = ", ".join(sorted(needed | optional))
+        raise _Wrong(f"{where} has {name!r}, must have no others than {known}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Wrong(f"{where} is {_shown(value)}, must be a list")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _Wrong(f"{where} is {_shown(value)}, must be a string")
+    return value
+
+
+def _one_of(value: Any, where: str, names: Sequence[str]) -> str:
+    if value not in names:
+        raise _Wrong(f"{where} is {_shown(value)}, must be one of {', '.join(names)}")
+    return str(value)
+
+
+def _integer(value: Any, where: str, low: int, high: int | None = None) -> int:
+    # To Python, true is an integer.
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise _Wrong(f"{where} is {_shown(value)}, must be an integer {bounds}")
+    return int(value)
+
+
+def _shown(value: Any) -> str:
+    """A value of a JSON file as JSON; of a long one the beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 @lru_cache(maxsize=8)

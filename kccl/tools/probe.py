@@ -12,9 +12,15 @@ from ..comm import Communicator
 if TYPE_CHECKING:
     from ..topology import Machine
 
+__all__ = ["copy_us", "core_to_core_us", "one_way_latency_us", "probed"]
+
 _ROUND_TRIPS = 20_000
 _LIMIT_NS = 5_000_000_000
 _COPY_BATCHES = 5
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def one_way_latency_us(comm: Communicator) -> float:

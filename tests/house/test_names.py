@@ -1,16 +1,38 @@
 """Names: what is public exists, and one concept has one word."""
 
+import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 from source_tree import ROOT, identifiers, source_files
 
+PUBLIC = ["kccl", "kccl.base.dtypes", "kccl.bench", "kccl.engine", "kccl.gpu", "kccl.interop"]
+PUBLIC += ["kccl.interop.torch", "kccl.tools.probe", "kccl.topology"]
 
-@pytest.mark.parametrize("package", ["kccl", "kccl.topology"])
-def test_all_names_only_what_exists(package):
-    module = __import__(package, fromlist=["__all__"])
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_a_public_module_shows_what_is_public_and_nothing_else(package):
+    if package.startswith("kccl.interop"):
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    module = importlib.import_module(package)
     missing = [name for name in module.__all__ if not hasattr(module, name)]
     assert missing == []
+    assert dir(module) == sorted(module.__all__)
+    found: dict[str, object] = {}
+    exec(f"from {package} import *", found)
+    assert set(module.__all__) == set(found) - {"__builtins__"}
+
+
+def test_import_and_dir_load_nothing_that_a_program_may_not_need():
+    program = "import sys, kccl; dir(kccl); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    ours = {name for name in loaded if name.startswith("kccl")}
+    assert ours == {"kccl", "kccl.base", "kccl.base.dtypes", "kccl.base.errors"}
+    assert not {"numpy", "torch", "rich", "mpi4py", "cffi"} & set(loaded)
 
 
 # One concept, one word: the refused word, and the word to use.

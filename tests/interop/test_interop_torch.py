@@ -167,7 +167,7 @@ assert (x == total).all()
 say(rank=rank, **errors)
 """)  # fmt: skip
     wanted = {
-        "reduce": ("NotImplementedError", "no reduce; use all_reduce"),
+        "reduce": ("NotImplementedError", "no reduce"),
         "send": ("NotImplementedError", "this version has no send"),
         "all_to_all": ("NotImplementedError", "this version has no all_to_all"),
         "op": ("NotImplementedError", "BAND, must be one of SUM, PRODUCT, MIN, MAX, AVG"),
@@ -185,34 +185,45 @@ say(rank=rank, **errors)
             assert text in fact[what][1]
 
 
-def test_collectives_of_objects_say_that_they_are_not_there(ranks):
+def test_an_absent_call_names_what_users_call_and_what_works(ranks):
     """All ranks get the error, and a group of another backend has what the message says."""
     facts = ranks(2, """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+import torch.distributed.checkpoint as checkpoint
+
 start()
 gloo = dist.new_group(backend="gloo")
 given, objects = {"rank": rank, 3: (1,)}, [None, None]
+mesh = init_device_mesh("cpu", (2,))
+folder = os.environ["MEETING"] + ".checkpoint"
+x = filled(4)
 calls = {
-    "all_gather_object": lambda: dist.all_gather_object(objects, given),
-    "broadcast_object_list": lambda: dist.broadcast_object_list([given]),
     "gather_object": lambda: dist.gather_object(given, objects if rank == 0 else None),
+    "torch.distributed.checkpoint": lambda: checkpoint.save({"x": x}, checkpoint_id=folder),
     "scatter_object_list": lambda: dist.scatter_object_list([None], [given] * 2),
+    "distribute_tensor": lambda: distribute_tensor(x, mesh, [Shard(0)]),
     "send_object_list": lambda: dist.send_object_list([given], 1 - rank),
-    "broadcast": lambda: dist.broadcast(filled(4, dtype=torch.uint8), 0),
+    "batch_isend_irecv": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank)]),
+    "monitored_barrier": lambda: dist.monitored_barrier(),
+    "dist.reduce": lambda: dist.reduce(x, 0),
+    "dist.all_to_all_single": lambda: dist.all_to_all_single(torch.empty_like(x), x),
 }
 errors = {what: error_of(call) for what, call in calls.items()}
-dist.all_gather_object(objects, given, group=gloo)
-assert [each["rank"] for each in objects] == [0, 1]
-x = filled(4)
+# What the errors advise.
+dist.scatter_object_list(objects, [given] * 2, group=gloo)
+assert distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None).to_local().shape == (2,)
+checkpoint.save({"x": x}, checkpoint_id=folder, process_group=gloo)
 dist.all_reduce(x)
 assert (x == total).all()
 say(rank=rank, **errors)
 """)  # fmt: skip
     for fact in facts.values():
-        for what in ("all_gather_object", "broadcast_object_list", "broadcast"):
-            assert fact[what][0] == "NotImplementedError", fact[what]
-            assert "no collectives of objects" in fact[what][1] and "gloo" in fact[what][1]
-        for what in ("gather_object", "scatter_object_list", "send_object_list"):
-            assert fact[what][0] == "NotImplementedError", fact[what]
+        for what in fact.keys() - {"rank"}:
+            name, text = fact[what]
+            assert name == "NotImplementedError" or "CheckpointException" in name, fact[what]
+            assert 'backend "kccl": this version has no' in text, text
+            assert what in text and "Instead: " in text, text
 
 
 def test_the_groups_timeout_holds(ranks):
@@ -262,8 +273,7 @@ def test_distributed_data_parallel(ranks):
 start()
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 2)
-# With init_sync it would compare the parameters by all_gather.
-parallel = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+parallel = torch.nn.parallel.DistributedDataParallel(model)
 for step in range(3):
     model.zero_grad()
     parallel(torch.full((1, 3), float(rank + step))).sum().backward()

@@ -86,6 +86,53 @@ say(rank=rank)
 """)  # fmt: skip
 
 
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_torch_compile_of_distributed_data_parallel(where, ranks):
+    """Dynamo does not trace into the group, which DDP calls while the compiled model runs."""
+    ranks(2, """
+start()
+torch.manual_seed(rank)
+
+def compiled(model):
+    return torch.compile(model, backend="aot_eager")
+
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+# One is run as it is, to compare.
+plain = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+parallel = torch.nn.parallel.DistributedDataParallel
+tested = compiled(parallel(model)) if WHERE == "outside" else parallel(compiled(model))
+for step in range(4):
+    torch.manual_seed(10 * step + rank)
+    x, grads = torch.rand(5, 3), []
+    for each in (plain, tested):
+        each.zero_grad()
+        each(x).square().sum().backward()
+        grads.append([parameter.grad for parameter in each.parameters()])
+    for wanted, found in zip(*grads, strict=True):
+        assert torch.allclose(wanted, found, atol=1e-5), (step, wanted, found)
+say(rank=rank)
+""".replace("WHERE", repr(where)).replace("start()", "import copy\nstart()", 1))  # fmt: skip
+
+
+def test_torch_compile_of_a_step_with_barriers_and_handles(ranks):
+    ranks(2, """
+start()
+
+def step(x):
+    dist.barrier()
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    parts = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(parts, x)
+    return torch.stack(parts) + 1
+
+for _ in range(3):
+    found = torch.compile(step, backend="aot_eager")(filled(3))
+    assert (found == total + 1).all()
+say(rank=rank)
+""")  # fmt: skip
+
+
 @pytest.fixture
 def alone():
     """A communicator of one rank, registered as "alone"."""

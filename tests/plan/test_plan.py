@@ -106,27 +106,75 @@ def test_a_table_is_read_as_it_is_written(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "tuning table: .*No such file"),
-        ("{", "tuning table: "),
-        ("{}", "tuning table: 'tables'"),
-        ('{"tables": [{"world_size": 2}]}', "tuning table: 'thresholds'"),
-        ('{"tables": []}', ""),
-        (LINE | {"up_to_kib": 1}, "tuning table: .*up_to_kib"),
-        (LINE | {"algorithm": "all_reduce_ring"}, "names .*all_reduce_ring.*all_reduce_one_shot"),
-        (LINE | {"algorithm": "put"}, "names .*put.*all_reduce_one_shot"),
-    ],
-    ids=str,
-)
-def test_what_is_no_table_is_refused(tmp_path, text, message):
+def one_line(**changes):
+    return json.dumps({"tables": [{"world_size": 2, "thresholds": [LINE | changes]}]})
+
+
+def one_table(**changes):
+    return json.dumps({"tables": [{"world_size": 2, "thresholds": [LINE]} | changes]})
+
+
+# Text of the file -> what the error says after the path.
+NO_TABLES = {
+    "": "Expecting value: line 1",
+    "{": "Expecting property name",
+    "[]": r"the document is \[\], must be an object",
+    "null": "the document is null, must be an object",
+    "[" * 100_000: "recursion",
+    "{}": "the document has no 'tables', must have tables",
+    '{"tables": []}': r"tables is \[\], must have a table for each world size",
+    '{"tables": {}}': r"tables is \{\}, must be a list",
+    '{"tables": [[]]}': r"tables\[0\] is \[\], must be an object",
+    '{"tables": [{"world_size": 2}]}': r"tables\[0\] has no 'thresholds', must have thresh",
+    one_table(world_size="2"): r'tables\[0\].world_size is "2", must be an integer of 1 or more',
+    one_table(world_size=0): r"tables\[0\].world_size is 0, must be",
+    one_table(world_size=True): r"tables\[0\].world_size is true, must be",
+    one_table(thresholds=None): r"tables\[0\].thresholds is null, must be a list",
+    one_table(thresholds=["x"]): r'tables\[0\].thresholds\[0\] is "x", must be an object',
+    json.dumps({"tables": json.loads(one_table())["tables"] * 2}): (
+        r"tables\[1\].world_size is 2, and an earlier table has it"
+    ),
+    json.dumps(json.loads(one_table()) | {"origin": 1}): "origin is 1, must be a string",
+    json.dumps(
+        json.loads(one_table()) | {"table": []}
+    ): "the document has 'table', must have no others",
+    one_line(up_to_kib=1): r"thresholds\[0\] has 'up_to_kib', must have no others than algorithm, ",
+    one_line(algorithm="all_reduce_ring"): (
+        r'algorithm is "all_reduce_ring", must be one of all_reduce_one_shot'
+    ),
+    one_line(algorithm="put"): 'algorithm is "put", must be one of',
+    one_line(algorithm="barrier_direct"): 'is "barrier_direct", must be one of all_reduce_one_shot',
+    one_line(algorithm=[LL16]): "algorithm is .*, must be one of",
+    one_line(collective="allreduce"): 'collective is "allreduce", must be one of all_gather, ',
+    one_line(
+        up_to_bytes=-64
+    ): r"tables\[0\].thresholds\[0\].up_to_bytes is -64, must be an integer of",
+    one_line(up_to_bytes=64.0): r"up_to_bytes is 64.0, must be an integer of 0 or more",
+    one_line(up_to_bytes="64"): r'up_to_bytes is "64", must be',
+    one_line(up_to_bytes=float("nan")): "the document has NaN, which JSON does not have",
+    one_line(blocks=float("-inf"), threads=64): "the document has -Infinity",
+    one_line(blocks="8", threads=64): 'blocks is "8", must be an integer from 0 to 128',
+    one_line(blocks=-1, threads=64): "blocks is -1, must be",
+}
+
+
+@pytest.mark.parametrize("text", NO_TABLES, ids=[f"{text[:60]}" for text in NO_TABLES])
+def test_what_is_no_table_is_refused_by_name(tmp_path, text):
     path = tmp_path / "mine.json"
-    if isinstance(text, dict):
-        text = json.dumps({"tables": [{"world_size": 2, "thresholds": [text]}]})
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(kccl.InvalidArgument, match=f"{path} .*{message}"):
+    path.write_text(text)
+    wanted = f"^{path} is not a tuning table: .*{NO_TABLES[text]}"
+    with pytest.raises(kccl.InvalidArgument, match=wanted):
+        read_tuning(path)
+
+
+def test_what_is_no_file_or_no_text_is_refused_by_name(tmp_path):
+    path = tmp_path / "mine.json"
+    with pytest.raises(kccl.InvalidArgument, match=f"{path} is not a tuning table: .*No such file"):
+        read_tuning(path)
+    with pytest.raises(kccl.InvalidArgument, match=r"is not a tuning table: .*Is a directory"):
+        read_tuning(tmp_path)
+    path.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(kccl.InvalidArgument, match=r"is not a tuning table: .*utf-8"):
         read_tuning(path)
 
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...comm import Communicator
-from ..torch_calls import check_equal, moved, only
+from ..torch_calls import check_as_many, check_equal, first, only
+from ..torch_moves import gather_into
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import array, order
+from ..torch_tensors import order
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def all_gather(x: torch.Tensor, comm: str | None = None) -> torch.Tensor:
     """All ranks' x, in rank order.
 
     Args:
-        x: The same shape and dtype on every rank. If it is not C-contiguous, it is copied first.
+        x: The same shape and dtype on every rank; any dtype. If it is not C-contiguous, it is
+            copied first.
         comm: As in all_reduce.
 
     Returns:
@@ -37,7 +39,7 @@ def _op(x: torch.Tensor, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.new_empty((ranks.world_size, *x.shape))
-    ranks.all_gather(array(x.contiguous(), "x"), out=array(out, "out"))
+    gather_into(ranks, x.contiguous(), out, ("x", "out"))
     return out
 
 
@@ -46,34 +48,66 @@ def _fake(x: torch.Tensor, comm: str) -> torch.Tensor:
     return x.new_empty((find(comm).world_size, *x.shape))
 
 
+def _gather_parts(comm: Communicator, parts: list[torch.Tensor], x: torch.Tensor) -> None:
+    """Gathers into one buffer, and copies out."""
+    whole = x.new_empty((len(parts), *x.shape))
+    gather_into(comm, x, whole, ("tensor", "tensor_list"))
+    for part, its in zip(parts, whole, strict=True):
+        part.copy_(its)
+
+
 def _of_lists(
     group: "ProcessGroup", outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
 ) -> Work:
-    """dist.all_gather of tensors of equal size. Gathers into one buffer, and copies out."""
+    """dist.all_gather of tensors of equal size, of any dtype."""
     x, parts = only(tensors), only(outs)
     check_equal(parts, x, "tensor_list")
-    whole = x.new_empty((len(parts), *x.shape))
+    return group.run(x, parts, opts, lambda comm: _gather_parts(comm, parts, x))
+
+
+def _of_several_lists(
+    group: "ProcessGroup", outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+) -> Work:
+    """dist.all_gather_coalesced: outs[rank][i] becomes tensors[i] of a rank."""
+    for rank, its in enumerate(outs):
+        check_as_many(its, tensors, (f"output_tensor_lists[{rank}]", "input_tensor_list"))
+    by_tensor = [[its[number] for its in outs] for number in range(len(tensors))]
+    for x, parts in zip(tensors, by_tensor, strict=True):
+        check_equal(parts, x, "output_tensor_lists")
 
     def call(comm: Communicator) -> None:
-        comm.all_gather(moved(x, "tensor"), out=array(whole, "out"))
-        for part, its in zip(parts, whole, strict=True):
-            part.copy_(its)
+        for x, parts in zip(tensors, by_tensor, strict=True):
+            _gather_parts(comm, parts, x)
 
-    return group.run(x, parts, opts, call)
+    results = [part for its in outs for part in its]
+    return group.run(first(tensors, "input_tensor_list"), results, opts, call)
 
 
 def _of_tensors(group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
     """dist.all_gather_into_tensor."""
-    return group.run(
-        x,
-        [out],
-        opts,
-        lambda comm: comm.all_gather(moved(x, "input_tensor"), out=array(out, "output_tensor")),
-    )
+    return _of_several_tensors(group, [out], [x], opts)
+
+
+def _of_several_tensors(
+    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any
+) -> Work:
+    """dist.all_gather_into_tensor of several tensors, one after another; DTensor has one."""
+    names = "input_tensor", "output_tensor"
+    check_as_many(outs, tensors, (names[1], names[0]))
+
+    def call(comm: Communicator) -> None:
+        for out, x in zip(outs, tensors, strict=True):
+            gather_into(comm, x, out, names)
+
+    return group.run(first(tensors, names[0]), outs, opts, call)
 
 
 GROUP_METHODS = {
     "allgather": _of_lists,
+    "allgather_coalesced": _of_several_lists,
     "_allgather_base": _of_tensors,
-    "all_gather_single": _of_tensors,  # PyTorch's name from version 2.13 on
+    "allgather_into_tensor_coalesced": _of_several_tensors,
+    # PyTorch's names from version 2.13 on.
+    "all_gather_single": _of_tensors,
+    "all_gather_single_coalesced": _of_several_tensors,
 }

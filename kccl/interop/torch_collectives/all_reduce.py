@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ...comm import Communicator
 from ...plan.specs import Op
-from ..torch_calls import only, op_of
+from ..torch_calls import first, only, op_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
 from ..torch_work import Work
@@ -67,11 +68,22 @@ def _fake(x: torch.Tensor, op: str, comm: str) -> torch.Tensor:
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
     """dist.all_reduce: SUM, PRODUCT, MIN, MAX, AVG; in place."""
-    x = only(tensors)
+    only(tensors)
+    return _of_several(group, tensors, opts)
+
+
+def _of_several(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
+    """dist.all_reduce of several tensors, one after another."""
     op = op_of(opts.reduceOp)
-    return group.run(x, tensors, opts, lambda comm: comm.all_reduce(array(x, "tensor"), op=op))
+
+    def call(comm: Communicator) -> None:
+        for x in tensors:
+            comm.all_reduce(array(x, "tensor"), op=op)
+
+    return group.run(first(tensors, "tensors"), tensors, opts, call)
 
 
 GROUP_METHODS = {
     "allreduce": _of_group,
+    "allreduce_coalesced": _of_several,
 }

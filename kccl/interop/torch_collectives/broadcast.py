@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..torch_calls import moved, only
+from ..torch_calls import only
+from ..torch_moves import broadcast_in_place
 from ..torch_registry import DEFAULT, find
-from ..torch_tensors import array, order
+from ..torch_tensors import order
 from ..torch_work import Work
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def broadcast(x: torch.Tensor, root: int = 0, comm: str | None = None) -> torch.
     """The root's x, bit by bit, in a new tensor on every rank.
 
     Args:
-        x: The same shape and dtype on every rank.
+        x: The same shape and dtype on every rank; any dtype.
         root: The rank whose tensor is copied.
         comm: As in all_reduce.
 
@@ -43,7 +44,7 @@ def _op(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.clone(memory_format=torch.contiguous_format)
-    ranks.broadcast(array(out, "x"), root)
+    broadcast_in_place(ranks, out, root, "x")
     return out
 
 
@@ -52,7 +53,7 @@ def _op_in_place(x: torch.Tensor, root: int, comm: str) -> None:
     """See kccl.interop.torch.broadcast_."""
     ranks = find(comm)
     order(ranks, x.device)
-    ranks.broadcast(array(x, "x"), root)
+    broadcast_in_place(ranks, x, root, "x")
 
 
 @_op.register_fake
@@ -62,9 +63,9 @@ def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
 
 
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
-    """dist.broadcast."""
+    """dist.broadcast, of any dtype."""
     x, root = only(tensors), opts.rootRank
-    return group.run(x, tensors, opts, lambda comm: comm.broadcast(moved(x, "tensor"), root))
+    return group.run(x, tensors, opts, lambda comm: broadcast_in_place(comm, x, root, "tensor"))
 
 
 GROUP_METHODS = {

@@ -7,7 +7,7 @@ import torch
 from ...base.errors import InvalidArgument
 from ...comm import Communicator
 from ...plan.specs import Op
-from ..torch_calls import check_equal, only, op_of
+from ..torch_calls import check_as_many, check_equal, first, only, op_of
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import array, order
 from ..torch_work import Work
@@ -76,17 +76,28 @@ def _of_lists(
 
 def _of_tensors(group: "ProcessGroup", out: torch.Tensor, x: torch.Tensor, opts: Any) -> Work:
     """dist.reduce_scatter_tensor."""
+    return _of_several_tensors(group, [out], [x], opts)
+
+
+def _of_several_tensors(
+    group: "ProcessGroup", outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any
+) -> Work:
+    """dist.reduce_scatter_tensor of several tensors, one after another; DTensor has one."""
     op = op_of(opts.reduceOp)
-    return group.run(
-        x,
-        [out],
-        opts,
-        lambda comm: comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op),
-    )
+    check_as_many(outs, tensors, ("output", "input"))
+
+    def call(comm: Communicator) -> None:
+        for out, x in zip(outs, tensors, strict=True):
+            comm.reduce_scatter(array(x, "input"), out=array(out, "output"), op=op)
+
+    return group.run(first(tensors, "input"), outs, opts, call)
 
 
 GROUP_METHODS = {
     "reduce_scatter": _of_lists,
     "_reduce_scatter_base": _of_tensors,
-    "reduce_scatter_single": _of_tensors,  # PyTorch's name from version 2.13 on
+    "reduce_scatter_tensor_coalesced": _of_several_tensors,
+    # PyTorch's names from version 2.13 on.
+    "reduce_scatter_single": _of_tensors,
+    "reduce_scatter_single_coalesced": _of_several_tensors,
 }
