@@ -49,7 +49,6 @@ FLAGS_BY_FILE = {
 
 # Tools of the checkout: they need its records and its tests.
 ONLY_IN_CHECKOUT = {
-    ("kccl.bench", "check"),
     ("kccl.bench", "readme"),
     ("kccl.bench.gpu", "__main__"),
     ("kccl.bench.gpu", "make_gpu"),

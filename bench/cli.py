@@ -1,51 +1,37 @@
-"""`kccl bench <collective>`: measure every size, print a table, write the files asked for."""
+"""`kccl bench <collective>`: measure every size, print it when it is known, write the files asked
+for, with what there is when the run is interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import kccl
 
-from .harness.collective import (
-    NAMES,
-    OPS,
-    Collective,
-    Problem,
-    load,
-    parse_size,
-    sweep,
-)
-from .harness.document import Document, document, subtitle
-from .harness.measure import REPEATS, Contender, Row, measure
+from .arguments import ON_GPUS, add_arguments, check_flags, fill_defaults, problems_of
+from .compare import main as compare
+from .harness.collective import Collective, Problem, load
+from .harness.document import document, subtitle
+from .harness.interrupts import Interrupts
+from .harness.measure import COLUMNS, Contender, Row, measure
+from .harness.outputs import silence, try_file, try_picture, try_stdout, write, write_csv
 from .harness.progress import progress
-from .harness.report import (
-    console,
-    legend,
-    print_summary,
-    print_table,
-    size_text,
-    verdict,
-    write_csv,
-)
+from .harness.report import Screen, console, say, size_text
+from .host.places import Places, placed
 from .host.side import HostSide
-from .in_kernel.data import DTYPES
-from .peers import baselines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .gpu.side import GpuJob
 
-_ON_GPUS = ("cuda", "hip")  # backends on which a rank drives a GPU
-_CALLS_IN_KERNEL = 5000
+__all__ = ["add_arguments", "compare", "main"]
 
 
 class Side(Protocol):
@@ -55,85 +41,34 @@ class Side(Protocol):
 
     def contenders(self, problem: Problem) -> list[Contender]: ...
 
-    def finish(
-        self, rows: Sequence[Row], request: baselines.Request, problem: Problem
-    ) -> tuple[list[Row], list[str]]: ...
+    def probe_again(self, problem: Problem) -> None: ...
+
+    def fill(self, rows: Sequence[Row]) -> None: ...
+
+    def notes(self) -> list[str]: ...
 
     def close(self) -> None: ...
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `kccl bench` to a parser. Flags of nccl-tests keep their names."""
-    parser.add_argument("collective", choices=NAMES, help="what to measure; or decode")
-    parser.add_argument(
-        "-b", "--begin", type=message_size, default=8, metavar="SIZE", help="first size (8)"
-    )
-    parser.add_argument(
-        "-e",
-        "--end",
-        type=message_size,
-        metavar="SIZE",
-        help="last size (1M; in kernels 64K; simulated 8K)",
-    )
-    parser.add_argument("-f", "--factor", type=int, default=2, help="factor between sizes (2)")
-    parser.add_argument(
-        "--sizes",
-        type=message_size,
-        nargs="+",
-        metavar="SIZE",
-        help="measure these sizes; -b, -e and -f are ignored",
-    )
-    parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
-    parser.add_argument("--op", choices=OPS, default="sum", help="reduction operator (sum)")
-    parser.add_argument("--root", type=int, default=0, help="root of a broadcast (0)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--in-place",
-        dest="in_place",
-        action="store_true",
-        default=True,
-        help="the result replaces the input (this is the default)",
-    )
-    form.add_argument(
-        "--out-of-place", dest="in_place", action="store_false", help="the result has its own array"
-    )
-    parser.add_argument(
-        "--baselines",
-        action="store_true",
-        help="also measure peers: MPICH and Open MPI; on GPUs NCCL or RCCL, PyTorch's symmetric "
-        "memory, NVSHMEM and FlashInfer",
-    )
-    parser.add_argument(
-        "--iterations",
-        type=int,
-        help="timed calls per repeat (8 ms of them; in kernels 5000; simulated 3)",
-    )
-    parser.add_argument("--repeats", type=int, help=f"number of repeats ({REPEATS}; simulated 1)")
-    parser.add_argument(
-        "--backend",
-        choices=("host", *_ON_GPUS, "sim"),
-        default="host",
-        help="cuda, hip: one GPU of NVIDIA or AMD per rank; sim: simulated GPUs (host)",
-    )
-    parser.add_argument(
-        "--in-kernel",
-        action="store_true",
-        help="measure calls inside a persistent kernel; needs --backend cuda, hip or sim",
-    )
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="number of simulated ranks (2)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of the simulation (0)")
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print every row, not one line a size"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document; tables go to stderr"
-    )
-    parser.add_argument("--csv", type=Path, metavar="F", help="write the rows as CSV")
-    parser.add_argument(
-        "--plot", type=Path, metavar="F", help="write a picture, latency against size"
-    )
+@dataclass
+class _Found:
+    """What has been measured so far.
+
+    Attributes:
+        machine: Facts about the machine for the document.
+        of_sizes: How many sizes are to be measured.
+        sizes: How many are complete.
+        rows: Theirs.
+        notes: A sentence for each peer without rows.
+        ended: Why not all sizes are complete; None if they are.
+    """
+
+    machine: dict[str, Any]
+    of_sizes: int
+    sizes: int = 0
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ended: str | None = None
 
 
 def main(
@@ -154,133 +89,89 @@ def main(
         tables: Where tables go. None: to stdout; to stderr with --json.
 
     Returns:
-        0; 1 if any result was wrong; 2 if the arguments are invalid. The same on every rank.
+        0; 1 if any result was wrong; 2 if the arguments are invalid, or a file cannot be written.
+        The same on every rank.
+
+    Raises:
+        KeyboardInterrupt, kccl.Error: The run has ended early. What was measured has been written.
     """
+    if args.collective is None:
+        return _refused(comm, "name a collective, as in kccl bench all_reduce; --help lists them")
+    # The caller's stay as they are.
+    args = argparse.Namespace(**vars(args))
     collective = load(args.collective)
     tables = tables or (sys.stderr if args.json else sys.stdout)
     out = console(tables)
-    _fill_defaults(args, collective)
     try:
-        problems = _problems(args, collective, comm.world_size)
+        check_flags(args, collective)
+        fill_defaults(args, collective)
+        problems, rounding = problems_of(args, collective, comm.world_size)
     except ValueError as error:
-        if comm.rank == 0:
-            print(f"kccl bench: {error}", file=sys.stderr)
-        return 2
-    if comm.rank == 0:
-        _print_head(out, args, collective, comm)
+        return _refused(comm, str(error))
     with ExitStack() as ends:
+        pins = args.backend == "host" and comm.world_size > 1 and not args.no_pin
+        places = ends.enter_context(placed(comm, pins=pins))
+        # All ranks end if rank 0 cannot write.
+        refusal = None
+        if comm.rank == 0:
+            refusal = _begin(out, args, collective, comm, [rounding, places.note])
+        refusal = comm.gather_objects(refusal)[0]
+        if refusal is not None:
+            return _refused(comm, refusal)
         if job is None and _is_on_gpus(args):
             job = ends.enter_context(closing(_gpu_job(comm)))
-        rows, notes, machine = _measure(args, collective, problems, comm, job, tables)
+        side = ends.enter_context(closing(_side(args, collective, problems, comm, job, places)))
+        found = _Found(side.machine, len(problems))
+        screen = Screen(out, verbose=args.verbose, has_peers=args.baselines)
+        interrupts = ends.enter_context(Interrupts())
+        try:
+            try:
+                if comm.rank == 0:
+                    _say_all(out, places.lines(side.machine.get("gpus", ())))
+                is_complete = _measure(
+                    args, collective, problems, comm, side, screen, out, places, found
+                )
+            finally:
+                interrupts.hold()
+        except BaseException as error:
+            _end_early(error, interrupts, out, args, screen, found, comm, command)
+            raise
+        if not is_complete:
+            return 0  # rank 0 says why
+        code = _finish(out, args, screen, found, comm, command) if comm.rank == 0 else 0
+        return int(comm.gather_objects(code)[0])
+
+
+def _refused(comm: kccl.Communicator, why: str) -> int:
     if comm.rank == 0:
-        made = document(rows, comm.world_size, machine, command)
-        _print_report(out, args, rows, notes, made)
-    return int(any(row["wrong"] for row in rows))
+        print(f"kccl bench: {why}", file=sys.stderr)
+    return 2
 
 
-def message_size(text: str) -> int:
+def _begin(
+    out: Console,
+    args: argparse.Namespace,
+    collective: Collective,
+    comm: kccl.Communicator,
+    notes: Sequence[str],
+) -> str | None:
+    """Tries the files of the run, and prints its head. Returns why that fails; None if it works."""
     try:
-        return parse_size(text)
+        if args.csv is not None:
+            try_file("--csv", args.csv)
+        if args.plot is not None:
+            try_picture("--plot", args.plot)
+        if args.csv is not None and args.csv == args.plot:
+            raise ValueError(f"--csv and --plot name the same file, {args.csv}")
+        try_stdout()
+        _print_head(out, args, collective, comm)
+        _say_all(out, [f"# {note}" for note in notes if note])
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
-    # Why: a simulated call takes milliseconds, and its time means nothing, so one repeat suffices.
-    is_simulated = args.backend == "sim"
-    usual = "bfloat16" if args.backend in _ON_GPUS else "float32"
-    args.dtype = args.dtype or collective.dtype or usual
-    longest = 64 << 10 if args.in_kernel else 1 << 20
-    args.end = args.end or collective.end or (8 << 10 if is_simulated else longest)
-    args.repeats = (1 if is_simulated else REPEATS) if args.repeats is None else args.repeats
-    if args.iterations is None and (is_simulated or args.in_kernel):
-        args.iterations = 3 if is_simulated else _CALLS_IN_KERNEL
-
-
-def _check_backend(args: argparse.Namespace, world_size: int) -> None:
-    if args.backend in _ON_GPUS:
-        from .gpu.side import check_gpus
-
-        check_gpus(world_size)
-    if args.backend == "sim":
-        if args.baselines:
-            raise ValueError("--baselines would compare a simulation's time with a machine's")
-    elif args.ranks is not None or args.seed is not None:
-        raise ValueError("--ranks and --seed are for --backend sim; use mpirun or kccl run")
-
-
-def _check_in_kernel(args: argparse.Namespace, collective: Collective) -> None:
-    """Raises ValueError for arguments that persistent kernels do not support."""
-    if not args.in_kernel:
-        if collective.only_in_kernels:
-            raise ValueError(f"{collective.name} is called inside kernels only: add --in-kernel")
-        return
-    if args.backend == "host":
-        raise ValueError(
-            "--in-kernel needs --backend cuda, hip or sim: the host has no persistent kernels, and "
-            "mode host already makes its calls in a loop in C"
-        )
-    if args.baselines:
-        raise ValueError(
-            "--baselines has no peer inside a kernel; that of grid_sync is always measured"
-        )
-    if collective.dtype is not None and args.dtype != collective.dtype:
-        raise ValueError(
-            f"{collective.name} takes --dtype {collective.dtype} only: it copies bits unchanged"
-        )
-    if collective.has_data and args.dtype not in (*DTYPES, collective.dtype):
-        raise ValueError(
-            f"--in-kernel takes --dtype {', '.join(DTYPES)}: in {args.dtype} a chain of thousands "
-            "of sums goes out of range, and its result checks nothing"
-        )
-    if collective.has_op and args.op != "sum":
-        raise ValueError(
-            f"--in-kernel takes --op sum: the result of a chain of {args.op} calls would not show "
-            "a missing call"
-        )
-    if not args.in_place:
-        raise ValueError(
-            "--out-of-place is not for --in-kernel: a call works on the result of the call before"
-        )
-    if args.root != 0:
-        raise ValueError(f"--root {args.root} is not for --in-kernel: the ranks take turns as root")
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Raises ValueError, before a long sweep, for files that could not be written after it."""
-    for option, path, library in (
-        ("--csv", args.csv, "pandas"),
-        ("--plot", args.plot, "matplotlib"),
-    ):
-        if path is None:
-            continue
-        if find_spec(library) is None:
-            raise ValueError(f"{option} needs {library}: pip install 'kccl[bench]'")
-        folder = Path(path).resolve().parent
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"{option} {path}: {folder} is not a writable folder")
-
-
-def _problems(args: argparse.Namespace, collective: Collective, world_size: int) -> list[Problem]:
-    if args.repeats < 1 or (args.iterations is not None and args.iterations < 1):
-        raise ValueError("--repeats and --iterations must be at least 1")
-    if not 0 <= args.root < world_size:
-        raise ValueError(f"--root {args.root} is not a rank of {world_size}")
-    if not args.in_place and not collective.has_out:
-        raise ValueError(f"{collective.name} has no out-of-place form")
-    _check_in_kernel(args, collective)
-    _check_outputs(args)
-    _check_backend(args, world_size)
-    in_place = args.in_place and not (args.in_kernel and collective.is_apart_in_kernels)
-    return collective.problems(
-        args.sizes or sweep(args.begin, args.end, args.factor),
-        dtype=args.dtype,
-        np_dtype=kccl.dtypes.to_numpy(args.dtype),
-        op=args.op,
-        root=args.root,
-        in_place=in_place,
-        world_size=world_size,
-    )
+        return str(error)
+    except OSError as error:
+        silence(sys.stdout)
+        return f"stdout cannot be written: {error.strerror or error}"
+    return None
 
 
 def _measure(
@@ -288,16 +179,22 @@ def _measure(
     collective: Collective,
     problems: Sequence[Problem],
     comm: kccl.Communicator,
-    job: GpuJob | None,
-    tables: IO[str],
-) -> tuple[list[Row], list[str], dict[str, Any]]:
-    """All rows, a note for each peer without rows, and facts about the machine. Collective."""
-    with closing(_side(args, collective, problems, comm, job)) as side:
-        rows: list[Row] = []
-        with progress(comm.rank == 0, len(problems), tables) as show:
+    side: Side,
+    screen: Screen,
+    out: Console,
+    places: Places,
+    found: _Found,
+) -> bool:
+    """Measures all sizes; `found` grows with each. Collective.
+
+    Returns:
+        False on the other ranks if rank 0 cannot print, which raises OSError there.
+    """
+    try:
+        with progress(comm.rank == 0, len(problems), out) as show:
             for problem in problems:
                 show(f"{collective.name}, {size_text(problem.nbytes)} bytes")
-                rows += measure(
+                rows = measure(
                     collective,
                     problem,
                     side.contenders(problem),
@@ -305,20 +202,98 @@ def _measure(
                     gather=comm.gather_objects,
                     repeats=args.repeats,
                     iterations=args.iterations,
+                    core_of=places.core_of if args.backend == "host" else None,
                 )
-            show("floors, and peers with their own job")
-            request = baselines.Request(
-                collective=collective.name,
-                sizes=[problem.nbytes for problem in problems],
-                dtype=args.dtype,
-                op=args.op,
-                root=args.root,
-                in_place=args.in_place,
-                repeats=args.repeats,
-                iterations=args.iterations,
-            )
-            found, notes = side.finish(rows, request, problems[0])
-        return found, notes, side.machine
+                side.probe_again(problem)
+                side.fill(rows)
+                found.rows += rows
+                found.sizes += 1
+                failure = _attempt(screen, rows) if comm.rank == 0 else None
+                if comm.gather_objects(failure is not None)[0]:
+                    if failure is not None:
+                        raise failure
+                    return False
+    finally:
+        if found.rows:
+            # The least latency of the whole run is every row's.
+            side.fill(found.rows)
+        found.notes = side.notes()
+    return True
+
+
+def _attempt(screen: Screen, rows: Sequence[Row]) -> OSError | None:
+    try:
+        screen.add(rows)
+    except OSError as error:
+        return error
+    return None
+
+
+def _end_early(
+    error: BaseException,
+    interrupts: Interrupts,
+    out: Console,
+    args: argparse.Namespace,
+    screen: Screen,
+    found: _Found,
+    comm: kccl.Communicator,
+    command: Sequence[str] | None,
+) -> None:
+    """Writes what there is on rank 0, and raises what a person should read."""
+    is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
+    found.ended = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
+    found.ended += f" after {found.sizes} of {found.of_sizes} sizes"
+    if isinstance(error, OSError):
+        silence(out.file)
+    if comm.rank == 0:
+        _finish(out, args, screen, found, comm, command)
+    if is_interrupt:
+        raise KeyboardInterrupt from None
+    if isinstance(error, MemoryError):
+        raise kccl.Error("there is not enough memory for these sizes") from None
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        raise kccl.Error(f"the table cannot be written: {error.strerror or error}") from None
+
+
+def _finish(
+    out: Console,
+    args: argparse.Namespace,
+    screen: Screen,
+    found: _Found,
+    comm: kccl.Communicator,
+    command: Sequence[str] | None,
+) -> int:
+    """Prints the end of the table and writes the files. Returns the exit code."""
+    screen.end(found.rows)
+    ended = [f"# {found.ended}"] if found.ended else []
+    _say_all(out, [*(f"# {note}" for note in found.notes), *ended])
+    made = document(found.rows, comm.world_size, found.machine, command)
+    if found.ended:
+        made["interrupted"] = found.ended
+    failures: list[str] = []
+    if args.csv:
+        write(args.csv, lambda path: write_csv(found.rows, COLUMNS, path), failures)
+    if args.plot and found.rows:
+        from .plot import plot
+
+        title = subtitle(made) + (f", {found.ended}" if found.ended else "")
+        write(args.plot, lambda path: plot(found.rows, path, subtitle=title), failures)
+    elif args.plot:
+        failures.append(f"{args.plot} is not written: there are no rows")
+    if args.json:
+        try:
+            print(json.dumps(made), flush=True)
+        except OSError as error:
+            silence(sys.stdout)
+            failures.append(f"stdout cannot be written: {error.strerror}")
+    for failure in failures:
+        print(f"kccl bench: {failure}", file=sys.stderr)
+    return 2 if failures else int(any(row["wrong"] for row in found.rows))
+
+
+def _say_all(out: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        say(out, line)
 
 
 def _side(
@@ -327,13 +302,14 @@ def _side(
     problems: Sequence[Problem],
     comm: kccl.Communicator,
     job: GpuJob | None,
+    places: Places,
 ) -> Side:
     if args.in_kernel:
         from .in_kernel.side import InKernelSide
 
         return InKernelSide(comm, collective, problems)
     if not _is_on_gpus(args):
-        return HostSide(comm, collective, has_baselines=args.baselines)
+        return HostSide(comm, collective, has_baselines=args.baselines, places=places)
     from .gpu.side import GpuSide
 
     assert job is not None, "main() has opened one"
@@ -342,7 +318,7 @@ def _side(
 
 def _is_on_gpus(args: argparse.Namespace) -> bool:
     """Whether calls on a GPU's stream are measured."""
-    return args.backend in _ON_GPUS and not args.in_kernel
+    return args.backend in ON_GPUS and not args.in_kernel
 
 
 def _gpu_job(comm: kccl.Communicator) -> GpuJob:
@@ -360,40 +336,15 @@ def _print_head(
     form = ", inside kernels" if args.in_kernel else form
     kind = f", {args.dtype}" if collective.has_data else ""
     kind += f" {args.op}" if collective.has_op else ""
-    out.print(f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{form}")
+    say(out, f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{form}")
     if args.backend == "sim":
-        out.print("# times are those of the simulation on this CPU, not of any GPU or link")
+        say(out, "# times are those of the simulation on this CPU, not of any GPU or link")
     if comm.world_size == 1:
-        is_on_gpus = args.backend in _ON_GPUS
+        is_on_gpus = args.backend in ON_GPUS
         start = "kccl run -n 2 --" if is_on_gpus else "mpirun -n 2"
         again = f" --backend {args.backend}" if is_on_gpus else ""
         again += " --in-kernel" if args.in_kernel else ""
-        out.print(
-            f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}"
+        say(
+            out,
+            f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}",
         )
-
-
-def _print_report(
-    out: Console,
-    args: argparse.Namespace,
-    rows: Sequence[Row],
-    notes: Sequence[str],
-    made: Document,
-) -> None:
-    # With a wrong result every row is printed, because the user needs all of them to find it.
-    if args.verbose or any(row["wrong"] for row in rows):
-        print_table(out, rows)
-        legend(out, rows)
-    else:
-        print_summary(out, rows)
-    verdict(out, rows)
-    for note in notes:
-        out.print(f"# {note}", soft_wrap=True)
-    if args.csv:
-        write_csv(rows, args.csv)
-    if args.plot:
-        from .plot import plot
-
-        plot(rows, args.plot, subtitle=subtitle(made))
-    if args.json:
-        print(json.dumps(made), flush=True)

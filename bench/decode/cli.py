@@ -22,11 +22,12 @@ from kccl.engine.random_weights import MODELS, random_checkpoint
 
 from ..harness.document import document
 from ..harness.measure import REPEATS
+from ..harness.outputs import write_csv
 from ..harness.progress import progress
 from ..harness.report import console
 from . import perfetto, picture
 from .measure import Request, Result, measure
-from .report import is_ablated, print_rows, write_csv
+from .report import COLUMNS, is_ablated, print_rows
 from .timeline import print_summary, summary_of
 from .tokens import LENGTH
 from .variants import print_variants, variants_of
@@ -138,7 +139,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
             out.print(f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
-            with progress(engine.rank == 0, 2 + len(request.positions), tables) as show:
+            with progress(engine.rank == 0, 2 + len(request.positions), out) as show:
                 result = measure(engine, request, show)
             is_right = bool(engine.of_rank_0(result.is_right))
             world_size = engine.world_size
@@ -160,7 +161,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
         for note in result.notes:
             out.print(f"# {note}", soft_wrap=True)
         if args.csv:
-            write_csv(result.rows, args.csv)
+            write_csv(result.rows, COLUMNS, args.csv)
         if args.json:
             print(json.dumps(made), flush=True)
     return int(not is_right)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..harness.document import Document
+from ..harness.lines import Column, Table
 from ..harness.measure import Row
+from ..harness.report import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,61 +55,53 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
 
 def print_rows(out: Console, rows: Sequence[Row]) -> None:
     """Prints one line for each library and position; none of a kernel that left something out."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("position", "library"):
-        table.add_column(name)
-    for name in (
-        "tok/s",
-        "us a token",
-        "p99 (us)",
-        "of the bound",
-        "KCCL / this",
-        "1st token (ms)",
-    ):
-        table.add_column(name, justify="right")
     rows = [row for row in rows if not is_ablated(row)]
+    if not rows:
+        return
+    table = Table(_TABLE, out.width)
+    for line in ("", *table.heading()):
+        out.print(line, soft_wrap=True)
     ours = {row["position"]: row for row in rows if row["library"] == "kccl"}
     for row in rows:
-        mine = ours[row["position"]]
-        is_peer = row is not mine
-        ratio = ""
-        if is_peer and row["tok_s"] and mine["tok_s"]:
-            ratio = f"{mine['tok_s'] / row['tok_s']:.2f}x"
-        name = " ".join(filter(None, (row["library"], row["form"])))
-        first = (
-            ""
-            if row["ttft_ms"] is None
-            else f"{row['ttft_ms']:.0f} = {row['ttft_steps']:.0f} steps"
-        )
-        table.add_row(
-            "" if is_peer else str(row["position"]),
-            name if row["tokens_match"] else f"{name}: wrong tokens",
-            *(_number(row[key]) for key in ("tok_s", "us_per_token", "p99_us")),
-            _percent(row["bandwidth_share"]),
-            ratio,
-            first,
-            style=None if row["tokens_match"] else "bold red",
-        )
-    out.print(table)
-    out.print("# median of the runs; p99: of single tokens")
+        style = None if row["tokens_match"] else "bold red"
+        for line in table.lines(_cells(row, ours[row["position"]])):
+            out.print(line, style=style, soft_wrap=True)
+    say(out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's")
     reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
-    out.print(
-        "# bound: weights, keys and values of a token at the speed at which the same threads read\n"
-        f"#        the weights, in this run: {', '.join(reads)} GB/s, median before the runs"
+    say(
+        out,
+        "# bound: weights, keys and values of a token at the speed at which the same threads\n"
+        f"#        read the weights, in this run: {', '.join(reads)} GB/s, median before the runs",
     )
     length = rows[0]["prompt_tokens"]
-    out.print(f"# 1st token: of a prompt of {length} tokens, also as a multiple of a decode step")
+    say(out, f"# 1st token: of a prompt of {length} tokens, also as a multiple of a decode step")
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All fields of all rows."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+_TABLE = (
+    Column("position", 8, is_label=True),
+    Column("library", 16, is_label=True),
+    Column("tok/s", 7),
+    Column("us a token", 10, drop=1),
+    Column("p99 (us)", 8, drop=2),
+    Column("bound", 5, drop=3),
+    Column("ratio", 6),
+    Column("1st token (ms)", 14, drop=4),
+)
+
+
+def _cells(row: Row, mine: Row) -> dict[str, str]:
+    """A line, by heading; `mine` is KCCL's row of the same position."""
+    is_peer = row is not mine
+    name = " ".join(filter(None, (row["library"], row["form"])))
+    found = {"position": "" if is_peer else str(row["position"])}
+    found["library"] = name if row["tokens_match"] else f"{name}: wrong tokens"
+    if is_peer and row["tok_s"] and mine["tok_s"]:
+        found["ratio"] = f"{mine['tok_s'] / row['tok_s']:.2f}x"
+    fields = {"tok/s": "tok_s", "us a token": "us_per_token", "p99 (us)": "p99_us"}
+    found |= {heading: _number(row[field]) for heading, field in fields.items()}
+    if row["ttft_ms"] is not None:
+        found["1st token (ms)"] = f"{row['ttft_ms']:.0f} = {row['ttft_steps']:.0f} steps"
+    return found | {"bound": _percent(row["bandwidth_share"])}
 
 
 def markdown(documents: Sequence[Document]) -> str:

@@ -14,7 +14,6 @@ import kccl
 from ..harness.collective import Collective, Comm, Problem
 from ..harness.measure import Contender, Row
 from ..host.side import Floors
-from ..peers.baselines import Request
 from ..peers.flashinfer import FlashInferPeer
 from ..peers.nvshmem import NvshmemPeer
 from ..peers.torch import TorchPeers
@@ -107,13 +106,16 @@ class GpuSide:
             found += peer.contenders(self._collective, problem)
         return found
 
-    def finish(
-        self, rows: Sequence[Row], request: Request, problem: Problem
-    ) -> tuple[list[Row], list[str]]:
-        """As HostSide.finish(), but no peer needs another job."""
-        found = list(rows)
-        self._floors.add(found)
-        return found, [note for peer in self._peers for note in peer.notes()]
+    def probe_again(self, problem: Problem) -> None:
+        """As HostSide.probe_again(): a GPU's latency does not drift, so nothing is probed."""
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """As HostSide.fill()."""
+        self._floors.add(rows)
+
+    def notes(self) -> list[str]:
+        """As HostSide.notes()."""
+        return [note for peer in self._peers for note in peer.notes()]
 
     def close(self) -> None:
         """Does nothing: the caller closes the job."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from .collective import Array, Call
 
 _BLOCKS = 20
 _LONGEST_BLOCK = 25
+_LIBC = ctypes.CDLL(None)
 
 
 def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
@@ -47,6 +50,17 @@ def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
             call()
             singles[i] = now() - start
     return blocks / (block * 1e3), np.maximum(singles - clock_cost_ns(), 0) / 1e3
+
+
+def current_cpu() -> int | None:
+    """The logical CPU of the calling thread; None where the system does not say."""
+    cpu: int = _LIBC.sched_getcpu()
+    return None if cpu < 0 else cpu
+
+
+def times_preempted() -> int:
+    """How often another thread has taken this thread's core since it began."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 @contextmanager

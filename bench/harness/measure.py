@@ -1,7 +1,6 @@
 """Measures contenders on one problem: check, time in alternating repeats, check again, make rows.
 
-The same code runs in a kccl job and in a separate Open MPI job (`mpi_job.py`). From a job it needs
-only this rank's index and an out-of-band all-gather of small objects.
+From a job it needs only this rank's index and an out-of-band all-gather of small objects.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .clock import time_calls
+from .clock import current_cpu, time_calls, times_preempted
 from .collective import Array, Buffers, Call, Collective, Comm, Gather, Problem, buffers
 
 Row = dict[str, Any]
@@ -23,14 +22,25 @@ Further = Callable[[int], float]
 COLUMNS = (
     *("library", "collective", "algorithm", "mode", "call", "complete", "order"),
     *("world_size", "blocks", "bytes", "dtype", "op", "in_place"),
-    *("time_us", "p99_us", "skew_us", "skewed_us", "host_us", "floor_us"),
-    *("algbw_gbps", "busbw_gbps", "wrong"),
+    *("time_us", "p99_us", "skew_us", "rank_min_us", "rank_avg_us", "rank_max_us"),
+    *("q1_us", "q3_us", "skewed_us", "host_us", "floor_us"),
+    *("floor_before_us", "floor_after_us"),
+    *("algbw_gbps", "busbw_gbps", "wrong", "notes"),
 )
 """Fields of a row, in order. `bench/README.md` says what each means."""
 
 REPEATS = 7
+SHARED_CORE, BELOW_FLOOR, DRIFT = "shared_core", "below_floor", "drift"
+BUSY, SPREAD = "busy", "spread"
+"""What `notes` of a row may have: why its time is in doubt."""
+WIDE_SPREAD = 0.2
+DRIFTED = 1.5
 _BUDGET_US = 8000.0
 _FEWEST, _MOST = 30, 2000
+
+
+class ContenderLost(Exception):
+    """A contender cannot be measured any further: the job that makes its calls has ended."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,9 @@ class Contender:
         world_size: number of ranks that communicate; None for all of the problem's.
         wrong: returns the number of wrong elements that the contender itself has found since the
             last time. They are added to those of the collective's check.
+        check: (seed) -> the number of wrong elements that this rank found; None for the
+            collective's own check.
+        cpu, preempted: Return the CPU of what calls, and how often another took its core.
     """
 
     library: str
@@ -66,6 +79,9 @@ class Contender:
     blocks: int | None = None
     world_size: int | None = None
     wrong: Callable[[], int] = lambda: 0
+    check: Callable[[int], int] | None = None
+    cpu: Callable[[], int | None] = current_cpu
+    preempted: Callable[[], int] = times_preempted
 
 
 def eager(
@@ -113,12 +129,14 @@ def measure(
     gather: Gather,
     repeats: int = REPEATS,
     iterations: int | None = None,
+    core_of: Callable[[int], int] | None = None,
 ) -> list[Row]:
     """Rows of all contenders on one problem, without floors, the same on every rank. Collective.
 
     Each contender is checked with fresh inputs before it is timed and again after. One that is
-    wrong gets a row with `wrong` > 0 and no time. Repeats alternate over the contenders, in
-    reversed order every second time, so that a noisy moment of the machine hits all of them.
+    wrong gets a row with `wrong` > 0 and no time. One that raises ContenderLost on any rank gets no
+    row. Repeats alternate over the contenders, in reversed order every second time, so that a noisy
+    moment of the machine hits all of them.
 
     Args:
         collective: the table of functions.
@@ -128,87 +146,155 @@ def measure(
         gather: all-gather of a small object.
         repeats: repeats of every contender.
         iterations: timed calls in a repeat; None for as many as take about 8 ms, from 30 to 2000.
+        core_of: logical CPU -> its core. A row is marked if ranks were on one core before or after
+            a repeat, or were preempted in half of the repeats. None: no row is.
     """
+    lost: set[int] = set()
+
+    def attempt(index: int, act: Callable[[], Any]) -> Any:
+        """What `act` returns; None from when the contender has been lost on this rank."""
+        if index in lost:
+            return None
+        try:
+            return act()
+        except ContenderLost:
+            lost.add(index)
+            return None
 
     def check(index: int, seed: int) -> int:
         contender = contenders[index]
         contender.enter()
-        found = collective.check(
-            problem,
-            contender.buffers,
-            contender.run,
-            rank,
-            gather,
-            (problem.nbytes * 64 + index) * 2 + seed,
-        )
+        number = (problem.nbytes * 64 + index) * 2 + seed
+        if contender.check is not None:
+            return contender.check(number)
+        found = collective.check(problem, contender.buffers, contender.run, rank, gather, number)
         return found + contender.wrong()
 
     everyone = range(len(contenders))
-    wrong = _sums(gather([check(i, 0) for i in everyone]))
+    wrong = _sums(gather([attempt(i, partial(check, i, 0)) for i in everyone]))
     sound = [i for i in everyone if wrong[i] == 0]
-    calls = (
-        _iterations([contenders[i] for i in sound], gather)
-        if iterations is None
-        else [iterations] * len(sound)
-    )
+    if iterations is None:
+        pilots = [attempt(i, partial(_time, contenders[i], 10)) for i in sound]
+        calls = _iterations(gather([None if each is None else each[0] for each in pilots]))
+    else:
+        calls = [iterations] * len(sound)
 
     medians: dict[int, list[float]] = {i: [] for i in sound}
     singles: dict[int, list[Array]] = {i: [] for i in sound}
     further: dict[int, dict[str, list[float]]] = {
         i: {column: [] for column in contenders[i].further} for i in sound
     }
+    cpus: dict[int, list[list[int | None]]] = {i: [] for i in sound}
+    preempted: dict[int, list[int]] = {i: [] for i in sound}
+
+    def repeat_one(index: int, count: int) -> None:
+        contender = contenders[index]
+        before, count_before = contender.cpu(), contender.preempted()
+        median_us, single_us = _time(contender, count)
+        cpus[index].append([before, contender.cpu()])
+        preempted[index].append(contender.preempted() - count_before)
+        medians[index].append(median_us)
+        singles[index].append(single_us)
+        for column, clock in contender.further.items():
+            further[index][column].append(clock(count))
+
     for repeat in range(repeats):
         order = list(zip(sound, calls, strict=True))
         for i, count in reversed(order) if repeat % 2 else order:
-            median_us, single_us = _time(contenders[i], count)
-            medians[i].append(median_us)
-            singles[i].append(single_us)
-            for column, clock in contenders[i].further.items():
-                further[i][column].append(clock(count))
+            attempt(i, partial(repeat_one, i, count))
 
-    late_wrong = {i: check(i, 1) for i in sound}
-    p99 = {i: float(np.percentile(np.concatenate(singles[i]), 99)) for i in sound}
-    ranks = gather([[medians[i], p99[i], late_wrong[i], further[i]] for i in sound])
+    late_wrong = {i: attempt(i, partial(check, i, 1)) for i in sound}
+    ranks = gather(
+        [
+            None
+            if late_wrong[i] is None
+            else [medians[i], _p99(singles[i]), late_wrong[i], further[i], cpus[i], preempted[i]]
+            for i in sound
+        ]
+    )
 
     rows = []
     for i in everyone:
-        row = _row(collective, problem, contenders[i], wrong[i])
-        if i in medians:
-            of_ranks = [results[sound.index(i)] for results in ranks]
-            row["wrong"] = sum(late for _, _, late, _ in of_ranks)
-            if row["wrong"] == 0:
-                _fill_times(
-                    row,
-                    collective,
-                    np.array([m for m, *_ in of_ranks]),
-                    max(p for _, p, *_ in of_ranks),
-                )
-                for column in contenders[i].further:
-                    of_repeats = np.array([each[column] for *_, each in of_ranks])
-                    row[column] = float(np.median(of_repeats.max(axis=0)))
+        of_ranks = [results[sound.index(i)] for results in ranks] if i in medians else []
+        count_wrong = wrong[i]
+        if count_wrong is None or None in of_ranks:
+            continue
+        row = _row(collective, problem, contenders[i], count_wrong)
+        if of_ranks:
+            row["wrong"] = sum(late for _, _, late, *_ in of_ranks)
+        if of_ranks and row["wrong"] == 0:
+            medians_us = np.array([found for found, *_ in of_ranks])
+            _fill_times(row, collective, medians_us, max(p99 for _, p99, *_ in of_ranks))
+            for column in contenders[i].further:
+                of_repeats = np.array([more[column] for _, _, _, more, *_ in of_ranks])
+                row[column] = float(np.median(of_repeats.max(axis=0)))
+            if core_of is not None:
+                *_, of_cpus, counts = zip(*of_ranks, strict=True)
+                row["notes"] += [SHARED_CORE] if _share_a_core(of_cpus, core_of) else []
+                # In half of the repeats: then it is in the median.
+                row["notes"] += [BUSY] if np.median(np.max(counts, axis=0)) >= 1 else []
         rows.append(row)
     return rows
 
 
-def add_floors(rows: Sequence[Row], one_way_us: float, copies_us: Mapping[int, float]) -> None:
-    """Set `floor_us` of each row.
+def add_floors(
+    rows: Sequence[Row],
+    one_way_us: float,
+    copies_us: Mapping[int, float],
+    around_us: Mapping[int, tuple[float, float]] | None = None,
+) -> None:
+    """Set the floors of each row, and its notes about them.
 
     Args:
         rows: of the run in which the floors were measured; changed.
         one_way_us: one-way latency of a cache line between two ranks; 0 for one rank.
         copies_us: bytes -> microseconds of one copy of a message of that size.
+        around_us: bytes -> one way and copy in microseconds, as probed just before that size was
+            measured and just after; None: not known.
     """
+    of_floors = (BELOW_FLOOR, DRIFT)
     for row in rows:
         row["floor_us"] = one_way_us + copies_us[row["bytes"]]
+        row["notes"] = [note for note in row["notes"] if note not in of_floors]
+        both = (around_us or {}).get(row["bytes"])
+        if both is not None:
+            row["floor_before_us"], row["floor_after_us"] = both
+            if max(both) > min(both) * DRIFTED:
+                row["notes"].append(DRIFT)
+        if row["time_us"] is not None and row["time_us"] < row["floor_us"]:
+            row["notes"].append(BELOW_FLOOR)
 
 
-def merge(rows: Sequence[Row], more: Sequence[Row]) -> list[Row]:
-    """Rows of two jobs, by size; within a size the order of arrival."""
-    return sorted([*rows, *more], key=lambda row: row["bytes"])
+def spread(row: Row) -> float:
+    """The middle half of the repeats' times, as a fraction of their median; 0 where a row, as those
+    of old records, does not have it.
+    """
+    if not row["time_us"] or row.get("q1_us") is None:
+        return 0.0
+    return float((row["q3_us"] - row["q1_us"]) / row["time_us"])
 
 
-def _sums(ranks: list[list[int]]) -> list[int]:
-    return [sum(counts) for counts in zip(*ranks, strict=True)]
+def _sums(ranks: list[list[int | None]]) -> list[int | None]:
+    """The sum of all ranks for each contender; None for one that a rank has lost."""
+    return [
+        None if None in counts else sum(count for count in counts if count is not None)
+        for counts in zip(*ranks, strict=True)
+    ]
+
+
+def _p99(singles: Sequence[Array]) -> float:
+    return float(np.percentile(np.concatenate(singles), 99))
+
+
+def _share_a_core(
+    cpus: Sequence[Sequence[Sequence[int | None]]], core_of: Callable[[int], int]
+) -> bool:
+    """Whether two ranks were on one core, by the CPUs [rank][repeat][before or after]."""
+    for of_ranks in zip(*cpus, strict=True):
+        cores = [{core_of(cpu) for cpu in both if cpu is not None} for both in of_ranks]
+        if sum(map(len, cores)) > len(set().union(*cores)):
+            return True
+    return False
 
 
 def _time(contender: Contender, iterations: int) -> tuple[float, Array]:
@@ -223,11 +309,13 @@ def _time(contender: Contender, iterations: int) -> tuple[float, Array]:
     return float(np.median(typical_us)), single_us
 
 
-def _iterations(contenders: Sequence[Contender], gather: Gather) -> list[int]:
-    """Calls a repeat for each contender, agreed between the ranks from a short pilot run."""
-    pilots = gather([_time(contender, 10)[0] for contender in contenders])
-    slowest_us = [max(times) for times in zip(*pilots, strict=True)]
-    return [int(np.clip(_BUDGET_US / max(us, 1e-3), _FEWEST, _MOST)) for us in slowest_us]
+def _iterations(pilots: Sequence[Sequence[float | None]]) -> list[int]:
+    """Calls a repeat for each contender, from the microseconds of a pilot run [rank][contender]."""
+    found: list[int] = []
+    for of_ranks in zip(*pilots, strict=True):
+        slowest_us = max((us for us in of_ranks if us is not None), default=_BUDGET_US)
+        found.append(int(np.clip(_BUDGET_US / max(slowest_us, 1e-3), _FEWEST, _MOST)))
+    return found
 
 
 def _row(collective: Collective, problem: Problem, contender: Contender, wrong: int) -> Row:
@@ -246,6 +334,7 @@ def _row(collective: Collective, problem: Problem, contender: Contender, wrong: 
         "op": problem.op,
         "in_place": problem.in_place,
         "wrong": wrong,
+        "notes": [],
     }
     return {column: values.get(column) for column in COLUMNS}
 
@@ -259,6 +348,12 @@ def _fill_times(row: Row, collective: Collective, medians_us: Array, p99_us: flo
     row["time_us"] = time_us
     row["p99_us"] = p99_us
     row["skew_us"] = float(np.median(slowest_us - medians_us.min(axis=0)))
+    of_ranks = np.median(medians_us, axis=1)
+    row["rank_min_us"], row["rank_max_us"] = float(of_ranks.min()), float(of_ranks.max())
+    row["rank_avg_us"] = float(of_ranks.mean())
+    row["q1_us"], row["q3_us"] = map(float, np.percentile(slowest_us, (25, 75)))
+    if spread(row) > WIDE_SPREAD:
+        row["notes"].append(SPREAD)
     factor = collective.busbw_factor(row["world_size"])
     if factor is not None and row["bytes"] and time_us > 0:
         row["algbw_gbps"] = row["bytes"] / time_us / 1e3

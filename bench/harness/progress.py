@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
-def progress(wanted: bool, sizes: int, file: IO[str]) -> Iterator[Callable[[str], None]]:
-    """Shows a progress line if `file` is a terminal. Yields the function that sets its text.
+def progress(wanted: bool, sizes: int, out: Console) -> Iterator[Callable[[str], None]]:
+    """Shows a progress line if `out` is a terminal, below what is printed meanwhile. Yields the
+    function that sets its text.
 
     The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
     """
-    if not (wanted and file.isatty()):
+    if not (wanted and out.is_terminal):
         yield lambda what: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=file), auto_refresh=False, transient=True) as bar:
+    with Progress(*columns, console=out, auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", total=sizes + 1, completed=-1)
 
         def show(what: str) -> None:

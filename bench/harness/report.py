@@ -1,28 +1,46 @@
-"""Writes rows as tables on a terminal and as a CSV file."""
+"""What a person reads of a run: a line a size or a row, printed when it has been measured."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from .measure import COLUMNS, Row
+from .lines import Column, Table
+from .measure import BELOW_FLOOR, BUSY, DRIFT, DRIFTED, SHARED_CORE, SPREAD, WIDE_SPREAD, Row
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 120
+WIDTH = 80
+"""Columns of what is no terminal, as a pipe to mpirun. COLUMNS says otherwise."""
+
 # Rows may be compared if they agree in these fields.
 _ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "world_size")
+# By a note of a row: its letter behind the line, and what that means.
+_MARKS = {
+    SHARED_CORE: ("c", "two ranks were on one core: this is the scheduler's time"),
+    BUSY: ("b", "another process took a rank's core in half of the repeats"),
+    BELOW_FLOOR: ("f", "below its floor: calls overlapped, or ranks shared a core"),
+    DRIFT: ("d", f"the floor changed by more than {DRIFTED - 1:.0%} while this was measured"),
+    SPREAD: ("s", f"the middle half of the repeats spreads over more than {WIDE_SPREAD:.0%}"),
+}
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console of at least 120 columns, because the table needs them, even into a pipe."""
+    """A console as wide as its terminal."""
     from rich.console import Console
 
-    found = Console(file=file, highlight=False)
-    return Console(file=file, highlight=False, markup=False, width=max(WIDTH, found.width))
+    found = Console(file=file, highlight=False, markup=False)
+    if not found.is_terminal:
+        width = shutil.get_terminal_size((WIDTH, 24)).columns
+        found = Console(file=file, highlight=False, markup=False, width=width)
+    return found
+
+
+def say(out: Console, text: str, style: str | None = None) -> None:
+    """Prints sentences. Only a terminal's are wrapped, since others may be searched by line."""
+    out.print(text, style=style, soft_wrap=not out.is_terminal)
 
 
 def headline(rows: Iterable[Row]) -> list[Row]:
@@ -61,99 +79,179 @@ def size_text(nbytes: int) -> str:
     return str(nbytes)
 
 
-def print_summary(out: Console, rows: Sequence[Row]) -> None:
-    """Print one line a size: KCCL, its best peer, their ratio, the floor. No row may be wrong."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+class Screen:
+    """The table of a run. Its heading comes with the first rows."""
 
-    ours = headline(rows)
-    peers = [best_peer_row(rows, row) for row in ours]
-    has_floors = any(row["floor_us"] is not None for row in ours)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("size (B)", justify="right")
-    kinds = _kinds(rows)
-    for kind in kinds:
-        table.add_column("ranks" if kind == "world_size" else kind)
-    table.add_column("KCCL (us)", justify="right")
-    if any(peers):
-        table.add_column("best MPI (us)" if _side(rows) == "host" else "best peer (us)")
-        table.add_column("ratio", justify="right")
-    if has_floors:
-        table.add_column("floor (us)", justify="right")
-    for row, peer in zip(ours, peers, strict=True):
-        names = (str(row[kind]).removeprefix(f"{row['collective']}_") for kind in kinds)
-        cells = [size_text(row["bytes"]), *names]
-        cells.append(_number(row["time_us"]))
-        if any(peers):
-            cells += [_peer_text(peer), _ratio(peer, row)]
-        if has_floors:
-            cells.append(_number(row["floor_us"]))
-        table.add_row(*cells)
-    out.print(table)
+    def __init__(self, out: Console, *, verbose: bool, has_peers: bool) -> None:
+        """Args:
+        out: Where it goes.
+        verbose: Every row has a line, not every size.
+        has_peers: Whether other libraries are measured.
+        """
+        self._out = out
+        self._is_verbose = verbose
+        self._has_peers = has_peers
+        self._table: Table | None = None
+        self._said: list[str] = []
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Prints the rows of one size. If one is wrong, all are printed from now on, because the
+        user needs them to find it.
+        """
+        self._has_peers |= any(row["library"] != "kccl" for row in rows)
+        if any(row["wrong"] for row in rows) and not self._is_verbose:
+            self._is_verbose, self._table = True, None
+        if self._table is None:
+            columns = _all_columns(rows) if self._is_verbose else _columns(rows, self._has_peers)
+            self._table = Table(columns, self._out.width)
+            self._print("", *self._table.heading())
+        for note in (note for row in rows for note in row["notes"]):
+            if note not in self._said:
+                self._said.append(note)
+        if self._is_verbose:
+            floors = dict.fromkeys(number(row["floor_us"]) for row in rows)
+            floor = f", floor {' / '.join(floors)}" if "" not in floors else ""
+            self._print(f"{size_text(rows[0]['bytes'])} B{floor}")
+        for row in rows if self._is_verbose else headline(rows):
+            lines = self._table.lines(
+                _all_cells(rows, row) if self._is_verbose else _cells(rows, row)
+            )
+            self._print(*lines, style="bold red" if row["wrong"] else None)
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Prints what the columns of all these rows mean, and the number of wrong elements."""
+        if self._table is None:
+            return
+        self._print("")
+        if self._is_verbose:
+            legend(self._out, rows)
+            if self._table.dropped:
+                names = ", ".join(reversed(self._table.dropped))
+                say(self._out, f"# also measured, in --json and on a wider screen: {names}")
+        else:
+            _explain(self._out, rows, has_peers=self._has_peers)
+        for note, (letter, meaning) in _MARKS.items():
+            if note in self._said:
+                say(self._out, f"# {letter}: {meaning}")
+        verdict(self._out, rows)
+
+    def _print(self, *lines: str, style: str | None = None) -> None:
+        for line in lines:
+            self._out.print(line, style=style, soft_wrap=True)
+
+
+def _columns(rows: Sequence[Row], has_peers: bool) -> list[Column]:
+    """The columns of a summary."""
+    widths = {"algorithm": 13, "complete": 8, "order": 7, "ranks": 5}
+    found = [Column("size", 7, is_label=True)]
+    found += [Column(kind, widths[kind], is_label=True) for kind in _kinds(rows)]
+    found.append(Column("KCCL (us)", 9))
+    if has_peers:
+        found += [Column(_peer_heading(rows), 9), Column("ratio", 6)]
+        found.append(Column("best peer", 24, drop=2, is_text=True))
+    if any(row["floor_us"] is not None for row in rows):
+        found.append(Column("floor (us)", 10, drop=1))
+    return [*found, Column("", 4, is_text=True)]
+
+
+def _cells(rows: Sequence[Row], row: Row) -> dict[str, str]:
+    peer = best_peer_row(rows, row)
+    algorithm = row["algorithm"].removeprefix(f"{row['collective']}_")
+    found = {"size": size_text(row["bytes"]), "algorithm": algorithm}
+    found |= {"complete": row["complete"], "order": row["order"], "ranks": str(row["world_size"])}
+    found |= {"KCCL (us)": number(row["time_us"]), "floor (us)": number(row["floor_us"])}
+    if peer is not None:
+        found |= {_peer_heading(rows): number(peer["time_us"]), "best peer": _name(peer)}
+        found["ratio"] = _ratio(peer, row)
+    return found | {"": _marks(row, peer)}
+
+
+def _peer_heading(rows: Sequence[Row]) -> str:
+    return "MPI (us)" if _side(rows) == "host" else "peer (us)"
+
+
+def _all_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of a table of all rows, in microseconds and GB/s."""
+    side = _side(rows)
+    found = [Column("library algorithm", 26, is_label=True)]
+    if side == "kernels":
+        found += [Column("complete", 8, is_label=True), Column("order", 7, is_label=True)]
+    else:
+        found.append(Column("mode", 6, is_label=True))
+    if _have_reaches(rows):
+        found.append(Column("ranks", 5, is_label=True))
+    if side == "kernels":
+        found.append(Column("blocks", 6, drop=6))
+    found += [Column("time", 7), Column("p99", 7, drop=1)]
+    if side != "host":
+        found.append(Column("skewed", 7, drop=2))
+    if side == "gpus":
+        found.append(Column("host", 7, drop=2))
+    for index, name in enumerate(("min", "avg", "max")):
+        found.append(Column(name, 7, drop=3 + (index == 1)))
+    if side == "host":
+        found.append(Column("algbw", 7, drop=7))
+    if any(row["dtype"] for row in rows) and not _have_reaches(rows):
+        found.append(Column("busbw", 7, drop=5))
+    found.append(Column("ratio", 6, drop=6))
+    return [*found, Column("", 4, is_text=True)]
+
+
+def _all_cells(rows: Sequence[Row], row: Row) -> dict[str, str]:
+    found = {"library algorithm": _name(row), "complete": row["complete"], "order": row["order"]}
+    is_direct = row["call"] == "direct" and row["mode"] == "eager" and row["host_us"] is None
+    found |= {"mode": "direct" if is_direct else row["mode"], "ranks": str(row["world_size"])}
+    if row["wrong"]:
+        return found | {"time": f"{row['wrong']} wrong elements"}
+    fields = {"time": "time_us", "p99": "p99_us", "skewed": "skewed_us", "host": "host_us"}
+    fields |= {name: f"rank_{name}_us" for name in ("min", "avg", "max")}
+    fields |= {"algbw": "algbw_gbps", "busbw": "busbw_gbps"}
+    found |= {heading: number(row[field]) for heading, field in fields.items()}
+    peer = best_peer_row(rows, row) if row["library"] == "kccl" else None
+    blocks = "" if row["blocks"] is None else str(row["blocks"])
+    return found | {"blocks": blocks, "ratio": _ratio(peer, row), "": _marks(row, None)}
+
+
+def _explain(out: Console, rows: Sequence[Row], *, has_peers: bool) -> None:
+    """Prints what a summary's columns mean."""
     calls, ratio = _SUMMARY[_side(rows)]
-    out.print(f"# KCCL: {calls}")
-    if any(peers):
-        out.print(f"# ratio: {ratio}")
-    if has_floors:
-        out.print(f"# floor: {_FLOOR[_side(rows)]}, measured in this run")
-    out.print("# --verbose prints every library, algorithm and mode")
-
-
-def print_table(out: Console, rows: Sequence[Row]) -> None:
-    """Print all rows in nccl-tests' columns, grouped by size; wrong results are red."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    # On GPUs the names of libraries and algorithms need the width of this column.
-    counts = ("count",) if _side(rows) == "host" else ()
-    for name in ("size\n(B)", *counts, "type", "redop"):
-        table.add_column(name, justify="right", no_wrap=True)
-    modes: tuple[str, ...] = ("mode",)
-    if _side(rows) == "kernels":
-        modes = ("complete", "order", "blocks")
-    modes += ("ranks",) if _have_reaches(rows) else ()
-    for name in ("library", "algorithm", *modes):
-        table.add_column(name, no_wrap=True)
-    figures = _figures(rows)
-    for name in (*figures.values(), "#wrong", "best\npeer"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("speed-\nup", justify="right", no_wrap=True)
-    for _, group in groupby(rows, key=lambda row: row["bytes"]):
-        members = list(group)
-        for index, row in enumerate(members):
-            style = "bold red" if row["wrong"] else None
-            last = index == len(members) - 1
-            cells = _cells(members, row, (*counts, *modes, *figures), first=index == 0)
-            table.add_row(*cells, style=style, end_section=last)
-    out.print(table)
+    say(out, f"# KCCL: {calls}")
+    if has_peers:
+        say(out, f"# ratio: {ratio}")
+    if any(row["floor_us"] is not None for row in rows):
+        say(out, f"# floor: {_FLOOR[_side(rows)]}; the least so far")
+    say(out, "# --verbose prints every library, algorithm and mode")
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
-    """Print what the columns of print_table() mean."""
+    """Prints what the columns of a table of all rows mean."""
     times, further = _LEGEND[_side(rows)]
-    out.print(times)
+    say(out, times)
+    say(
+        out,
+        "# min, avg, max: of the ranks' medians; algbw, busbw: in GB/s, the rest in us",
+    )
     if any(row["floor_us"] is not None for row in rows):
-        out.print(f"# floor: {_FLOOR[_side(rows)]}, measured in this run")
-    out.print(further)
+        say(out, f"# floor: {_FLOOR[_side(rows)]}; the least so far")
+    say(out, further)
 
 
 def verdict(out: Console, rows: Sequence[Row]) -> None:
-    """Print the number of wrong elements over all rows."""
+    """Prints the number of wrong elements over all rows."""
     wrong = sum(row["wrong"] for row in rows)
     verdict = "OK" if wrong == 0 else "FAILED"
-    out.print(f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
+    say(out, f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
 
 
 # By _side(): what a summary says about KCCL's calls and about the ratio.
 _SUMMARY = {
     "host": (
-        "op(), prepared once, called from Python; median of the repeats of the slowest rank",
+        "op() from Python, prepared once; slowest rank, median of the repeats",
         "best MPI / KCCL, both called from Python",
     ),
     "gpus": (
-        "op(), prepared once, in a CUDA graph; median of the repeats of the slowest rank",
-        "best peer / KCCL, both in a CUDA graph; no library uses NVLink multicast",
+        "op() in a CUDA graph, prepared once; slowest rank, median of the repeats",
+        "best peer / KCCL, both in a CUDA graph; none uses NVLink multicast",
     ),
     "kernels": (
         "a call inside a persistent kernel; median of the launches, slowest block",
@@ -168,29 +266,29 @@ _FLOOR = {
 # By _side(): the lines of a full table's legend before that of the floor, and after it.
 _LEGEND = {
     "host": (
-        "# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank",
+        "# time: slowest rank, median of the repeats; p99: of single calls, slowest rank",
         """\
 # mode: host = prepared, looped in C; eager = prepared, op() from Python;
 #       direct = not prepared, called from Python, as every MPI row
-# speed-up: best MPI row / this row, both called from Python""",
+# ratio: best MPI row / this row, both called from Python""",
     ),
     "gpus": (
         """\
-# time: median of the repeats of the slowest rank; p99: of single calls, slowest rank
+# time: slowest rank, median of the repeats; p99: of single calls, slowest rank
 # skewed: time since the last rank arrived, when a random rank is 0-5 us late
 # host: time until op() returns to Python""",
         """\
-# mode: graph = many calls in one CUDA graph; eager = op() from Python, back to back on a stream
-# speed-up: best peer's row of the same mode / this row; no library uses NVLink multicast""",
+# mode: graph = many calls in one CUDA graph; eager = op() from Python, on a stream
+# ratio: best peer's row of this mode / this row; none uses NVLink multicast""",
     ),
     "kernels": (
         """\
-# calls inside a persistent kernel, timed by the GPU's clock; a call's input is the output before it
-# time: slowest block of the slowest rank, median of the launches; p99: of single calls
-# skewed: time since the last arrival, when a random rank (within a GPU: block) is 0-5 us late""",
+# calls inside a persistent kernel, by the GPU's clock; each takes the output before
+# time: slowest block and rank, median of the launches; p99: of single calls
+# skewed: time since the last arrival, when a random rank or block is 0-5 us late""",
         """\
-# complete: slice = a block may use its own part of the result; message = all of it
-# order: relaxed = only the call's own data is ordered; acq_rel = all that was written before""",
+# complete: slice = a block may use its own part of the result; message = all
+# order: relaxed = only the call's data is ordered; acq_rel = all written before""",
     ),
 }
 
@@ -206,15 +304,19 @@ def _side(rows: Sequence[Row]) -> str:
 def _kinds(rows: Sequence[Row]) -> tuple[str, ...]:
     """Columns in which a summary's lines of one size differ."""
     kinds = ("algorithm", "complete", "order") if _side(rows) == "kernels" else ()
-    return kinds + (("world_size",) if _have_reaches(rows) else ())
+    return kinds + (("ranks",) if _have_reaches(rows) else ())
 
 
-def _peer_text(peer: Row | None) -> str:
-    """Time and name, as in "0.958 openmpi" and "2.14 mpich recursive_doubling"."""
-    if peer is None:
-        return ""
-    name = "" if peer["algorithm"] == "default" else f" {peer['algorithm']}"
-    return f"{_number(peer['time_us']):>5} {peer['library']}{name}"
+def _name(row: Row) -> str:
+    """Library and algorithm, as in "openmpi" and "mpich recursive_doubling"."""
+    algorithm = row["algorithm"].removeprefix(f"{row['collective']}_")
+    return f"{row['library']}" + ("" if algorithm == "default" else f" {algorithm}")
+
+
+def _marks(row: Row, peer: Row | None) -> str:
+    """The letters of the notes of a row and of its peer's."""
+    notes = {*row["notes"], *(peer["notes"] if peer else ())}
+    return "".join(letter for note, (letter, _) in _MARKS.items() if note in notes)
 
 
 def _ratio(peer: Row | None, row: Row) -> str:
@@ -226,60 +328,7 @@ def _have_reaches(rows: Sequence[Row]) -> bool:
     return len({row["world_size"] for row in rows}) > 1
 
 
-def _figures(rows: Sequence[Row]) -> dict[str, str]:
-    """Column of a row -> heading, for this table."""
-    further = {"skewed_us": "skewed\n(us)"} if _side(rows) != "host" else {}
-    if _side(rows) == "gpus":
-        further["host_us"] = "host\n(us)"
-    return {
-        "time_us": "time\n(us)",
-        "p99_us": "p99\n(us)",
-        **further,
-        "floor_us": "floor\n(us)",
-        **({"algbw_gbps": "algbw\n(GB/s)"} if _side(rows) == "host" else {}),
-        # An exchange has no busbw, and its column "ranks" needs the width.
-        **({"busbw_gbps": "busbw\n(GB/s)"} if not _have_reaches(rows) else {}),
-    }
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All fields of all rows, in the schema's order."""
-    import pandas as pd
-
-    pd.DataFrame(list(rows), columns=list(COLUMNS)).to_csv(path, index=False)
-
-
-def _cells(group: Sequence[Row], row: Row, columns: Sequence[str], *, first: bool) -> list[str]:
-    counts = [] if "count" not in columns else ["" if row["dtype"] is None else str(_count(row))]
-    head = [size_text(row["bytes"]), *counts, row["dtype"] or "-", row["op"] or "-"]
-    if not first:
-        head = [""] * len(head)
-    names = [row["library"], row["algorithm"].removeprefix(row["collective"] + "_")]
-    if "mode" in columns:
-        is_direct = "count" in columns and row["call"] == "direct"
-        names.append("direct" if is_direct else row["mode"])
-    else:
-        names += [row["complete"], row["order"], str(row["blocks"])]
-    if "ranks" in columns:
-        names.append(str(row["world_size"]))
-    peer = best_peer_row(group, row) if row["library"] == "kccl" else None
-    return [
-        *head,
-        *names,
-        *(_number(row[column]) for column in columns if column.endswith(("_us", "_gbps"))),
-        str(row["wrong"]),
-        _number(None if peer is None else peer["time_us"]),
-        _ratio(peer, row),
-    ]
-
-
-def _count(row: Row) -> int:
-    import kccl
-
-    return int(row["bytes"] // kccl.dtypes.to_numpy(row["dtype"]).itemsize)
-
-
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """About three significant digits; empty for None."""
     if value is None:
         return ""

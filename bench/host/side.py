@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import kccl
 
 from ..harness.collective import Collective, Problem
-from ..harness.measure import Contender, Row, add_floors, kccl_contenders, merge
-from ..peers import baselines, mpi
+from ..harness.measure import Contender, Row, add_floors, kccl_contenders
+from ..peers import mpi
+from ..peers.baselines import InJob
+from ..peers.second_job import SecondJob
+from .places import Places
+
+_FIRST_PROBES = 5
 
 
 class HostSide:
@@ -21,57 +27,85 @@ class HostSide:
     """
 
     def __init__(
-        self, comm: kccl.Communicator, collective: Collective, *, has_baselines: bool
+        self,
+        comm: kccl.Communicator,
+        collective: Collective,
+        *,
+        has_baselines: bool,
+        places: Places | None = None,
     ) -> None:
+        """Collective. `places` says where the ranks are; those of another MPI's job go there."""
         self.machine: dict[str, Any] = {}
         self._comm = comm
         self._collective = collective
-        self._in_job = baselines.InJob(comm) if has_baselines else None
+        self._in_job = InJob(comm) if has_baselines else None
+        self._second: SecondJob | None = None
+        self._places = places
+        self._unsupported: str | None = None
         self._floors = Floors()
+        self._before_us = 0.0
 
     def contenders(self, problem: Problem) -> list[Contender]:
-        """Probe the floors; return kccl's contenders and those of this job's MPI. Collective."""
+        """Probe the floors; return kccl's contenders and those of the MPIs. Collective."""
         if self._comm.backend != "sim":
-            # At every size, because a machine's latency drifts during a sweep.
-            self._floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
-            if problem.nbytes:
-                copy_us = kccl.probe.copy_us(self._comm, problem.nbytes)
-                self._floors.copies_us[problem.nbytes] = copy_us
+            # At every size, because a machine's latency drifts during a sweep; at the first one
+            # more often, because its floor is printed before there are others.
+            for _ in range(0 if self._floors.one_ways_us else _FIRST_PROBES):
+                self._floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
+            self._before_us = self._probe(problem)
         found = kccl_contenders(self._comm, self._collective, problem)
-        if self._in_job is not None:
-            found += self._in_job.contenders(self._collective, problem)
+        if self._in_job is None:
+            return found
+        self._unsupported = mpi.unsupported(problem)
+        if self._unsupported:
+            return found
+        found += self._in_job.contenders(self._collective, problem)
+        if self._in_job.library != "openmpi":
+            if self._second is None:
+                self._second = self._start_second()
+            found += self._second.contenders(problem)
         return found
 
-    def finish(
-        self, rows: Sequence[Row], request: baselines.Request, problem: Problem
-    ) -> tuple[list[Row], list[str]]:
-        """All rows with their floors, and a note for each peer without rows. Collective.
+    def probe_again(self, problem: Problem) -> None:
+        """Probes the floors after a problem has been measured. Collective."""
+        if self._comm.backend != "sim":
+            self._floors.around_us[problem.nbytes] = (self._before_us, self._probe(problem))
 
-        Args:
-            rows: The rows measured in this job.
-            request: What the job of another MPI has to measure.
-            problem: One of the measured problems.
-        """
-        found, notes = list(rows), []
-        if self._in_job is not None:
-            notes = [self._in_job.missing] if self._in_job.missing else []
-            unsupported = mpi.unsupported(problem)
-            if unsupported:
-                notes.append(unsupported)
-            elif self._in_job.library != "openmpi":
-                peers, missing = baselines.open_mpi_rows(self._comm, request)
-                found = merge(found, peers)
-                notes += [missing] if missing else []
-        if self._comm.backend == "sim":
-            # Simulated times give no bandwidth.
-            for row in found:
-                row["algbw_gbps"] = row["busbw_gbps"] = None
-        else:
-            self._floors.add(found)
-        return found, notes
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Sets the floors of these rows, as far as they have been probed."""
+        if self._comm.backend != "sim":
+            self._floors.add(rows)
+            return
+        # Simulated times give no bandwidth.
+        for row in rows:
+            row["algbw_gbps"] = row["busbw_gbps"] = None
+
+    def notes(self) -> list[str]:
+        """A sentence for each peer without rows."""
+        found = [self._in_job.missing if self._in_job else None, self._unsupported]
+        found.append(self._second.missing if self._second else None)
+        return [note for note in found if note]
 
     def close(self) -> None:
-        """Does nothing: there is nothing to release."""
+        """Ends the other MPI's job."""
+        if self._second is not None:
+            self._second.close()
+
+    def _probe(self, problem: Problem) -> float:
+        floors = self._floors
+        floors.one_ways_us.append(kccl.probe.one_way_latency_us(self._comm))
+        if not problem.nbytes:
+            return floors.one_ways_us[-1]
+        copy_us = kccl.probe.copy_us(self._comm, problem.nbytes)
+        floors.copies_us[problem.nbytes] = min(
+            copy_us, floors.copies_us.get(problem.nbytes, math.inf)
+        )
+        return floors.one_ways_us[-1] + copy_us
+
+    def _start_second(self) -> SecondJob:
+        if self._places is None:
+            return SecondJob(self._comm, [None] * self._comm.world_size)
+        return SecondJob(self._comm, self._places.cpus, self._places.lifted())
 
 
 @dataclass
@@ -81,13 +115,15 @@ class Floors:
     Attributes:
         one_ways_us: One-way latencies of a cache line, or on GPUs of a word.
         copies_us: Bytes of a message -> time of one copy. A size that is absent counts as 0.
+        around_us: Bytes of a message -> both, as probed before that size was measured and after.
     """
 
     one_ways_us: list[float] = field(default_factory=list)
     copies_us: dict[int, float] = field(default_factory=dict)
+    around_us: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Sets `floor_us` in the rows of the same run."""
+        """Sets the floors of the rows of the same run."""
         # A copy of more bytes bounds the copy of fewer.
         copies_us = {
             row["bytes"]: min(
@@ -97,4 +133,4 @@ class Floors:
             for row in rows
         }
         # Why the minimum: a disturbed probe would raise the floor and make results look too good.
-        add_floors(rows, min(self.one_ways_us), copies_us)
+        add_floors(rows, min(self.one_ways_us), copies_us, self.around_us)

@@ -20,7 +20,6 @@ from ..gpu.side import describe
 from ..harness.collective import Array, Buffers, Collective, Comm, Problem, buffers
 from ..harness.measure import Contender, Row
 from ..host.side import Floors
-from ..peers.baselines import Request
 from .chained import Chained
 from .contenders import (
     BarrierForm,
@@ -134,24 +133,25 @@ class InKernelSide:
             found.append(self._contender(problem, _PEER, self._of_peers))
         return found
 
-    def finish(
-        self, rows: Sequence[Row], request: Request, problem: Problem
-    ) -> tuple[list[Row], list[str]]:
-        """As HostSide.finish()."""
-        found = list(rows)
+    def probe_again(self, problem: Problem) -> None:
+        """As HostSide.probe_again(): a GPU's latency does not drift, so nothing is probed."""
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """As HostSide.fill()."""
         for within, reach in self._reaches.items():
             # With two reaches the world size is above 1, so rows of 1 are within a GPU.
             rows_of_it = [
-                row
-                for row in found
-                if len(self._reaches) == 1 or (row["world_size"] == 1) == within
+                row for row in rows if len(self._reaches) == 1 or (row["world_size"] == 1) == within
             ]
             if reach.floors.one_ways_us:
                 reach.floors.add(rows_of_it)
             else:
                 for row in rows_of_it:
                     row["algbw_gbps"] = row["busbw_gbps"] = None
-        return found, self._remarks
+
+    def notes(self) -> list[str]:
+        """As HostSide.notes()."""
+        return self._remarks
 
     def close(self) -> None:
         """Releases the device. Collective."""

@@ -1,56 +1,94 @@
-"""Measures one MPI library in a separate job: `mpirun -n 2 python mpi_job.py '<JSON>'`.
+"""A rank of an MPI library in a job of its own: `mpirun -n 2 python mpi_job.py '<JSON>'`.
 
 Needs numpy and mpi4py but not kccl, because the environment may have another MPI than kccl's. The
-argument is a JSON object (see `baselines.Request`). The last line that rank 0 prints is the JSON
-list of rows.
+argument is a JSON object: the name of the sockets, and the CPUs of the ranks. Each rank connects to
+the socket of its number and does what it reads there, a line of JSON an order (`second_job.py`),
+until the socket is closed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
-def main(request: dict[str, Any]) -> int:
-    """Measure and print. Returns 1 when a result was wrong."""
+def main(request: dict[str, Any]) -> None:
+    """Connects, and answers until there are no more orders."""
     # Why: a script's folder is first on sys.path, and bench/peers has a torch.py and others that
     # would hide libraries of the same name.
     sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    import numpy as np
     from mpi4py import MPI
 
-    from bench.harness import collective, measure
-    from bench.peers import mpi
-
     comm = MPI.COMM_WORLD
-    table = collective.load(request["collective"])
-    problems = table.problems(
-        request["sizes"],
-        dtype=request["dtype"],
-        np_dtype=np.dtype(request["dtype"]),
-        op=request["op"],
-        root=request["root"],
-        in_place=request["in_place"],
-        world_size=comm.size,
-    )
-    rows = []
-    for problem in problems:
-        rows += measure.measure(
-            table,
-            problem,
-            mpi.contenders(MPI, comm, table, problem),
-            rank=comm.rank,
-            gather=comm.allgather,
-            repeats=request["repeats"],
-            iterations=request["iterations"],
+    cpu = request["cpus"][comm.rank]
+    if cpu is not None:
+        # Where this is forbidden, the bench says so of its own ranks.
+        with suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"\0{request['name']}-{comm.rank}")
+        with connection.makefile("rw", encoding="utf-8") as stream:
+            rank = _Rank(MPI, comm)
+            for line in stream:
+                (order, argument), *_ = json.loads(line).items()
+                stream.write(json.dumps(getattr(rank, f"on_{order}")(argument)) + "\n")
+                stream.flush()
+
+
+class _Rank:
+    """Does the orders; each answer is a JSON object."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self._mpi, self._comm = mpi, comm
+
+    def on_problem(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Takes a problem up. Answers the contenders: library and algorithm."""
+        import numpy as np
+
+        from bench.harness import collective
+        from bench.peers import mpi
+
+        self._table = collective.load(asked["collective"])
+        dtype = asked["dtype"] or "float32"
+        (self._problem,) = self._table.problems(
+            [asked["nbytes"]],
+            dtype=dtype,
+            np_dtype=np.dtype(dtype),
+            op=asked["op"] or "sum",
+            root=asked["root"] or 0,
+            in_place=asked["in_place"] is not False,
+            world_size=self._comm.size,
         )
-    if comm.rank == 0:
-        print(json.dumps(rows), flush=True)
-    return int(any(row["wrong"] for row in rows))
+        self._contenders = mpi.contenders(self._mpi, self._comm, self._table, self._problem)
+        return {"contenders": [[each.library, each.algorithm] for each in self._contenders]}
+
+    def on_check(self, argument: list[int]) -> dict[str, Any]:
+        """Checks a contender with inputs of a seed. Answers the number of wrong elements."""
+        index, seed = argument
+        contender = self._contenders[index]
+        contender.enter()
+        comm = self._comm
+        wrong = self._table.check(
+            self._problem, contender.buffers, contender.run, comm.rank, comm.allgather, seed
+        )
+        return {"wrong": wrong + contender.wrong()}
+
+    def on_time(self, argument: list[int]) -> dict[str, Any]:
+        """Times calls of a contender on zeros. Answers as Contender.clock, and where it ran."""
+        index, iterations, warmup = argument
+        contender = self._contenders[index]
+        contender.buffers.zero()
+        contender.enter()
+        typical_us, single_us = contender.clock(iterations, warmup)
+        answer = {"typical_us": typical_us.tolist(), "single_us": single_us.tolist()}
+        return answer | {"cpu": contender.cpu(), "preempted": contender.preempted()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    main(json.loads(sys.argv[1]))

@@ -14,7 +14,8 @@ from ..gpu.kernels import NAMES, SOURCE
 from ..gpu.side import check_gpus
 from ..harness.collective import Collective, Comm, Problem
 from ..harness.measure import Contender
-from .tune import Candidate, Candidates, Refusals, floats_only
+from .choice import Candidate
+from .tune import Candidates, Refusals, floats_only
 
 Shapes = Sequence[tuple[int, int]]
 """(most blocks of a call, threads of a block until all blocks are used), as in the tables."""

@@ -14,17 +14,17 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 import kccl
 
-from ..cli import message_size
+from ..arguments import message_size
 from ..harness.collective import (
     Buffers,
     Collective,
@@ -35,117 +35,19 @@ from ..harness.collective import (
     load,
     sweep,
 )
-from ..harness.measure import REPEATS, Contender, Row, looped, measure
-from ..harness.report import console, print_table
+from ..harness.interrupts import Interrupts
+from ..harness.measure import REPEATS, Contender, Row, looped, measure, spread
+from ..harness.outputs import try_file
+from ..harness.report import Screen, console, say
+from ..host.places import placed
+from ..names import collective_name, dtype_name
+from .choice import Candidate, Timing, entry_of, read, thresholds, updated
 
 # Bounds on the shape of a call on GPUs.
 BLOCKS = (8, 32, 64, 128)
 THREADS = (64, 128, 256, 512)
-INDIFFERENCE = 0.05
-"""The algorithm of the size before is kept while its time is within this fraction of the best, so
-that noise does not change the choice.
-"""
-
-
-class Candidate(NamedTuple):
-    """An algorithm, on GPUs with bounds on its shape.
-
-    Attributes:
-        algorithm: The algorithm's name.
-        blocks, threads: The bounds, as in kccl's tuning tables; 0 on the host.
-    """
-
-    algorithm: str
-    blocks: int = 0
-    threads: int = 0
-
 
 Candidates = list[tuple[Candidate, Contender]]
-Times = Mapping[int, Mapping[Candidate, float]]
-"""Bytes -> candidate -> microseconds; a candidate that cannot run at a size is absent there."""
-
-
-def thresholds(
-    collective: str, times_us: Times, floats_only: Set[str] = frozenset()
-) -> list[dict[str, Any]]:
-    """The fastest candidate per size, neighbours merged.
-
-    Args:
-        collective: Name of the collective.
-        times_us: The measured times.
-        floats_only: Algorithms that integers cannot use. After each entry of such an algorithm come
-            entries of the fastest others for the same sizes.
-
-    Returns:
-        Entries by ascending `up_to_bytes`, the largest measured size for which the candidate was
-        chosen. In the last entry it is None: the entry holds for every larger size.
-    """
-    everything = _merged(times_us)
-    for_all = _merged(
-        {
-            nbytes: {each: us for each, us in times.items() if each.algorithm not in floats_only}
-            for nbytes, times in times_us.items()
-        }
-    )
-    entries: list[dict[str, Any]] = []
-    above = -1.0
-    for bound, best in everything:
-        entries.append(_entry(collective, bound, best))
-        if best.algorithm in floats_only:
-            low = above
-            for other_bound, other in for_all:
-                if low < bound and other_bound > above:
-                    low = min(other_bound, bound)
-                    entries.append(_entry(collective, low, other))
-        above = bound
-    return entries
-
-
-def _merged(times_us: Times) -> list[tuple[float, Candidate]]:
-    """(Largest size, best candidate), by ascending size; the last size is infinite."""
-    merged: list[tuple[float, Candidate]] = []
-    for nbytes in sorted(times_us):
-        times = times_us[nbytes]
-        if not times:
-            continue
-        best = min(times, key=lambda each: times[each])
-        before = merged[-1][1] if merged else best
-        if before in times and times[before] <= times[best] * (1 + INDIFFERENCE):
-            best = before
-        if merged and before == best:
-            merged.pop()
-        merged.append((nbytes, best))
-    return [*merged[:-1], *((math.inf, best) for _, best in merged[-1:])]
-
-
-def _entry(collective: str, bound: float, best: Candidate) -> dict[str, Any]:
-    up_to_bytes = None if math.isinf(bound) else int(bound)
-    entry = {"collective": collective, "up_to_bytes": up_to_bytes, "algorithm": best.algorithm}
-    return entry | ({"blocks": best.blocks, "threads": best.threads} if best.blocks else {})
-
-
-def updated(
-    tuning: dict[str, Any] | None, backend: str, world_size: int, entries: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """A tuning document with these entries in place of the same collectives' at this world size.
-
-    Args:
-        tuning: the document so far, None for none.
-        backend: of the entries.
-        world_size: of the entries.
-        entries: as `thresholds` returns them, of one or more collectives.
-    """
-    tables = {} if tuning is None else {t["world_size"]: t["thresholds"] for t in tuning["tables"]}
-    new = {entry["collective"] for entry in entries}
-    kept = [entry for entry in tables.get(world_size, []) if entry["collective"] not in new]
-    tables[world_size] = [*entries, *kept]
-    # On which machines the file's tables were measured, as a person wrote it.
-    origin = {} if tuning is None or "origin" not in tuning else {"origin": tuning["origin"]}
-    return {
-        "backend": backend,
-        **origin,
-        "tables": [{"world_size": n, "thresholds": tables[n]} for n in sorted(tables)],
-    }
 
 
 class Tuner(Protocol):
@@ -175,12 +77,15 @@ def tune(
     repeats: int,
     tuner: Tuner | None = None,
     iterations: int | None = None,
+    core_of: Callable[[int], int] | None = None,
+    show: Callable[[Sequence[Row]], None] = lambda rows: None,
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Rows of every candidate on every problem, and the thresholds they give. Collective.
 
     Args:
-        comm, collective, problems, repeats, iterations: As in measure().
+        comm, collective, problems, repeats, iterations, core_of: As in measure().
         tuner: Makes the contenders; None for a HostTuner.
+        show: Called with the rows of each size when they have been measured.
 
     Raises:
         kccl.Error: An algorithm's result was wrong, or none runs at a size.
@@ -188,9 +93,9 @@ def tune(
     tuner = tuner or HostTuner(comm)
     only = tuner.only(collective)
     if only is not None:
-        return [], [_entry(collective.name, math.inf, only)]
+        return [], [entry_of(collective.name, math.inf, only)]
     rows: list[Row] = []
-    times_us: dict[int, dict[Candidate, float]] = {}
+    times: dict[int, dict[Candidate, Timing]] = {}
     for problem in problems:
         candidates = tuner.candidates(collective, problem)
         if not candidates:
@@ -204,18 +109,21 @@ def tune(
             gather=comm.gather_objects,
             repeats=repeats,
             iterations=iterations,
+            core_of=core_of,
         )
+        show(found)
         for row in found:
             if row["wrong"]:
                 raise kccl.Error(
                     f"{row['algorithm']}: {row['wrong']} wrong elements at {row['bytes']} bytes"
                 )
         of_contender = {
-            id(each): row["time_us"] for each, row in zip(contenders, found, strict=True)
+            id(each): Timing(row["time_us"], spread(row))
+            for each, row in zip(contenders, found, strict=True)
         }
-        times_us[problem.nbytes] = {each: of_contender[id(who)] for each, who in candidates}
+        times[problem.nbytes] = {each: of_contender[id(who)] for each, who in candidates}
         rows += found
-    return rows, thresholds(collective.name, times_us, tuner.floats_only(collective))
+    return rows, thresholds(collective.name, times, tuner.floats_only(collective))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -227,7 +135,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     names = callable_outside_kernels()
     parser.add_argument(
-        "collectives", nargs="*", default=names, metavar="COLLECTIVE", help=", ".join(names)
+        "collectives",
+        nargs="*",
+        type=collective_name,
+        default=names,
+        metavar="COLLECTIVE",
+        help=", ".join(names),
     )
     parser.add_argument(
         "-b", "--begin", type=message_size, default=8, metavar="SIZE", help="first size (8)"
@@ -235,7 +148,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "-e", "--end", type=message_size, default=1 << 20, metavar="SIZE", help="last size (1M)"
     )
-    parser.add_argument("-d", "--dtype", help="element type (float32; on GPUs bfloat16)")
+    parser.add_argument(
+        "-d", "--dtype", type=dtype_name, help="element type (float32; on GPUs bfloat16)"
+    )
     parser.add_argument("--backend", choices=("host", "cuda", "hip"), default="host", help="(host)")
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
@@ -253,44 +168,86 @@ def main(argv: list[str] | None = None) -> int:
         metavar="F",
         help="tuning file to update or to create; the last line printed is its JSON either way",
     )
+    parser.add_argument(
+        "--no-pin", action="store_true", help="leave the ranks wherever the system puts them"
+    )
     args = parser.parse_args(argv)
     unknown = set(args.collectives) - set(names)
     if unknown:
-        parser.error(f"no collective {', '.join(sorted(unknown))}; known are {', '.join(names)}")
+        parser.error(
+            f"{', '.join(sorted(unknown))} is called inside kernels only; known are "
+            f"{', '.join(names)}"
+        )
+    if args.repeats < 1:
+        parser.error(f"--repeats is {args.repeats}, must be at least 1")
+    try:
+        sizes = sweep(args.begin, args.end, 2)
+        if args.out is not None:
+            try_file("--out", args.out)
+        before = read(args.out)
+    except ValueError as error:
+        parser.error(str(error))
     comm: Any = kccl.init(backend=args.backend)
     if args.dtype is None:
         args.dtype = "float32" if args.backend == "host" else "bfloat16"
-    out = console()
-    tuner: Tuner = HostTuner(comm)
-    if args.backend != "host":
-        from .gpu import GpuTuner
-
-        tuner = GpuTuner(comm, shapes=[(n, m) for n in args.blocks for m in args.threads])
     entries: list[dict[str, Any]] = []
-    for name in args.collectives:
-        collective = load(name)
-        problems = collective.problems(
-            sweep(args.begin, args.end, 2),
-            dtype=args.dtype,
-            np_dtype=kccl.dtypes.to_numpy(args.dtype),
-            op="sum",
-            root=0,
-            in_place=True,
-            world_size=comm.world_size,
-        )
-        rows, found = tune(comm, collective, problems, repeats=args.repeats, tuner=tuner)
-        entries += found
-        if comm.rank == 0 and rows:
-            print_table(out, rows)
-    tuner.close()
-    if comm.rank == 0:
-        known = args.out is not None and args.out.exists()
-        before = json.loads(args.out.read_text("utf-8")) if known else None
-        tuning = updated(before, comm.backend, comm.world_size, entries)
-        if args.out:
-            args.out.write_text(json.dumps(tuning, indent=2) + "\n", "utf-8")
-        print(json.dumps(tuning))
+    with Interrupts() as interrupts:
+        try:
+            _tune_all(args, comm, sizes, entries)
+        finally:
+            interrupts.hold()
+            if comm.rank == 0:
+                if len({entry["collective"] for entry in entries}) < len(args.collectives):
+                    done = ", ".join(dict.fromkeys(each["collective"] for each in entries))
+                    print(f"# interrupted: complete are {done or 'none'}", file=sys.stderr)
+                tuning = updated(before, comm.backend, comm.world_size, entries)
+                if args.out and entries:
+                    args.out.write_text(json.dumps(tuning, indent=2) + "\n", "utf-8")
+                print(json.dumps(tuning), flush=True)
     return 0
+
+
+def _tune_all(
+    args: argparse.Namespace, comm: Any, sizes: Sequence[int], entries: list[dict[str, Any]]
+) -> None:
+    """Tunes all collectives; `entries` grows with each."""
+    out = console()
+    out.quiet = comm.rank != 0
+    is_on_host = args.backend == "host"
+    with ExitStack() as ends:
+        pins = is_on_host and not args.no_pin
+        places = ends.enter_context(placed(comm, pins=pins))
+        for line in [*places.lines(), *([f"# {places.note}"] if places.note else [])]:
+            say(out, line)
+        tuner: Tuner = HostTuner(comm)
+        if not is_on_host:
+            from .gpu import GpuTuner
+
+            tuner = GpuTuner(comm, shapes=[(n, m) for n in args.blocks for m in args.threads])
+        ends.callback(tuner.close)
+        for name in args.collectives:
+            collective = load(name)
+            problems = collective.problems(
+                sizes,
+                dtype=args.dtype,
+                np_dtype=kccl.dtypes.to_numpy(args.dtype),
+                op="sum",
+                root=0,
+                in_place=True,
+                world_size=comm.world_size,
+            )
+            screen = Screen(out, verbose=True, has_peers=False)
+            rows, found = tune(
+                comm,
+                collective,
+                problems,
+                repeats=args.repeats,
+                tuner=tuner,
+                core_of=places.core_of if is_on_host else None,
+                show=screen.add,
+            )
+            screen.end(rows)
+            entries += found
 
 
 class HostTuner:

@@ -203,6 +203,8 @@ def _bench(args: argparse.Namespace) -> int:
     from ..bench import cli
     from ..start import init, run_threads
 
+    if args.compare is not None:
+        return cli.compare(args) if launchers.rank_of(os.environ) == 0 else 0
     if args.backend == "sim":
         launcher = launchers.launcher_of_several(os.environ)
         if launcher:

@@ -17,6 +17,7 @@ __all__ = ["copy_us", "core_to_core_us", "one_way_latency_us", "probed"]
 _ROUND_TRIPS = 20_000
 _LIMIT_NS = 5_000_000_000
 _COPY_BATCHES = 5
+_PING_PONG_BATCHES = 20
 
 
 def __dir__() -> list[str]:
@@ -29,7 +30,8 @@ def one_way_latency_us(comm: Communicator) -> float:
     If the two ranks share a core, this measures the scheduler and not the cache.
 
     Returns:
-        Microseconds; 0.0 for one rank.
+        Microseconds, the least of several batches of round trips: one that something disturbed is
+        no floor. 0.0 for one rank.
 
     Raises:
         InvalidArgument: The windows are in GPU memory, which the host cannot poll.
@@ -44,8 +46,12 @@ def one_way_latency_us(comm: Communicator) -> float:
     if comm.rank < 2:
         mine = ffi.cast("uint32_t *", window.addresses[comm.rank])
         theirs = ffi.cast("uint32_t *", window.addresses[1 - comm.rank])
-        round_trips = _ROUND_TRIPS
-        result = lib.kccl_host_ping_pong(mine, theirs, round_trips, comm.rank == 0, _LIMIT_NS)
+        for _ in range(_PING_PONG_BATCHES):
+            round_trips = _ROUND_TRIPS // _PING_PONG_BATCHES
+            batch = lib.kccl_host_ping_pong(mine, theirs, round_trips, comm.rank == 0, _LIMIT_NS)
+            result = batch if result is None else min(result, batch)
+            if batch < 0:
+                break
     everyone = comm.gather_objects(result)
     if everyone[0] < 0 or everyone[1] < 0:
         raise Timeout(

@@ -271,18 +271,6 @@ def test_repeats_alternate_over_the_contenders() -> None:
     assert "".join(log) == "012" + "012" + "210" + "012" + "012"
 
 
-def test_merged_rows_are_ordered_by_size() -> None:
-    ours = [row(bytes=8), row(bytes=16)]
-    peers = [row(bytes=8, library="openmpi"), row(bytes=16, library="openmpi")]
-    merged = measure.merge(ours, peers)
-    assert [(each["bytes"], each["library"]) for each in merged] == [
-        (8, "kccl"),
-        (8, "openmpi"),
-        (16, "kccl"),
-        (16, "openmpi"),
-    ]
-
-
 def test_best_peer_is_of_the_same_problem_and_mode() -> None:
     peers = [
         row(library="mpich", time_us=3.0),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from decode_bench import FAST, bench, document_of
 
-from kccl.bench import check
+from kccl.bench import compare
 from kccl.bench.decode import report, tokens, variants
 from kccl.bench.decode.gpu import states
 from kccl.engine import Engine
@@ -205,7 +205,7 @@ def test_threads_as_ranks_are_refused_in_a_job(
     assert "ranks is 2: they are threads of one process" in capsys.readouterr().err
 
 
-def test_check_compares_decoding() -> None:
+def test_decoding_is_compared() -> None:
     machine = {"cpu_model": "some CPU", "architecture": "x86_64", "cpus": 2, "allowed_cpus": 2}
 
     def made(**fields: Any) -> dict[str, Any]:
@@ -213,12 +213,15 @@ def test_check_compares_decoding() -> None:
         row |= {"us_per_token": 100.0, "tokens_match": True, "world_size": 1} | fields
         return {"machine": machine, "commit": "abc", "rows": [row]}
 
-    assert check.compare(made(us_per_token=110.0), [made()]) == ([], 1)
-    (finding,) = check.compare(made(us_per_token=130.0), [made()])[0]
-    assert str(finding) == "decode m, position 128, 1 ranks: 130 us, 1.30 times 100 us of abc"
-    (finding,) = check.compare(made(us_per_token=None, tokens_match=False), [made()])[0]
+    found = compare.compare([made()], [made(us_per_token=110.0)])
+    assert (found.worse, found.compared) == ([], 1)
+    (finding,) = compare.compare([made()], [made(us_per_token=130.0)]).worse
+    said = "decode m, position 128, 1 ranks: 130.000 us, was 100.000: 1.30 times, tolerance 1.15"
+    assert str(finding) == said
+    wrong = made(us_per_token=None, tokens_match=False)
+    (finding,) = compare.compare([made()], [wrong]).worse
     assert str(finding).endswith("wrong tokens")
-    assert check.compare(made(position=1024), [made()]) == ([], 0)
+    assert compare.compare([made()], [made(position=1024)]).compared == 0
 
 
 def test_a_readmes_table_has_the_newest_rows() -> None:

@@ -1,6 +1,5 @@
 """The parts of the GPU benchmarks that need no GPU: schedule, clock, rows, kernels, peers."""
 
-import io
 import os
 import subprocess
 import sys
@@ -10,14 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from bench_world import FakeComm, FakeWorld, problem, row
+from bench_world import FakeComm, FakeWorld, problem, row, screen_of
 from device_compilers import find_nvrtc
 from gpu_bench_world import NODE_US, Call, FakeBuffers, FakeGpu, FakeModule
 
 import kccl
 from kccl.bench.gpu import clock as gpu_clock
 from kccl.bench.gpu import kernels
-from kccl.bench.harness import collective, measure, report
+from kccl.bench.harness import collective, measure
 from kccl.bench.peers import notes as peer_notes
 from kccl.bench.peers import torch
 
@@ -188,12 +187,9 @@ def gpu_rows():
 
 
 def test_the_table_shows_what_gpus_have():
-    file = io.StringIO()
-    out = report.console(file)
-    report.print_table(out, gpu_rows())
-    report.legend(out, gpu_rows())
-    printed = file.getvalue()
-    assert max(map(len, printed.splitlines())) <= report.WIDTH and "…" not in printed
+    lines = screen_of(gpu_rows(), verbose=True, width=120)
+    printed = "\n".join(lines)
+    assert max(map(len, lines)) <= 120
     assert "skewed" in printed and "host" in printed and "4.00x" in printed
     assert "one-way latency of a word" in printed and "MPI" not in printed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,14 +19,13 @@ from bench_world import (
     parse,
     probes,  # noqa: F401  # a fixture, asked for by name
     problem,
-    row,
 )
 
 import kccl
-from kccl.bench import check, cli
-from kccl.bench.harness import collective, document, measure, report
-from kccl.bench.peers import baselines, mpi
-from kccl.bench.tune import tune
+from kccl.bench import cli
+from kccl.bench.harness import collective, document, measure
+from kccl.bench.peers import mpi, second_job
+from kccl.bench.tune import choice, tune
 
 # What is written
 
@@ -40,7 +38,6 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
-    assert max(len(line) for line in lines) <= report.WIDTH
     assert any(line.startswith("# floor: one-way latency") for line in lines)
     made = json.loads(printed.out)
     assert set(made) == {"machine", "commit", "command", "rows"}
@@ -81,10 +78,23 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (("all_reduce", "-d", "float99"), "must be one of"),
         (("all_reduce", "-b", "64", "-e", "8"), "range is empty"),
         (("broadcast", "--out-of-place"), "no out-of-place form"),
         (("broadcast", "--root", "2"), "not a rank of 2"),
+        (("all_reduce", "--root", "0"), "all_reduce has no root: leave out --root 0"),
+        (("broadcast", "--op", "sum"), "broadcast reduces nothing: leave out --op sum"),
+        (("barrier", "--op", "max"), "barrier reduces nothing: leave out --op max"),
+        (("barrier", "-b", "8"), "barrier sends no data: leave out -b"),
+        (("barrier", "--sizes", "8"), "barrier sends no data: leave out --sizes"),
+        (("barrier", "-d", "fp32"), "barrier sends no data: leave out -d"),
+        (("barrier", "--in-place"), "barrier sends no data: leave out --in-place"),
+        (("all_reduce", "--sizes", "8", "-b", "8", "-f", "2"), "leave out -b, -f"),
+        (("all_reduce", "-b", "0"), "range is empty"),
+        (("all_reduce", "-e", "0"), "range is empty"),
+        (("exchange",), "inside kernels only: add --in-kernel and --backend cuda, hip or sim"),
+        (("all_reduce", "--in-kernel"), "needs --backend cuda, hip or sim"),
+        (("all_reduce", "--sizes", "8", "20000G"), "of memory are available"),
+        ((), "name a collective"),
     ],
 )
 def test_arguments_without_sense_are_named(
@@ -92,6 +102,58 @@ def test_arguments_without_sense_are_named(
 ) -> None:
     assert FakeWorld(2).run(partial(cli.main, parse(*argv))) == [2, 2]
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("allreduce", "all_reduce"),
+        ("AllGather", "all_gather"),
+        ("reduce-scatter", "reduce_scatter"),
+        ("bcast", "broadcast"),
+    ],
+)
+def test_collectives_have_the_names_that_people_know(text: str, name: str) -> None:
+    assert parse(text).collective == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("fp32", "float32"), ("f32", "float32"), ("BF16", "bfloat16"), ("half", "float16")],
+)
+def test_types_have_the_names_that_people_know(text: str, name: str) -> None:
+    assert parse("all_reduce", "-d", text).dtype == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "question"),
+    [
+        (("all_reduc",), "Did you mean all_reduce?"),
+        (("brodcast",), "Did you mean broadcast?"),
+        (("all_reduce", "-d", "float23"), "Did you mean float32?"),
+        (("all_reduce", "--op", "summ"), "Did you mean sum?"),
+        (("all_reduce", "-d", "float99"), "known are float32, float64"),
+        (("-v", "decode"), "decode stands first: kccl bench decode"),
+    ],
+)
+def test_a_name_that_nothing_has_gets_the_nearest(
+    argv: tuple[str, ...], question: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*argv)
+    assert question in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("probes")
+def test_a_size_of_no_whole_elements_says_what_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert FakeWorld(2).run(partial(cli.main, parse("all_reduce", "-b", "7", "-e", "7"))) == [0, 0]
+    assert "sizes are whole float32 elements: 7 becomes 4" in capsys.readouterr().out
+    args = parse("all_gather", "--sizes", "1", "3", "9", "8", "5")
+    assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
+    said = "in each of 2 chunks: 1 becomes 8, 3 becomes 8, 9 becomes 8, and 1 more"
+    assert said in capsys.readouterr().out
 
 
 def test_documents_are_found_between_other_lines(tmp_path: Path) -> None:
@@ -114,99 +176,58 @@ def test_mpi_says_what_it_cannot_do() -> None:
     assert mpi.unsupported(replace(scatter, in_place=False)) is None
 
 
-def test_the_second_job_inherits_nothing_from_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PMI_RANK", "PMIX_RANK", "HYDI_CONTROL_FD", "MPI_LOCALRANKID", "PYTHONPATH"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("LANG", "C")
-    environment = baselines.clean_environment()
-    assert environment["LANG"] == "C"
-    assert environment["OMPI_MCA_btl"] == "self,sm"
-    assert not [name for name in environment if name.startswith(("PMI", "HYD", "MPI", "PYTHON"))]
-
-
-@pytest.mark.usefixtures("probes")
-def test_a_missing_open_mpi_is_a_sentence_with_its_cure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    args = parse("all_reduce", "-e", "8", "--baselines")
-    assert FakeWorld(2).run(partial(cli.main, args)) == [0, 0]
-    printed = capsys.readouterr().out
-    assert "no Open MPI rows" in printed
-    assert "make setup" in printed
-    assert "MPICH rows need MPICH's mpirun" in printed
-
-
-def fake_mpirun(prefix: Path, script: str) -> None:
-    (prefix / "bin").mkdir()
-    launcher = prefix / "bin" / "mpirun"
-    launcher.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
-    launcher.chmod(0o755)
-
-
-REQUEST = baselines.Request("all_reduce", [8], "float32", "sum", 0, True, 2, 4)
-
-
-def test_rows_of_the_second_job_reach_every_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer = row(library="openmpi", floor_us=None)
-    fake_mpirun(tmp_path, f"echo noise; echo '{json.dumps([peer])}'")
-    monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    run = partial(baselines.open_mpi_rows, request=REQUEST)
-    for rows, missing in FakeWorld(2).run(run):
-        assert rows == [peer]
-        assert missing is None
-
-
-def test_a_second_job_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_mpirun(tmp_path, "echo 'not enough slots' >&2; exit 7")
-    monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    run = partial(baselines.open_mpi_rows, request=REQUEST)
-    rows, missing = FakeWorld(1).run(run)[0]
-    assert rows == []
-    assert "returned 7: not enough slots" in str(missing)
-
-
-def test_a_second_job_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_mpirun(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    monkeypatch.setenv("KCCL_OPENMPI_PREFIX", str(tmp_path))
-    monkeypatch.setattr(baselines, "LIMIT_S", 1.0)
-    run = partial(baselines.open_mpi_rows, request=REQUEST)
-    rows, missing = FakeWorld(1).run(run)[0]
-    assert rows == []
-    assert "longer than 1 s" in str(missing)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text("utf-8")), 0)
-
-
-# Tuning and records
+# Tuning
 
 
 def test_thresholds_merge_neighbours_and_noise_does_not_flip_them() -> None:
-    a, b, c = map(tune.Candidate, "abc")
+    a, b, c = map(choice.Candidate, "abc")
     times_us = {
         8: {a: 1.0, b: 2.0},
         16: {a: 1.03, b: 1.0},
         32: {a: 2.0, b: 1.5},
         64: {b: 3.0, c: 2.0},
     }
-    assert tune.thresholds("all_reduce", times_us) == [
+    assert choice.thresholds("all_reduce", timed(times_us)) == [
         {"collective": "all_reduce", "up_to_bytes": 16, "algorithm": "a"},
         {"collective": "all_reduce", "up_to_bytes": 32, "algorithm": "b"},
         {"collective": "all_reduce", "up_to_bytes": None, "algorithm": "c"},
     ]
 
 
+def timed(times_us: Any, spread: float = 0.0) -> Any:
+    return {
+        nbytes: {each: choice.Timing(us, spread) for each, us in times.items()}
+        for nbytes, times in times_us.items()
+    }
+
+
+def test_a_table_does_not_alternate_where_the_repeats_spread_by_as_much() -> None:
+    a, b = map(choice.Candidate, "ab")
+    faster = {a: 1.0, b: 1.2}, {a: 1.2, b: 1.0}
+    times_us = {8 << i: faster[i % 2] for i in range(8)}
+    assert len(choice.thresholds("all_reduce", timed(times_us, spread=0.1))) == 1
+    # Steady repeats show that it is no noise.
+    assert len(choice.thresholds("all_reduce", timed(times_us, spread=0.01))) == 8
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"tables": [3]}'])
+def test_tune_overwrites_no_file_that_is_not_its_own(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.json").write_text(text, "utf-8")
+    with pytest.raises(SystemExit):
+        tune.main(["barrier", "--out", str(tmp_path / "mine.json")])
+    assert "mine.json exists and is no tuning file" in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text("utf-8") == text
+
+
 def test_a_tuning_file_keeps_what_was_not_tuned_again() -> None:
     def entry(collective: str, algorithm: str) -> dict[str, Any]:
         return {"collective": collective, "up_to_bytes": None, "algorithm": algorithm}
 
-    first = tune.updated(None, "host", 2, [entry("all_reduce", "a"), entry("broadcast", "b")])
-    second = tune.updated(first, "host", 8, [entry("all_reduce", "c")])
-    third = tune.updated(second, "host", 2, [entry("all_reduce", "d")])
+    first = choice.updated(None, "host", 2, [entry("all_reduce", "a"), entry("broadcast", "b")])
+    second = choice.updated(first, "host", 8, [entry("all_reduce", "c")])
+    third = choice.updated(second, "host", 2, [entry("all_reduce", "d")])
     assert third == {
         "backend": "host",
         "tables": [
@@ -257,51 +278,6 @@ def test_tuning_refuses_a_wrong_algorithm() -> None:
         FakeWorld(2, off_by_one).run(lambda comm: tuned(comm, [64]))
 
 
-MACHINE = {"cpu_model": "some CPU", "architecture": "x86_64", "cpus": 2, "allowed_cpus": 2}
-
-
-def made(*rows: measure.Row, **machine: Any) -> document.Document:
-    return {"machine": MACHINE | machine, "commit": "abc", "command": "kccl", "rows": list(rows)}
-
-
-def test_check_finds_a_planted_regression(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = made(row(time_us=1.0), row(bytes=16, time_us=2.0))
-    (tmp_path / "records.jsonl").write_text(json.dumps(old) + "\n", "utf-8")
-    new = tmp_path / "new.json"
-    argv = [str(new), "--records", str(tmp_path)]
-    new.write_text(json.dumps(made(row(time_us=1.1), row(bytes=16, time_us=2.2))), "utf-8")
-    assert check.main(argv) == 0
-    new.write_text(json.dumps(made(row(time_us=1.1), row(bytes=16, time_us=2.4))), "utf-8")
-    assert check.main(argv) == 1
-    assert "16 B, float32: 2.400 us, 1.20 times 2.000 us of abc" in capsys.readouterr().out
-
-
-def test_check_counts_a_wrong_row_and_refuses_to_compare_nothing(tmp_path: Path) -> None:
-    old = made(row())
-    findings, compared = check.compare(made(row(wrong=3, time_us=None)), [old])
-    assert [str(each).endswith("3 wrong elements") for each in findings] == [True]
-    assert compared == 0
-    for other in (made(row(), cpus=64), made(row(mode="host")), made(row(world_size=4))):
-        assert check.compare(other, [old]) == ([], 0)
-    new = tmp_path / "new.json"
-    new.write_text(json.dumps(made(row())), "utf-8")
-    assert check.main([str(new), "--records", str(tmp_path)]) == 2
-
-
-def test_check_compares_each_algorithm_in_kernels_with_its_own_record() -> None:
-    fast = row(mode="in_kernel", algorithm="fast", time_us=1.0)
-    slow = row(mode="in_kernel", algorithm="slow", time_us=2.0)
-    few = row(mode="in_kernel", algorithm="slow", time_us=3.0, blocks=8)
-    assert check.compare(made(fast, slow, few), [made(few, slow, fast)]) == ([], 3)
-
-
-def test_check_compares_with_the_newest_record() -> None:
-    records = [made(row(time_us=9.0)), made(row(time_us=1.0))]
-    assert len(check.compare(made(row(time_us=1.2)), records)[0]) == 1
-
-
 # The whole, under MPI
 
 
@@ -325,7 +301,7 @@ def test_kccl_bench_under_mpirun(tmp_path: Path) -> None:
     assert all(each["floor_us"] > 0 for each in rows)
     peers = {(each["library"], each["algorithm"]) for each in rows if each["library"] != "kccl"}
     assert {("mpich", "default"), ("mpich", "recursive_doubling")} <= peers
-    has_open_mpi = (baselines.open_mpi_prefix() / "bin" / "mpirun").exists()
+    has_open_mpi = (second_job.open_mpi_prefix() / "bin" / "mpirun").exists()
     assert (("openmpi", "default") in peers) == has_open_mpi
     assert has_open_mpi or "no Open MPI rows" in done.stderr
 

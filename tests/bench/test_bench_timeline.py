@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hand_made_timeline import OP_NS, ROUND_NS, STAGE_BYTES, made_stamps
 
-from kccl.bench import check
+from kccl.bench import compare
 from kccl.bench.decode import perfetto, picture, report, variants
 from kccl.bench.decode.timeline import Part, landed_in_windows, summary_of
 from kccl.engine.monokernel.trace import Timeline, timelines
@@ -161,7 +161,7 @@ def test_ablated_rows_are_no_speeds() -> None:
     made = {"machine": machine, "commit": "abc", "rows": [whole, fast]}
     assert report.ours_and_best(made["rows"]) == [(whole, None)]
     assert "| 100 |" in report.markdown([made]).splitlines()[2]
-    assert check.compare(made, [made]) == ([], 1)
+    assert compare.compare([made], [made]).compared == 1
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
 import collectives
 import numpy as np
 import pytest
+from rich.console import Console
 
 import kccl
 from kccl.bench import cli
-from kccl.bench.harness import collective, measure
+from kccl.bench.harness import collective, measure, report
 from kccl.ranks.agreement import json_of
 
 Broken = Callable[[np.ndarray, int], None]
@@ -167,15 +170,34 @@ def row(**changes: Any) -> measure.Row:
         "time_us": 1.0,
         "p99_us": 2.0,
         "skew_us": 0.1,
+        "rank_min_us": 0.9,
+        "rank_avg_us": 0.95,
+        "rank_max_us": 1.0,
+        "q1_us": 1.0,
+        "q3_us": 1.0,
         "skewed_us": None,
         "host_us": None,
         "floor_us": 0.1,
+        "floor_before_us": None,
+        "floor_after_us": None,
         "algbw_gbps": 0.008,
         "busbw_gbps": 0.008,
         "wrong": 0,
+        "notes": [],
     }
     assert tuple(values) == measure.COLUMNS
     return values | changes
+
+
+def screen_of(rows: list[measure.Row], *, verbose: bool, width: int = 80) -> list[str]:
+    """What a run prints of these rows on a screen, size by size."""
+    file = io.StringIO()
+    out = Console(file=file, highlight=False, markup=False, width=width)
+    screen = report.Screen(out, verbose=verbose, has_peers=False)
+    for _, group in groupby(rows, key=lambda each: each["bytes"]):
+        screen.add(list(group))
+    screen.end(rows)
+    return file.getvalue().splitlines()
 
 
 def gpu_document(*rows: measure.Row) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def mpi() -> Finding:
 
 def open_mpi() -> Finding:
     """Open MPI, with which `kccl bench` compares."""
-    from ...bench.peers.baselines import open_mpi_prefix
+    from ...bench.peers.second_job import open_mpi_prefix
 
     prefix = open_mpi_prefix()
     if (prefix / "bin" / "mpirun").exists():

@@ -1,0 +1,60 @@
+"""What people call collectives and element types, and what is meant by it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+import kccl
+
+from .harness.collective import NAMES
+
+_COLLECTIVES = {name.replace("_", ""): name for name in NAMES} | {
+    "bcast": "broadcast",
+    "reducescatterblock": "reduce_scatter",
+}
+_DTYPES = {dtype.name: dtype.name for dtype in kccl.dtypes.ALL} | {
+    **dict.fromkeys(("fp32", "f32", "float", "single"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("i32", "int"), "int32"),
+    **dict.fromkeys(("i64", "long"), "int64"),
+}
+
+
+def collective_name(text: str) -> str:
+    """A collective's name, from however people write it: "allreduce", "all-reduce", "bcast".
+
+    Raises:
+        argparse.ArgumentTypeError: There is none of that name.
+    """
+    squeezed = text.lower().replace("-", "").replace("_", "")
+    if squeezed == "decode":
+        raise argparse.ArgumentTypeError("decode stands first: kccl bench decode [options]")
+    return _meant("collective", text, squeezed, _COLLECTIVES)
+
+
+def dtype_name(text: str) -> str:
+    """An element type's name, from however people write it: "fp32", "bf16", "half".
+
+    Raises:
+        argparse.ArgumentTypeError: There is none of that name.
+    """
+    return _meant("element type", text, text.lower(), _DTYPES)
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """A question to append to an error; empty where nothing that is known is similar."""
+    close = get_close_matches(text.lower(), list(known), n=1)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
+def _meant(kind: str, text: str, key: str, names: Mapping[str, str]) -> str:
+    if key in names:
+        return names[key]
+    close = get_close_matches(key, list(names), n=1)
+    question = f". Did you mean {names[close[0]]}?" if close else ""
+    known = ", ".join(dict.fromkeys(names.values()))
+    raise argparse.ArgumentTypeError(f"{text!r} is no {kind}: known are {known}{question}")

