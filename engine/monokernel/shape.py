@@ -111,9 +111,9 @@ def check(program: Program, world_size: int) -> None:
         )
     if c.head_dim > 128:
         raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
-    if lane_heads // lane_kv_heads > 4:
+    if lane_heads // lane_kv_heads > 8:
         raise kccl.InvalidArgument(
-            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 4 for the "
+            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 8 for the "
             "monokernel"
         )
 
