@@ -5,6 +5,7 @@ from pathlib import Path
 
 import kccl
 
+from ..config import BIASES
 from ..program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -126,6 +127,8 @@ def _head_rows(program: Program, world_size: int) -> dict[str, int]:
     return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
 
 
+# As kernels/biases.cuh calls them.
+_BIAS = {kind: kind.title().replace("_", "") for kind in BIASES}
 # Device types of weights.
 _WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
@@ -216,6 +219,7 @@ def source_of(
         "Context": context,
     }
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
+    flags |= {f"Has{_BIAS[kind]}Bias": kind in c.biases for kind in BIASES}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}
