@@ -39,9 +39,9 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """A model whose lanes follow from its heads, with a tied embedding."""
+    """A model whose lanes follow from its heads; with a tied embedding, unless told otherwise."""
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
-    return ModelConfig(num_lanes=lanes, is_tied=True, **fields)
+    return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
 
 
 _LLAMA_31 = Llama3Scaling(
@@ -65,6 +65,17 @@ MODELS = {
         **{"family": "qwen3", "num_layers": 28, "hidden": 1024, "ffn": 3072, "num_heads": 16},
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 151936, "context": 40960},
         **{"norm_eps": 1e-6, "has_qk_norm": True, "rope": Rope(theta=1e6)},
+    ),
+    "qwen2.5-0.5b": _ordinary(
+        **{"family": "qwen2", "num_layers": 24, "hidden": 896, "ffn": 4864, "num_heads": 14},
+        **{"num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936, "context": 32768},
+        **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
+    ),
+    # Version 0.1, the one with a window.
+    "mistral-7b": _ordinary(
+        **{"family": "mistral", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
+        **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "context": 32768},
+        **{"window": 4096, "window_layers": 32, "is_tied": False},
     ),
     # SmolLM2-135M, as GGUF files have it.
     "smollm2": _ordinary(
