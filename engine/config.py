@@ -1,6 +1,7 @@
 """The shape and the switches of a model, whatever file they come from."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
@@ -104,9 +105,11 @@ class ModelConfig:
         check_ints("window", 0, _MAX_SIZE)
         self._check_window_layers(called["window_layers"])
         check_ints("delay", 0, self.num_layers)
-        if self.biases != tuple(kind for kind in BIASES if self._has_biases(kind)):
+        if not isinstance(self.biases, tuple) or list(self.biases) != [
+            kind for kind in BIASES if kind in self.biases
+        ]:
             raise InvalidArgument(
-                f"{called['biases']} is {self.biases!r}, must be a tuple of some of "
+                f"{called['biases']} is {reprlib.repr(self.biases)}, must be a tuple of some of "
                 f"{', '.join(BIASES)}, in this order"
             )
         switches = ("is_tied", "has_qk_norm", "early_comm", "early_messages")
@@ -129,14 +132,11 @@ class ModelConfig:
             layer for layer in range(self.num_layers) if layer in layers
         ]:
             raise InvalidArgument(
-                f"{called} is {layers!r}, must be numbers of layers in ascending order, from 0 to "
-                f"{self.num_layers - 1}"
+                f"{called} is {reprlib.repr(layers)}, must be numbers of layers in ascending "
+                f"order, from 0 to {self.num_layers - 1}"
             )
         if layers == tuple(range(len(layers))):
             object.__setattr__(self, "window_layers", len(layers))
-
-    def _has_biases(self, kind: str) -> bool:
-        return isinstance(self.biases, tuple) and kind in self.biases
 
     def _check_together(self, called: Mapping[str, str]) -> None:
         """Checks fields against each other."""
