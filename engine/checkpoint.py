@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .closing import Closing
-from .config import ModelConfig
+from .config import ModelConfig, is_vector
 from .fields import shown
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ _NOT_FINITE = {"bfloat16": 0x7F80, "float16": 0x7C00}
 _CHUNK = 1 << 16
 # Elements of a matrix that are read at a time, where only some of its columns are wanted.
 _READ = 1 << 18
-# Axis of a matrix that is cut into lanes, where the file stores all lanes as one matrix.
-_CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
+# Axis of what is cut into lanes, where the file stores all lanes as one matrix or vector.
+CUT_AXIS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1}
+CUT_AXIS |= dict.fromkeys(("bq", "bk", "bv", "b1", "b3"), 0)
 
 
 class Source(ABC):
@@ -84,7 +85,7 @@ class Checkpoint(Closing):
     Attributes:
         config: The model's configuration.
         source: Its folder or file, for messages.
-        stored: How the file stores the weights, norms left out: one or several of "BF16", "F16",
+        stored: How the file stores the matrices: one or several of "BF16", "F16",
             "F32" and GGUF's names.
         dtype: What they are read in: "bfloat16" or "float16".
     """
@@ -110,7 +111,7 @@ class Checkpoint(Closing):
                 f"{source.file_of(name)}: tensor {shown(name)} is not part of a "
                 f"{self.config.family} model that the engine knows"
             )
-        weights = [name for name in self._shapes if not name.endswith("norm")]
+        weights = [name for name in self._shapes if not is_vector(name)]
         self.stored = tuple(sorted({source.dtypes[source.names[name]] for name in weights}))
         self.dtype = "float16" if self.stored == ("F16",) else "bfloat16"
 
@@ -145,7 +146,7 @@ class Checkpoint(Closing):
             is_cut_head = name == "head" and self.config.lm_head == "vocab_parallel"
             lanes = self.config.num_lanes
             return (lanes, shape[0] // lanes, shape[1]) if is_cut_head else shape
-        axis = _CUT_AXIS.get(name.rpartition(".")[2])
+        axis = CUT_AXIS.get(name.rpartition(".")[2])
         if axis is None:
             return shape
         lanes, *matrix = shape
@@ -164,8 +165,8 @@ class Checkpoint(Closing):
             lanes: Of a matrix that is cut into lanes; None: the whole tensor.
 
         Returns:
-            An array of the shape that config.shapes() gives, lanes left out: a norm's weights in
-            FP32, all others in `dtype`, to which what the file holds is rounded.
+            An array of the shape that config.shapes() gives, lanes left out: a norm's weights and
+            biases in FP32, all others in `dtype`, to which what the file holds is rounded.
 
         Raises:
             InvalidArgument: There is no such tensor, or it has no such lanes.
@@ -174,7 +175,7 @@ class Checkpoint(Closing):
         """
         shape = self._shape(name)
         in_file = self._opened().shapes[self._opened().names[name]]
-        axis = _CUT_AXIS.get(name.rpartition(".")[2])
+        axis = CUT_AXIS.get(name.rpartition(".")[2])
         if lanes is None:
             lanes = range(shape[0]) if axis is not None else range(1)
         elif axis is None or not 0 <= lanes.start <= lanes.stop <= shape[0] or lanes.step != 1:
@@ -218,10 +219,10 @@ class Checkpoint(Closing):
         source = self._opened()
         in_file = source.names[name]
         read = source.read(in_file, start, stop)
-        is_norm = name.endswith("norm")
         # NaN, and values that the dtype cannot hold, are found below.
         with np.errstate(all="ignore"):
-            rounded = read.astype(np.float32 if is_norm else DTYPES[self.dtype], copy=False)
+            dtype = np.float32 if is_vector(name) else DTYPES[self.dtype]
+            rounded = read.astype(dtype, copy=False)
         if not self._is_finite(rounded):
             told = "that is NaN or infinite"
             if self.dtype == "float16" and np.isfinite(read.astype(np.float32)).all():

@@ -1,19 +1,23 @@
 """The shape and the switches of a model, whatever file they come from."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from kccl import InvalidArgument
 
 from .executors.core import lib
 from .rope import Rope, check_positive
 
-Family = Literal["laneformer", "llama", "qwen3"]
-FAMILIES = ("laneformer", "llama", "qwen3")
+Family = Literal["laneformer", "llama", "mistral", "qwen2", "qwen3"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 LM_HEADS = ("replicate", "vocab_parallel")
 MESSAGE_DTYPES = ("bfloat16", "float32")
+# Kinds of ops whose products may have biases -> the biases, in the order of the op's matrices.
+BIASES = {"qkv": ("bq", "bk", "bv"), "out": ("bo",), "gate_up": ("b1", "b3"), "down": ("b2",)}
+_BIAS_NAMES = frozenset(name for names in BIASES.values() for name in names)
 MAX_LANES: int = lib.kKcclEngineMaxLanes
 # Far above any dense model. A damaged file may hold any number, and loops run over the layers.
 _MAX_LAYERS = 4096
@@ -25,7 +29,7 @@ class ModelConfig:
     """A model's configuration, checked when it is made.
 
     Attributes:
-        family: "laneformer", "llama" or "qwen3".
+        family: One of FAMILIES.
         num_layers, num_lanes: Lanes do not depend on the number of ranks.
         hidden, ffn: Width of the residual, and of the feed-forward block over all lanes.
         num_heads, num_kv_heads, head_dim: Query heads and KV heads over all lanes; elements each.
@@ -33,9 +37,11 @@ class ModelConfig:
         context: Most positions that a sequence may have, in tokens.
         norm_eps: Added to the mean square in RMSNorm.
         rope: The rotary position embedding.
-        window: Keys that a query sees in the first `window_layers` layers, its own included;
-            0: all of them.
-        window_layers: Layers 0 to window_layers - 1 have the window.
+        window: Keys that a query sees in the layers that have a window, its own included; 0: no
+            layer has one.
+        window_layers: The layers that have the window: the first so many, or their numbers in
+            ascending order. Numbers that are those of the first layers become their count.
+        biases: The kinds of ops whose products have biases, in the order of BIASES.
         is_tied: The head is the embedding.
         has_qk_norm: Queries and keys pass an RMSNorm over head_dim before RoPE (Qwen3).
         attention_scale: Multiplies the products of queries and keys; 0: head_dim ** -0.5.
@@ -69,7 +75,8 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope: Rope = field(default_factory=Rope)
     window: int = 0
-    window_layers: int = 0
+    window_layers: int | tuple[int, ...] = 0
+    biases: tuple[str, ...] = ()
     is_tied: bool = False
     has_qk_norm: bool = False
     attention_scale: float = 0.0
@@ -96,7 +103,15 @@ class ModelConfig:
         check_ints("num_layers", 1, _MAX_LAYERS)
         check_ints("num_lanes", 1, MAX_LANES)
         check_ints("window", 0, _MAX_SIZE)
-        check_ints("window_layers delay", 0, self.num_layers)
+        self._check_window_layers(called["window_layers"])
+        check_ints("delay", 0, self.num_layers)
+        if not isinstance(self.biases, tuple) or list(self.biases) != [
+            kind for kind in BIASES if kind in self.biases
+        ]:
+            raise InvalidArgument(
+                f"{called['biases']} is {reprlib.repr(self.biases)}, must be a tuple of some of "
+                f"{', '.join(BIASES)}, in this order"
+            )
         switches = ("is_tied", "has_qk_norm", "early_comm", "early_messages")
         for name in (*switches, "attention_comm", "mlp_comm"):
             _check_bool(called[name], getattr(self, name))
@@ -107,6 +122,21 @@ class ModelConfig:
         self._check_together(called)
         # Raises where a table of factors does not suit the head.
         self.rope.frequencies(self.head_dim)
+
+    def _check_window_layers(self, called: str) -> None:
+        layers = self.window_layers
+        if not isinstance(layers, tuple):
+            _check_int(called, layers, 0, self.num_layers)
+            return
+        if not all(isinstance(each, int) for each in layers) or list(layers) != [
+            layer for layer in range(self.num_layers) if layer in layers
+        ]:
+            raise InvalidArgument(
+                f"{called} is {reprlib.repr(layers)}, must be numbers of layers in ascending "
+                f"order, from 0 to {self.num_layers - 1}"
+            )
+        if layers == tuple(range(len(layers))):
+            object.__setattr__(self, "window_layers", len(layers))
 
     def _check_together(self, called: Mapping[str, str]) -> None:
         """Checks fields against each other."""
@@ -137,7 +167,12 @@ class ModelConfig:
                 raise InvalidArgument(
                     f"{called['lm_head']} is 'vocab_parallel', so {called['is_tied']} must be False"
                 )
-        if self.family != "laneformer":
+        if self.family == "laneformer":
+            if self.biases:
+                raise InvalidArgument(
+                    f"{called['biases']} is {self.biases!r}, which a Laneformer does not have"
+                )
+        else:
             changed = [
                 name
                 for name, ordinary in (
@@ -160,7 +195,9 @@ class ModelConfig:
 
     def window_of(self, layer: int) -> int:
         """Keys that a query of this layer sees, its own included; 0: all of them."""
-        return self.window if layer < self.window_layers else 0
+        layers = self.window_layers
+        has_window = layer in layers if isinstance(layers, tuple) else layer < layers
+        return self.window if has_window else 0
 
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of one layer's tensors by their names within the layer, as in "wq".
@@ -182,6 +219,11 @@ class ModelConfig:
         }
         if self.has_qk_norm:
             shapes |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
+        for kind in self.biases:
+            for name in BIASES[kind]:
+                *of_lane, _ = shapes[name.replace("b", "w")]
+                # What is added once, to the sum over all lanes, is not cut.
+                shapes[name] = (self.hidden,) if kind in ("out", "down") else tuple(of_lane)
         return shapes
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -205,6 +247,12 @@ class ModelConfig:
         """
         table = 0 if self.is_tied else self.vocab_size * self.hidden
         return 2 * (self.num_parameters() - table)
+
+
+def is_vector(name: str) -> bool:
+    """Whether a tensor is a norm's or a bias: small, and kept in FP32."""
+    part = name.rpartition(".")[2]
+    return part.endswith("norm") or part in _BIAS_NAMES
 
 
 def lanes_for(num_heads: int, num_kv_heads: int, ffn: int) -> int:

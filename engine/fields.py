@@ -58,6 +58,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Whether the file has the field, and None in it."""
+        return name in self._values and self._values[name] is None
+
     def value(self, *names: str) -> Any:
         """The value that is given under one or several of these names; None if under none.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .checkpoint import Source, layer_names
-from .config import ModelConfig, lanes_for
+from .config import BIASES, FAMILIES, ModelConfig, lanes_for
 from .fields import Fields
 from .gguf_file import GgufFile
 from .rope import LinearScaling, Rope, Scaling, TableScaling
@@ -17,7 +17,8 @@ from .rope import LinearScaling, Rope, Scaling, TableScaling
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-_FAMILIES = ("llama", "qwen3")
+# Mistral's files have the architecture llama, too.
+_FAMILIES = ("llama", "qwen2", "qwen3")
 # Fields of ModelConfig, and the keys of the metadata behind the family's name.
 _KEYS = {
     "num_layers": "block_count",
@@ -43,11 +44,18 @@ LAYER_NAMES = {
     "wk": "blk.{}.attn_k.weight",
     "wv": "blk.{}.attn_v.weight",
     "wo": "blk.{}.attn_output.weight",
+    "bq": "blk.{}.attn_q.bias",
+    "bk": "blk.{}.attn_k.bias",
+    "bv": "blk.{}.attn_v.bias",
+    "bo": "blk.{}.attn_output.bias",
     "q_norm": "blk.{}.attn_q_norm.weight",
     "k_norm": "blk.{}.attn_k_norm.weight",
     "w1": "blk.{}.ffn_gate.weight",
     "w3": "blk.{}.ffn_up.weight",
     "w2": "blk.{}.ffn_down.weight",
+    "b1": "blk.{}.ffn_gate.bias",
+    "b3": "blk.{}.ffn_up.bias",
+    "b2": "blk.{}.ffn_down.bias",
     "attention_norm": "blk.{}.attn_norm.weight",
     "ffn_norm": "blk.{}.ffn_norm.weight",
 }
@@ -81,9 +89,17 @@ class GgufSource(Source):
         family = fields.text("general.architecture")
         if family not in _FAMILIES:
             raise fields.wrong("general.architecture", f"one of {', '.join(_FAMILIES)}")
-        for name in ("expert_count", "attention.sliding_window"):
-            if fields.integer(f"{family}.{name}", default=0):
-                raise fields.wrong(f"{family}.{name}", "absent or 0")
+        if fields.integer(f"{family}.expert_count", default=0):
+            raise fields.wrong(f"{family}.expert_count", "absent or 0")
+        context = fields.integer(f"{family}.{_KEYS['context']}")
+        # llama.cpp ignores it in these architectures, transformers does not.
+        window = f"{family}.attention.sliding_window"
+        if 0 < fields.integer(window, default=0) < context:
+            raise fields.wrong(
+                window,
+                f"absent or at least the context, {context}: the file does not say which layers "
+                "have the window; a folder in Hugging Face's layout does",
+            )
         if WHOLE_NAMES["embedding"] not in self.shapes:
             raise kccl.Error(f"{self.path}: tensor {WHOLE_NAMES['embedding']} is missing")
         names = {own: f"{family}.{key}" for own, key in _KEYS.items()}
@@ -99,8 +115,7 @@ class GgufSource(Source):
                 raise fields.wrong(f"{family}.{name}", f"the head's size, {head_dim}")
         try:
             return ModelConfig(
-                # mypy does not see that one of _FAMILIES is a Family.
-                family="llama" if family == "llama" else "qwen3",
+                family=FAMILIES[FAMILIES.index(family)],
                 num_layers=fields.integer(names["num_layers"]),
                 num_lanes=lanes_for(num_heads, num_kv_heads, ffn),
                 hidden=hidden,
@@ -111,7 +126,7 @@ class GgufSource(Source):
                 vocab_size=fields.integer(
                     names["vocab_size"], default=self.shapes[WHOLE_NAMES["embedding"]][0]
                 ),
-                context=fields.integer(names["context"]),
+                context=context,
                 norm_eps=fields.number(names["norm_eps"]),
                 rope=Rope(
                     theta=fields.positive(f"{family}.rope.freq_base", default=10_000.0),
@@ -122,10 +137,25 @@ class GgufSource(Source):
                 attention_scale=fields.number(names["attention_scale"], default=0.0),
                 is_tied=WHOLE_NAMES["head"] not in self.shapes,
                 has_qk_norm=family == "qwen3",
+                # Of all layers, if one has them: a missing one is named.
+                biases=tuple(
+                    kind
+                    for kind in BIASES
+                    if self._holds(BIASES[kind]) or (kind == "qkv" and family == "qwen2")
+                ),
                 names=names,
             )
         except kccl.InvalidArgument as error:
             raise kccl.Error(f"{self.path}: {error}") from error
+
+    def _holds(self, names: tuple[str, ...]) -> bool:
+        """Whether the file has one of these tensors of any layer."""
+        forms = [LAYER_NAMES[name].partition("{}") for name in names]
+        return any(
+            held.startswith(begin) and held.endswith(end)
+            for held in self.shapes
+            for begin, _, end in forms
+        )
 
     def _of_all_layers(self, fields: Fields, name: str, default: int | None = None) -> int:
         """A field, at least 1, that some files give once for each layer."""

@@ -10,14 +10,17 @@ import kccl
 
 from .config import FAMILIES, ModelConfig, lanes_for
 from .fields import Fields, read_json
+from .hf_layers import biases, windows
 from .rope import LinearScaling, Llama3Scaling, Rope, Scaling
 
 # model_type -> family, and the family's class in `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
-_FAMILY_OF |= {"llama": "llama", "qwen3": "qwen3"}
-_ARCHITECTURE_OF = {
+_FAMILY_OF |= {family: family for family in ("llama", "mistral", "qwen2", "qwen3")}
+ARCHITECTURE_OF = {
     "laneformer": "LaneformerForCausalLM",
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 # Fields of ModelConfig, and what the file calls them. Of several names any may be given.
@@ -42,8 +45,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
 # Fields that must have this value if they are given.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
-    "attention_bias": (False, "false, because the engine has no biases"),
-    "mlp_bias": (False, "false, because the engine has no biases"),
     "partial_rotary_factor": (1.0, "1"),
     # Laneformer's: the mean over the lanes follows the norm, and one norm serves all lanes.
     "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
@@ -74,7 +75,7 @@ def read_config(path: Path) -> ModelConfig:
 
 def _family(fields: Fields) -> str:
     architectures = fields.value("architectures") or []
-    by_class = {name: family for family, name in _ARCHITECTURE_OF.items()}
+    by_class = {name: family for family, name in ARCHITECTURE_OF.items()}
     if not isinstance(architectures, list) or not all(
         isinstance(name, str) and name in by_class for name in architectures
     ):
@@ -141,6 +142,7 @@ def _laneformer(fields: Fields) -> dict[str, Any]:
         "num_lanes": fields.integer("num_lanes"),
         "window": window,
         "window_layers": _window_layers(fields) if window else 0,
+        "biases": biases(fields, "laneformer"),
         "delay": fields.integer(*_NAMES["delay"], default=2),
         "early_comm": switch("early_comm", False),
         "early_messages": switch("early_messages", True),
@@ -151,47 +153,22 @@ def _laneformer(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _window_layers(fields: Fields) -> int:
-    """How many layers have the window: a number, or a list of layers."""
+def _window_layers(fields: Fields) -> int | tuple[int, ...]:
+    """Which layers have the window: the first so many, or a list of layers."""
     names = _NAMES["window_layers"]
     layers = fields.value(*names)
-    if isinstance(layers, list):
-        if layers != list(range(len(layers))):
-            raise fields.wrong(names, "the layers from 0 to some layer, in this order")
-        return len(layers)
-    return fields.integer(*names)
+    return tuple(layers) if isinstance(layers, list) else fields.integer(*names)
 
 
 def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
-    window, window_layers = 0, 0
-    if family == "qwen3":
-        window, window_layers = _qwen3_window(fields, shape["num_layers"])
+    window, window_layers = windows(fields, family, shape["num_layers"])
     return {
         "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"]),
         "has_qk_norm": family == "qwen3",
         "window": window,
         "window_layers": window_layers,
+        "biases": biases(fields, family),
     }
-
-
-def _qwen3_window(fields: Fields, num_layers: int) -> tuple[int, int]:
-    """The window, and the number of layers that have it."""
-    if not fields.boolean("use_sliding_window", default=False) or "sliding_window" not in fields:
-        return 0, 0
-    kinds = fields.value("layer_types")
-    if kinds is None:
-        first = fields.integer("max_window_layers")
-        num_sliding = max(num_layers - max(first, 0), 0)
-        if 0 < num_sliding < num_layers:
-            raise fields.wrong("max_window_layers", "0, because layers with a window come first")
-    else:
-        if not isinstance(kinds, list) or len(kinds) != num_layers:
-            raise fields.wrong("layer_types", f"a list of {num_layers} entries")
-        num_sliding = kinds.count("sliding_attention")
-        if kinds[:num_sliding] != ["sliding_attention"] * num_sliding:
-            raise fields.wrong("layer_types", "such that the layers with a window come first")
-    window = fields.integer(*_NAMES["window"], least=1)
-    return (window, num_sliding) if num_sliding else (0, 0)
 
 
 def _rope(fields: Fields, *, is_interleaved: bool) -> Rope:

@@ -6,7 +6,8 @@ residual, and only they exchange messages between lanes. How they do it is data 
 
 With o_l the output of lane l, and m_l the same rounded to `config.message_dtype`, all in FP32:
 
-    is_blocking:  x_r = x_r + (m_0 + m_1 + ... + m_(L-1))       for every residual r
+    is_blocking:  x_r = x_r + (m_0 + m_1 + ... + m_(L-1) + b)   for every residual r; b is the
+                                                                 bias, if the op has one
     otherwise:    x_l = x_l + own_scale * o_l
                   x_l = x_l + (m_0 + ... + m_(L-1) without m_l)  if the op receives; the m are the
                                                                  messages of module `receives`
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .config import ModelConfig
+from .config import BIASES, ModelConfig
 
 Kind = Literal["embed", "qkv", "attend", "out", "gate_up", "down", "final", "head"]
 
@@ -40,6 +41,9 @@ class Op:
     shape: tuple[int, int]
     """Of the output for one position: (lanes or residuals, values each)."""
     layer: int = 0
+    biases: tuple[str, ...] = ()
+    """Tensors too: one for each of its matrices, or none. They are added to the sum of a row, in
+    "out" and "down" to that over all lanes."""
     window: int = 0
     """attend: the number of keys that a query sees, its own included; 0: all before it."""
     module: int = 0
@@ -108,7 +112,8 @@ class Program:
         def add(kind: Kind, weights: str, shape: tuple[int, int], **fields: Any) -> None:
             prefix = f"layers.{fields['layer']}." if "layer" in fields else ""
             names = tuple(prefix + name for name in weights.split())
-            ops.append(Op(len(ops), kind, prefix + kind, names, shape, **fields))
+            biases = tuple(prefix + name for name in BIASES[kind]) if kind in c.biases else ()
+            ops.append(Op(len(ops), kind, prefix + kind, names, shape, biases=biases, **fields))
 
         add("embed", "embedding", (residuals, c.hidden))
         for layer in range(c.num_layers):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .checkpoint import DTYPES, Checkpoint, Source
-from .config import ModelConfig, lanes_for
+from .config import ModelConfig, is_vector, lanes_for
 from .rope import Llama3Scaling, Rope
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LEVELS = 1 << 16
 # Norms weigh around 1, so that a forgotten norm, or two that are swapped, show.
 _NORM_SPREAD = 0.1
+# Likewise large enough that a forgotten bias shows.
+_BIAS_SPREAD = 0.3
 
 
 def _laneformer(**fields: Any) -> ModelConfig:
@@ -37,9 +39,9 @@ def _laneformer(**fields: Any) -> ModelConfig:
 
 
 def _ordinary(**fields: Any) -> ModelConfig:
-    """A model whose lanes follow from its heads, with a tied embedding."""
+    """A model whose lanes follow from its heads; with a tied embedding, unless told otherwise."""
     lanes = lanes_for(fields["num_heads"], fields["num_kv_heads"], fields["ffn"])
-    return ModelConfig(num_lanes=lanes, is_tied=True, **fields)
+    return ModelConfig(num_lanes=lanes, **{"is_tied": True} | fields)
 
 
 _LLAMA_31 = Llama3Scaling(
@@ -64,6 +66,17 @@ MODELS = {
         **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 151936, "context": 40960},
         **{"norm_eps": 1e-6, "has_qk_norm": True, "rope": Rope(theta=1e6)},
     ),
+    "qwen2.5-0.5b": _ordinary(
+        **{"family": "qwen2", "num_layers": 24, "hidden": 896, "ffn": 4864, "num_heads": 14},
+        **{"num_kv_heads": 2, "head_dim": 64, "vocab_size": 151936, "context": 32768},
+        **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
+    ),
+    # Version 0.1, the one with a window.
+    "mistral-7b": _ordinary(
+        **{"family": "mistral", "num_layers": 32, "hidden": 4096, "ffn": 14336, "num_heads": 32},
+        **{"num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "context": 32768},
+        **{"window": 4096, "window_layers": 32, "is_tied": False},
+    ),
     # SmolLM2-135M, as GGUF files have it.
     "smollm2": _ordinary(
         **{"family": "llama", "num_layers": 30, "hidden": 576, "ffn": 1536, "num_heads": 9},
@@ -80,6 +93,14 @@ MODELS = {
     "tiny-qwen3": _ordinary(
         **{"family": "qwen3", "num_layers": 3, "num_heads": 8, "num_kv_heads": 4, **_TINY},
         **{"has_qk_norm": True, "norm_eps": 1e-6},
+    ),
+    "tiny-mistral": _ordinary(
+        **{"family": "mistral", "num_layers": 3, "num_heads": 8, "num_kv_heads": 4, **_TINY},
+        **{"window": 16, "window_layers": 3},
+    ),
+    "tiny-qwen2": _ordinary(
+        **{"family": "qwen2", "num_layers": 3, "num_heads": 8, "num_kv_heads": 2, **_TINY},
+        **{"norm_eps": 1e-6, "biases": ("qkv",), "rope": Rope(theta=1e6)},
     ),
     # Its sizes are multiples of 16, as the monokernel needs them, and the simulator can run it.
     "tiny-tiles": _laneformer(
@@ -153,6 +174,9 @@ class RandomSource(Source):
         c, part = self.config, name.rpartition(".")[2]
         if part.endswith("norm"):
             return 1.0, _NORM_SPREAD
+        if is_vector(part):
+            adds_to_residual = part in ("bo", "b2")
+            return 0.0, _BIAS_SPREAD * ((2 * c.num_layers) ** -0.5 if adds_to_residual else 1.0)
         if part == "embedding" and not c.is_tied:
             return 0.0, 1.0
         # What the modules add to the residual sums up to about 1 over all layers and lanes.

@@ -124,15 +124,17 @@ class Reference:
         messages: dict[int, Array] = {}
         for op in self.program.ops:
             weights = (self._weight(name) for name in op.weights)
+            biases = [self._weight(name) for name in op.biases]
             match op.kind:
                 case "qkv":
-                    x = self._qkv(residual, cos, sin, *weights)
+                    x = self._qkv(residual, cos, sin, biases, *weights)
                 case "attend":
                     x = self._attend(op, x, cache)
                 case "gate_up":
-                    x = self._gate_up(residual, *weights)
+                    x = self._gate_up(residual, biases, *weights)
                 case "out" | "down":
-                    x = residual = self._exchange(op, residual, product(x, *weights), messages)
+                    own = product(x, *weights)
+                    x = residual = self._exchange(op, residual, own, messages, *biases)
                 case "final":
                     x = self._final(residual, *weights)
                 case "head":
@@ -151,13 +153,15 @@ class Reference:
 
     # ---- ops, in the program's order -----------------------------------------------------------
 
-    def _qkv(self, x: Array, cos: Array, sin: Array, *weights: Array) -> Array:
+    def _qkv(
+        self, x: Array, cos: Array, sin: Array, biases: Sequence[Array], *weights: Array
+    ) -> Array:
         """The queries, keys and values of the new positions, side by side."""
         norm, wq, wk, wv, *qk_norm = weights
         n = self._rms_norm(x, norm)
         parts = []
         for index, w in enumerate((wq, wk, wv)):
-            heads = self._split(product(n, w))
+            heads = self._split(product(n, w, *biases[index : index + 1]))
             if index < 2:
                 if qk_norm:
                     heads = self._rms_norm(heads, qk_norm[index])
@@ -188,25 +192,29 @@ class Reference:
         by_lane = mixed.reshape(lanes, -1, length, c.head_dim).swapaxes(1, 2)
         return by_lane.reshape(lanes, length, -1)
 
-    def _exchange(self, op: Op, x: Array, own: Array, messages: dict[int, Array]) -> Array:
+    def _exchange(
+        self, op: Op, x: Array, own: Array, messages: dict[int, Array], *bias: Array
+    ) -> Array:
         """The residual after a module with the outputs `own`, by the rule of program.py."""
         sent = own.astype(MESSAGE_DTYPES[self.config.message_dtype]).astype(np.float32)
         if op.sends:
             messages[op.module] = sent
         if op.is_blocking:
-            return x + total(sent)
+            return x + total([*sent, *bias])
         x = x + np.float32(op.own_scale) * own
         if op.receives is not None:
             past = messages.pop(op.receives)
             x = x + np.stack([total(np.delete(past, lane, axis=0)) for lane in range(len(past))])
         return x
 
-    def _gate_up(self, x: Array, norm: Array, w1: Array, w3: Array) -> Array:
+    def _gate_up(
+        self, x: Array, biases: Sequence[Array], norm: Array, w1: Array, w3: Array
+    ) -> Array:
         n = self._rms_norm(x, norm)
-        gate = product(n, w1)
+        gate, up = (product(n, w, *biases[i : i + 1]) for i, w in enumerate((w1, w3)))
         # exp overflows to infinity where the gate is 0 in FP32.
         with np.errstate(over="ignore"):
-            return gate / (1 + np.exp(-gate)) * product(n, w3)
+            return gate / (1 + np.exp(-gate)) * up
 
     def _final(self, x: Array, norm: Array) -> Array:
         """The normalised residual, averaged over the lanes unless each lane has its own logits."""
@@ -240,11 +248,14 @@ class Reference:
         return turned.reshape(x.shape)
 
 
-def product(x: Array, w: Array) -> Array:
-    """x [..., positions, n] times each row of w [..., rows, n]: [..., positions, rows]."""
-    return x @ w.swapaxes(-1, -2)
+def product(x: Array, w: Array, bias: Array | None = None) -> Array:
+    """x [..., positions, n] times each row of w [..., rows, n], plus the row's bias [..., rows]:
+    [..., positions, rows].
+    """
+    sums = x @ w.swapaxes(-1, -2)
+    return sums if bias is None else sums + bias[..., None, :]
 
 
-def total(parts: Array) -> Array:
-    """The sum over the first axis, from the first part to the last."""
+def total(parts: Sequence[Array] | Array) -> Array:
+    """The sum of the parts, from the first one to the last."""
     return sum(parts[1:], start=parts[0])

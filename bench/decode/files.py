@@ -13,22 +13,19 @@ from numpy.typing import NDArray
 import kccl
 from kccl.engine import gguf as gguf_names
 from kccl.engine import hf as hf_names
-from kccl.engine.checkpoint import DTYPES, Checkpoint, layer_names
-from kccl.engine.config import ModelConfig
+from kccl.engine.checkpoint import CUT_AXIS, DTYPES, Checkpoint, layer_names
+from kccl.engine.config import ModelConfig, is_vector
 from kccl.engine.extras import library
+from kccl.engine.hf_config import ARCHITECTURE_OF
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
 
 Array = NDArray[Any]
-# Axis along which a matrix's lanes lie side by side.
-_JOINT_AXIS = {"wo": 1, "w2": 1}
 
 
 def check_ordinary(config: ModelConfig) -> None:
     """Raises kccl.Error for a model that only KCCL's engine knows."""
-    if config.family not in ("llama", "qwen3"):
+    if config.family == "laneformer":
         raise kccl.Error(f"it does not know models of the family {config.family}")
-    if config.window:
-        raise kccl.Error("a sliding window is not written to files")
     if config.attention_scale != config.head_dim**-0.5:
         raise kccl.Error("an attention_scale of its own is not written to files")
 
@@ -37,7 +34,8 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes Hugging Face's layout, a safetensors file for each layer.
 
     Raises:
-        kccl.Error: See check_ordinary(); or the layout cannot express the RoPE scaling.
+        kccl.Error: See check_ordinary(); or the layout cannot express the RoPE scaling, or which
+            layers have windows or biases.
     """
     config = checkpoint.config
     check_ordinary(config)
@@ -51,7 +49,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
         for name in members:
             tensor = _whole(checkpoint, name)
             part = name.rpartition(".")[2]
-            if part in ("wq", "wk") and config.rope.is_interleaved:
+            if part in ("wq", "wk", "bq", "bk") and config.rope.is_interleaved:
                 tensor = _apart(tensor, config.head_dim)
             tensors[names[name]] = _as_dtype(tensor, checkpoint.dtype)
             weight_map[names[name]] = file
@@ -68,12 +66,14 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     """
     config = checkpoint.config
     check_ordinary(config)
+    if config.window:
+        raise kccl.Error("a GGUF file of this architecture cannot have a sliding window")
     gguf = library("gguf")
     names = layer_names(config, gguf_names.WHOLE_NAMES, gguf_names.LAYER_NAMES)
-    # What the file has: norms in FP32, matrices in the dtype.
+    # What the file has: norms and biases in FP32, matrices in the dtype.
     kinds = gguf.GGMLQuantizationType
     kind = {"bfloat16": kinds.BF16, "float16": kinds.F16}[checkpoint.dtype]
-    writer = gguf.GGUFWriter(path, config.family)
+    writer = gguf.GGUFWriter(path, _architecture(config))
     _add_fields(writer, gguf, config)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.name}"])
     factors = _rope_factors(config)
@@ -81,7 +81,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         _add_tensor(writer, "rope_freqs.weight", factors.shape, kinds.F32)
     shapes = {name: _joint_shape(config, name) for name in names}
     for name, in_file in names.items():
-        _add_tensor(writer, in_file, shapes[name], kinds.F32 if name.endswith("norm") else kind)
+        _add_tensor(writer, in_file, shapes[name], kinds.F32 if is_vector(name) else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -91,9 +91,10 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
         tensor = _whole(checkpoint, name)
         part = name.rpartition(".")[2]
         # llama.cpp turns pairs (2i, 2i+1) in models of the architecture llama.
-        if part in ("wq", "wk") and config.family == "llama" and not config.rope.is_interleaved:
+        is_turned = part in ("wq", "wk", "bq", "bk") and _architecture(config) == "llama"
+        if is_turned and not config.rope.is_interleaved:
             tensor = _together(tensor, config.head_dim)
-        # Norms come in FP32, all else in the dtype.
+        # Norms and biases come in FP32, all else in the dtype.
         writer.write_tensor_data(np.ascontiguousarray(tensor))
     writer.close()
 
@@ -110,21 +111,18 @@ def _groups(checkpoint: Checkpoint) -> Iterator[tuple[str, list[str]]]:
 def _whole(checkpoint: Checkpoint, name: str) -> Array:
     """A tensor with its lanes side by side, as in a file."""
     tensor = checkpoint.tensor(name)
-    if tensor.ndim < 3:
-        return tensor
-    if _JOINT_AXIS.get(name.rpartition(".")[2]):
+    if CUT_AXIS.get(name.rpartition(".")[2]) == 1:
         tensor = tensor.transpose(1, 0, 2)
     return tensor.reshape(_joint_shape(checkpoint.config, name))
 
 
 def _joint_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
-    shape = config.shapes()[name]
-    if len(shape) < 3:
+    shape, part = config.shapes()[name], name.rpartition(".")[2]
+    if part not in CUT_AXIS:
         return shape
-    lanes, rows, columns = shape
-    if _JOINT_AXIS.get(name.rpartition(".")[2]):
-        return rows, lanes * columns
-    return lanes * rows, columns
+    lanes, *joint = shape
+    joint[CUT_AXIS[part]] *= lanes
+    return tuple(joint)
 
 
 def _as_dtype(tensor: Array, dtype: str) -> Array:
@@ -133,20 +131,20 @@ def _as_dtype(tensor: Array, dtype: str) -> Array:
 
 def _apart(rows: Array, head_dim: int) -> Array:
     """Each head's rows with pairs (2i, 2i+1) moved to (i, i + head_dim/2)."""
-    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _together(rows: Array, head_dim: int) -> Array:
     """The inverse of _apart()."""
-    heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
+    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    kind = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.family]
     return {
-        "architectures": [kind],
+        "architectures": [ARCHITECTURE_OF[config.family]],
+        **_hf_layers(config),
         "model_type": config.family,
         "hidden_size": config.hidden,
         "intermediate_size": config.ffn,
@@ -165,6 +163,35 @@ def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "pad_token_id": None,
         "rope_parameters": {"rope_theta": config.rope.theta, **_hf_scaling(config.rope)},
     }
+
+
+def _hf_layers(config: ModelConfig) -> dict[str, Any]:
+    """Biases and windows, as far as the family has them."""
+    found: dict[str, Any] = {"sliding_window": config.window or None}
+    switches = {"attention_bias": ("qkv", "out"), "mlp_bias": ("gate_up", "down")}
+    known = {"qwen3": ("attention_bias",), "llama": tuple(switches)}.get(config.family, ())
+    found |= {name: set(switches[name]) <= set(config.biases) for name in known}
+    expressed = [kind for name in known if found[name] for kind in switches[name]]
+    expressed += ["qkv"] * (config.family == "qwen2")
+    if expressed != list(config.biases):
+        told = (
+            f"biases of {', '.join(config.biases)} alone"
+            if config.biases
+            else ("model without biases")
+        )
+        raise kccl.Error(f"its layout has no {told} in the family {config.family}")
+    windows = [config.window_of(layer) for layer in range(config.num_layers)]
+    if config.family in ("qwen2", "qwen3"):
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        return found | {"use_sliding_window": config.window != 0, "layer_types": kinds}
+    if any(windows) and (config.family == "llama" or not all(windows)):
+        raise kccl.Error(f"its layout has no windows in these layers of the family {config.family}")
+    return found
+
+
+def _architecture(config: ModelConfig) -> str:
+    """GGUF's name of the family."""
+    return "llama" if config.family == "mistral" else config.family
 
 
 def _hf_scaling(rope: Rope) -> dict[str, Any]:

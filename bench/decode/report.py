@@ -23,6 +23,7 @@ COLUMNS = (
 """Fields of a row. bench/README.md explains them."""
 
 MODEL_NAMES = {"smollm2": "SmolLM2-135M", "llama-1b": "Llama-3.2-1B", "qwen3-0.6b": "Qwen3-0.6B"}
+MODEL_NAMES |= {"qwen2.5-0.5b": "Qwen2.5-0.5B", "mistral-7b": "Mistral-7B"}
 MODEL_NAMES |= {"bundled": "laneformer-python (bundled)", "laneformer-2b": "Laneformer 2B"}
 _HEAD = (
     "| model | ranks | position | tok/s | us a token | p99 | share of the bound | best peer, tok/s "

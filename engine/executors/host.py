@@ -151,6 +151,7 @@ class HostExecutor:
             "norm": address("attention_norm ffn_norm norm"),
             "q_norm": address("q_norm"),
             "k_norm": address("k_norm"),
+            "bias": self._weights.biases[op.index].ctypes.data if op.biases else 0,
         }
 
     def _make_team(self, blocks: int, cpus: Sequence[int]) -> Any:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import kccl
 
 from ..checkpoint import Checkpoint
+from ..config import is_vector
 from ..program import Op, Program
 from .core import ffi, lib
 
@@ -130,12 +131,13 @@ class Sizes:
 
 
 class PackedWeights:
-    """The packed weights of one rank, and the norms.
+    """The packed weights of one rank, the norms and the biases.
 
     Attributes:
         nbytes: Of the panels.
         address_of: Op index -> address of its panels; 0 where the rank has none.
         norms: Tensor name -> float32 array, in the executor's order of elements.
+        biases: Index of an op that has biases -> float32 array, as api.inc has it.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class PackedWeights:
         at = start + -start % _HUGE_PAGE
         self.address_of: dict[int, int] = {}
         self.norms: dict[str, NDArray[np.float32]] = {}
+        self.biases: dict[int, NDArray[np.float32]] = {}
         for op in program.ops:
             self.address_of[op.index] = at if sizes[op.index] else 0
             self._pack(op, at)
@@ -169,14 +172,16 @@ class PackedWeights:
         self.norms.clear()
 
     def _pack(self, op: Op, at: int) -> None:
-        """Packs an op's matrices at an address, and keeps its norms."""
+        """Packs an op's matrices at an address, and keeps its norms and biases."""
         for name in op.weights:
-            if name.endswith("norm"):
+            if is_vector(name):
                 self.norms[name] = self._norm(name)
+        if op.biases:
+            self.biases[op.index] = self._bias(op)
         if op.kind == "head":
             self._pack_head(op, at)
             return
-        matrices = [name for name in op.weights if not name.endswith("norm")]
+        matrices = [name for name in op.weights if not is_vector(name)]
         if op.kind == "embed" or not matrices or not self._lanes:
             return
         of_lanes = {
@@ -219,6 +224,19 @@ class PackedWeights:
         weight = np.ascontiguousarray(self._checkpoint.tensor(name), np.float32)
         is_of_head = name.endswith(("q_norm", "k_norm"))
         return weight[self._order] if is_of_head else weight
+
+    def _bias(self, op: Op) -> NDArray[np.float32]:
+        if op.kind in ("out", "down"):
+            (name,) = op.biases
+            return np.ascontiguousarray(self._checkpoint.tensor(name))
+        if not self._lanes:
+            return np.empty(0, np.float32)
+        parts = [self._checkpoint.tensor(name, self._lanes) for name in op.biases]
+        if op.kind == "qkv":
+            shape = len(self._lanes), -1, self._config.head_dim
+            for part in parts[:2]:
+                part[:] = part.reshape(shape)[..., self._order].reshape(part.shape)
+        return np.concatenate(parts, axis=1)
 
     def _reordered(self, rows: NDArray[Any]) -> NDArray[Any]:
         by_head = rows.reshape(-1, self._config.head_dim, rows.shape[1])

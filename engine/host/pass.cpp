@@ -1,6 +1,7 @@
 #include "pass.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace kccl::engine {
 namespace {
@@ -156,7 +157,7 @@ bool Pass::qkv(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
-// Normalises and turns queries and keys, and appends keys and values to the cache.
+// Adds biases, normalises and turns queries and keys, and appends keys and values to the cache.
 void Pass::prepare_heads(const KcclEngineOp& op) {
     const uint32_t d = model_.head_dim, per_lane = model_.heads + 2 * model_.kv_heads;
     const auto* cosines = reinterpret_cast<const float*>(model_.cosines);
@@ -172,6 +173,10 @@ void Pass::prepare_heads(const KcclEngineOp& op) {
             float* x = memory_.qkv.get() + (uint64_t{lane} * kColumns + c) * memory_.qkv_stride +
                        uint64_t{head} * d;
             const uint32_t position = position_ + c;
+            if (op.bias != 0) {
+                compute_.add_scaled(x, reinterpret_cast<const float*>(op.bias) + uint64_t{i} * d,
+                                    1.0f, d);
+            }
             if (is_value) {
                 std::copy_n(x, d, memory_.values_of(op.layer, kv) + uint64_t{position} * padded(d));
                 continue;
@@ -216,13 +221,23 @@ bool Pass::attend(const KcclEngineOp& op) {
     return block_.await_rank(publish());
 }
 
+// Adds the biases of a unit's rows to what it has of the gate, and of "up" behind it.
+void Pass::add_biases(const KcclEngineOp& op, uint32_t lane, uint32_t unit, float* gate) const {
+    const uint32_t first = unit * kRows, num = std::min(model_.ffn - first, uint32_t{kRows});
+    const auto* bias = reinterpret_cast<const float*>(op.bias) + uint64_t{lane} * 2 * model_.ffn;
+    compute_.add_scaled(gate, bias + first, 1.0f, num);
+    compute_.add_scaled(gate + kRows, bias + model_.ffn + first, 1.0f, num);
+}
+
 bool Pass::gate_up(const KcclEngineOp& op) {
     if (!norm_columns(reinterpret_cast<const float*>(op.norm))) return false;
     multiply(op, normed_columns(), num_,
              [&](uint32_t lane, uint32_t unit, uint32_t column, uint32_t columns,
                  const float* products) {
                  for (uint32_t c = 0; c < columns; ++c) {
-                     const float* gate = products + c * kPanels * kRows;
+                     alignas(64) float gate[2 * kRows];
+                     std::copy_n(products + c * kPanels * kRows, 2 * kRows, gate);
+                     if (op.bias != 0) add_biases(op, lane, unit, gate);
                      float* to = memory_.activated.get() +
                                  (uint64_t{lane} * kColumns + column + c) * memory_.ffn_stride;
                      compute_.swiglu(gate, gate + kRows, kRows, to + unit * kRows);
@@ -243,11 +258,15 @@ void Pass::add_outputs(const KcclEngineOp& op, const Element* const* messages, u
         compute_.add_scaled(x, own, op.own_scale, model_.hidden);
         if (op.receives < 0) return;
     }
-    const Element* arrays[kKcclEngineMaxLanes];
+    const Element* arrays[kKcclEngineMaxLanes + 1];
     int num = 0;
     for (uint32_t lane = 0; lane < model_.num_lanes; ++lane) {
         if (!is_blocking && lane == first_lane_ + i) continue;
         arrays[num++] = messages[lane] + column * stride;
+    }
+    // Models that round messages have no biases.
+    if constexpr (std::is_same_v<Element, float>) {
+        if (op.bias != 0) arrays[num++] = reinterpret_cast<const float*>(op.bias);
     }
     if (num != 0) add_sum(x, arrays, num);
 }

@@ -80,6 +80,7 @@ class Pass {
         compute_.add_sum(x, messages, num, model_.hidden);
     }
     bool gate_up(const KcclEngineOp& op);
+    void add_biases(const KcclEngineOp& op, uint32_t lane, uint32_t unit, float* gate) const;
 
     // Of the residuals and columns of this run, counted together, those that this block updates.
     Share own_columns() const {

@@ -141,7 +141,7 @@ template <class S>
 class Attention {
   public:
     using Dims = Shape<S>;
-    using Unit = Mma<f16>;
+    using OwnStrand = Strand<S, Dims::kHeadsPerKv>;
 
     KCCL_DEVICE Attention(Worker<S>& worker, uint32_t layer, uint32_t window, uint32_t unit,
                           uint32_t position)
@@ -154,7 +154,7 @@ class Attention {
           lane_(unit / S::kSplits / S::kKvHeads),
           kv_head_(unit / S::kSplits % S::kKvHeads),
           split_(unit % S::kSplits),
-          unit_(Dims::kHeadsPerKv, kTileQuads),
+          lanes_(kTileQuads),
           area_(
               *reinterpret_cast<StrandArea<Dims::kHeadsPerKv>*>(worker.area(worker.warp_index()))) {
         cache_ = cache_of<S>(worker.task(), layer, (worker.group() * Dims::kGroupLanes + lane_),
@@ -279,7 +279,9 @@ class Attention {
     }
     // Asks for tile `at`, if there is one: its keys are loaded if there are registers for them.
     KCCL_DEVICE void ask_for_tile(uint32_t at) {
-        if (CacheTile<S>::kLoadsAhead && at < end_of_tiles()) tile_.load_keys(unit_, tile_at(at));
+        if (CacheTile<S>::kLoadsAhead && at < end_of_tiles()) {
+            tile_.load_keys(lanes_.of(0), tile_at(at));
+        }
         prefetch(at);
     }
 
@@ -313,11 +315,7 @@ class Attention {
         own_key_ = turned<S>(worker_.task(), heads[kNum - 2], layer_, true, cosines, sines);
         own_value_ = heads[kNum - 1];
         warp().sync();
-        const typename Unit::Lane by_head(Dims::kHeadsPerKv, Dims::kHeadQuads);
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            queries_[i] = by_head.inputs(worker_.staged() + i * kTileQuads);
-        }
+        OwnStrand::load(queries_, worker_.staged());
     }
 
     KCCL_DEVICE void store_own_part() {
@@ -328,18 +326,18 @@ class Attention {
 
     // The first tile has been asked for; in the end that of the warp's next strand has.
     KCCL_DEVICE void run_strand(uint32_t index) {
-        Strand<S, Dims::kHeadsPerKv> strand(area_, unit_);
+        OwnStrand strand(area_, lanes_);
 #pragma unroll 1
         for (uint32_t at = first_tile(index); at < end_of_tiles(); at += S::kStrands) {
             prefetch(at + S::kStrands);
-            if (!CacheTile<S>::kLoadsAhead) tile_.load_keys(unit_, tile_at(at));
-            tile_.load_values(unit_, tile_at(at));
+            if (!CacheTile<S>::kLoadsAhead) tile_.load_keys(lanes_.of(0), tile_at(at));
+            tile_.load_values(lanes_.of(0), tile_at(at));
             strand.add(tile_, queries_, [&](uint32_t, uint32_t in_tile) {
                 const uint32_t position = at * kTileRows + in_tile;
                 return position >= first_position_ && position < position_;
             });
             if (CacheTile<S>::kLoadsAhead && at + S::kStrands < end_of_tiles()) {
-                tile_.load_keys(unit_, tile_at(at + S::kStrands));
+                tile_.load_keys(lanes_.of(0), tile_at(at + S::kStrands));
             }
         }
         if (index + S::kWarps < Dims::kSplitStrands) ask_for_tile(first_tile(index + S::kWarps));
@@ -353,11 +351,11 @@ class Attention {
     const uint32_t lane_;            // of the group
     const uint32_t kv_head_;         // of the lane
     const uint32_t split_;
-    const typename Unit::Lane unit_;  // for weights of positions
+    const Lanes<Dims::kHeadsPerKv> lanes_;  // for weights of positions
     StrandArea<Dims::kHeadsPerKv>& area_;
     uint8_t* cache_;
     CacheTile<S> tile_;
-    typename Unit::Inputs queries_[Dims::kHeadTilesOfDim];
+    typename OwnStrand::Queries queries_;
     // This thread's quads.
     Quad own_queries_[Dims::kHeadsPerKv];
     Quad own_key_;

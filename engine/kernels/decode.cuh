@@ -86,6 +86,7 @@ KCCL_DEVICE bool run_layers(Worker<S>& worker, uint32_t position, int32_t token)
         const Steps steps = steps_of_product<S>(worker.block(), product);
         if (product == Product::kOut) prefetch_norm<typename Dims::GateUp>(worker, module);
         if (product == Product::kDown) prefetch_norm<typename Dims::Qkv>(worker, module + 1);
+        prefetch_biases(worker, product, layer);
         // A block without rows of the product needs no vector.
         FirstStage<S> first;
         if (steps.num != 0) {

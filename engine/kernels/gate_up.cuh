@@ -1,18 +1,23 @@
 // The first half of the feed-forward block: silu(gate) * up.
 #pragma once
 
+#include "biases.cuh"
 #include "math.cuh"
-#include "vectors.cuh"
 
 namespace kccl::decode {
 
-// Four features, of sums that are not yet times 1 / the root of the residual's mean square.
-KCCL_DEVICE Quad act_of(const Quad& gate, const Quad& up, float inverse) {
+// Four features, of sums that are not yet times 1 / the root of the residual's mean square. tile,
+// i: of the row tile, among the rank's, and of the gate's quads in it.
+template <class S>
+KCCL_DEVICE Quad act_of(const Task& task, uint32_t layer, uint32_t tile, uint32_t i,
+                        const Quad& gate_sums, const Quad& up_sums, float inverse) {
+    const uint32_t quad = tile * kTileQuads + i;
+    const Quad gate = scaled<S>(task, Product::kGateUp, layer, quad, gate_sums, inverse);
+    const Quad up =
+        scaled<S>(task, Product::kGateUp, layer, quad + kTileQuads / 2, up_sums, inverse);
     Quad act;
     KCCL_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        act.value[i] = silu(gate.value[i] * inverse) * (up.value[i] * inverse);
-    }
+    for (int j = 0; j < 4; ++j) act.value[j] = silu(gate.value[j]) * up.value[j];
     return act;
 }
 
@@ -29,7 +34,8 @@ KCCL_DEVICE void finish_gate_up(Worker<S>& worker, uint32_t layer) {
         if (quad >= tiles.num * kQuads) break;
         const Quad gate = total_of(worker, quad / kQuads, quad % kQuads);
         const Quad up = total_of(worker, quad / kQuads, quad % kQuads + kQuads);
-        const Quad act = act_of(gate, up, inverse);
+        const Quad act = act_of<S>(worker.task(), layer, tiles.first + quad / kQuads, quad % kQuads,
+                                   gate, up, inverse);
         const uint32_t feature = tiles.first * kQuads + quad;
         const uint32_t lane = worker.first_lane() + feature / Places<S>::kFfnQuads;
         worker.publish(Places<S>::act(layer, lane) + feature % Places<S>::kFfnQuads, act);

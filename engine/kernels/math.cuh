@@ -27,12 +27,14 @@ KCCL_DEVICE float rounded(float x) {
 
 }  // namespace kccl::decode
 
-// reciprocal(x)        1 / x
-// reciprocal_root(x)   1 / the square root of x, which is positive
-// exponential2(x)      2 to the power of x, which is at most 127
+// reciprocal(x)          1 / x
+// reciprocal_root(x)     1 / the square root of x, which is positive
+// exponential2(x)        2 to the power of x, which is at most 127
+// rounded_product(a, b)  a * b, rounded before something is added to it. A compiler that rounds
+//                        both at once may do so in one kernel and not in another
 //
-// Each is within 2 units of the last place, if neither x nor the result is subnormal: targets may
-// take a subnormal number for 0. NaN gives NaN.
+// Each of the first three is within 2 units of the last place, if neither x nor the result is
+// subnormal: targets may take a subnormal number for 0. NaN gives NaN.
 #if defined(KCCL_TARGET_CUDA)
 #include "targets/math_cuda.cuh"
 #else

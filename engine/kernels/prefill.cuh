@@ -43,7 +43,7 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
         if (layer + 1 < S::kNumLayers)
             prefetch_weights<typename Dims::Out>(crew, Product::kOut, layer);
         if (!crew.is_ready()) return false;
-        finish_qkv(crew);
+        finish_qkv(crew, layer);
         crew.finish(number_of(layer, Step::kQkv), false);
         if (!crew.is_ready()) return false;
         turn_chunk(crew, pass, layer);
@@ -66,7 +66,7 @@ KCCL_DEVICE bool compute_pass(Crew<S>& crew, const Pass& pass) {
         crew.meet();
         prefetch_weights<typename Dims::Down>(crew, Product::kDown, layer);
         if (!crew.is_ready()) return false;
-        finish_acts(crew);
+        finish_acts(crew, layer);
         crew.finish(number_of(layer, Step::kActs), false);
         if (!crew.is_ready()) return false;
         multiply_chunk<typename Dims::Down>(crew, Product::kDown, layer);

@@ -66,7 +66,6 @@ class ChunkAttention {
   public:
     using Dims = Shape<S>;
     using C = Chunk<S>;
-    using Unit = Mma<f16>;
 
     KCCL_DEVICE ChunkAttention(Crew<S>& crew, const Pass& pass, uint32_t layer, uint32_t window,
                                uint32_t unit)
@@ -85,23 +84,19 @@ class ChunkAttention {
 
     // Goes through this warp's strands.
     KCCL_DEVICE void run() {
-        const typename Unit::Lane by_query(C::kQueries, Dims::kHeadQuads);
-        const typename Unit::Lane unit(C::kQueries, kTileQuads);
+        const Lanes<C::kQueries> lanes(kTileQuads);
         const auto* const staged = reinterpret_cast<const StagedQuad*>(
             crew_.here(C::kQueriesAt + first_head() * Dims::kHeadQuads));
-        typename Unit::Inputs queries[Dims::kHeadTilesOfDim];
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            queries[i] = by_query.inputs(staged + i * kTileQuads);
-        }
+        typename Strand<S, C::kQueries>::Queries queries;
+        Strand<S, C::kQueries>::load(queries, staged);
         for (uint32_t i = crew_.warp_index(); i < S::kStrands; i += S::kChunkWarps) {
             if (first_tile(i) >= end_of_tiles()) continue;
-            Strand<S, C::kQueries> strand(crew_.shared().strands[crew_.warp_index()], unit);
+            Strand<S, C::kQueries> strand(crew_.shared().strands[crew_.warp_index()], lanes);
 #pragma unroll 1
             for (uint32_t at = first_tile(i); at < end_of_tiles(); at += S::kStrands) {
                 CacheTile<S> tile;
-                tile.load_keys(unit, cache_ + uint64_t{at} * Dims::kCacheTileBytes);
-                tile.load_values(unit, cache_ + uint64_t{at} * Dims::kCacheTileBytes);
+                tile.load_keys(lanes.of(0), cache_ + uint64_t{at} * Dims::kCacheTileBytes);
+                tile.load_values(lanes.of(0), cache_ + uint64_t{at} * Dims::kCacheTileBytes);
                 strand.add(tile, queries, [&](uint32_t query, uint32_t in_tile) {
                     const uint32_t mine = position_ + query / Dims::kHeadsPerKv;
                     const uint32_t seen = at * kTileRows + in_tile;

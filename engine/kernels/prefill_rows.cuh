@@ -142,14 +142,14 @@ KCCL_DEVICE float scale_of(Crew<S>& crew, uint32_t number) {
 }
 
 template <class S>
-KCCL_DEVICE void finish_qkv(Crew<S>& crew) {
+KCCL_DEVICE void finish_qkv(Crew<S>& crew, uint32_t layer) {
     using Dims = Shape<S>;
     constexpr uint32_t kTiles = Dims::kQkvRows / kTileRows;
     const Cut tiles = Dims::Qkv::tiles_of(crew.member());
     for_each_row(crew, tiles.num, kTileQuads, [&](uint32_t tile, uint32_t number, uint32_t i) {
-        const float inverse = scale_of(crew, number);
-        Quad total = total_of(crew, tile, number, i);
-        for (float& value : total.value) value *= inverse;
+        const uint32_t quad = (tiles.first + tile) * kTileQuads + i;
+        const Quad total = scaled<S>(crew.task(), Product::kQkv, layer, quad,
+                                     total_of(crew, tile, number, i), scale_of(crew, number));
         const uint32_t row = crew.first_lane_here() * kTiles + tiles.first + tile;
         const uint32_t place = Chunk<S>::kQkv + row * Chunk<S>::kStripe + number * kTileQuads + i;
         mem::store_plain(crew.here(place), untagged(total));
@@ -157,14 +157,15 @@ KCCL_DEVICE void finish_qkv(Crew<S>& crew) {
 }
 
 template <class S>
-KCCL_DEVICE void finish_acts(Crew<S>& crew) {
+KCCL_DEVICE void finish_acts(Crew<S>& crew, uint32_t layer) {
     using C = Chunk<S>;
     const Cut tiles = Shape<S>::GateUp::tiles_of(crew.member());
     constexpr uint32_t kQuads = kTileQuads / 2, kLane = Places<S>::kFfnQuads;
     for_each_row(crew, tiles.num, kQuads, [&](uint32_t tile, uint32_t number, uint32_t i) {
         const float inverse = scale_of(crew, number);
-        const Quad act = act_of(total_of(crew, tile, number, i),
-                                total_of(crew, tile, number, i + kQuads), inverse);
+        const Quad act =
+            act_of<S>(crew.task(), layer, tiles.first + tile, i, total_of(crew, tile, number, i),
+                      total_of(crew, tile, number, i + kQuads), inverse);
         const uint32_t feature = (tiles.first + tile) * kQuads + i;
         const uint32_t lane = crew.first_lane_here() + feature / kLane;
         const uint32_t place =
@@ -294,7 +295,8 @@ KCCL_DEVICE void add_to_rows(Crew<S>& crew, uint32_t module, bool is_blocking, f
             for (int j = 0; j < 4; ++j) x.value[j] += own_scale * output.value[j];
         }
         if (TAKES_MESSAGES) {
-            const Quad landed = add_messages(crew, terms.landed, own, !is_blocking);
+            Quad landed = add_messages(crew, terms.landed, own, !is_blocking);
+            if (is_blocking) landed = plus_biases<S>(crew.task(), module, quad, landed);
             KCCL_UNROLL
             for (int j = 0; j < 4; ++j) x.value[j] += landed.value[j];
         }

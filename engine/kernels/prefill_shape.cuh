@@ -102,7 +102,7 @@ struct Chunk {
 
     // Attention: so many positions share a multiplication, with all query heads of a KV head each.
     KCCL_CONSTEXPR static uint32_t together() {
-        const uint32_t most = Mma<f16>::kVectors / Dims::kHeadsPerKv;
+        const uint32_t most = most_of(Mma<f16>::kVectors / Dims::kHeadsPerKv, 1);
         return most < kNum ? most : kNum;
     }
     static constexpr uint32_t kTogether = together();

@@ -1,7 +1,7 @@
 // Queries, keys and values of the current position, before norm and RoPE.
 #pragma once
 
-#include "vectors.cuh"
+#include "biases.cuh"
 
 namespace kccl::decode {
 
@@ -14,9 +14,10 @@ KCCL_DEVICE void finish_qkv(Worker<S>& worker, uint32_t layer) {
     for (uint32_t k = 0; k < ceil_div(M::kMostTiles * kTileQuads, Shape<S>::kConsumers); ++k) {
         const uint32_t quad = own_quad(worker, k);
         if (quad >= tiles.num * kTileQuads) break;
-        Quad total = total_of(worker, quad / kTileQuads, quad % kTileQuads);
-        for (float& value : total.value) value *= inverse;
         const uint32_t row = tiles.first * kTileQuads + quad;
+        const Quad total =
+            scaled<S>(worker.task(), Product::kQkv, layer, row,
+                      total_of(worker, quad / kTileQuads, quad % kTileQuads), inverse);
         const uint32_t lane = worker.first_lane() + row / Places<S>::kQkvQuads;
         worker.publish(Places<S>::qkv(layer, lane) + row % Places<S>::kQkvQuads, total);
     }

@@ -2,7 +2,7 @@
 // rule; a block finishes the same rows of the residual in every module.
 #pragma once
 
-#include "vectors.cuh"
+#include "biases.cuh"
 
 namespace kccl::decode {
 
@@ -130,6 +130,7 @@ KCCL_DEVICE void add_to_residual(Worker<S>& worker, uint32_t module, const Modul
             } else {
                 total = sum_here(worker, k, tiles.num * kTileQuads);
             }
+            if (is_there) total = plus_biases<S>(worker.task(), module, row, total);
             KCCL_UNROLL
             for (int i = 0; i < 4; ++i) x.value[i] += total.value[i];
         } else if (is_there) {

@@ -168,8 +168,8 @@ struct Shape : S {
                   "a binary tree");
     static_assert(S::kHeadDim % kTileColumns == 0, "whole tiles");
     static_assert(kHeadQuads <= platform::kWarpSize, "a thread has one quad of a head");
-    static_assert(kHeadsPerKv <= 4 && kHeadsPerKv <= Mma<f16>::kVectors,
-                  "one multiplication for all query heads");
+    static_assert(kHeadsPerKv * kTileQuads <= platform::kWarpSize,
+                  "a thread for each quad of scores");
     // Bytes of the cache of one KV head for 16 positions: keys, then values turned.
     static constexpr uint32_t kCacheTileBytes = 2 * kHeadTilesOfDim * kTileBytes;
     static constexpr uint32_t kCacheTiles = ceil_div(S::kContext, kTileRows);
@@ -183,7 +183,8 @@ struct Shape : S {
     static constexpr uint32_t kMostStaged = most_staged();
 
     // A warp's sums of one op, or what attention needs, in quads.
-    static constexpr uint32_t kAttendQuads = kHeadsPerKv * 2 * kTileQuads + 1;
+    static constexpr uint32_t kAttendQuads =
+        kHeadsPerKv * 2 * kTileQuads + ceil_div(kHeadsPerKv, 4);
     KCCL_CONSTEXPR static uint32_t most_sums() {
         const uint32_t head = Head::kMostTiles < kHeadTiles ? Head::kMostTiles : kHeadTiles;
         uint32_t tiles = most_of(Out::kMostTiles, Down::kMostTiles) * kGroupLanes;

@@ -7,6 +7,37 @@
 
 namespace kccl::decode {
 
+// Which part of NUM vectors this thread has, which lie `stride` quads apart. More of them than a
+// multiplication takes are multiplied in several turns.
+template <uint32_t NUM, bool HAS_TURNS = (NUM > Mma<f16>::kVectors)>
+class Lanes {
+  public:
+    using Unit = Mma<f16>;
+    static constexpr uint32_t kTurns = 1;
+
+    KCCL_DEVICE explicit Lanes(uint32_t stride) : lane_(NUM, stride) {}
+    KCCL_DEVICE const Unit::Lane& of(uint32_t) const { return lane_; }
+
+  private:
+    const Unit::Lane lane_;
+};
+template <uint32_t NUM>
+class Lanes<NUM, true> {
+  public:
+    using Unit = Mma<f16>;
+    static constexpr uint32_t kTurns = ceil_div(NUM, Unit::kVectors);
+
+    KCCL_DEVICE explicit Lanes(uint32_t stride)
+        : lane_(Unit::kVectors, stride), last_(NUM - (kTurns - 1) * Unit::kVectors, stride) {}
+    KCCL_DEVICE const Unit::Lane& of(uint32_t turn) const {
+        return turn + 1 < kTurns ? lane_ : last_;
+    }
+
+  private:
+    const Unit::Lane lane_;
+    const Unit::Lane last_;
+};
+
 // A warp's memory in block-shared memory, for NUM queries.
 template <uint32_t NUM>
 struct StrandArea {
@@ -45,27 +76,44 @@ class Strand {
   public:
     using Dims = Shape<S>;
     using Unit = Mma<f16>;
-    using Queries = typename Unit::Inputs[Dims::kHeadTilesOfDim];
-    static_assert(NUM <= Unit::kVectors, "one multiplication for all queries");
+    static constexpr uint32_t kTurns = Lanes<NUM>::kTurns;
+    using Queries = typename Unit::Inputs[kTurns][Dims::kHeadTilesOfDim];
 
-    // unit: that of NUM vectors, kTileQuads apart.
-    KCCL_DEVICE Strand(StrandArea<NUM>& area, const typename Unit::Lane& unit)
-        : area_(area), unit_(unit) {}
+    // lanes: kTileQuads apart.
+    KCCL_DEVICE Strand(StrandArea<NUM>& area, const Lanes<NUM>& lanes)
+        : area_(area), lanes_(lanes) {}
+
+    // Loads NUM staged queries, kHeadQuads apart.
+    KCCL_DEVICE static void load(Queries& queries, const StagedQuad* staged) {
+        const Lanes<NUM> lanes(Dims::kHeadQuads);
+        KCCL_UNROLL
+        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
+                queries[turn][i] = lanes.of(turn).inputs(
+                    staged + turn * Unit::kVectors * Dims::kHeadQuads + i * kTileQuads);
+            }
+        }
+    }
 
     // Adds the positions of a tile of the cache for which is_seen(query, position in the tile).
     template <class IsSeen>
     KCCL_DEVICE void add(const CacheTile<S>& tile, const Queries& queries, IsSeen is_seen) {
-        typename Unit::Sums scores = {};
-        KCCL_UNROLL
-        for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            Unit::multiply(scores, tile.keys[i], queries[i]);
-        }
         auto* const by_position = reinterpret_cast<float*>(area_.scores);
-        unit_.totals(scores, [&](uint32_t row, uint32_t query, float score) {
-            if (row < kTileRows && query < NUM) {
-                mem::store_plain(by_position + query * kTileRows + row, score);
+        KCCL_UNROLL
+        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+            typename Unit::Sums scores = {};
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
+                Unit::multiply(scores, tile.keys[i], queries[turn][i]);
             }
-        });
+            lanes_.of(turn).totals(scores, [&](uint32_t row, uint32_t vector, float score) {
+                const uint32_t query = turn * Unit::kVectors + vector;
+                if (row < kTileRows && query < NUM) {
+                    mem::store_plain(by_position + query * kTileRows + row, score);
+                }
+            });
+        }
         warp().sync();
         // A thread looks at a query's scores of four positions.
         const uint32_t number = thread(), query = number / kTileQuads, quad = number % kTileQuads;
@@ -93,23 +141,33 @@ class Strand {
         }
         // Behind this, the next tile's scores may come.
         warp().sync();
-        const typename Unit::Inputs weights = unit_.inputs(area_.weights[0]);
         KCCL_UNROLL
-        for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            unit_.scale(sums_[i], area_.scales[0].value);
-            Unit::multiply(sums_[i], tile.values[i], weights);
+        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+            const uint32_t first = turn * Unit::kVectors;
+            const auto& lane = lanes_.of(turn);
+            const typename Unit::Inputs weights = lane.inputs(area_.weights[first]);
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
+                lane.scale(sums_[turn][i], area_.scales[0].value + first);
+                Unit::multiply(sums_[turn][i], tile.values[i], weights);
+            }
         }
     }
 
     // Stores the parts of all queries: the quads of a head, then {maximum, weight, -, -}.
     KCCL_DEVICE void store(Quad (*parts)[Dims::kPartQuads]) const {
         KCCL_UNROLL
-        for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
-            unit_.totals(sums_[i], [&](uint32_t row, uint32_t query, float sum) {
-                if (row >= kTileRows || query >= NUM) return;
-                auto* values = reinterpret_cast<float*>(parts[query]);
-                mem::store_plain(values + i * kTileRows + row, sum);
-            });
+        for (uint32_t turn = 0; turn < kTurns; ++turn) {
+            KCCL_UNROLL
+            for (uint32_t i = 0; i < Dims::kHeadTilesOfDim; ++i) {
+                lanes_.of(turn).totals(sums_[turn][i],
+                                       [&](uint32_t row, uint32_t vector, float sum) {
+                                           const uint32_t query = turn * Unit::kVectors + vector;
+                                           if (row >= kTileRows || query >= NUM) return;
+                                           auto* values = reinterpret_cast<float*>(parts[query]);
+                                           mem::store_plain(values + i * kTileRows + row, sum);
+                                       });
+            }
         }
         const uint32_t number = thread();
         if (number >= NUM * kTileQuads || number % kTileQuads != 0) return;
@@ -132,11 +190,11 @@ class Strand {
     }
 
     StrandArea<NUM>& area_;
-    const typename Unit::Lane& unit_;
+    const Lanes<NUM>& lanes_;
     // Of this thread's query.
     float maximum_ = kNoPositions;
     float weight_ = 0;
-    typename Unit::Sums sums_[Dims::kHeadTilesOfDim] = {};
+    typename Unit::Sums sums_[kTurns][Dims::kHeadTilesOfDim] = {};
 };
 
 }  // namespace kccl::decode

@@ -38,6 +38,7 @@ struct Task {
     uint64_t embedding;  // S::Weight [vocabulary][hidden]
     uint64_t norms;      // float [2 * layers + 1][hidden], in the order of their use
     uint64_t qk_norms;   // float [layers][queries, keys][head_dim]; 0: none
+    uint64_t biases;     // float [layers][...]: biases.cuh; 0: none
     uint64_t cosines;    // float [context][head_dim / 2]
     uint64_t sines;
     uint64_t cache;       // f16 [layer][KV head][tile of 16 positions][keys, values][...]

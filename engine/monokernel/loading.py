@@ -94,8 +94,9 @@ def load(
     c, world_size = program.config, comm.world_size
     lanes = program.lanes_of(comm.rank, world_size)
     # Ranks allocate together, and one with fewer lanes needs less.
-    needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.board])
-    weights_bytes, cache_bytes, board_bytes = map(max, zip(*needs, strict=True))
+    biases = weights.biases(checkpoint, program, lanes)
+    needs = comm.gather_objects([sizes.weights, sizes.cache, sizes.board, biases.nbytes])
+    weights_bytes, cache_bytes, board_bytes, biases_bytes = map(max, zip(*needs, strict=True))
     task = Task()
     task.weights = arena.allocate(weights_bytes)
     staging = arena.allocate(weights.most_bytes(program, world_size))
@@ -109,6 +110,9 @@ def load(
     task.norms = arena.place(weights.norms(checkpoint, program))
     if c.has_qk_norm:
         task.qk_norms = arena.place(weights.qk_norms(checkpoint, program))
+    if c.biases:
+        task.biases = arena.allocate(biases_bytes)
+        arena.write(task.biases, biases)
     cosines, sines = program.rotations(context)
     task.cosines, task.sines = arena.place(cosines), arena.place(sines)
     task.cache = arena.allocate(cache_bytes)

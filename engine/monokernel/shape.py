@@ -5,6 +5,7 @@ from pathlib import Path
 
 import kccl
 
+from ..config import BIASES
 from ..program import Program
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -111,9 +112,9 @@ def check(program: Program, world_size: int) -> None:
         )
     if c.head_dim > 128:
         raise kccl.InvalidArgument(f"head_dim is {c.head_dim}, must be at most 128")
-    if lane_heads // lane_kv_heads > 4:
+    if lane_heads // lane_kv_heads > 8:
         raise kccl.InvalidArgument(
-            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 4 for the "
+            f"num_heads / num_kv_heads is {lane_heads // lane_kv_heads}, must be at most 8 for the "
             "monokernel"
         )
 
@@ -126,6 +127,8 @@ def _head_rows(program: Program, world_size: int) -> dict[str, int]:
     return {f"vocab_size / {world_size} ranks": vocab_size // world_size}
 
 
+# As kernels/biases.cuh calls them.
+_BIAS = {kind: kind.title().replace("_", "") for kind in BIASES}
 # Device types of weights.
 _WEIGHTS = {"bfloat16": "bf16", "float16": "f16"}
 
@@ -216,6 +219,7 @@ def source_of(
         "Context": context,
     }
     flags = {"HasQkNorm": c.has_qk_norm, "RoundsMessages": c.message_dtype == "bfloat16"}
+    flags |= {f"Has{_BIAS[kind]}Bias": kind in c.biases for kind in BIASES}
     flags["HasBlocking"] = any(op.is_blocking for op in program.ops)
     flags["HasDelayed"] = any(op.receives is not None for op in program.ops)
     flags |= {"Samples": samples, "Traces": traces}

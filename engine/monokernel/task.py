@@ -23,7 +23,7 @@ class Task(ctypes.Structure):
     """kccl::decode::Task."""
 
     _fields_ = (
-        *((name, U64) for name in ("weights", "embedding", "norms", "qk_norms")),
+        *((name, U64) for name in ("weights", "embedding", "norms", "qk_norms", "biases")),
         *((name, U64) for name in ("cosines", "sines", "cache", "layers")),
         ("boards", U64 * 8),
         *((name, U64) for name in ("ids", "stop_ids")),

@@ -183,7 +183,8 @@ def _part_bytes(c: ModelConfig, kind: Kind, strands: int) -> int:
     them: Chunk::Parts in kernels/prefill_shape.cuh.
     """
     nodes = -(-strands // 8)
-    return (strands + nodes) * kind.vectors * (c.head_dim + 4) * 4
+    queries = max(kind.vectors, c.num_heads // c.num_kv_heads)
+    return (strands + nodes) * queries * (c.head_dim + 4) * 4
 
 
 def _chunk_warps(c: ModelConfig, lanes: int, blocks: int, kind: Kind) -> int:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint import Checkpoint
 from ..executors.packing import pair_order
-from ..program import Program
+from ..program import Op, Program
 
 # Rows of the gate in a tile, and of "up" behind them.
 _HALF = 8
@@ -37,12 +37,9 @@ def matrices(
                 tensor = checkpoint.tensor(f"layers.{layer}.{name}", those)
                 return np.ascontiguousarray(tensor).view(np.uint16)
 
-            q, k = (_in_pairs(read(name), order, c.head_dim) for name in ("wq", "wk"))
-            qkv = np.concatenate([q, k, read("wv")], axis=1)
-            yield 0, layer, group, qkv.reshape(-1, c.hidden)
+            yield 0, layer, group, _qkv_rows([read(name) for name in ("wq", "wk", "wv")], order)
             yield 1, layer, group, _side_by_side(read("wo"))
-            halves = [w.reshape(-1, 1, _HALF, c.hidden) for w in (read("w1"), read("w3"))]
-            yield 2, layer, group, np.concatenate(halves, axis=1).reshape(-1, c.hidden)
+            yield 2, layer, group, _gate_up_rows([read("w1"), read("w3")])
             yield 3, layer, group, _side_by_side(read("w2"))
     name = program.by_name["head"].weights[0]
     has_parts = program.num_head_parts > 1
@@ -86,6 +83,22 @@ def qk_norms(checkpoint: Checkpoint, program: Program) -> NDArray[np.float32]:
     return np.stack(rows)
 
 
+def biases(checkpoint: Checkpoint, program: Program, lanes: range) -> NDArray[np.float32]:
+    """float32 [...]: a rank's, as kernels/biases.cuh has them."""
+    c = program.config
+    order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
+
+    def rows(op: Op) -> NDArray[np.float32]:
+        if op.kind in ("out", "down"):
+            return checkpoint.tensor(op.biases[0])
+        # Columns of their own, as a matrix has them.
+        parts = [checkpoint.tensor(name, lanes)[..., None] for name in op.biases]
+        return (_qkv_rows(parts, order) if op.kind == "qkv" else _gate_up_rows(parts))[:, 0]
+
+    found = [rows(op) for op in program.ops if op.biases]
+    return np.concatenate([np.empty(0, np.float32), *found])
+
+
 def head_rows(program: Program, world_size: int) -> int:
     """Most rows of the head that a rank has."""
     vocab_size, parts = program.config.vocab_size, program.num_head_parts
@@ -115,11 +128,20 @@ def most_bytes(program: Program, world_size: int) -> int:
     return 2 * c.hidden * rows
 
 
-def _in_pairs(rows: NDArray[Any], order: NDArray[np.intp], head_dim: int) -> NDArray[Any]:
-    """[lanes, rows, columns] with the elements that RoPE turns together side by side."""
-    lanes, _, columns = rows.shape
-    by_head = rows.reshape(lanes, -1, head_dim, columns)
-    return by_head[:, :, order].reshape(lanes, -1, columns)
+def _qkv_rows(parts: list[NDArray[Any]], order: NDArray[np.intp]) -> NDArray[Any]:
+    """Rows of one matrix from queries, keys and values, [lanes, rows, columns] each. Heads of the
+    first two have the elements side by side that RoPE turns together.
+    """
+    lanes, _, columns = parts[0].shape
+    heads = [part.reshape(lanes, -1, len(order), columns) for part in parts]
+    heads[:2] = [part[:, :, order] for part in heads[:2]]
+    return np.concatenate(heads, axis=1).reshape(-1, columns)
+
+
+def _gate_up_rows(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """The gate and "up", [lanes, rows, columns] each, as rows of one matrix, in turn."""
+    halves = [part.reshape(-1, 1, _HALF, part.shape[2]) for part in parts]
+    return np.concatenate(halves, axis=1).reshape(-1, parts[0].shape[2])
 
 
 def _side_by_side(tensor: NDArray[Any]) -> NDArray[Any]:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from decode_bench import bench, document_of
 
+import kccl
 from kccl.bench.decode import files, tokens
 from kccl.bench.decode.opened import OpenedPeers
 from kccl.bench.decode.peer import Peer, Room
 from kccl.bench.decode.peers import PEERS
 from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.config import BIASES
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
 from kccl.engine.rope import Llama3Scaling, Rope
@@ -155,8 +157,15 @@ LLAMA_31 = Llama3Scaling(8.0, 1.0, 4.0, 64)
         ("tiny-llama", {"rope": Rope(is_interleaved=True), "is_tied": False}),
         ("tiny-llama", {"rope": Rope(theta=1e4, scaling=LLAMA_31)}),
         ("tiny-qwen3", {}),
+        ("tiny-qwen2", {}),
+        ("tiny-mistral", {"window": 0, "window_layers": 0}),
+        ("tiny-llama", {"biases": tuple(BIASES)}),
+        ("tiny-llama", {"biases": tuple(BIASES), "rope": Rope(is_interleaved=True)}),
     ],
-    ids=["llama", "interleaved", "llama-3.1", "qwen3"],
+    ids=[
+        *("llama", "interleaved", "llama-3.1", "qwen3", "qwen2", "mistral", "biases"),
+        "interleaved biases",
+    ],
 )
 def test_written_files_are_the_same_model(
     kind: str, model: str, changes: dict[str, Any], tmp_path: Path
@@ -172,3 +181,36 @@ def test_written_files_are_the_same_model(
         files.write_folder(checkpoint, path)
     with open_checkpoint(path) as written:
         assert np.abs(Reference(written).logits(ids) - wanted).max() < 1e-4
+
+
+WINDOWS = [("tiny-mistral", {}), ("tiny-qwen3", {"window": 5, "window_layers": (0, 2)})]
+
+
+@pytest.mark.parametrize(("model", "changes"), WINDOWS, ids=["all layers", "some layers"])
+def test_only_a_folder_says_which_layers_have_a_window(
+    model: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoint = random_checkpoint(model, **changes)
+    files.write_folder(checkpoint, tmp_path)
+    with open_checkpoint(tmp_path) as written:
+        for name in ("window", "window_layers"):
+            assert getattr(written.config, name) == getattr(checkpoint.config, name)
+    with pytest.raises(kccl.Error, match="cannot have a sliding window"):
+        files.write_gguf(checkpoint, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "told"),
+    [
+        ("tiny-llama", {"biases": ("qkv",)}, "no biases of qkv alone"),
+        ("tiny-mistral", {"biases": ("qkv", "out")}, "no biases of qkv, out alone"),
+        ("tiny-qwen2", {"biases": ()}, "no model without biases"),
+        ("tiny-mistral", {"window_layers": 2}, "no windows in these layers"),
+        ("tiny-llama", {"window": 4, "window_layers": 3}, "no windows in these layers"),
+    ],
+)
+def test_what_a_folder_cannot_express_is_refused(
+    model: str, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kccl.Error, match=told):
+        files.write_folder(random_checkpoint(model, **changes), tmp_path)

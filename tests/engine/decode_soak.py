@@ -23,7 +23,7 @@ from test_overlaps import run
 
 from kccl import Error
 
-MODELS = ("tiny-laneformer", "tiny-llama", "tiny-qwen3")
+MODELS = ("tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3")
 MACHINES = ({}, {"warp_size": 64}, {"warp_size": 64, "model": "gfx942"})
 TUNINGS = (
     {},

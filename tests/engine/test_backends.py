@@ -23,7 +23,7 @@ def checkpoint(model):
     return random_checkpoint(model, **SMALL, **layers)
 
 
-@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen3"])
+@pytest.mark.parametrize("model", ["tiny-laneformer", "tiny-llama", "tiny-qwen2", "tiny-qwen3"])
 def test_every_op_equals_the_reference(model):
     """Within diff.LIMITS, and no single value is far off."""
     with Engine(checkpoint(model), "sim") as engine:

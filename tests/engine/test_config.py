@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kccl
-from kccl.engine.config import ModelConfig, lanes_for
+from kccl.engine.config import BIASES, ModelConfig, lanes_for
 from kccl.engine.random_weights import MODELS
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope, TableScaling
 
@@ -51,12 +51,25 @@ def test_a_tied_table_is_read_as_the_head():
 def test_windows_of_layers():
     config = ModelConfig(**SMALL)
     assert [config.window_of(layer) for layer in range(4)] == [4, 4, 4, 0]
+    some = ModelConfig(**SMALL | {"window_layers": (1, 3)})
+    assert [some.window_of(layer) for layer in range(4)] == [0, 4, 0, 4]
+    assert ModelConfig(**SMALL | {"window_layers": (0, 1, 2)}) == config
+
+
+def test_biases_are_parameters_that_a_token_reads():
+    plain = MODELS["tiny-llama"]
+    biased = dataclasses.replace(plain, biases=tuple(BIASES))
+    heads = (plain.num_heads + 2 * plain.num_kv_heads) * plain.head_dim
+    each = heads + plain.hidden + 2 * plain.ffn + plain.hidden
+    more = biased.num_parameters() - plain.num_parameters()
+    assert more == plain.num_layers * each
+    assert biased.streamed_bytes() - plain.streamed_bytes() == 2 * more
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"family": "gpt2"}, r"^family is 'gpt2', must be one of laneformer, llama, qwen3$"),
+        ({"family": "gpt2"}, r"^family is 'gpt2', must be one of laneformer, llama, "),
         ({"num_layers": 0}, "num_layers is 0, must be an integer from 1 to 4096"),
         ({"num_layers": 2**40}, "num_layers is 1099511627776"),
         ({"hidden": True}, "hidden is True, must be an integer"),
@@ -70,6 +83,11 @@ def test_windows_of_layers():
         ({"norm_eps": math.nan}, "norm_eps is nan"),
         ({"attention_scale": -1.0}, r"attention_scale is -1\.0"),
         ({"window_layers": 5}, "window_layers is 5, must be an integer from 0 to 4"),
+        ({"window_layers": (1, 1)}, r"window_layers is \(1, 1\), must be numbers of layers in asc"),
+        ({"window_layers": (0, 4)}, r"window_layers is \(0, 4\), must be .* from 0 to 3"),
+        ({"biases": ("out", "qkv")}, r"biases is \('out', 'qkv'\), must be a tuple of some of qkv"),
+        ({"biases": "qkv"}, "biases is 'qkv', must be a tuple of some of qkv, out, gate_up, down"),
+        ({"biases": ("qkv",)}, r"biases is \('qkv',\), which a Laneformer does not have"),
         ({"window": 0}, "window is 0 and window_layers is 3, must be both 0 or neither"),
         ({"delay": 5}, "delay is 5, must be an integer from 0 to 4"),
         ({"early_comm": 1}, "early_comm is 1, must be True or False"),

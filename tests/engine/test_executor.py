@@ -33,6 +33,15 @@ CASES = {
     "llama": ("tiny-llama", {}),
     "odd llama": ("tiny-llama", ODD | {"num_heads": 6, "num_lanes": 3, "is_tied": False}),
     "qwen3": ("tiny-qwen3", {}),
+    "qwen2": ("tiny-qwen2", {}),
+    "mistral": ("tiny-mistral", {}),
+    "odd biases": (
+        "tiny-llama",
+        ODD | {"num_heads": 6, "num_lanes": 3, "biases": ("qkv", "out", "gate_up", "down")},
+    ),
+    "biases and norms of heads": ("tiny-qwen3", {"biases": ("qkv", "out")}),
+    "windows of 1 between others": ("tiny-qwen3", {"window": 1, "window_layers": (0, 2)}),
+    "a window in the last layer": ("tiny-llama", {"window": 9, "window_layers": (2,)}),
 }
 
 
@@ -60,7 +69,13 @@ def test_every_op_is_the_references(case):
     assert max(each.relative for each in differences) < tolerance
 
 
-@pytest.mark.parametrize("case", ["laneformer", "odd laneformer", "vocab parallel", "odd llama"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("laneformer", "odd laneformer", "vocab parallel", "odd llama", "odd biases"),
+        "windows of 1 between others",
+    ],
+)
 def test_any_number_of_ranks_and_blocks_gives_the_same_bits(case):
     checkpoint = checkpoint_of(case)
     ids, logits = ids_for(checkpoint), []

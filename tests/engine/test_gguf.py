@@ -122,7 +122,7 @@ def test_plain_tensors(tmp_path, dtype):
     assert exact.dtype == np.float16 and (exact == wanted.astype(np.float16)).all()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_every_tensor_arrives_under_its_name(tmp_path, family):
     written = write_gguf(tmp_path / "m.gguf", family=family)
     with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
@@ -133,11 +133,33 @@ def test_every_tensor_arrives_under_its_name(tmp_path, family):
         # Files of Llama have the rows of wq and wk permuted.
         assert config.rope == Rope(is_interleaved=family == "llama")
         assert {n: checkpoint.tensor(n).shape for n in checkpoint.names()} == config.shapes()
+        assert config.biases == (("qkv",) if family == "qwen2" else ())
+        for lane in range(2 if family == "qwen2" else 0):
+            cut = written["blk.1.attn_k.bias"][4 * lane : 4 * lane + 4]
+            assert (checkpoint.tensor("layers.1.bk")[lane] == cut).all()
         matrix = written["blk.1.attn_output.weight"].astype(BF16)
         for lane in range(2):
             cut = matrix[:, 8 * lane : 8 * lane + 8]
             assert (checkpoint.tensor("layers.1.wo")[lane] == cut).all()
         assert (checkpoint.tensor("layers.0.ffn_norm") == written["blk.0.ffn_norm.weight"]).all()
+
+
+def test_biases_of_a_llama(tmp_path):
+    """llama.cpp reads them wherever a file has them. They stay in FP32."""
+    rows = {"attn_q": 16, "attn_k": 8, "attn_v": 8, "ffn_down": 16}
+    biases = {f"blk.{layer}.{name}.bias": (n,) for layer in range(2) for name, n in rows.items()}
+    written = write_gguf(tmp_path / "m.gguf", tensors=random_tensors(biases, np.float32))
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        assert checkpoint.config.biases == ("qkv", "down")
+        assert (checkpoint.tensor("layers.1.b2") == written["blk.1.ffn_down.bias"]).all()
+        bias = checkpoint.tensor("layers.0.bq")
+        assert bias.shape == (2, 8) and (bias.ravel() == written["blk.0.attn_q.bias"]).all()
+
+
+def test_a_window_that_no_position_reaches_is_none(tmp_path):
+    write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_sliding_window(64))
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        assert checkpoint.config.window == 0
 
 
 def test_an_untied_head(tmp_path):
@@ -170,12 +192,24 @@ def q5_k(shape):
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
-        ({"family": "gemma"}, "general.architecture is 'gemma', must be one of llama, qwen3"),
+        ({"family": "gemma"}, "general.architecture is 'gemma', must be one of llama, qwen2"),
         ({"tensors": {"blk.1.ffn_up.weight": None}}, r"tensor blk\.1\.ffn_up\.weight is missing$"),
         ({"tensors": {"token_embd.weight": None}}, r"tensor token_embd\.weight is missing$"),
         (
             {"tensors": {"blk.0.attn_q.bias": np.zeros(16, np.float32)}},
-            r"blk\.0\.attn_q\.bias is not part of a llama model",
+            r"tensor blk\.0\.attn_k\.bias is missing$",
+        ),
+        (
+            {"tensors": {"blk.0.attn_norm.bias": np.zeros(16, np.float32)}},
+            r"blk\.0\.attn_norm\.bias is not part of a llama model",
+        ),
+        (
+            {"family": "qwen2", "tensors": {"blk.1.attn_v.bias": None}},
+            r"tensor blk\.1\.attn_v\.bias is missing$",
+        ),
+        (
+            {"change": lambda writer: writer.add_sliding_window(32)},
+            r"llama\.attention\.sliding_window is 32, must be absent or at least the context, 64",
         ),
         (
             {"tensors": {"blk.0.attn_q.weight": np.zeros((16, 8), np.float32)}},

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import LANEFORMER, LLAMA, QWEN3
+from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3
 
 import kccl
 from kccl.engine.hf_config import read_config
@@ -49,6 +49,7 @@ def test_laneformer_fields(config_of):
         ({"swa_layers": None, "sliding_window_n_layers": 1}, "window_layers", 1),
         ({"sliding_window_n_layers": 2}, "window_layers", 2),
         ({"swa_layers": [0, 1]}, "window_layers", 2),
+        ({"swa_layers": [1, 2]}, "window_layers", (1, 2)),
         ({"sliding_window": None}, "window", 0),
         ({"broadcast_delay": 1}, "delay", 1),
         ({"use_early_comm": True}, "early_comm", True),
@@ -120,6 +121,61 @@ def test_windows_of_qwen3(config_of, change, window):
     assert (config.window, config.window_layers) == window
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"max_window_layers": 1}, [0, 9]),
+        ({"max_window_layers": -1}, [9, 9]),
+        # transformers' defaults: 28 layers, and 4096 where the field is missing but not null.
+        ({}, [0, 0]),
+        ({"max_window_layers": 0, "sliding_window": ...}, [4096, 4096]),
+        ({"max_window_layers": 0, "sliding_window": None}, [0, 0]),
+        ({"max_window_layers": 0, "layer_types": [FULL, SLIDING]}, [0, 9]),
+        ({"use_sliding_window": False, "layer_types": [FULL, FULL]}, [0, 0]),
+    ],
+)
+def test_windows_of_qwen2(config_of, change, windows):
+    fields = QWEN2 | {"use_sliding_window": True, "sliding_window": 9} | change
+    config = config_of({name: value for name, value in fields.items() if value is not ...})
+    assert [config.window_of(layer) for layer in range(2)] == windows
+
+
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"sliding_window": 4}, 4),
+        ({"sliding_window": None}, 0),
+        ({}, 4096),
+        ({"sliding_window": 4, "layer_types": [SLIDING, SLIDING]}, 4),
+    ],
+)
+def test_windows_of_mistral(config_of, change, window):
+    config = config_of(MISTRAL | change)
+    assert [config.window_of(layer) for layer in range(2)] == [window, window]
+
+
+def test_a_window_of_llama_is_ignored_as_by_transformers(config_of):
+    assert config_of(LLAMA | {"sliding_window": 4}).window == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "biases"),
+    [
+        (QWEN2, ("qkv",)),
+        (MISTRAL, ()),
+        (LLAMA | {"attention_bias": False, "mlp_bias": False}, ()),
+        (LLAMA | {"attention_bias": True}, ("qkv", "out")),
+        (LLAMA | {"mlp_bias": True}, ("gate_up", "down")),
+        (QWEN3 | {"attention_bias": True}, ("qkv", "out")),
+    ],
+)
+def test_biases(config_of, config, biases):
+    assert config_of(config).biases == biases
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -145,7 +201,21 @@ def test_windows_of_qwen3(config_of, change, window):
             "json: hidden_size / num_attention_heads is 3, must be even",
         ),
         (LLAMA | {"hidden_act": "gelu"}, "field hidden_act is 'gelu', must be \"silu\""),
-        (LLAMA | {"attention_bias": True}, "field attention_bias is True, must be false"),
+        (MISTRAL | {"attention_bias": True}, "field attention_bias is True, must be false in a"),
+        (QWEN3 | {"mlp_bias": True}, "field mlp_bias is True, must be false in a model of the fam"),
+        (LANEFORMER | {"attention_bias": True}, "field attention_bias is True, must be false"),
+        (LLAMA | {"mlp_bias": 1}, "field mlp_bias is 1, must be true or false"),
+        (MISTRAL | {"sliding_window": 0}, "field sliding_window is 0, must be at least 1"),
+        (
+            MISTRAL | {"sliding_window": 4, "layer_types": [FULL, SLIDING]},
+            "field layer_types is .*, must be 2 times 'sliding_attention'",
+        ),
+        (
+            QWEN2 | {"layer_types": [FULL, SLIDING]},
+            "field layer_types is .*, must be all 'full_attention', because use_sliding_window",
+        ),
+        (QWEN2 | {"layer_types": [FULL, "chunked"]}, "field layer_types is .*, must be a list of"),
+        (QWEN2 | {"layer_types": [FULL]}, "field layer_types is .*, must be a list of 2 entries"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "of quantised files only GGUF is read"),
         (LLAMA | {"rms_norm_eps": 10**400}, "field rms_norm_eps is 1.* must be a number"),
         (LLAMA | {"rope_scaling": {"type": "yarn"}}, "field type is 'yarn', must be one of"),
@@ -159,16 +229,13 @@ def test_windows_of_qwen3(config_of, change, window):
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, must be 1"),
         (QWEN3 | {"head_dim": None}, "field head_dim is missing"),
         (
-            QWEN3 | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
-            "field max_window_layers is 1, must be 0",
-        ),
-        (
             QWEN3 | {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0},
             "field sliding_window is 0, must be at least 1",
         ),
         (LANEFORMER | {"num_lanes": None}, "field num_lanes is missing"),
         (LANEFORMER | {"swa_layers": None}, "swa_layers or sliding_window_n_layers is missing"),
-        (LANEFORMER | {"swa_layers": [1, 2]}, r"field swa_layers is \[1, 2\], must be the layers"),
+        (LANEFORMER | {"swa_layers": [1, 3]}, r"json: swa_layers is \(1, 3\), must be numbers of"),
+        (LANEFORMER | {"swa_layers": [1, 0]}, r"json: swa_layers is \(1, 0\), must be numbers of"),
         (LANEFORMER | {"sliding_window_n_layers": 1}, "mean the same and differ"),
         (LANEFORMER | {"pre_norm_lane_agg": True}, "field pre_norm_lane_agg is True"),
         (LANEFORMER | {"replicated_rmsn_scale": False}, "replicated_rmsn_scale is False"),
@@ -206,11 +273,22 @@ JSON = st.one_of(
     st.dictionaries(st.sampled_from([*LLAMA3, "type", "rope_theta"]), st.floats(), max_size=3),
 )
 FIELDS = sorted({*LLAMA, *QWEN3, *LANEFORMER, "rope_scaling", "rope_parameters", "layer_types"})
-FIELDS += ["use_sliding_window", "max_window_layers", "broadcast_delay", "rope_theta"]
+FIELDS += [
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "broadcast_delay",
+    "rope_theta",
+]
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([LLAMA, QWEN3, LANEFORMER]), st.dictionaries(st.sampled_from(FIELDS), JSON))
+@given(
+    st.sampled_from([LLAMA, QWEN2, QWEN3, MISTRAL, LANEFORMER]),
+    st.dictionaries(st.sampled_from(FIELDS), JSON),
+)
 def test_any_configuration_is_taken_or_refused_in_one_line(config_of, config, change):
     try:
         taken = config_of(config | change)

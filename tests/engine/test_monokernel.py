@@ -292,7 +292,7 @@ def test_a_rank_may_come_seconds_later():
             1,
             "vocab_size / 4 lanes is 40, must be a multiple of 16",
         ),
-        ({"num_heads": 32}, 1, "num_heads / num_kv_heads is 8, must be at most 4"),
+        ({"num_heads": 64}, 1, "num_heads / num_kv_heads is 16, must be at most 8"),
         ({}, 5, "world_size is 5, must be at most the model's 4 lanes"),
         ({}, 3, "world_size is 3, must divide the 4 lanes of a Laneformer"),
         ({"vocab_size": 160}, 4, "vocab_size / 4 ranks is 40, must be a multiple of 16"),

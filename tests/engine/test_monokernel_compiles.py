@@ -19,6 +19,8 @@ MOST_BYTES = {
     ("laneformer-2b", 1): (112, 192),
     ("laneformer-2b", 2): (192, 384),
     ("llama-1b", 1): (64, 512),
+    # With biases, and 7 query heads to a KV head.
+    ("qwen2.5-0.5b", 1): (192,),
 }
 CONTEXT = 4096
 # Once a step, in no loop of a product.
@@ -28,7 +30,11 @@ PREFILL_BYTES = 320
 @pytest.mark.parametrize(
     ("model", "gpus", "dtype", "samples"),
     [
-        *((*shape, "bfloat16", samples) for shape in MOST_BYTES for samples in (False, True)),
+        *(
+            (*shape, "bfloat16", samples)
+            for shape, most in MOST_BYTES.items()
+            for samples in (False, True)[: len(most)]
+        ),
         ("laneformer-2b", 1, "float16", False),
     ],
 )

@@ -23,7 +23,11 @@ DECODE_SPILLS = {
     ("laneformer-2b", False): (12, 208),
     ("llama-1b", False): (144, 576),
     ("llama-1b", True): (112, 544),
+    ("qwen2.5-0.5b", False): (112, 544),
 }
+# A product's whole vector is in block-shared memory, 4 bytes for each value. On one MI300X there is
+# no room for that of a wider feed-forward block.
+WIDEST = 12288
 FACTS = ("sizeof(Shared<Model>)", "sizeof(PrefillShared<Model>)")
 
 pytestmark = pytest.mark.skipif(not has_zig(), reason="the ziglang wheel is not installed")
@@ -41,6 +45,8 @@ def programs():
 @pytest.mark.parametrize("machine", [MI300X, MI355X], ids=["MI300X", "MI355X"])
 @pytest.mark.parametrize(("program", "ranks"), list(programs()))
 def test_a_tuning_fits_a_compute_unit(program, ranks, machine, headers, tmp_path):
+    if (ranks, machine) == (1, MI300X) and program.config.ffn > WIDEST:
+        pytest.skip("a block of an MI300X has 64 KB of shared memory")
     tuning = tuning_for(program, ranks, machine)
     assert ranks * tuning.blocks <= 32 * 32 and tuning.blocks <= machine.multiprocessors
     # A thread has 256 registers: at most two waves are on each of four SIMDs.
@@ -63,6 +69,7 @@ extern "C" __attribute__((device, used)) const unsigned long long kFacts[] = {{{
         ("laneformer-2b", "gfx942", "float16", 2, False),
         ("llama-1b", "gfx942", "bfloat16", 1, True),
         ("llama-1b", "gfx950", "float16", 1, False),
+        ("qwen2.5-0.5b", "gfx942", "bfloat16", 1, False),
     ],
 )
 def test_it_compiles(model, arch, dtype, ranks, samples, headers, tmp_path):

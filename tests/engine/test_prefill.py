@@ -28,13 +28,13 @@ MODELS = ["tiny-laneformer", "tiny-llama", "tiny-qwen3"]
 Array = NDArray[np.float32]
 
 
-def last_logits(executor: DeviceExecutor, last: int) -> Array:
+def last_logits(executor: DeviceExecutor, last: int, ids: list[int] = IDS) -> Array:
     """The logits after the last ids; the cache has the others from a prompt of one more."""
-    first = len(IDS) - last
-    answer(executor, IDS[: first + 1], SamplingParams(max_tokens=1))
+    first = len(ids) - last
+    answer(executor, ids[: first + 1], SamplingParams(max_tokens=1))
     # A request for logits of these positions alone.
     executor._begin()
-    executor._run_ids(IDS, first, logits=executor._loaded.logits)
+    executor._run_ids(ids, first, logits=executor._loaded.logits)
     executor.wait()
     return executor._scored(last)
 

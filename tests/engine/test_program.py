@@ -70,7 +70,7 @@ def test_ops_are_numbered_named_and_read_all_weights_once(model):
     program = Program(config)
     assert [op.index for op in program.ops] == list(range(5 * config.num_layers + 3))
     assert [program.by_name[op.name] for op in program.ops] == list(program.ops)
-    read = [name for op in program.ops for name in op.weights]
+    read = [name for op in program.ops for name in (*op.weights, *op.biases)]
     assert set(read) == set(config.shapes())
     assert len(read) == len(set(read)) + config.is_tied
 
@@ -83,6 +83,7 @@ def test_ops_are_numbered_named_and_read_all_weights_once(model):
         ("tiny-laneformer", {"lm_head": "vocab_parallel"}),
         ("tiny-llama", {}),
         ("tiny-qwen3", {}),
+        ("tiny-llama", {"biases": ("qkv", "out", "gate_up", "down")}),
     ],
 )
 def test_outputs_have_the_shapes_that_ops_tell(model, changes):

@@ -12,6 +12,8 @@ from kccl.engine.reference import Reference
         ("llama-1b", 1_235_814_400),
         ("qwen3-0.6b", 596_049_920),
         ("smollm2", 134_515_008),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("mistral-7b", 7_241_732_096),
     ],
 )
 def test_shapes_have_the_models_parameter_counts(model, parameters):

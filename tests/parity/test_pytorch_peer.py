@@ -95,8 +95,13 @@ def decode(checkpoint, ranks, prompt, answer, dtype):
         ("tiny-laneformer", {**LONG, "lm_head": "vocab_parallel", "mlp_comm": False}),
         ("tiny-llama", {"context": CONTEXT, "is_tied": False}),
         ("tiny-qwen3", {"context": CONTEXT}),
+        ("tiny-llama", {"context": CONTEXT, "biases": ("qkv", "out", "gate_up", "down")}),
+        ("tiny-qwen2", {**LONG, "window_layers": (1,)}),
     ],
-    ids=["laneformer", "early_comm", "vocab_parallel", "llama", "qwen3"],
+    ids=[
+        *("laneformer", "early_comm", "vocab_parallel", "llama", "qwen3", "biases"),
+        "biases and a window",
+    ],
 )
 def test_logits(model, changes, length, assert_close):
     checkpoint = random_checkpoint(model, **changes)
@@ -116,8 +121,9 @@ def test_logits(model, changes, length, assert_close):
         ("tiny-laneformer", {**LONG, "early_comm": True, "num_lanes": 2}),
         ("tiny-laneformer", {**LONG, "lm_head": "vocab_parallel"}),
         ("tiny-qwen3", {"context": CONTEXT}),
+        ("tiny-qwen2", {"context": CONTEXT, "biases": ("qkv", "out", "gate_up", "down")}),
     ],
-    ids=["laneformer", "a lane a rank", "vocab_parallel", "qwen3"],
+    ids=["laneformer", "a lane a rank", "vocab_parallel", "qwen3", "biases"],
 )
 def test_two_ranks_are_one_model(model, changes, assert_close):
     checkpoint = random_checkpoint(model, **changes)

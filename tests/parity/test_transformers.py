@@ -1,4 +1,6 @@
-"""Llama and Qwen3 against Hugging Face transformers, from folders that it has written itself."""
+"""Llama, Mistral, Qwen2 and Qwen3 against Hugging Face transformers, from folders that it has
+written itself.
+"""
 
 import json
 
@@ -9,6 +11,10 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MinPLogitsWarper,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     RepetitionPenaltyLogitsProcessor,
@@ -31,6 +37,9 @@ LLAMA_31 |= {"original_max_position_embeddings": 64}
 # The heads are wider than hidden / heads.
 QWEN3 = SHAPE | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 24}
 QWEN3 |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-6}
+# Three query heads for each KV head.
+QWEN2 = SHAPE | {"num_attention_heads": 12, "num_key_value_heads": 4}
+SLIDING, FULL = "sliding_attention", "full_attention"
 IDS = np.random.default_rng(5).integers(SHAPE["vocab_size"], size=150).tolist()
 
 
@@ -39,10 +48,10 @@ def write(folder, kind, config):
     torch.manual_seed(0)
     model = kind(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
-            spread = parameter.shape[-1] ** -0.5
-            parameter.copy_(1 + 0.3 * noise if parameter.ndim == 1 else spread * noise)
+            spread = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            parameter.copy_(spread * noise + name.endswith("norm.weight"))
     # Several files, with an index.
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="200KB")
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -71,8 +80,32 @@ def logits_of(model):
             Qwen3ForCausalLM,
             Qwen3Config(**QWEN3, use_sliding_window=True, sliding_window=20, max_window_layers=0),
         ),
+        (
+            Qwen3ForCausalLM,
+            Qwen3Config(
+                **QWEN3,
+                attention_bias=True,
+                use_sliding_window=True,
+                sliding_window=20,
+                layer_types=[FULL, SLIDING, FULL, SLIDING],
+            ),
+        ),
+        (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True)),
+        (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)),
+        (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=None)),
+        (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=33, head_dim=16)),
+        (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=1)),
+        (Qwen2ForCausalLM, Qwen2Config(**QWEN2)),
+        (
+            Qwen2ForCausalLM,
+            Qwen2Config(**QWEN2, use_sliding_window=True, sliding_window=16, max_window_layers=3),
+        ),
     ],
-    ids=["llama-3.1", "llama-untied", "llama-linear", "qwen3-tied", "qwen3", "qwen3-window"],
+    ids=[
+        *("llama-3.1", "llama-untied", "llama-linear", "qwen3-tied", "qwen3", "qwen3-window"),
+        *("qwen3-some-windows-biases", "llama-attention-biases", "llama-all-biases", "mistral"),
+        *("mistral-window", "mistral-window-of-1", "qwen2", "qwen2-some-windows"),
+    ],
 )
 def test_logits(kind, config, tmp_path, assert_close):
     model = write(tmp_path, kind, config)

@@ -28,6 +28,8 @@ QWEN3 = LLAMA | {
     "head_dim": 8,
     "tie_word_embeddings": True,
 }
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 LANEFORMER = {
     "architectures": ["LaneformerForCausalLM"],
     "model_type": "laneformer",
@@ -82,6 +84,9 @@ def ordinary_shapes(config):
         }
         if config["model_type"] == "qwen3":
             shapes |= {f"{at}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+        if config["model_type"] == "qwen2":
+            rows = {"q": queries, "k": keys, "v": keys}
+            shapes |= {f"{at}.self_attn.{name}_proj.bias": (num,) for name, num in rows.items()}
     return shapes
 
 
@@ -227,6 +232,9 @@ def gguf_shapes(sizes, family):
         }
         if family == "qwen3":
             shapes |= {f"{at}.attn_{name}_norm.weight": (head_dim,) for name in "qk"}
+        if family == "qwen2":
+            rows = {"q": queries, "k": keys, "v": keys}
+            shapes |= {f"{at}.attn_{name}.bias": (num,) for name, num in rows.items()}
     return shapes
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import kccl
 from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.config import BIASES
 from kccl.engine.program import Op, Program
 
 from . import layers
@@ -34,13 +35,15 @@ class Pieces:
     """The functions of layers.py that a step calls, compiled or not."""
 
     product: Product
-    gated: Callable[[Tensor, Tensor], Tensor]
+    gated: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     add_and_norm: Callable[..., tuple[Tensor, Tensor]] = layers.add_and_norm
     attention: Callable[..., Tensor] = layers.attention
     best: Callable[[Tensor], Tensor] = layers.best
 
 
-EAGER = Pieces(layers.by_library, lambda n, w13: layers.gated(n, w13, layers.by_library))
+EAGER = Pieces(
+    layers.by_library, lambda n, w13, bias: layers.gated(n, w13, layers.by_library, bias)
+)
 
 
 class Weights:
@@ -106,7 +109,19 @@ class Weights:
         found |= {"w13": matrices("w1 w3"), "w2": matrices("w2")}
         config = self.program.config
         norms = ["attention_norm", "ffn_norm"] + ["q_norm", "k_norm"] * config.has_qk_norm
-        return found | {name: self._norm(f"layers.{layer}.{name}") for name in norms}
+        found |= {name: self._norm(f"layers.{layer}.{name}") for name in norms}
+        return found | {kind: self._bias(layer, kind) for kind in config.biases}
+
+    def _bias(self, layer: int, kind: str) -> Tensor:
+        """Of an op's rows on this rank; of "out" and "down", which all ranks add up, the first rank
+        has the whole bias.
+        """
+        names = [f"layers.{layer}.{name}" for name in BIASES[kind]]
+        if kind in ("out", "down"):
+            bias = self._norm(*names)
+            return bias if self._lanes.start == 0 else torch.zeros_like(bias)
+        parts = [torch.from_numpy(self._checkpoint.tensor(name, self._lanes)) for name in names]
+        return torch.cat([part.flatten() for part in parts]).to(self.device)
 
     def _matrix(self, array: Any) -> Tensor:
         bits = torch.from_numpy(array.view("int16"))
@@ -208,7 +223,10 @@ class Decoder:
             if op.kind == "out":
                 out = self._attend(n, op.layer, position, span, pieces)
             else:
-                out = pieces.product(pieces.gated(n, weights["w13"]), weights["w2"])
+                gated = pieces.gated(n, weights["w13"], weights.get("gate_up"))
+                out = pieces.product(gated, weights["w2"])
+            if op.kind in weights:
+                out = out + weights[op.kind].to(out.dtype)
             came = self._exchange(op, out, sent)
         x, n = pieces.add_and_norm(x, *came, w.norm, config.norm_eps, self._dtype)
         n = n[:, -1:]
@@ -227,7 +245,7 @@ class Decoder:
         mixed = pieces.attention(
             pieces.product(n, weights["wqkv"]),
             *(keys, values, position, *span.tensors(window)),
-            *(self._rotation, qk_norm, self._heads),
+            *(self._rotation, qk_norm, weights.get("qkv"), self._heads),
         )
         return pieces.product(mixed, weights["wo"])
 

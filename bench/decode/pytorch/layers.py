@@ -99,6 +99,7 @@ def attention(
     window: Tensor,
     rotation: tuple[Tensor, Tensor],
     qk_norm: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None,
     heads: Heads,
 ) -> Tensor:
     """Appends keys and values to the cache; softmax attention of the queries over all.
@@ -113,11 +114,14 @@ def attention(
         window: Keys that a query sees, its own included, a number.
         rotation: Cosines and sines of all positions, FP32 [context, head_dim / 2].
         qk_norm: Weights of the norms of queries and keys.
+        bias: Of the rows of `qkv`, FP32; None: it has none.
         heads: Of a lane.
 
     Returns:
         [lanes, positions, queries * head_dim].
     """
+    if bias is not None:
+        qkv = (qkv.float() + bias).to(qkv.dtype)
     lanes, length, _ = qkv.shape
     pages, size = len(keys), heads.head_dim
     split = qkv.view(lanes, length, -1, size).transpose(1, 2)
@@ -148,13 +152,16 @@ def attention(
     return mixed.view(lanes, -1, length, size).transpose(1, 2).flatten(2).to(qkv.dtype)
 
 
-def gated(n: Tensor, w13: Tensor, product: Product) -> Tensor:
-    """SwiGLU. w13 has the gate's rows, then the other ones."""
+def gated(n: Tensor, w13: Tensor, product: Product, bias: Tensor | None = None) -> Tensor:
+    """SwiGLU. w13 has the gate's rows, then the other ones; so has `bias`, FP32 or None."""
     if product is by_compiler:
         gate, up = (product(n, w) for w in w13.chunk(2, 1))
     else:
         gate, up = product(n, w13).chunk(2, -1)
-    return (functional.silu(gate.float()) * up.float()).to(n.dtype)
+    gate, up = gate.float(), up.float()
+    if bias is not None:
+        gate, up = (part + own for part, own in zip((gate, up), bias.chunk(2), strict=True))
+    return (functional.silu(gate) * up).to(n.dtype)
 
 
 def best(logits: Tensor) -> Tensor:

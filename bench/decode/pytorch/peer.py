@@ -153,7 +153,7 @@ def _compiled_forms() -> dict[str, Pieces]:
     def pieces(product: layers.Product) -> Pieces:
         return Pieces(
             product=compiled(product) if product is layers.by_compiler else product,
-            gated=compiled(lambda n, w13: layers.gated(n, w13, product)),
+            gated=compiled(lambda n, w13, bias: layers.gated(n, w13, product, bias)),
             add_and_norm=add_and_norm,
             attention=paged,
             best=best,

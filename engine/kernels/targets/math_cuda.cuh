@@ -22,4 +22,10 @@ KCCL_DEVICE float exponential2(float x) {
     return result;
 }
 
+KCCL_DEVICE float rounded_product(float a, float b) {
+    float result;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
 }  // namespace kccl::decode
