@@ -148,7 +148,7 @@ def test_windows_of_qwen3(config_of, change, window):
         (LLAMA | {"attention_bias": True}, "field attention_bias is True, must be false"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "of quantised files only GGUF is read"),
         (LLAMA | {"rms_norm_eps": 10**400}, "field rms_norm_eps is 1.* must be a number"),
-        (LLAMA | {"rope_scaling": {"type": "yarn"}}, "field type is 'yarn', must be one of"),
+        (LLAMA | {"rope_scaling": {"type": "su"}}, "field type is 'su', must be one of"),
         (LLAMA | {"rope_scaling": 3}, "field rope_scaling is 3, must be an object"),
         (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "field factor is missing"),
         (LLAMA | {"rope_theta": -1}, r"field rope_theta is -1, must be a number above 0"),
