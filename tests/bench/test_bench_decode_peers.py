@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from decode_bench import bench, document_of
 
+import kccl
 from kccl.bench.decode import files, tokens
 from kccl.bench.decode.opened import OpenedPeers
 from kccl.bench.decode.peer import Peer, Room
@@ -18,6 +19,7 @@ from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
 from kccl.engine.rope import Llama3Scaling, Rope
+from kccl.engine.rope_scaling import DynamicScaling
 
 
 class ReferenceAsPeer(Peer):
@@ -172,3 +174,12 @@ def test_written_files_are_the_same_model(
         files.write_folder(checkpoint, path)
     with open_checkpoint(path) as written:
         assert np.abs(Reference(written).logits(ids) - wanted).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "rope", [Rope(attention_factor=1.2), Rope(scaling=DynamicScaling(2.0, 16))], ids=str
+)
+@pytest.mark.parametrize("write", [files.write_folder, files.write_gguf])
+def test_rope_that_would_be_lost_is_not_written(write: Any, rope: Rope, tmp_path: Path) -> None:
+    with pytest.raises(kccl.Error, match="RoPE of this kind is not written to files"):
+        write(random_checkpoint("tiny-llama", rope=rope), tmp_path)
