@@ -102,7 +102,8 @@ class Engine(Measuring):
             blocks: On the host, threads of each rank, at most 64; None: one for each of this
                 machine's cores that the ranks may use, at least 1. On a GPU, blocks of each rank;
                 None: one for each multiprocessor that has work.
-            context: Tokens to make room for; None: the model's context, at most 4096.
+            context: Tokens to make room for; None: the model's context, at most 4096. As many as
+                config.longest_context are allowed.
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
@@ -137,8 +138,10 @@ class Engine(Measuring):
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if checkpoint.has_tokenizer else None
             )
-            most = self.config.context
-            self.context = min(most, 4096) if context is None else integer("context", context)
+            most = self.config.longest_context
+            self.context = (
+                min(self.config.context, 4096) if context is None else integer("context", context)
+            )
             if not 1 <= self.context <= most:
                 raise kccl.InvalidArgument(
                     f"context is {context}, must be from 1 to the model's, {most}"
@@ -152,10 +155,9 @@ class Engine(Measuring):
         self.backend = backend
         self.params = SamplingParams()
         self.nbytes = sum(each.nbytes for each in self._ranks.mine)
-        # The ids whose keys and values the cache has.
+        # The ids whose keys and values the cache has, and what made them.
         self._cached: list[int] = []
-        # Whether they come from requests that overlap.
-        self._cache_overlaps = True
+        self._cached_by = (True, 0)
         self._variant = USUAL
 
     @property
@@ -239,17 +241,20 @@ class Engine(Measuring):
         overlaps: bool = True,
     ) -> Generator[Piece, None, None]:
         text = StopText(self._tokenizer.stream() if self._tokenizer else None, params.stop)
-        if overlaps != self._cache_overlaps:
-            self._cached, self._cache_overlaps = [], overlaps
-        # At least one id must run, for its logits.
-        cached = min(_common_prefix(self._cached, ids), len(ids) - 1)
+        length = min(len(ids) + params.max_tokens, self.context)
+        by = overlaps, self._ranks.mine[0].program.reach(length, self.context)
+        # At least one id must run, for its logits. Keys that were rotated otherwise are of no use.
+        cached = (
+            min(_common_prefix(self._cached, ids), len(ids) - 1) if by == self._cached_by else 0
+        )
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         what = f"generate {ids} {params} {overlaps}"
         with self._ranks.request(what, cached, seed) as (start, seed):
             if params.temperature > 0:
                 params = replace(params, seed=seed)
             self.params = params
-            self._cached = []
+            self._cached, self._cached_by = [], by
+            self._rotate(length)
             for each in self._ranks.mine:
                 each.prepare(params, overlaps=overlaps)
             for each in self._ranks.mine:
@@ -279,6 +284,7 @@ class Engine(Measuring):
         ids = self._ids(prompt)
         with self._ranks.request(f"logits {ids}"):
             self._cached = []
+            self._rotate(len(ids))
             out = np.empty((len(ids), self.config.vocab_size), np.float32)
             for index, each in enumerate(self._ranks.mine):
                 each.start_scoring(ids, out, writes_shared=index == 0)
@@ -299,12 +305,18 @@ class Engine(Measuring):
         op, ids = program.ops[op_index], self._ids(ids)
         with self._ranks.request(f"op {op_index} {ids}"):
             self._cached = []
+            self._rotate(len(ids))
             out = np.empty((op.shape[0], len(ids), op.shape[1]), np.float32)
             for index, each in enumerate(self._ranks.mine):
                 each.start_trace(ids, op, out, writes_shared=index == 0)
             for each in self._ranks.mine:
                 each.wait()
         return self._ranks.mine[0].as_reference(op, out)
+
+    def _rotate(self, length: int) -> None:
+        """Makes this process's ranks rotate as a request of so many positions does."""
+        for each in self._ranks.mine:
+            each.rotations.choose(length)
 
     # ---- ends ------------------------------------------------------------------------------------
 

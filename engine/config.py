@@ -34,7 +34,8 @@ class ModelConfig:
         hidden, ffn: Width of the residual, and of the feed-forward block over all lanes.
         num_heads, num_kv_heads, head_dim: Query heads and KV heads over all lanes; elements each.
         vocab_size: Rows of the embedding.
-        context: Most positions that a sequence may have, in tokens.
+        context: Most positions that a sequence should have, in tokens, as the model's file says.
+            See longest_context.
         norm_eps: Added to the mean square in RMSNorm.
         rope: The rotary position embedding.
         window: Keys that a query sees in the layers that have a window, its own included; 0: no
@@ -120,7 +121,7 @@ class ModelConfig:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         check_positive(called["attention_scale"], self.attention_scale)
         self._check_together(called)
-        # Raises where a table of factors does not suit the head.
+        # Raises where a scaling does not suit the head.
         self.rope.frequencies(self.head_dim)
 
     def _check_window_layers(self, called: str) -> None:
@@ -192,6 +193,11 @@ class ModelConfig:
                     f"{called[name]} is False, must be True where {called['delay']} is 0: lanes "
                     "that share a residual add up each module's outputs"
                 )
+
+    @property
+    def longest_context(self) -> int:
+        """Most positions that a sequence may have: a RoPE scaling permits more than `context`."""
+        return self.rope.longest(self.context)
 
     def window_of(self, layer: int) -> int:
         """Keys that a query of this layer sees, its own included; 0: all of them."""

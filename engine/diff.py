@@ -205,7 +205,7 @@ class Incremental:
         self._reference = Reference(checkpoint)
 
     def run_until(self, ids: Sequence[int], op_index: int) -> Array:
-        cache = Cache()
+        cache = Cache(len(ids))
         parts = []
         for token in ids:
             # To the last op, which is what makes the cache grow.

@@ -12,7 +12,7 @@ from .checkpoint import Source, layer_names
 from .config import BIASES, FAMILIES, ModelConfig, lanes_for
 from .fields import Fields
 from .gguf_file import GgufFile
-from .rope import LinearScaling, Rope, Scaling, TableScaling
+from .gguf_rope import ROPE_TABLES, read_rope
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -32,8 +32,6 @@ _KEYS = {
     "norm_eps": "attention.layer_norm_rms_epsilon",
     "attention_scale": "attention.scale",
 }
-# The factors of Llama 3.1's RoPE scaling.
-_ROPE_FACTORS = "rope_freqs.weight"
 WHOLE_NAMES = {
     "embedding": "token_embd.weight",
     "norm": "output_norm.weight",
@@ -82,7 +80,7 @@ class GgufSource(Source):
             self.close()
             raise
         self.has_tokenizer = "tokenizer.ggml.model" in self._file.metadata
-        self.ignored = frozenset({_ROPE_FACTORS} & self.shapes.keys())
+        self.ignored = ROPE_TABLES & self.shapes.keys()
 
     def _read_config(self) -> ModelConfig:
         fields = Fields(self.path, self._file.metadata)
@@ -113,6 +111,7 @@ class GgufSource(Source):
         for name in ("attention.value_length", "rope.dimension_count"):
             if fields.integer(f"{family}.{name}", default=head_dim) != head_dim:
                 raise fields.wrong(f"{family}.{name}", f"the head's size, {head_dim}")
+        context = fields.integer(names["context"])
         try:
             return ModelConfig(
                 family=FAMILIES[FAMILIES.index(family)],
@@ -128,12 +127,7 @@ class GgufSource(Source):
                 ),
                 context=context,
                 norm_eps=fields.number(names["norm_eps"]),
-                rope=Rope(
-                    theta=fields.positive(f"{family}.rope.freq_base", default=10_000.0),
-                    # Files of Llama have the rows of wq and wk permuted for pairs (2i, 2i+1).
-                    is_interleaved=family == "llama",
-                    scaling=self._scaling(fields, family, head_dim),
-                ),
+                rope=read_rope(self._file, fields, family, context, head_dim),
                 attention_scale=fields.number(names["attention_scale"], default=0.0),
                 is_tied=WHOLE_NAMES["head"] not in self.shapes,
                 has_qk_norm=family == "qwen3",
@@ -167,26 +161,6 @@ class GgufSource(Source):
         if value[0] < 1:
             raise fields.wrong(name, "at least 1")
         return int(value[0])
-
-    def _scaling(self, fields: Fields, family: str, head_dim: int) -> Scaling | None:
-        if _ROPE_FACTORS in self.shapes:
-            shape, wanted = self.shapes[_ROPE_FACTORS], (head_dim // 2,)
-            if shape != wanted:
-                raise kccl.Error(
-                    f"{self.path}: tensor {_ROPE_FACTORS} has shape {list(shape)}, must have "
-                    f"{list(wanted)} by the model's configuration"
-                )
-            factors = self._file.read(_ROPE_FACTORS, 0, shape[0])
-            try:
-                return TableScaling(tuple(float(factor) for factor in factors))
-            except kccl.InvalidArgument as error:
-                raise kccl.Error(f"{self.path}: tensor {_ROPE_FACTORS}: {error}") from error
-        kind = fields.text(f"{family}.rope.scaling.type", default="none")
-        if kind == "none":
-            return None
-        if kind == "linear":
-            return LinearScaling(fields.positive(f"{family}.rope.scaling.factor"))
-        raise fields.wrong(f"{family}.rope.scaling.type", "one of none, linear")
 
     def file_of(self, name: str) -> Path:
         return self.path

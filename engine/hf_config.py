@@ -11,7 +11,7 @@ import kccl
 from .config import FAMILIES, ModelConfig, lanes_for
 from .fields import Fields, read_json
 from .hf_layers import biases, windows
-from .rope import LinearScaling, Llama3Scaling, Rope, Scaling
+from .hf_rope import read_rope
 
 # model_type -> family, and the family's class in `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
@@ -45,7 +45,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
 # Fields that must have this value if they are given.
 _ONLY: dict[str, tuple[object, str]] = {
     "hidden_act": ("silu", '"silu"'),
-    "partial_rotary_factor": (1.0, "1"),
     # Laneformer's: the mean over the lanes follows the norm, and one norm serves all lanes.
     "pre_norm_lane_agg": (False, "false, because the engine averages lanes after the norm"),
     "replicated_rmsn_scale": (True, "true, because the lanes share their norms' weights"),
@@ -114,6 +113,7 @@ def _shape(fields: Fields, family: str) -> dict[str, Any]:
         head_dim = fields.integer("head_dim")
     else:
         head_dim = fields.integer("head_dim", default=hidden // num_heads)
+    context = fields.integer(*_NAMES["context"])
     norm_eps = 1e-5 if family == "laneformer" else 1e-6
     return {
         "family": family,
@@ -124,10 +124,10 @@ def _shape(fields: Fields, family: str) -> dict[str, Any]:
         "num_kv_heads": fields.integer(*_NAMES["num_kv_heads"], default=num_heads, least=1),
         "head_dim": head_dim,
         "vocab_size": fields.integer("vocab_size"),
-        "context": fields.integer(*_NAMES["context"]),
+        "context": context,
         "norm_eps": fields.number(*_NAMES["norm_eps"], default=norm_eps),
         "is_tied": fields.boolean(*_NAMES["is_tied"], default=False),
-        "rope": _rope(fields, is_interleaved=family == "laneformer"),
+        "rope": read_rope(fields, family, context, head_dim),
     }
 
 
@@ -169,43 +169,3 @@ def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, A
         "window_layers": window_layers,
         "biases": biases(fields, family),
     }
-
-
-def _rope(fields: Fields, *, is_interleaved: bool) -> Rope:
-    """RoPE in either spelling: rope_theta and rope_scaling, or rope_parameters with both."""
-    names = ("rope_parameters", "rope_scaling")
-    values = fields.value(*names)
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise fields.wrong(names, "an object")
-    within = Fields(fields.path, {**values, "rope_theta": values.get("rope_theta")})
-    theta = within.positive("rope_theta", default=fields.positive("rope_theta", default=10_000.0))
-    if "partial_rotary_factor" in within and within.value("partial_rotary_factor") != 1.0:
-        raise within.wrong("partial_rotary_factor", "1")
-    if any(isinstance(value, dict) for value in values.values()):
-        raise fields.wrong(names, "the same for all layers")
-    try:
-        return Rope(
-            theta=theta,
-            is_interleaved=fields.boolean("rope_interleaved", default=is_interleaved),
-            scaling=_scaling(within),
-        )
-    except kccl.InvalidArgument as error:
-        raise kccl.Error(f"{fields.path}: {error}") from error
-
-
-def _scaling(fields: Fields) -> Scaling | None:
-    kind = fields.text("rope_type", "type", default="default")
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearScaling(fields.positive("factor"))
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=fields.positive("factor"),
-            low_freq_factor=fields.positive("low_freq_factor"),
-            high_freq_factor=fields.positive("high_freq_factor"),
-            original_context=fields.integer("original_max_position_embeddings", least=1),
-        )
-    raise fields.wrong(("rope_type", "type"), "one of default, linear, llama3")

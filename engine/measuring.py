@@ -32,8 +32,8 @@ class Measuring(Closing):
     _ranks: Ranks[Executor]
     # The ids whose keys and values the cache has.
     _cached: list[int]
-    # Whether they come from requests that overlap.
-    _cache_overlaps: bool
+    # Whether they come from requests that overlap, and the reach of these: see Program.reach().
+    _cached_by: tuple[bool, int]
     # The decode kernel in use.
     _variant: Variant
 
@@ -144,7 +144,8 @@ class Measuring(Closing):
             )
         if len(self._ranks.mine) != self.world_size:
             raise kccl.InvalidArgument("timeline needs ranks that are threads of one process")
-        self.timed(ids, 1)
+        # The cache must be that of a request as long as this one.
+        self.timed(ids, rounds)
         out: list[Stamps] = []
         with (
             self.using(TRACING),

@@ -94,13 +94,26 @@ class Program:
     def by_name(self) -> dict[str, Op]:
         return {op.name: op for op in self.ops}
 
-    def rotations(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The cosines and sines of RoPE for positions 0 to length - 1: float32
-        [length, head_dim / 2] each, computed in float64 and rounded once.
+    def reach(self, length: int, context: int) -> int:
+        """The most positions, up to `context`, of a request that rotates as one of `length`."""
+        return self.config.rope.reach(length, context)
+
+    def rotations(
+        self, length: int, start: int = 0, stop: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The cosines and sines of RoPE, times its attention factor, in a request of `length`
+        positions: float32 [stop - start, head_dim / 2] each, computed in float64 and rounded once.
+
+        Args:
+            length: Positions of prompt and answer together, on which frequencies may depend.
+            start, stop: The positions from `start` to `stop` - 1; None: to the request's end.
         """
-        frequencies = self.config.rope.frequencies(self.config.head_dim)
-        angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        rope = self.config.rope
+        frequencies = rope.frequencies(self.config.head_dim, length)
+        positions = np.arange(start, length if stop is None else stop, dtype=np.float64)
+        angles = positions[:, None] * frequencies
+        cosines, sines = (rope.attention_factor * turn(angles) for turn in (np.cos, np.sin))
+        return cosines.astype(np.float32), sines.astype(np.float32)
 
     def _ops(self) -> list[Op]:
         c, residuals = self.config, self.num_residuals

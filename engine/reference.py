@@ -27,9 +27,14 @@ MESSAGE_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 class Cache:
     """The keys and values of the positions so far: for each layer two arrays [KV heads, length,
     head_dim], float32.
+
+    Args:
+        request: Positions of the whole request, on which RoPE's frequencies may depend; None: not
+            known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request: int | None = None) -> None:
+        self.request = request
         self.length = 0
         self._layers: dict[int, tuple[Array, Array]] = {}
 
@@ -81,14 +86,16 @@ class Reference:
         Raises:
             InvalidArgument: As steps(); or the context has no room after `ids`.
         """
-        room = self.config.context - len(ids)
+        room = self.config.longest_context - len(ids)
         if room < 1:
             raise InvalidArgument(
-                f"ids has {len(ids)} tokens, must be fewer than the context, {self.config.context}"
+                f"ids has {len(ids)} tokens, must be fewer than the context, "
+                f"{self.config.longest_context}"
             )
-        history, cache = list(ids), Cache()
+        num = min(params.max_tokens, room)
+        history, cache = list(ids), Cache(len(ids) + num)
         new = history
-        for _ in range(min(params.max_tokens, room)):
+        for _ in range(num):
             logits = self.logits(new, cache)[-1]
             token, logprob = sample(logits, params, position=len(history), history=history)
             yield token, logprob
@@ -104,7 +111,7 @@ class Reference:
 
         Raises:
             InvalidArgument: No ids, an id outside the vocabulary, or more positions than the
-                context.
+                context or the cache's request; or the cache has been filled with other frequencies.
         """
         tokens = np.asarray(ids)
         c = self.config
@@ -114,12 +121,12 @@ class Reference:
         if tokens.min() < 0 or tokens.max() >= c.vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < c.vocab_size)
             raise InvalidArgument(f"ids has {wrong}, must be from 0 to {c.vocab_size - 1}")
-        end = cache.length + tokens.size
-        if end > c.context:
+        end, context = cache.length + tokens.size, c.longest_context
+        if end > context:
             raise InvalidArgument(
-                f"ids end at position {end}, must be within the context, {c.context}"
+                f"ids end at position {end}, must be within the context, {context}"
             )
-        cos, sin = (table[cache.length :] for table in self.program.rotations(end))
+        cos, sin = self._rotations(cache, end)
         x = residual = self._weight("embedding")[tokens][None].repeat(self.program.num_residuals, 0)
         messages: dict[int, Array] = {}
         for op in self.program.ops:
@@ -142,6 +149,24 @@ class Reference:
             if op is self.program.ops[-1]:
                 cache.length = end
             yield op, x
+
+    def _rotations(self, cache: Cache, end: int) -> tuple[Array, Array]:
+        """The cosines and sines of the positions from the cache's length to end - 1."""
+        request = end if cache.request is None else cache.request
+        if end > request:
+            raise InvalidArgument(
+                f"ids end at position {end}, must be within the cache's request, {request}"
+            )
+        old, new = (
+            self.program.reach(length or end, self.config.longest_context)
+            for length in (cache.length, request)
+        )
+        if cache.request is None and old != new:
+            raise InvalidArgument(
+                f"RoPE's frequencies differ between requests of {cache.length} and {end} "
+                "positions: give Cache the number of the whole request"
+            )
+        return self.program.rotations(request, cache.length, end)
 
     def _weight(self, name: str) -> Array:
         if name in self._kept:

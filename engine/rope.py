@@ -1,13 +1,17 @@
-"""Rotary position embedding: which pairs turn, and how fast."""
+"""Rotary position embedding: which pairs turn, and how fast. More kinds of scaling, which ask for
+more than the frequencies, are in rope_scaling.py.
+"""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kccl import InvalidArgument
+
+MOST_POSITIONS = 2**31 - 1
 
 
 def check_positive(name: str, value: float) -> None:
@@ -17,28 +21,53 @@ def check_positive(name: str, value: float) -> None:
         raise InvalidArgument(f"{name} is {value!r}, must be a number above 0")
 
 
-class Scaling(Protocol):
+def stretched(context: int, factor: float) -> int:
+    """The context that a factor makes of another one, which is the least."""
+    return int(min(max(context * factor, context), MOST_POSITIONS))
+
+
+class Scaling(ABC):
     """How a model stretches its frequencies for contexts longer than it was first trained on."""
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The frequencies to use instead."""
+    @abstractmethod
+    def scale(
+        self, frequencies: NDArray[np.float64], theta: float, length: int
+    ) -> NDArray[np.float64]:
+        """The frequencies to use instead, in a request of `length` positions.
+
+        Raises:
+            InvalidArgument: The scaling does not suit so many pairs, or theta.
+        """
+
+    def reach(self, length: int) -> float:
+        """The most positions of a request with the same frequencies as one of `length`."""
+        return math.inf
+
+    def longest(self, context: int) -> int:
+        """The most positions that a model of this context may be asked for."""
+        return context
 
 
 @dataclass(frozen=True)
-class LinearScaling:
-    """All frequencies divided by one factor."""
+class LinearScaling(Scaling):
+    """All frequencies divided by one factor, and the context multiplied by it."""
 
     factor: float
 
     def __post_init__(self) -> None:
         check_positive("the factor of the RoPE scaling", self.factor)
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scale(
+        self, frequencies: NDArray[np.float64], theta: float, length: int
+    ) -> NDArray[np.float64]:
         return frequencies / self.factor
+
+    def longest(self, context: int) -> int:
+        return stretched(context, self.factor)
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
+class Llama3Scaling(Scaling):
     """Llama 3.1: slow pairs are divided by a factor, fast ones stay, those between are blended.
 
     Attributes:
@@ -62,7 +91,9 @@ class Llama3Scaling:
                 f"must be above low_freq_factor, {self.low_freq_factor}"
             )
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scale(
+        self, frequencies: NDArray[np.float64], theta: float, length: int
+    ) -> NDArray[np.float64]:
         turns = self.original_context * frequencies / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         share_kept = np.clip((turns - self.low_freq_factor) / width, 0.0, 1.0)
@@ -70,7 +101,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
-class TableScaling:
+class TableScaling(Scaling):
     """Each pair's frequency divided by its own factor, as GGUF files store Llama 3.1's scaling."""
 
     factors: tuple[float, ...]
@@ -79,7 +110,9 @@ class TableScaling:
         for factor in self.factors:
             check_positive("a factor of the RoPE scaling", factor)
 
-    def scale(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scale(
+        self, frequencies: NDArray[np.float64], theta: float, length: int
+    ) -> NDArray[np.float64]:
         if len(self.factors) != len(frequencies):
             raise InvalidArgument(
                 f"the RoPE scaling has {len(self.factors)} factors, must have one for each of "
@@ -97,17 +130,39 @@ class Rope:
         theta: Pair i of a head turns by theta ** (-2i / head_dim) radians a position, unscaled.
         is_interleaved: A pair is the elements (2i, 2i+1) of a head; otherwise (i, i + head_dim/2).
         scaling: Changes the frequencies; None leaves them.
+        attention_factor: Multiplies the cosines and sines.
     """
 
     theta: float = 10_000.0
     is_interleaved: bool = False
     scaling: Scaling | None = None
+    attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
         check_positive("theta of RoPE", self.theta)
+        check_positive("attention_factor of RoPE", self.attention_factor)
 
-    def frequencies(self, head_dim: int) -> NDArray[np.float64]:
-        """Radians a position of each pair, scaled: float64 [head_dim / 2]."""
+    def frequencies(self, head_dim: int, length: int = 1) -> NDArray[np.float64]:
+        """Radians a position of each pair, scaled, in a request of `length` positions: float64
+        [head_dim / 2].
+        """
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         unscaled: NDArray[np.float64] = np.power(float(self.theta), -exponents)
-        return unscaled if self.scaling is None else self.scaling.scale(unscaled)
+        if self.scaling is None:
+            return unscaled
+        return self.scaling.scale(unscaled, self.theta, length)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all requests have the same frequencies."""
+        return self.scaling is None or self.scaling.reach(1) == math.inf
+
+    def reach(self, length: int, context: int) -> int:
+        """The most positions, up to `context`, of a request with the same frequencies as one of
+        `length`. Two requests have the same frequencies if their reach is the same.
+        """
+        return int(min(math.inf if self.scaling is None else self.scaling.reach(length), context))
+
+    def longest(self, context: int) -> int:
+        """The most positions that a model of this context may be asked for."""
+        return context if self.scaling is None else self.scaling.longest(context)

@@ -26,6 +26,8 @@ def check_ordinary(config: ModelConfig) -> None:
     """Raises kccl.Error for a model that only KCCL's engine knows."""
     if config.family == "laneformer":
         raise kccl.Error(f"it does not know models of the family {config.family}")
+    if not config.rope.is_fixed or config.rope.attention_factor != 1:
+        raise kccl.Error("RoPE of this kind is not written to files")
     if config.attention_scale != config.head_dim**-0.5:
         raise kccl.Error("an attention_scale of its own is not written to files")
 

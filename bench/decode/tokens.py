@@ -113,7 +113,7 @@ class Oracle:
             answer: Ids that KCCL chose.
             after_part: Called num_parts() times, each some seconds after the last.
         """
-        ids, cache = [*prompt, *answer[:-1]], Cache()
+        ids, cache = [*prompt, *answer[:-1]], Cache(len(prompt) + len(answer))
         kept: list[NDArray[Any]] = []
         for first in range(0, len(ids), _PART):
             logits = self._reference.logits(ids[first : first + _PART], cache)

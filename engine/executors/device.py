@@ -98,10 +98,12 @@ class DeviceExecutor:
             checkpoint, self.program, comm, self._arena, self._sizes, context, self._pack, progress
         )
         self._task, self._mailbox = self._loaded.task, self._loaded.mailbox
+        self.rotations = self._loaded.rotations
         self._outputs = Outputs(
             self.program,
             checkpoint,
             self.program.lanes_of(comm.rank, comm.world_size),
+            self.rotations,
             self._sizes.places,
             tuning.splits,
             lambda offset, nbytes: self._arena.read(self._task.boards[comm.rank] + offset, nbytes),
@@ -225,12 +227,11 @@ class DeviceExecutor:
         self._check_ids(ids)
         ids = list(ids)
         c = self.program.config
-        is_shared = op.shape[0] == 1
 
         def work() -> None:
             for position, token in enumerate(ids):
                 self._run_ids(ids[: position + 1], position, logits=self._loaded.logits)
-                if is_shared and not writes_shared:
+                if op.shape[0] == 1 and not writes_shared:
                     continue
                 if op.kind == "embed":
                     at = self._task.embedding + 2 * c.hidden * token

@@ -12,6 +12,7 @@ from ..monokernel.trace import Stamps
 from ..monokernel.variant import Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
+from .rotations import Rotations
 
 
 class Token(NamedTuple):
@@ -54,6 +55,7 @@ class Executor(Protocol):
     Attributes:
         program: The model's program.
         context: Positions that the KV cache has room for.
+        rotations: By what it rotates. Who starts a request chooses its length there before.
         nbytes: Of this rank's packed weights.
         kv_item_bytes: Of an element of the KV cache.
         device: The name of the rank's GPU; "" on a CPU.
@@ -61,6 +63,7 @@ class Executor(Protocol):
 
     program: Program
     context: int
+    rotations: Rotations
     nbytes: int
     kv_item_bytes: int
     device: str

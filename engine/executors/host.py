@@ -27,6 +27,7 @@ from .packing import (
     pair_order,
     shape_of,
 )
+from .rotations import Rotations
 
 DTYPE = "bfloat16"
 """The dtype of the weights."""
@@ -88,6 +89,7 @@ class HostExecutor:
         self._parts = parts
         self._order = pair_order(config.head_dim, is_interleaved=config.rope.is_interleaved)
         self._weights = PackedWeights(checkpoint, self.program, parts, comm.rank, progress)
+        self.rotations = Rotations(self.program, context)
         self._model = self._make_model()
         self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))
         self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
@@ -124,13 +126,13 @@ class HostExecutor:
 
     def _make_model(self) -> Any:
         program, parts = self.program, self._parts
-        cosines, sines = (np.ascontiguousarray(t) for t in program.rotations(self.context))
         ops = ffi.new("KcclEngineOp[]", [self._op(op) for op in program.ops])
-        self._alive = (cosines, sines, ops)
+        self._alive = ops
         model = shape_of(program, parts)
         model.context = self.context
         model.ops = int(ffi.cast("uintptr_t", ops))
-        model.cosines, model.sines = cosines.ctypes.data, sines.ctypes.data
+        model.cosines = self.rotations.cosines.ctypes.data
+        model.sines = self.rotations.sines.ctypes.data
         return model
 
     def _op(self, op: Op) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import kccl
 
 from ..checkpoint import Checkpoint
+from ..executors.rotations import Rotations
 from ..program import Program
 from . import weights
 from .memory import Arena
@@ -47,12 +48,14 @@ class Loaded(NamedTuple):
 
     Attributes:
         task: What it tells the kernel.
+        rotations: What it rotates by, of which the kernel has a copy.
         tokens, mailbox: Host memory that the kernel reads and writes.
         logits: Addresses of every rank's logits, of SCORED_AT_ONCE positions.
         marks: Address of the marks of ids that a penalty asks for.
     """
 
     task: Task
+    rotations: Rotations
     tokens: Any
     mailbox: Mailbox
     logits: list[int]
@@ -113,8 +116,13 @@ def load(
     if c.biases:
         task.biases = arena.allocate(biases_bytes)
         arena.write(task.biases, biases)
-    cosines, sines = program.rotations(context)
-    task.cosines, task.sines = arena.place(cosines), arena.place(sines)
+
+    def copy_rotations() -> None:
+        arena.write(task.cosines, rotations.cosines)
+        arena.write(task.sines, rotations.sines)
+
+    rotations = Rotations(program, context, copy_rotations)
+    task.cosines, task.sines = arena.place(rotations.cosines), arena.place(rotations.sines)
     task.cache = arena.allocate(cache_bytes)
     task.layers = arena.place(np.frombuffer(layers(program), np.uint8))
     for each, address in enumerate(arena.shared(board_bytes)):
@@ -129,6 +137,7 @@ def load(
     task.mailbox = arena.on_host(ctypes.sizeof(Mailbox))
     return Loaded(
         task,
+        rotations,
         (Token * context).from_address(task.tokens),
         Mailbox.from_address(task.mailbox),
         logits,

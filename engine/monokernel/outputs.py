@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint import DTYPES, Checkpoint
 from ..executors.packing import pair_order
+from ..executors.rotations import Rotations
 from ..program import Op, Program
 from . import weights
 
@@ -36,6 +37,7 @@ class Outputs:
         program: The model's.
         checkpoint: The model; may be closed afterwards.
         lanes: The rank's.
+        rotations: The rank's.
         places: Of the board.
         splits: See Tuning.
         read: Gives so many bytes of the board from an offset on.
@@ -46,17 +48,18 @@ class Outputs:
         program: Program,
         checkpoint: Checkpoint,
         lanes: range,
+        rotations: Rotations,
         places: Places,
         splits: int,
         read: Callable[[int, int], bytes],
     ) -> None:
         self._program, self._lanes, self._places = program, lanes, places
+        self._rotations = rotations
         self._splits, self._read = splits, read
         c = program.config
         self._norms = weights.norms(checkpoint, program)
         self._qk_norms = weights.qk_norms(checkpoint, program) if c.has_qk_norm else None
         self._order = pair_order(c.head_dim, is_interleaved=c.rope.is_interleaved)
-        self._cosines, self._sines = program.rotations(c.context)
 
     def residuals(self) -> Sequence[int]:
         """The residuals of which the rank has all."""
@@ -102,7 +105,7 @@ class Outputs:
             both = self._qk_norms[2 * op.layer : 2 * op.layer + 2]
             norms = both[(np.arange(num_turned) >= num_queries).astype(int)]
             turned = turned / np.sqrt(squares + np.float32(c.norm_eps)) * norms
-        cosine, sine = self._cosines[position], self._sines[position]
+        cosine, sine = self._rotations.cosines[position], self._rotations.sines[position]
         a, b = turned[:, ::2], turned[:, 1::2]
         pairs = np.stack([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
         in_order = np.empty_like(turned)

@@ -20,6 +20,7 @@ from kccl.engine.config import BIASES
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
 from kccl.engine.rope import Llama3Scaling, Rope
+from kccl.engine.rope_scaling import DynamicScaling
 
 
 class ReferenceAsPeer(Peer):
@@ -214,3 +215,12 @@ def test_what_a_folder_cannot_express_is_refused(
 ) -> None:
     with pytest.raises(kccl.Error, match=told):
         files.write_folder(random_checkpoint(model, **changes), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rope", [Rope(attention_factor=1.2), Rope(scaling=DynamicScaling(2.0, 16))], ids=str
+)
+@pytest.mark.parametrize("write", [files.write_folder, files.write_gguf])
+def test_rope_that_would_be_lost_is_not_written(write: Any, rope: Rope, tmp_path: Path) -> None:
+    with pytest.raises(kccl.Error, match="RoPE of this kind is not written to files"):
+        write(random_checkpoint("tiny-llama", rope=rope), tmp_path)

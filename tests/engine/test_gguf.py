@@ -228,8 +228,8 @@ def q5_k(shape):
             r"tensor rope_freqs\.weight: a factor of the RoPE scaling is nan, must be a number",
         ),
         (
-            {"change": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)},
-            "rope.scaling.type is 'yarn', must be one of none, linear",
+            {"change": lambda writer: writer.add_string("llama.rope.scaling.type", "ntk")},
+            "rope.scaling.type is 'ntk', must be one of none, linear, yarn, longrope",
         ),
         ({"change": lambda w: w.add_expert_count(8)}, "llama.expert_count is 8, must be absent"),
         ({"change": lambda w: w.add_rope_dimension_count(2)}, "rope.dimension_count is 2, must be"),

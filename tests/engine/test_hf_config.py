@@ -218,7 +218,7 @@ def test_biases(config_of, config, biases):
         (QWEN2 | {"layer_types": [FULL]}, "field layer_types is .*, must be a list of 2 entries"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "of quantised files only GGUF is read"),
         (LLAMA | {"rms_norm_eps": 10**400}, "field rms_norm_eps is 1.* must be a number"),
-        (LLAMA | {"rope_scaling": {"type": "yarn"}}, "field type is 'yarn', must be one of"),
+        (LLAMA | {"rope_scaling": {"type": "su"}}, "field type is 'su', must be one of"),
         (LLAMA | {"rope_scaling": 3}, "field rope_scaling is 3, must be an object"),
         (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "field factor is missing"),
         (LLAMA | {"rope_theta": -1}, r"field rope_theta is -1, must be a number above 0"),

@@ -16,6 +16,8 @@ from kccl.bench.decode.pytorch.peer import TorchPeer
 from kccl.bench.decode.pytorch.ranks import Alone, Ranks
 from kccl.engine.random_weights import random_checkpoint
 from kccl.engine.reference import Cache, Reference
+from kccl.engine.rope import Rope
+from kccl.engine.rope_scaling import DynamicScaling
 
 # A window that ends within a page, and one that ends before the last pages.
 CONTEXT = 6 * layers.PAGE
@@ -189,3 +191,9 @@ def test_both_products_are_the_same(shape):
     n = torch.randn(lanes, 1, columns, generator=torch.Generator().manual_seed(2))
     gated = [layers.gated(n, w, product) for product in (layers.by_compiler, layers.by_library)]
     torch.testing.assert_close(*gated)
+
+
+def test_frequencies_that_depend_on_the_length_are_refused():
+    model = random_checkpoint("tiny-llama", rope=Rope(scaling=DynamicScaling(2.0, 16)))
+    with pytest.raises(kccl.Error, match="whose frequencies depend on the request's length"):
+        Decoder(Weights(model, 0, 1, "cpu"), CONTEXT, Alone())

@@ -176,6 +176,10 @@ class Decoder:
             tuple(torch.zeros(shape, dtype=self._dtype, device=self.device) for _ in range(2))
             for _ in weights.layers
         ]
+        if not config.rope.is_fixed:
+            raise kccl.Error(
+                "it does not know RoPE whose frequencies depend on the request's length"
+            )
         tables = weights.program.rotations(pages * PAGE)
         self._rotation = tuple(torch.from_numpy(table).to(self.device) for table in tables)
         # A layer without a window sees as many keys as there are.
