@@ -10,6 +10,7 @@ import kccl
 
 from .config import FAMILIES, ModelConfig, lanes_for
 from .fields import Fields, read_json
+from .hf_switches import check_switches
 from .rope import LinearScaling, Llama3Scaling, Rope, Scaling
 
 # model_type -> family, and the family's class in `architectures`.
@@ -163,6 +164,7 @@ def _window_layers(fields: Fields) -> int:
 
 
 def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
+    check_switches(fields)
     window, window_layers = 0, 0
     if family == "qwen3":
         window, window_layers = _qwen3_window(fields, shape["num_layers"])
