@@ -11,7 +11,8 @@ import kccl
 from .checkpoint import Source, layer_names
 from .config import ModelConfig, lanes_for
 from .fields import Fields
-from .gguf_file import GgufFile
+from .gguf_parts import GgufParts
+from .gguf_switches import check_switches, check_type
 from .rope import LinearScaling, Rope, Scaling, TableScaling
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ LAYER_NAMES = {
 
 
 class GgufSource(Source):
-    """A GGUF file."""
+    """A GGUF file, or several that are parts of one model."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header.
@@ -62,8 +63,8 @@ class GgufSource(Source):
         Raises:
             kccl.Error: It is damaged, or holds a model that the engine does not know.
         """
-        self.path = path
-        self._file = GgufFile(path)
+        self._file = GgufParts(path)
+        self.path = self._file.path
         try:
             tensors = self._file.tensors
             self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -78,12 +79,13 @@ class GgufSource(Source):
 
     def _read_config(self) -> ModelConfig:
         fields = Fields(self.path, self._file.metadata)
+        check_type(fields)
         family = fields.text("general.architecture")
         if family not in _FAMILIES:
             raise fields.wrong("general.architecture", f"one of {', '.join(_FAMILIES)}")
-        for name in ("expert_count", "attention.sliding_window"):
-            if fields.integer(f"{family}.{name}", default=0):
-                raise fields.wrong(f"{family}.{name}", "absent or 0")
+        check_switches(fields, family)
+        if fields.integer(f"{family}.attention.sliding_window", default=0):
+            raise fields.wrong(f"{family}.attention.sliding_window", "absent or 0")
         if WHOLE_NAMES["embedding"] not in self.shapes:
             raise kccl.Error(f"{self.path}: tensor {WHOLE_NAMES['embedding']} is missing")
         names = {own: f"{family}.{key}" for own, key in _KEYS.items()}
@@ -159,7 +161,7 @@ class GgufSource(Source):
         raise fields.wrong(f"{family}.rope.scaling.type", "one of none, linear")
 
     def file_of(self, name: str) -> Path:
-        return self.path
+        return self._file.file_of(name)
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         return self._file.read(name, start, stop)

@@ -140,21 +140,19 @@ def _headers(file: Path) -> Held:
     except OSError as error:
         raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
     except (safetensors.SafetensorError, ValueError) as error:
-        told = lookalike(file) or _truncated(file)
-        raise kccl.Error(
-            f"{file} {told or f'is no safetensors file: {one_line(error)}'}"
-        ) from error
+        told = lookalike(file) or _truncated(file) or f": {one_line(error)}"
+        raise kccl.Error(f"{file} is no safetensors file{told}") from error
 
 
 def _truncated(file: Path) -> str:
-    """Says so if the file ends before its tensors do; else ""."""
+    """As lookalike(), for a file that ends before its tensors do."""
     try:
         size = file.stat().st_size
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             if length > size - 8:
                 is_header = length <= _MAX_HEADER
-                return f"is truncated: its header has {length} bytes" if is_header else ""
+                return f": it is truncated; its header has {length} bytes" if is_header else ""
             header = json.loads(opened.read(length))
         ends = [each["data_offsets"][1] for each in header.values() if "data_offsets" in each]
         needed = 8 + length + max(ends, default=0)
@@ -163,4 +161,4 @@ def _truncated(file: Path) -> str:
         return ""
     if needed <= size:
         return ""
-    return f"is truncated: its tensors end at byte {needed}, and the file at {size}"
+    return f": it is truncated; its tensors end at byte {needed}, and the file at {size}"

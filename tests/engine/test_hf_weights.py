@@ -107,18 +107,21 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (POINTER, "is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder$"),
-        (b"\n<!DOCTYPE html><html>", "is an HTML page, not a model's file: download it again$"),
-        (b"Entry not found", "is a server's error message, not a model's file"),
-        (b"", "is empty: download it again$"),
-        (b"PK\3\4" + bytes(60), "is a zip archive, as PyTorch writes"),
+        (POINTER, "a Git LFS pointer, not the file itself; run `git lfs pull` in its folder$"),
+        (b"\n<!DOCTYPE html><html>", "an HTML page, not a model's file; download it again$"),
+        (b"Entry not found", "a server's error message, not a model's file"),
+        (b"", "empty; download it again$"),
+        (b"PK\3\4" + bytes(60), "a zip archive, as PyTorch writes"),
     ],
     ids=["pointer", "page", "server", "empty", "zip"],
 )
 def test_what_lies_in_a_files_place_is_named(tmp_path, file, content, told):
     write_folder(tmp_path, LLAMA, with_tokenizer=True)
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(kccl.Error, match=f"{file} {told}"), open_checkpoint(tmp_path) as opened:
+    with (
+        pytest.raises(kccl.Error, match=f"{file} is no.*: it is {told}"),
+        open_checkpoint(tmp_path) as opened,
+    ):
         opened.tokenizer()
 
 
@@ -128,7 +131,7 @@ def test_a_truncated_file_says_so(tmp_path, kept, told):
     file = tmp_path / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(kccl.Error, match=f"model.safetensors is truncated: {told}"):
+    with pytest.raises(kccl.Error, match=f"is no safetensors file: it is truncated; {told}"):
         open_checkpoint(tmp_path)
 
 

@@ -300,7 +300,6 @@ def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
         (lambda w: w.add_token_types([1, 1]), "token_type is .* must be an array of 264 numbers"),
         (lambda w: w.add_token_merges(["q z", "h e"]), "Token `qz` out of vocabulary"),
         (lambda w: w.add_eos_token_id(5000), "eos_token_id is 5000, must be from 0 to 263"),
-        (lambda w: w.add_unk_token_id(264), "unknown_token_id is 264, must be from 0 to 263"),
     ],
 )
 def test_a_wrong_tokenizer_in_a_file_is_named(tmp_path, change, told):
