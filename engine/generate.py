@@ -155,8 +155,7 @@ def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
     if not args.chat:
         return tokenizer.encode(prompt)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    text = tokenizer.chat([*system, {"role": "user", "content": prompt}])
-    return tokenizer.encode(text, add_bos=False)
+    return tokenizer.chat([*system, {"role": "user", "content": prompt}])
 
 
 def _summary(engine: Engine, ids: list[int], times: list[float], began: float, end: str) -> str:

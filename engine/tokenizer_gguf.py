@@ -8,11 +8,13 @@ import numpy as np
 
 import kccl
 
+from .chat import DEFAULT, Template
 from .extras import library
 from .fields import Fields
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .tokenizer import Tokenizer, byte_level, guarded, sentence_piece
 
+_TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
 # Kinds of ids that end a text, the model's own end first.
 _ENDS = ("eos", "eot", "eom")
@@ -70,7 +72,8 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         f"{short}_token": "" if (number := ids[kind]) is None else tokens[number]
         for short, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    template = fields.text("tokenizer.chat_template", default="")
+    adds_bos = fields.boolean("tokenizer.ggml.add_bos_token", default=begins)
+    adds_eos = fields.boolean("tokenizer.ggml.add_eos_token", default=False)
     return Tokenizer(
         backend,
         pieces=byte_level if model == "gpt2" else sentence_piece,
@@ -78,11 +81,21 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         bos_id=ids["bos"],
         eos_ids=eos_ids,
         pad_id=ids["padding"],
-        adds_bos=fields.boolean("tokenizer.ggml.add_bos_token", default=begins),
+        prefix=[ids["bos"]] if adds_bos and ids["bos"] is not None else [],
+        suffix=[ids["eos"]] if adds_eos and ids["eos"] is not None else [],
         adds_space=adds_space,
-        template=(template, path) if template else None,
+        templates=_templates(fields),
         texts=texts,
     )
+
+
+def _templates(fields: Fields) -> dict[str, Template]:
+    """Chat templates by name. Others than the default one have keys that end in their names."""
+    found = {DEFAULT: fields.text(_TEMPLATE, default="")}
+    names = fields.value("tokenizer.chat_templates")
+    for name in names if isinstance(names, list) else []:
+        found[name] = fields.text(f"{_TEMPLATE}.{name}", default="")
+    return {name: Template(text, str(fields.path)) for name, text in found.items() if text}
 
 
 def _tokens(fields: Fields) -> list[str]:

@@ -90,7 +90,7 @@ def test_rounding_of_weights_is_told(tiny, capsys):
 def test_a_chat_goes_through_the_template(tiny, capsys):
     with Engine(tiny, blocks=1) as engine:
         messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
-        ids = engine.tokenizer.encode(engine.tokenizer.chat(messages), add_bos=False)
+        ids = engine.tokenizer.chat(messages)
         answer = engine.generate(ids, max_tokens=9)
     arguments = ["--model", tiny, "--chat", "--system", "Be", "--prompt", "Hi"]
     assert main(["generate", *arguments, "--max-tokens", "9"]) == 0

@@ -65,7 +65,7 @@ def test_its_tokenizer(smollm2):
 
 def test_its_chat(smollm2):
     tokenizer = smollm2.tokenizer()
-    text = tokenizer.chat([{"role": "user", "content": "Hi"}])
+    text = tokenizer.chat_text([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert tokenizer.encode(text, add_bos=False)[0] == 1
