@@ -16,7 +16,7 @@ from .extras import library
 from .fields import one_line
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, read_headers
-from .tokenizer_folder import TOKENIZER, from_folder
+from .tokenizer_folder import from_folder, has_tokenizer
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class FolderSource(Source):
             elif not self._is_same(embedding, head):
                 self.config = replace(self.config, is_tied=False)
         self.names = layer_names(self.config, whole, per_layer)
-        self.has_tokenizer = (path / TOKENIZER).exists()
+        self.has_tokenizer = has_tokenizer(path)
         # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
         self.ignored = frozenset(
             name

@@ -10,6 +10,7 @@ from .extras import library
 from .fields import Fields, read_json
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
+from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -17,23 +18,34 @@ _CONFIG = "tokenizer_config.json"
 _WITH_IDS = ("generation_config.json", "config.json")
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer, damaged or not."""
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL))
+
+
 def from_folder(folder: Path) -> Tokenizer:
-    """Reads tokenizer.json, and what the files beside it say about special tokens.
+    """Reads tokenizer.json, or tokenizer.model where there is none, and what the files beside it
+    say about special tokens.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
     """
-    file = folder / TOKENIZER
-    tokenizers = library("tokenizers")
-    content = read_json(file)
-    backend = guarded(file, tokenizers.Tokenizer.from_file, str(file))
+    values = _optional(folder / _CONFIG)
+    config = Fields(folder / _CONFIG, values)
+    file, content = folder / TOKENIZER, {}
+    if not file.exists() and (folder / MODEL).exists():
+        file = folder / MODEL
+        backend, adds_space, texts = guarded(file, read_model, file, config)
+        values = texts | values
+        pieces: Pieces = sentence_piece
+    else:
+        content = read_json(file)
+        backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
+        pieces, adds_space = _kind(file, content)
     # A text is never cut or filled up unseen.
     backend.no_truncation()
     backend.no_padding()
-    values = _optional(folder / _CONFIG)
-    config = Fields(folder / _CONFIG, values)
     texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
-    pieces, adds_space = _kind(file, content)
     ids = {
         name: None if (text := texts.get(f"{name}_token")) is None else backend.token_to_id(text)
         for name in ("bos", "eos", "pad")

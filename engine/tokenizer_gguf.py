@@ -13,13 +13,18 @@ from .extras import library
 from .fields import Fields
 from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .tokenizer import Tokenizer, byte_level, guarded, sentence_piece
+from .tokenizer_pieces import (
+    CONTROL,
+    NORMAL,
+    add_control_tokens,
+    bpe_of_pieces,
+    spell_spaces,
+)
 
 _TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
 # Kinds of ids that end a text, the model's own end first.
 _ENDS = ("eos", "eot", "eom")
-# Kinds of tokens, as in the file.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # Ids of SentencePiece's own tokens, where a file does not give them.
 _PIECES = {"bos": 1, "eos": 2, "unknown": 0}
 # Texts of tokens that end an answer, whatever kind the file gives them: llama.cpp's list. Few files
@@ -66,8 +71,8 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         backend = guarded(path, _gpt2, fields, vocabulary, kind_of_text)
     else:
         begins = True
-        backend = guarded(path, _llama, fields, vocabulary, kinds, adds_space)
-    guarded(path, _add, backend, tokens, kinds)
+        backend = guarded(path, _llama, fields, tokens, kinds, adds_space)
+    guarded(path, add_control_tokens, backend, tokens, kinds)
     texts = {
         f"{short}_token": "" if (number := ids[kind]) is None else tokens[number]
         for short, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -114,9 +119,9 @@ def _ends_by_text(tokens: list[str]) -> list[int]:
 def _kinds(fields: Fields, count: int, eos_ids: list[int]) -> Any:
     """The kind of each token. Ends are control tokens, whatever the file says."""
     name = "tokenizer.ggml.token_type"
-    kinds = _numbers(fields, name, count, "iu") if name in fields else np.full(count, _NORMAL)
+    kinds = _numbers(fields, name, count, "iu") if name in fields else np.full(count, NORMAL)
     kinds = kinds.copy()
-    kinds[eos_ids] = _CONTROL
+    kinds[eos_ids] = CONTROL
     return kinds
 
 
@@ -143,45 +148,14 @@ def _gpt2(fields: Fields, vocabulary: dict[str, int], kind: PreTokenizer) -> Any
     return backend
 
 
-def _llama(fields: Fields, vocabulary: dict[str, int], kinds: Any, adds_space: bool) -> Any:
-    """SentencePiece's BPE, whose merges follow from the scores of the pieces."""
-    tokenizers = library("tokenizers")
+def _llama(fields: Fields, tokens: list[str], kinds: Any, adds_space: bool) -> Any:
+    """SentencePiece's BPE."""
     name = "tokenizer.ggml.scores"
-    count = len(vocabulary)
+    count = len(tokens)
     scores = _numbers(fields, name, count, "if") if name in fields else np.zeros(count)
-    unknown = next((t for t, number in vocabulary.items() if kinds[number] == _UNKNOWN), None)
-    merges = []
-    for token, number in vocabulary.items():
-        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
-        pairs = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
-        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges += [(-scores[number], pair) for pair in pairs]
-    merges.sort(key=lambda merge: merge[0])
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            vocab=vocabulary,
-            merges=[pair for _, pair in merges],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    steps = [tokenizers.normalizers.Prepend("\u2581")] if adds_space else []
-    steps.append(tokenizers.normalizers.Replace(" ", "\u2581"))
-    backend.normalizer = tokenizers.normalizers.Sequence(steps)
+    backend = bpe_of_pieces(tokens, scores, kinds)
+    spell_spaces(backend, adds_space=adds_space)
     return backend
-
-
-def _add(backend: Any, tokens: list[str], kinds: Any) -> None:
-    """Makes tokens that are found in a text before it is split."""
-    added = library("tokenizers").AddedToken
-    ends = {_CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
-    found: dict[bool, list[Any]] = {True: [], False: []}
-    for number, token in enumerate(tokens):
-        if (is_special := ends.get(int(kinds[number]))) is not None and token:
-            found[is_special].append(added(token, special=is_special, normalized=False))
-    backend.add_special_tokens(found[True])
-    backend.add_tokens(found[False])
 
 
 def _strings(fields: Fields, name: str) -> list[str]:

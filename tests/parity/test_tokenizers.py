@@ -216,3 +216,63 @@ def test_where_templates_lie(tmp_path, field, files):
         kept = {"tools": tools, "add_generation_prompt": True}
         text = theirs.apply_chat_template(MESSAGES, tokenize=False, **kept)
         assert ours.chat_text(MESSAGES, **kept) == text
+
+
+# ---- SentencePiece's own file -------------------------------------------------------------------
+
+PIECES_TEXTS = (
+    *("hello world", "  two  spaces ", "a\nb", "", "<s>hello</s> x", "▁x", "naïve 日本 🙂 12345"),
+    *("<tool>hello <tool> x", "[PAD]hi <|im_end|> there"),
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A BPE and a unigram model."""
+    import sentencepiece
+
+    at = tmp_path_factory.mktemp("models")
+    words = [f"{word} {number} hello world two" for number, word in enumerate(TEXT.split() * 40)]
+    for kind in ("bpe", "unigram"):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(words),
+            model_prefix=str(at / kind),
+            model_type=kind,
+            vocab_size=300,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            user_defined_symbols=["<tool>"],
+            minloglevel=2,
+        )
+    return at
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("bpe", "LlamaTokenizer"), ("bpe", "LlamaTokenizerFast"), ("bpe", None), ("unigram", None)],
+)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"added_tokens_decoder": added("<|im_end|>", 300), "pad_token": "[PAD]"},
+        {"legacy": False},
+    ],
+)
+def test_sentence_pieces(tmp_path, models, kind, name, more):
+    write_folder(tmp_path, LLAMA | {"vocab_size": 320})
+    (tmp_path / "tokenizer.model").write_bytes((models / f"{kind}.model").read_bytes())
+    config = more if name is None else more | {"tokenizer_class": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    with open_checkpoint(tmp_path) as checkpoint:
+        ours = checkpoint.tokenizer()
+    for text in PIECES_TEXTS:
+        # BOS that a text spells out itself is not put in front again.
+        ids = theirs(text).input_ids
+        wanted = ids[1:] if ids[:2] == [1, 1] else ids
+        assert ours.encode(text) == wanted, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert (ours.bos_id, ours.eos_ids, ours.pad_id) == (1, (2,), theirs.pad_token_id)
