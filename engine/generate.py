@@ -13,6 +13,7 @@ import kccl
 from .api import Engine
 from .backends import BACKENDS
 from .checkpoint import DTYPES
+from .prompts import add_prompt_arguments, check_prompt_arguments, given_ids, prompt_of
 from .sample import SamplingParams
 from .tokenizer import check_utf8
 
@@ -36,13 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="bundled",
         metavar="M",
-        help="bundled, smollm2, a folder in Hugging Face's layout, or a GGUF file (bundled)",
+        help="bundled, smollm2, a folder in Hugging Face's layout, a GGUF file, or a repository "
+        "in the hub's cache, as in Qwen/Qwen3-0.6B (bundled)",
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
-    parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a message to a chat model"
-    )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
     )
@@ -86,10 +84,10 @@ def main(args: argparse.Namespace) -> int:
     params |= {"max_tokens": args.max_tokens, "stop": tuple(args.stop)}
     # A wrong option is told before the model is read.
     SamplingParams(**params)
-    if args.system is not None and not args.chat:
-        raise kccl.InvalidArgument("--system is given, which needs --chat")
+    check_prompt_arguments(args)
+    ids = None if args.ids is None else given_ids(args.ids)
     prompt = args.prompt
-    if prompt is None and kccl.launched_rank() is None:
+    if ids is None and prompt is None and kccl.launched_rank() is None:
         prompt = _standard_input()
     if prompt is not None:
         _check_prompt(prompt)
@@ -101,24 +99,27 @@ def main(args: argparse.Namespace) -> int:
             blocks=args.blocks,
             context=args.context,
             dtype=args.dtype,
+            tokenizer=ids is None,
             progress=tell,
         )
     with engine:
         screen.quiet |= engine.rank != 0
-        if prompt is None:
+        if ids is None and prompt is None:
             # The launcher gives its standard input to rank 0 only. All ranks refuse it together:
             # the others would wait in MPI's start for a rank 0 that has ended.
             prompt = engine.of_rank_0(None if engine.rank else _standard_input())
             _check_prompt(prompt)
         _tell_rounding(screen, engine)
-        ids = _ids(engine, prompt, args)
+        is_text = ids is None
+        if ids is None:
+            ids = prompt_of(engine.tokenizer, prompt, args)
         began = time.monotonic()
         times: list[float] = []
         end = ""
         for piece in engine.stream(ids, **params):
             times.append(time.monotonic())
             end = piece.end
-            _write(engine, piece.text)
+            _write(engine, piece.text if is_text else f"{' ' if len(times) > 1 else ''}{piece.id}")
         _write(engine, "\n")
         summary = _summary(engine, ids, times, began, end)
         screen.print(summary, style="dim", soft_wrap=True)
@@ -148,14 +149,6 @@ def _write(engine: Engine, text: str) -> None:
     if engine.rank == 0:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
-    tokenizer = engine.tokenizer
-    if not args.chat:
-        return tokenizer.encode(prompt)
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return tokenizer.chat([*system, {"role": "user", "content": prompt}])
 
 
 def _summary(engine: Engine, ids: list[int], times: list[float], began: float, end: str) -> str:
