@@ -74,7 +74,9 @@ class GgufSource(Source):
         except BaseException:
             self.close()
             raise
-        self.has_tokenizer = "tokenizer.ggml.model" in self._file.metadata
+        from .tokenizer_gguf import has_tokenizer
+
+        self.has_tokenizer = has_tokenizer(self._file.metadata)
         self.ignored = frozenset({_ROPE_FACTORS} & self.shapes.keys())
 
     def _read_config(self) -> ModelConfig:

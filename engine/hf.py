@@ -15,7 +15,7 @@ from .checkpoint import Source, layer_names
 from .extras import library
 from .fields import one_line
 from .hf_config import read_config
-from .hf_files import Held, check_adapter, read_headers
+from .hf_files import Held, check_adapter, check_folder, read_headers
 from .tokenizer_folder import from_folder, has_tokenizer
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class FolderSource(Source):
         """
         self.path = path
         check_adapter(path)
+        check_folder(path)
         self.config = read_config(path / "config.json")
         self.is_stacked = self.config.family == "laneformer"
         tables: tuple[Mapping[str, str], Mapping[str, str]] = (

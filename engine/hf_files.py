@@ -24,6 +24,22 @@ Held = dict[str, tuple[str, tuple[int, ...]]]
 """Dtype and shape of each tensor in a file."""
 
 
+def check_folder(folder: Path) -> None:
+    """Refuses a folder without a configuration that has a model in another way.
+
+    Raises:
+        kccl.Error: It has. Says what to give instead.
+    """
+    if (folder / "config.json").exists():
+        return
+    if files := _names(folder, "*.gguf"):
+        raise kccl.Error(f"{folder} has {files[0]} and no config.json: give that file as the model")
+    if snapshots := sorted(folder.glob("snapshots/*")):
+        raise kccl.Error(
+            f"{folder} has snapshots of a model: give one as the model, {snapshots[0]}"
+        )
+
+
 def check_adapter(folder: Path) -> None:
     """Refuses a folder with an adapter.
 

@@ -23,6 +23,8 @@ from .tokenizer_pieces import (
 
 _TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
+# What files without a vocabulary say.
+_NONE = ("none", "no_vocab")
 # Kinds of ids that end a text, the model's own end first.
 _ENDS = ("eos", "eot", "eom")
 # Ids of SentencePiece's own tokens, where a file does not give them.
@@ -42,6 +44,11 @@ _END_TEXTS = {
 # With one of these pairs <|end|> ends a message, and not the answer.
 _MESSAGE_END = "<|end|>"
 _ANSWER_ENDS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file has a tokenizer, of a known kind or not."""
+    return metadata.get("tokenizer.ggml.model") not in (None, *_NONE)
 
 
 def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:

@@ -100,6 +100,17 @@ def test_weights_under_another_name_are_named(tmp_path, name, told):
         open_checkpoint(tmp_path)
 
 
+def test_a_folder_that_has_a_model_below_or_in_a_file(tmp_path):
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    with pytest.raises(
+        kccl.Error, match=f"has snapshots of .*: give one as the model, {tmp_path}/"
+    ):
+        open_checkpoint(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"")
+    with pytest.raises(kccl.Error, match=r"has m\.gguf and no config\.json: give that file as the"):
+        open_checkpoint(tmp_path)
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
 
 

@@ -146,6 +146,13 @@ def test_padding_that_is_no_token_does_not_matter(tmp_path):
         tokenizer_of(tmp_path, change=lambda w: w.add_eos_token_id(5000))
 
 
+@pytest.mark.parametrize("name", ["none", "no_vocab"])
+def test_a_file_may_say_that_it_has_no_tokenizer(tmp_path, name):
+    write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_tokenizer_model(name))
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        assert not checkpoint.has_tokenizer
+
+
 def test_what_a_file_may_leave_out(tmp_path):
     def change(writer):
         del writer.kv_data[0]["tokenizer.ggml.token_type"]
