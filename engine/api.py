@@ -87,13 +87,15 @@ class Engine(Measuring):
         blocks: int | None = None,
         context: int | None = None,
         dtype: str | None = None,
+        tokenizer: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reads the model and packs its weights. Collective.
 
         Args:
-            model: "bundled", "smollm2", a folder, a GGUF file, or an opened checkpoint, which stays
-                open and belongs to the caller.
+            model: "bundled", "smollm2", a folder, a GGUF file, a repository in the hub's cache, as
+                in "Qwen/Qwen3-0.6B", or an opened checkpoint, which stays open and belongs to the
+                caller.
             backend: "host": this machine's cores. "cuda", "hip": GPUs of NVIDIA or AMD, one for
                 each rank, with one kernel for a whole answer; ranks that are threads may share one.
                 "sim": the same kernel in the simulator, one rank, for tiny models.
@@ -107,6 +109,8 @@ class Engine(Measuring):
             dtype: What the weights are in: "bfloat16", or "float16", which the host has not; None:
                 as they are stored, and rounded to bfloat16 where that is neither or the backend has
                 no other. With float16, a value beyond 65504 in a vector is an error.
+            tokenizer: Read the model's tokenizer. Without one, prompts are ids, and answers have no
+                text.
             progress: Called with (bytes packed so far, all bytes) while the model is read.
 
         Raises:
@@ -135,8 +139,9 @@ class Engine(Measuring):
             self._source = checkpoint.source
             self.sampling, unknown = read_defaults(checkpoint.source)
             self.notices: tuple[str, ...] = (*_rounding(checkpoint), *unknown)
+            self._lacks = "has no tokenizer" if tokenizer else "was opened without its tokenizer"
             self._tokenizer: Tokenizer | None = (
-                checkpoint.tokenizer() if checkpoint.has_tokenizer else None
+                checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
             )
             most = self.config.longest_context
             self.context = (
@@ -164,7 +169,10 @@ class Engine(Measuring):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._tokenizer is None:
-            raise kccl.Error(f"{self._source} has no tokenizer: give ids instead of text")
+            raise kccl.Error(
+                f"{self._source} {self._lacks}: give ids instead of text, on the command line by "
+                "--ids"
+            )
         return self._tokenizer
 
     @property

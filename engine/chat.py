@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -9,6 +10,57 @@ import kccl
 
 from .extras import library
 from .fields import one_line
+
+DEFAULT = "default"
+# The template that counts where tools are given, if there is one of this name.
+_WITH_TOOLS = "tool_use"
+# Names under which a message may have what its author thought.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True)
+class Template:
+    """A template in Jinja, and the file that has it, for messages."""
+
+    source: str
+    where: str
+
+
+class ChatTemplates:
+    """The templates of a model, by name."""
+
+    def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
+        """Takes templates, which are compiled when they are first used.
+
+        Args:
+            templates: Templates by name; a single one is called "default".
+            tokens: What a template may use besides the messages, as in "bos_token".
+        """
+        self._templates = dict(templates)
+        self._tokens = dict(tokens)
+        self._compiled: dict[str, ChatTemplate] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._templates)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, name: str | None = None, **options: Any
+    ) -> str:
+        """As ChatTemplate.render(), by the template of this name; None: by the one that suits.
+
+        Raises:
+            InvalidArgument: There is no such template.
+        """
+        if name is None and options.get("tools") is not None and _WITH_TOOLS in self._templates:
+            name = _WITH_TOOLS
+        name = DEFAULT if name is None else name
+        if name not in self._templates:
+            known = ", ".join(map(repr, self._templates))
+            raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
+        if name not in self._compiled:
+            template = self._templates[name]
+            self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
+        return self._compiled[name].render(messages, **options)
 
 
 class ChatTemplate:
@@ -30,7 +82,9 @@ class ChatTemplate:
         self._where = where
         self._tokens = dict(tokens)
         environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _generation_blocks()],
         )
         # Jinja's own filter escapes for HTML.
         environment.filters["tojson"] = _to_json
@@ -41,33 +95,35 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             raise kccl.Error(f"{where}: the chat template is wrong: {one_line(error)}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> str:
         """The text of a conversation.
 
         Args:
-            messages: Each has "role" and "content".
+            messages: Each has "role", and "content" or "tool_calls". A field that is None counts
+                as absent.
             add_generation_prompt: Ends with what precedes the model's answer.
+            tools: JSON schemas of functions that the model may call.
+            documents: Texts to answer from, each with "title" and "text".
+            options: Variables that this template knows, as in `enable_thinking`.
 
         Raises:
             InvalidArgument: A message lacks its role or its content.
             kccl.Error: The template refuses the messages, or fails.
         """
-        for index, message in enumerate(messages):
-            is_message = isinstance(message, Mapping)
-            if not is_message or not all(
-                isinstance(message.get(name), str) for name in ("role", "content")
-            ):
-                raise kccl.InvalidArgument(
-                    f"messages[{index}] is {message!r}, must have a role and a content"
-                )
+        given = [_message(index, message) for index, message in enumerate(messages)]
+        variables = self._tokens | options
+        variables |= {"messages": given, "tools": tools, "documents": documents}
+        variables["add_generation_prompt"] = add_generation_prompt
         try:
-            text: str = self._template.render(
-                **self._tokens,
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
+            text: str = self._template.render(**variables)
         # A template is a program: what it does with these messages may fail in any way.
         except Exception as error:
             raise kccl.Error(
@@ -76,8 +132,55 @@ class ChatTemplate:
         return text
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _message(index: int, message: Any) -> dict[str, Any]:
+    """A message as templates expect it."""
+    given = {}
+    if isinstance(message, Mapping):
+        given = {name: value for name, value in message.items() if value is not None}
+    has_content = isinstance(given.get("content"), str | list) or "tool_calls" in given
+    if not isinstance(given.get("role"), str) or not has_content:
+        raise kccl.InvalidArgument(
+            f"messages[{index}] is {message!r}, must have a role and a content"
+        )
+    thought = next((given[name] for name in _THOUGHTS if name in given), None)
+    if thought is not None:
+        given = {"thinking": thought, **given, "reasoning_content": thought}
+    return given
+
+
+def _generation_blocks() -> Any:
+    """An extension of Jinja: a `generation` block, which marks an assistant's text for training,
+    is its text.
+    """
+    jinja2, extensions = library("jinja2"), library("jinja2.ext")
+
+    def parse(self: Any, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("text_of")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def text_of(self: Any, caller: Any) -> Any:
+        return caller()
+
+    members = {"tags": {"generation"}, "parse": parse, "text_of": text_of, "__module__": __name__}
+    return type("GenerationBlocks", (extensions.Extension,), members)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

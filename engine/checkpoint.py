@@ -256,14 +256,11 @@ class Checkpoint(Closing):
         """The tokenizer beside the weights.
 
         Raises:
-            kccl.Error: There is none, it cannot be read, or it has more ids than the embedding.
+            kccl.Error: There is none, it cannot be read, or texts become ids that the embedding
+                does not have.
         """
         tokenizer = self._opened().tokenizer()
-        if tokenizer.vocab_size > self.config.vocab_size:
-            raise kccl.Error(
-                f"{self.source}: the tokenizer has {tokenizer.vocab_size} ids, must have at most "
-                f"{self.config.vocab_size}, the rows of the embedding"
-            )
+        tokenizer.fit(self.config.vocab_size, self.source)
         return tokenizer
 
     def _opened(self) -> Source:

@@ -10,6 +10,8 @@ from typing import Any
 
 import kccl
 
+from .lookalikes import lookalike
+
 # Bytes of a JSON file, far above any configuration or tokenizer.
 _MAX_JSON = 1 << 28
 
@@ -32,7 +34,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise kccl.Error(f"cannot read {path}: {error.strerror}") from error
     # A file of brackets only exhausts the parser's stack.
     except (ValueError, RecursionError) as error:
-        raise kccl.Error(f"{path} is not JSON: {one_line(error)}") from error
+        told = lookalike(path) or f": {one_line(error)}"
+        raise kccl.Error(f"{path} is not JSON{told}") from error
     if not isinstance(content, dict):
         raise kccl.Error(f"{path} holds {reprlib.repr(content)}, must hold an object")
     return content

@@ -11,6 +11,7 @@ import kccl
 from . import screen
 from .api import Engine
 from .options import add_arguments, sampling
+from .prompts import check_prompt_arguments, given_ids, prompt_of
 from .tokenizer import check_utf8
 
 __all__ = ["add_arguments", "main"]
@@ -28,12 +29,12 @@ def main(args: argparse.Namespace) -> int:
     console = screen.console(is_quiet=args.quiet)
     # A wrong option is told before the model is read.
     params = sampling(args)
-    if args.system is not None and not args.chat:
-        raise kccl.InvalidArgument("--system is given, which needs --chat")
+    check_prompt_arguments(args)
+    ids = None if args.ids is None else given_ids(args.ids)
     prompt = args.prompt
-    if prompt is None and not kccl.launched_rank():
+    if ids is None and prompt is None and not kccl.launched_rank():
         _tell_what_is_awaited()
-    if prompt is None and kccl.launched_rank() is None:
+    if ids is None and prompt is None and kccl.launched_rank() is None:
         prompt = _standard_input()
     if prompt is not None:
         _check_prompt(prompt)
@@ -45,27 +46,31 @@ def main(args: argparse.Namespace) -> int:
             blocks=args.blocks,
             context=args.context,
             dtype=args.dtype,
+            tokenizer=ids is None,
             progress=tell,
         )
     with engine:
         console.quiet |= engine.rank != 0
-        if prompt is None:
+        if ids is None and prompt is None:
             # The launcher gives its standard input to rank 0 only. All ranks refuse it together:
             # the others would wait in MPI's start for a rank 0 that has ended.
             prompt = engine.of_rank_0(None if engine.rank else _standard_input())
             _check_prompt(prompt)
         for notice in engine.notices:
             screen.tell(console, notice)
-        ids = _ids(engine, prompt, args)
+        is_text = ids is None
+        if ids is None:
+            ids = prompt_of(engine.tokenizer, prompt, args)
         began = time.monotonic()
         times: list[float] = []
         end = ""
         try:
             with closing(engine.stream(ids, **params)) as pieces:
                 for piece in pieces:
+                    between = " " if times else ""
                     times.append(time.monotonic())
                     end = piece.end
-                    _write(engine, piece.text)
+                    _write(engine, piece.text if is_text else f"{between}{piece.id}")
         except KeyboardInterrupt:
             end = screen.INTERRUPTED
         _write(engine, "\n")
@@ -95,12 +100,3 @@ def _write(engine: Engine, text: str) -> None:
     if engine.rank == 0:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def _ids(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
-    tokenizer = engine.tokenizer
-    if not args.chat:
-        return tokenizer.encode(prompt)
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    text = tokenizer.chat([*system, {"role": "user", "content": prompt}])
-    return tokenizer.encode(text, add_bos=False)

@@ -11,8 +11,9 @@ import kccl
 from .checkpoint import Source, layer_names
 from .config import BIASES, FAMILIES, ModelConfig, lanes_for
 from .fields import Fields
-from .gguf_file import GgufFile
+from .gguf_parts import GgufParts
 from .gguf_rope import ROPE_TABLES, read_rope
+from .gguf_switches import check_switches, check_type
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -60,7 +61,7 @@ LAYER_NAMES = {
 
 
 class GgufSource(Source):
-    """A GGUF file."""
+    """A GGUF file, or several that are parts of one model."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header.
@@ -68,8 +69,8 @@ class GgufSource(Source):
         Raises:
             kccl.Error: It is damaged, or holds a model that the engine does not know.
         """
-        self.path = path
-        self._file = GgufFile(path)
+        self._file = GgufParts(path)
+        self.path = self._file.path
         try:
             tensors = self._file.tensors
             self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -79,16 +80,18 @@ class GgufSource(Source):
         except BaseException:
             self.close()
             raise
-        self.has_tokenizer = "tokenizer.ggml.model" in self._file.metadata
+        from .tokenizer_gguf import has_tokenizer
+
+        self.has_tokenizer = has_tokenizer(self._file.metadata)
         self.ignored = ROPE_TABLES & self.shapes.keys()
 
     def _read_config(self) -> ModelConfig:
         fields = Fields(self.path, self._file.metadata)
+        check_type(fields)
         family = fields.text("general.architecture")
         if family not in _FAMILIES:
             raise fields.wrong("general.architecture", f"one of {', '.join(_FAMILIES)}")
-        if fields.integer(f"{family}.expert_count", default=0):
-            raise fields.wrong(f"{family}.expert_count", "absent or 0")
+        check_switches(fields, family)
         context = fields.integer(f"{family}.{_KEYS['context']}")
         # llama.cpp ignores it in these architectures, transformers does not.
         window = f"{family}.attention.sliding_window"
@@ -163,7 +166,7 @@ class GgufSource(Source):
         return int(value[0])
 
     def file_of(self, name: str) -> Path:
-        return self.path
+        return self._file.file_of(name)
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         return self._file.read(name, start, stop)

@@ -21,6 +21,7 @@ import kccl
 
 from .extras import library
 from .fields import one_line, shown
+from .lookalikes import lookalike
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 _MAGIC = b"GGUF"
@@ -32,6 +33,8 @@ _CHUNK = 1 << 20
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
+# Arrays within arrays.
+_MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,26 @@ class _Cursor:
     def scalar(self, layout: str, what: str) -> Any:
         return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}"), what))[0]
 
-    def text(self, what: str) -> str:
-        length = self.scalar("Q", what)
+    def name(self, what: str) -> str:
+        """A string that must be UTF-8."""
         try:
-            return self.take(length, what).decode()
+            return self._string(what).decode()
         except UnicodeDecodeError as error:
             raise kccl.Error(f"{self.path}: {what} is not UTF-8: {one_line(error)}") from error
 
+    def text(self, what: str) -> str:
+        """A value. Bytes that are no UTF-8 stay, as surrogates: it may be one that nobody asks
+        for.
+        """
+        return self._string(what).decode(errors="surrogateescape")
+
+    def _string(self, what: str) -> bytes:
+        return self.take(self.scalar("Q", what), what)
+
     def value(self, kind: int, what: str) -> Any:
-        """A value of a type: a number, a string, an array of numbers, or a list of strings."""
+        """A value of a type: a number, a string, an array of numbers, a list of strings or a list
+        of arrays.
+        """
         if kind == _STRING:
             return self.text(what)
         if kind == _ARRAY:
@@ -86,15 +100,27 @@ class _Cursor:
             raise kccl.Error(f"{self.path}: {what} has type {kind}, which GGUF does not have")
         return self.scalar(_SCALARS[kind], what)
 
-    def array(self, what: str) -> Any:
+    def array(self, what: str, depth: int = 1) -> Any:
         kind, length = self.scalar("I", what), self.scalar("Q", what)
+        # Some writers give an empty array a type that says nothing.
+        if length == 0:
+            return [] if kind not in _SCALARS else np.empty(0, _dtype(kind))
         if kind == _STRING:
             self.need(length * struct.calcsize("<Q"), what)
             return [self.text(what) for _ in range(length)]
+        if kind == _ARRAY and depth < _MAX_DEPTH:
+            self.need(length * struct.calcsize("<IQ"), what)
+            return [self.array(what, depth + 1) for _ in range(length)]
         if kind not in _SCALARS:
-            raise kccl.Error(f"{self.path}: {what} is an array of type {kind}, which is not known")
-        dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
-        return np.frombuffer(self.take(length * dtype.itemsize, what), dtype)
+            raise kccl.Error(
+                f"{self.path}: {what} is an array of type {kind}, which GGUF does not have or "
+                "which nests too deep"
+            )
+        return np.frombuffer(self.take(length * _dtype(kind).itemsize, what), _dtype(kind))
+
+
+def _dtype(kind: int) -> np.dtype[Any]:
+    return np.dtype(_SCALARS[kind]).newbyteorder("<")
 
 
 class GgufFile:
@@ -102,7 +128,8 @@ class GgufFile:
 
     Attributes:
         path: The file.
-        metadata: Values by key: numbers, strings, lists of strings, arrays of numbers.
+        metadata: Values by key: numbers, strings, lists of strings or of arrays, arrays of
+            numbers.
         tensors: Tensors by name.
     """
 
@@ -126,15 +153,21 @@ class GgufFile:
             self.close()
             if isinstance(error, kccl.Error):
                 raise
-            raise kccl.Error(f"{path} is no GGUF file: {one_line(error)}") from error
+            told = lookalike(path) or f": {one_line(error)}"
+            raise kccl.Error(f"{path} is no GGUF file{told}") from error
         except BaseException:
             self.close()
             raise
 
     def _read_header(self, cursor: _Cursor) -> None:
         if cursor.take(len(_MAGIC), "the magic number") != _MAGIC:
-            raise kccl.Error(f"{self.path} is no GGUF file")
+            raise kccl.Error(f"{self.path} is no GGUF file{lookalike(self.path)}")
         version = cursor.scalar("I", "the version")
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise kccl.Error(
+                f"{self.path} has version {version} of GGUF: it is big-endian; convert it with "
+                f"`gguf-convert-endian {self.path} little`, a command of the package gguf"
+            )
         if version not in _VERSIONS:
             raise kccl.Error(
                 f"{self.path} has version {version} of GGUF, must have one of {_VERSIONS}"
@@ -145,7 +178,7 @@ class GgufFile:
         # Each takes at least its key's length, its type and a byte.
         cursor.need(num_values * 13, f"{num_values} metadata values")
         for _ in range(num_values):
-            key = cursor.text("a metadata key")
+            key = cursor.name("a metadata key")
             what = f"key {shown(key)}"
             if key in self.metadata:
                 raise kccl.Error(f"{self.path}: {what} is there twice")
@@ -184,7 +217,7 @@ class GgufFile:
             )
 
     def _read_tensor(self, cursor: _Cursor) -> Tensor:
-        name = cursor.text("a tensor's name")
+        name = cursor.name("a tensor's name")
         what = f"tensor {shown(name)}"
         num_dimensions = cursor.scalar("I", what)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:

@@ -5,7 +5,7 @@ import math
 import kccl
 
 from .fields import Fields
-from .gguf_file import GgufFile
+from .gguf_parts import GgufParts
 from .rope import LinearScaling, Rope, Scaling, TableScaling
 from .rope_scaling import ChainedScaling, LongRopeScaling, YarnScaling, yarn_attention_factor
 
@@ -28,7 +28,7 @@ _USUAL: dict[str, tuple[float, ...]] = {
 }
 
 
-def read_rope(file: GgufFile, fields: Fields, family: str, context: int, head_dim: int) -> Rope:
+def read_rope(file: GgufParts, fields: Fields, family: str, context: int, head_dim: int) -> Rope:
     """The RoPE of a model.
 
     Args:
@@ -99,14 +99,14 @@ def _factor(fields: Fields, prefix: str) -> float:
     return factor or 1.0
 
 
-def _check_tables(file: GgufFile, fields: Fields, kind: str) -> None:
+def _check_tables(file: GgufParts, fields: Fields, kind: str) -> None:
     """Refuses tensors that llama.cpp would not use."""
     wanted = {_SHORT, _LONG} if kind == "longrope" else {_FREQS}
     for name in sorted(ROPE_TABLES & file.tensors.keys() - wanted):
         raise kccl.Error(f"{fields.path}: tensor {name} does not belong to RoPE scaling {kind!r}")
 
 
-def _table(file: GgufFile, fields: Fields, name: str, head_dim: int) -> tuple[float, ...]:
+def _table(file: GgufParts, fields: Fields, name: str, head_dim: int) -> tuple[float, ...]:
     """A tensor's factors, one for each pair."""
     if name not in file.tensors:
         raise kccl.Error(f"{fields.path}: tensor {name} is missing")

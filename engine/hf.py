@@ -1,24 +1,30 @@
 """Models in Hugging Face's folder layout: config.json, safetensors, tokenizer.json."""
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 import kccl
 
 from .checkpoint import Source, layer_names
 from .extras import library
-from .fields import one_line, read_json, shown
+from .fields import one_line
 from .hf_config import read_config
-from .tokenizer_folder import TOKENIZER, from_folder
+from .hf_files import Held, check_adapter, check_folder, read_headers
+from .tokenizer_folder import from_folder, has_tokenizer
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-_DTYPES = ("BF16", "F16", "F32")
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+# What all names but the head's begin with. Checkpoints of the bare model leave it out.
+_PREFIX = "model."
+# Elements of the head that are compared with the embedding at a time.
+_COMPARED = 1 << 22
 
 _LANEFORMER_WHOLE = {
     "embedding": "model.tok_embeddings.weight",
@@ -67,24 +73,46 @@ class FolderSource(Source):
             kccl.Error: A file is missing, damaged, or not of a kind that the engine knows.
         """
         self.path = path
+        check_adapter(path)
+        check_folder(path)
         self.config = read_config(path / "config.json")
         self.is_stacked = self.config.family == "laneformer"
-        tables = (
+        tables: tuple[Mapping[str, str], Mapping[str, str]] = (
             (_LANEFORMER_WHOLE, _LANEFORMER_LAYER)
             if self.is_stacked
             else (WHOLE_NAMES, LAYER_NAMES)
         )
-        self.names = layer_names(self.config, *tables)
-        self.has_tokenizer = (path / TOKENIZER).exists()
-        self._files, held = _tensors(path)
+        self._files, held = read_headers(path)
         self.shapes = {name: shape for name, (_, shape) in held.items()}
         self.dtypes = {name: dtype for name, (dtype, _) in held.items()}
+        whole, per_layer = tables if self.is_stacked else _without_prefix(held, *tables)
+        embedding, head = whole["embedding"], whole["head"]
+        # As transformers ties: what the file has serves as both. If it has both, they are tied only
+        # if they are the same.
+        if self.config.is_tied and head in held:
+            if embedding not in held:
+                whole = {**whole, "embedding": head}
+            elif not self._is_same(embedding, head):
+                self.config = replace(self.config, is_tied=False)
+        self.names = layer_names(self.config, whole, per_layer)
+        self.has_tokenizer = has_tokenizer(path)
         # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
         self.ignored = frozenset(
             name
             for name in held
-            if name.endswith("rotary_emb.inv_freq")
-            or (self.config.is_tied and name == "lm_head.weight")
+            if name.endswith("rotary_emb.inv_freq") or (self.config.is_tied and name == head)
+        )
+
+    def _is_same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values."""
+        if self.shapes[one] != self.shapes[other] or self.dtypes[one] != self.dtypes[other]:
+            return False
+        rows, *rest = self.shapes[one]
+        at_once = max(1, _COMPARED // max(1, math.prod(rest)))
+        return all(
+            np.array_equal(self.read(one, start, stop), self.read(other, start, stop))
+            for start in range(0, rows, at_once)
+            for stop in (min(start + at_once, rows),)
         )
 
     def file_of(self, name: str) -> Path:
@@ -108,65 +136,11 @@ class FolderSource(Source):
         pass
 
 
-_Held = dict[str, tuple[str, tuple[int, ...]]]
-"""Dtype and shape of each tensor in a file."""
-
-
-def _tensors(folder: Path) -> tuple[dict[str, Path], _Held]:
-    """The file that holds each tensor, and what the tensors are."""
-    index = folder / _INDEX
-    if not index.exists():
-        file = folder / _WEIGHTS
-        if not file.exists():
-            raise kccl.Error(f"{folder} has neither {_WEIGHTS} nor {_INDEX}")
-        tensors = _known(file, _headers(file))
-        return dict.fromkeys(tensors, file), tensors
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise kccl.Error(f"{index}: field weight_map is missing or names no tensor")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-            raise kccl.Error(
-                f"{index}: tensor {shown(name)} is in {shown(str(file))}, "
-                "must be in a file beside it"
-            )
-    tensors = {}
-    for file in sorted(set(weight_map.values())):
-        held = _headers(folder / file)
-        for name in sorted(held):
-            if weight_map.get(name) != file:
-                raise kccl.Error(
-                    f"{folder / file}: tensor {shown(name)} is here, but not by {_INDEX}"
-                )
-        for name in sorted(name for name in weight_map if weight_map[name] == file):
-            if name not in held:
-                raise kccl.Error(f"{folder / file}: tensor {shown(name)} is missing")
-        tensors |= _known(folder / file, held)
-    return {name: folder / file for name, file in weight_map.items()}, tensors
-
-
-def _known(file: Path, held: _Held) -> _Held:
-    """A file's tensors, all of a dtype that the engine reads."""
-    for name, (dtype, _) in held.items():
-        if dtype not in _DTYPES:
-            raise kccl.Error(
-                f"{file}: tensor {shown(name)} has dtype {dtype}, must be one of "
-                f"{', '.join(_DTYPES)}"
-            )
-    return held
-
-
-def _headers(file: Path) -> _Held:
-    safetensors = library("safetensors")
-    if not file.is_file():
-        raise kccl.Error(f"{file} does not exist")
-    try:
-        with safetensors.safe_open(file, framework="np") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {
-                name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
-            }
-    except OSError as error:
-        raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise kccl.Error(f"{file} is no safetensors file: {one_line(error)}") from error
+def _without_prefix(
+    held: Held, whole: Mapping[str, str], per_layer: Mapping[str, str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The names as this file has them: with "model." in front, or all without."""
+    bare = {own: name.removeprefix(_PREFIX) for own, name in whole.items()}
+    if whole["embedding"] in held or bare["embedding"] not in held:
+        return whole, per_layer
+    return bare, {own: name.removeprefix(_PREFIX) for own, name in per_layer.items()}

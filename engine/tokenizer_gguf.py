@@ -8,27 +8,47 @@ import numpy as np
 
 import kccl
 
+from .chat import DEFAULT, Template
 from .extras import library
 from .fields import Fields
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .tokenizer import Tokenizer, byte_level, guarded, sentence_piece
+from .tokenizer_pieces import (
+    CONTROL,
+    NORMAL,
+    add_control_tokens,
+    bpe_of_pieces,
+    spell_spaces,
+)
 
+_TEMPLATE = "tokenizer.chat_template"
 _MODELS = ("gpt2", "llama")
+# What files without a vocabulary say.
+_NONE = ("none", "no_vocab")
 # Kinds of ids that end a text, the model's own end first.
 _ENDS = ("eos", "eot", "eom")
-# Kinds of tokens, as in the file.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-# How text is split before merges, by the names that files give: the published patterns of Llama 3
-# and Qwen 2, which differ in how many digits stay together.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
-    r" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _SPLIT.format(digits="{1,3}")
-_QWEN2 = _SPLIT.format(digits="")
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
-_DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r")
-_GPT2_NAMES = ("gpt-2", "gpt2")
+# Ids of SentencePiece's own tokens, where a file does not give them.
+_PIECES = {"bos": 1, "eos": 2, "unknown": 0}
+# Texts of tokens that end an answer, whatever kind the file gives them: llama.cpp's list. Few files
+# name the end of a turn by its id.
+_END_TEXTS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>"),
+    *("<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    # Around a text to fill in, and between files.
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+}
+# With one of these pairs <|end|> ends a message, and not the answer.
+_MESSAGE_END = "<|end|>"
+_ANSWER_ENDS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file has a tokenizer, of a known kind or not."""
+    return metadata.get("tokenizer.ggml.model") not in (None, *_NONE)
 
 
 def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -41,123 +61,108 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     model = fields.text("tokenizer.ggml.model")
     if model not in _MODELS:
         raise fields.wrong("tokenizer.ggml.model", f"one of {', '.join(_MODELS)}")
-    tokens = _strings(fields, "tokenizer.ggml.tokens")
+    tokens = _tokens(fields)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise kccl.Error(f"{path}: key tokenizer.ggml.tokens has a token twice")
     adds_space = model == "llama" and fields.boolean(
         "tokenizer.ggml.add_space_prefix", default=True
     )
-    kinds = _numbers(fields, "tokenizer.ggml.token_type", len(tokens), "iu")
+    ids = _ids(fields, model, len(tokens))
+    named = [number for kind in _ENDS if (number := ids[kind]) is not None]
+    eos_ids = list(dict.fromkeys([*named, *_ends_by_text(tokens)]))
+    kinds = _kinds(fields, len(tokens), eos_ids)
     if model == "gpt2":
-        backend = guarded(path, _gpt2, fields, vocabulary)
+        kind_of_text = _pre_tokenizer(fields)
+        begins = kind_of_text.adds_bos
+        backend = guarded(path, _gpt2, fields, vocabulary, kind_of_text)
     else:
-        backend = guarded(path, _llama, fields, vocabulary, kinds, adds_space)
-    guarded(path, _add, backend, tokens, kinds)
-    ids = {
-        kind: _optional_id(fields, kind, len(tokens))
-        for kind in ("bos", *_ENDS, "unknown", "padding")
-    }
+        begins = True
+        backend = guarded(path, _llama, fields, tokens, kinds, adds_space)
+    guarded(path, add_control_tokens, backend, tokens, kinds)
     texts = {
-        f"{kind}_token": tokens[number]
-        for kind in ("bos", "eos", "unknown", "padding")
-        if (number := ids[kind]) is not None
+        f"{short}_token": "" if (number := ids[kind]) is None else tokens[number]
+        for short, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    template = fields.text("tokenizer.chat_template", default="")
-    # Where a file does not say, the families that begin with BOS.
-    begins = model == "llama" or fields.value("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    adds_bos = fields.boolean("tokenizer.ggml.add_bos_token", default=begins)
+    adds_eos = fields.boolean("tokenizer.ggml.add_eos_token", default=False)
     return Tokenizer(
         backend,
         pieces=byte_level if model == "gpt2" else sentence_piece,
         where=path,
         bos_id=ids["bos"],
-        eos_ids=[number for kind in _ENDS if (number := ids[kind]) is not None],
+        eos_ids=eos_ids,
         pad_id=ids["padding"],
-        adds_bos=fields.boolean("tokenizer.ggml.add_bos_token", default=begins),
+        prefix=[ids["bos"]] if adds_bos and ids["bos"] is not None else [],
+        suffix=[ids["eos"]] if adds_eos and ids["eos"] is not None else [],
         adds_space=adds_space,
-        template=(template, path) if template else None,
-        texts={
-            "bos_token": texts.get("bos_token", ""),
-            "eos_token": texts.get("eos_token", ""),
-            "unk_token": texts.get("unknown_token", ""),
-            "pad_token": texts.get("padding_token", ""),
-        },
+        templates=_templates(fields),
+        texts=texts,
     )
 
 
-def _gpt2(fields: Fields, vocabulary: dict[str, int]) -> Any:
+def _templates(fields: Fields) -> dict[str, Template]:
+    """Chat templates by name. Others than the default one have keys that end in their names."""
+    found = {DEFAULT: fields.text(_TEMPLATE, default="")}
+    names = fields.value("tokenizer.chat_templates")
+    for name in names if isinstance(names, list) else []:
+        found[name] = fields.text(f"{_TEMPLATE}.{name}", default="")
+    return {name: Template(text, str(fields.path)) for name, text in found.items() if text}
+
+
+def _tokens(fields: Fields) -> list[str]:
+    """The vocabulary. Files pad it with empty tokens, which get names that differ."""
+    tokens = _strings(fields, "tokenizer.ggml.tokens")
+    return [token or f"[EMPTY_{number}]" for number, token in enumerate(tokens)]
+
+
+def _ends_by_text(tokens: list[str]) -> list[int]:
+    found = {token: number for number, token in enumerate(tokens) if token in _END_TEXTS}
+    if any(pair <= found.keys() for pair in _ANSWER_ENDS):
+        found.pop(_MESSAGE_END, None)
+    return list(found.values())
+
+
+def _kinds(fields: Fields, count: int, eos_ids: list[int]) -> Any:
+    """The kind of each token. Ends are control tokens, whatever the file says."""
+    name = "tokenizer.ggml.token_type"
+    kinds = _numbers(fields, name, count, "iu") if name in fields else np.full(count, NORMAL)
+    kinds = kinds.copy()
+    kinds[eos_ids] = CONTROL
+    return kinds
+
+
+def _pre_tokenizer(fields: Fields) -> PreTokenizer:
+    name = fields.text("tokenizer.ggml.pre", default="default")
+    if name not in PRE_TOKENIZERS:
+        raise fields.wrong("tokenizer.ggml.pre", f"one of {', '.join(PRE_TOKENIZERS)}")
+    return PRE_TOKENIZERS[name]
+
+
+def _gpt2(fields: Fields, vocabulary: dict[str, int], kind: PreTokenizer) -> Any:
     """Byte-level BPE."""
     tokenizers = library("tokenizers")
-    split, bytes_of = tokenizers.pre_tokenizers.Split, tokenizers.pre_tokenizers.ByteLevel
-    name = fields.text("tokenizer.ggml.pre", default="gpt-2")
-    whole = bytes_of(add_prefix_space=False, use_regex=False)
-    if name in _LLAMA3_NAMES:
-        steps = [split(tokenizers.Regex(_LLAMA3), "isolated"), whole]
-    elif name in _QWEN2_NAMES:
-        steps = [split(tokenizers.Regex(_QWEN2), "isolated"), whole]
-    elif name in _DIGIT_NAMES:
-        digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-        steps = [digits, bytes_of(add_prefix_space=False, use_regex=True)]
-    elif name in _GPT2_NAMES:
-        steps = [bytes_of(add_prefix_space=False, use_regex=True)]
-    else:
-        known = (*_LLAMA3_NAMES, *_QWEN2_NAMES, *_DIGIT_NAMES, *_GPT2_NAMES)
-        raise fields.wrong("tokenizer.ggml.pre", f"one of {', '.join(known)}")
     merges = []
     for merge in _strings(fields, "tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            # A word that is a token of Llama 3 needs no merges to it.
-            ignore_merges=name in _LLAMA3_NAMES,
-        )
+        tokenizers.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind.takes_words)
     )
-    if name in _QWEN2_NAMES:
+    if kind.composes:
         backend.normalizer = tokenizers.normalizers.NFC()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
+    backend.pre_tokenizer = kind.steps()
     return backend
 
 
-def _llama(fields: Fields, vocabulary: dict[str, int], kinds: Any, adds_space: bool) -> Any:
-    """SentencePiece's BPE, whose merges follow from the scores of the pieces."""
-    tokenizers = library("tokenizers")
-    scores = _numbers(fields, "tokenizer.ggml.scores", len(vocabulary), "f")
-    unknown = next((t for t, number in vocabulary.items() if kinds[number] == _UNKNOWN), None)
-    merges = []
-    for token, number in vocabulary.items():
-        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
-        pairs = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
-        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        merges += [(-scores[number], pair) for pair in pairs]
-    merges.sort(key=lambda merge: merge[0])
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            vocab=vocabulary,
-            merges=[pair for _, pair in merges],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    steps = [tokenizers.normalizers.Prepend("\u2581")] if adds_space else []
-    steps.append(tokenizers.normalizers.Replace(" ", "\u2581"))
-    backend.normalizer = tokenizers.normalizers.Sequence(steps)
+def _llama(fields: Fields, tokens: list[str], kinds: Any, adds_space: bool) -> Any:
+    """SentencePiece's BPE."""
+    name = "tokenizer.ggml.scores"
+    count = len(tokens)
+    scores = _numbers(fields, name, count, "if") if name in fields else np.zeros(count)
+    backend = bpe_of_pieces(tokens, scores, kinds)
+    spell_spaces(backend, adds_space=adds_space)
     return backend
-
-
-def _add(backend: Any, tokens: list[str], kinds: Any) -> None:
-    """Makes tokens that are found in a text before it is split."""
-    added = library("tokenizers").AddedToken
-    ends = {_CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
-    found: dict[bool, list[Any]] = {True: [], False: []}
-    for number, token in enumerate(tokens):
-        if (is_special := ends.get(int(kinds[number]))) is not None and token:
-            found[is_special].append(added(token, special=is_special, normalized=False))
-    backend.add_special_tokens(found[True])
-    backend.add_tokens(found[False])
 
 
 def _strings(fields: Fields, name: str) -> list[str]:
@@ -170,16 +175,25 @@ def _strings(fields: Fields, name: str) -> list[str]:
 def _numbers(fields: Fields, name: str, count: int, kinds: str) -> Any:
     """An array of numbers, one for each token; `kinds` as in numpy's dtype.kind."""
     value = fields.value(name)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != count:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) < count:
         raise fields.wrong(name, f"an array of {count} numbers")
-    return value
+    return value[:count]
 
 
-def _optional_id(fields: Fields, kind: str, vocab_size: int) -> int | None:
-    name = f"tokenizer.ggml.{kind}_token_id"
-    if name not in fields:
-        return None
-    number = fields.integer(name)
-    if not 0 <= number < vocab_size:
-        raise fields.wrong(name, f"from 0 to {vocab_size - 1}")
-    return number
+def _ids(fields: Fields, model: str, vocab_size: int) -> dict[str, int | None]:
+    """Ids of special tokens by their kind. Decoding does not need padding and unknown: wrong ones
+    count as none.
+    """
+    needed = ("bos", *_ENDS)
+    found: dict[str, int | None] = {}
+    for kind in (*needed, "unknown", "padding"):
+        default = _PIECES.get(kind) if model == "llama" else None
+        name = f"tokenizer.ggml.{kind}_token_id"
+        value = fields.value(name) if name in fields else default
+        is_id = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_id and 0 <= value < vocab_size):
+            if kind in needed and name in fields:
+                raise fields.wrong(name, f"from 0 to {vocab_size - 1}")
+            value = None
+        found[kind] = value
+    return found

@@ -90,13 +90,39 @@ def test_rounding_of_weights_is_told(tiny, capsys):
 def test_a_chat_goes_through_the_template(tiny, capsys):
     with Engine(tiny, blocks=1) as engine:
         messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
-        ids = engine.tokenizer.encode(engine.tokenizer.chat(messages), add_bos=False)
+        ids = engine.tokenizer.chat(messages)
         answer = engine.generate(ids, max_tokens=9)
     arguments = ["--model", tiny, "--chat", "--system", "Be", "--prompt", "Hi"]
     assert main(["generate", *arguments, "--max-tokens", "9"]) == 0
     told = capsys.readouterr()
     assert told.out == answer.text + "\n"
     assert f"{len(ids)} tokens of prompt, {len(answer.ids)} of answer" in told.err
+
+
+def test_options_of_a_chat_reach_the_template(tiny, tmp_path, capsys):
+    source = "{{ messages[0].content }}{{ enable_thinking }}{{ style }}{{ tools }}"
+    write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_chat_template(source))
+    arguments = ["--model", tiny, "--chat", "--prompt", "Hi", "--max-tokens", "1"]
+    arguments += ["--chat-option", "enable_thinking=false", "--chat-option", 'style="a=b"']
+    assert main(["generate", *arguments, "--chat-option", "tools=[1]"]) == 0
+    # A token for each byte.
+    count = len("HiFalsea=b[1]")
+    assert f"{count} tokens of prompt" in capsys.readouterr().err
+
+
+def test_ids_in_and_ids_out(tiny, tmp_path, capsys):
+    with Engine(tiny, blocks=1) as engine:
+        wanted = engine.generate([5, 6, 7], max_tokens=6, stop_ids=()).ids
+    # The tokenizer of this one is of an unknown kind.
+    write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_tokenizer_pre("other"))
+    for text in ("5 6 7", "5,6, 7"):
+        arguments = ["--model", tiny, "--ids", text, "--max-tokens", "6"]
+        assert main(["generate", *arguments]) == 0
+        told = capsys.readouterr()
+        assert told.out == " ".join(map(str, wanted)) + "\n"
+        assert "3 tokens of prompt, 6 of answer" in told.err
+    assert main(["generate", "--model", tiny, "--prompt", "x"]) != 0
+    assert "tokenizer.ggml.pre is 'other', must be one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -106,6 +132,11 @@ def test_a_chat_goes_through_the_template(tiny, capsys):
         (["--max-tokens", str(2**32)], "max_tokens is 4294967296, must be an integer from 1 to"),
         (["--model", "no/such/model"], "model 'no/such/model' is neither"),
         (["--system", "Be"], "--system is given, which needs --chat"),
+        (["--chat-option", "a=1"], "--chat-option is given, which needs --chat"),
+        (["--chat", "--chat-option", "a"], "--chat-option is 'a', must be a variable of the chat"),
+        (["--chat", "--chat-option", "a=b"], "--chat-option a is 'b', must be JSON: a text has"),
+        (["--chat", "--chat-option", "messages=[]"], "--chat-option is 'messages=[]', must be a"),
+        (["--ids", "1 2"], "--ids and --prompt are given, must be one of them"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
@@ -130,6 +161,21 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert told.out == ""
     assert message in told.err
     assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", '--ids is empty, must be ids, as in "1 15 7"'),
+        ("1 x", "--ids has 'x', must be ids"),
+        ("-1", "--ids has '-1', must be ids"),
+        ("99999", "the prompt has id 99999, must be from 0 to"),
+    ],
+)
+def test_wrong_ids_are_one_line(tiny, text, message, capsys):
+    assert main(["generate", "--model", tiny, f"--ids={text}"]) != 0
+    told = capsys.readouterr()
+    assert told.out == "" and message in told.err
 
 
 def test_a_job_prints_one_answer(expected):

@@ -50,7 +50,8 @@ def test_its_weights(smollm2):
 
 def test_its_tokenizer(smollm2):
     tokenizer = smollm2.tokenizer()
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, (2,), 49152)
+    # <|im_end|>, <|endoftext|> and <reponame>.
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, (2, 0, 4), 49152)
     assert not tokenizer.adds_bos
     # As today's tokenizer has it.
     assert tokenizer.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
@@ -64,7 +65,7 @@ def test_its_tokenizer(smollm2):
 
 def test_its_chat(smollm2):
     tokenizer = smollm2.tokenizer()
-    text = tokenizer.chat([{"role": "user", "content": "Hi"}])
+    text = tokenizer.chat_text([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert tokenizer.encode(text, add_bos=False)[0] == 1

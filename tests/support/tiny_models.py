@@ -168,17 +168,18 @@ def write_tokenizer(folder):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
 
 
-def write_gguf(path, *, family="llama", tensors=None, change=None, **shape):
+def write_gguf(path, *, family="llama", tensors=None, change=None, split=0, **shape):
     """Writes a GGUF file with FP32 tensors and a tokenizer; returns the tensors.
 
     Args:
         tensors: Replaces tensors: name -> array, or (raw bytes, quantisation); None leaves it out.
         change: Called with the writer, before it writes.
+        split: Most tensors in a file; 0: one file. Otherwise NAME-00001-of-0000N.gguf and so on.
         shape: Replaces hidden, ffn, heads, kv_heads, head_dim, layers or vocab.
     """
     sizes = {"hidden": 16, "ffn": 24, "heads": 4, "kv_heads": 2, "head_dim": 4, "layers": 2}
     sizes |= {"vocab": 300} | shape
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=split)
     writer.add_block_count(sizes["layers"])
     writer.add_context_length(64)
     writer.add_embedding_length(sizes["hidden"])

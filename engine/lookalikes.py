@@ -1,0 +1,47 @@
+"""Files that lie in a model's place and are something else: what they are, and what to do."""
+
+from pathlib import Path
+
+# Bytes of a file's beginning that tell what it is.
+_PEEK = 256
+# Beginnings of files, in lower case, and what they are.
+_KINDS: tuple[tuple[bytes, str], ...] = (
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a Git LFS pointer, not the file itself; run `git lfs pull` in its folder",
+    ),
+    (b"<!doctype html", "an HTML page, not a model's file; download it again"),
+    (b"<html", "an HTML page, not a model's file; download it again"),
+    (b"<?xml", "an XML page, not a model's file; download it again"),
+    (b'{"error"', "a server's error message, not a model's file; download it again"),
+    (b"entry not found", "a server's error message, not a model's file; download it again"),
+    (b"invalid username or password", "a server's error message; log in and download it again"),
+    (b"access to model", "a server's error message; ask for access and download it again"),
+)
+# Beginnings as they are: other formats of weights.
+_FORMATS: tuple[tuple[bytes, str], ...] = (
+    (b"PK\x03\x04", "a zip archive, as PyTorch writes; convert it to safetensors"),
+    (b"\x80\x02", "a pickle, as PyTorch writes; convert it to safetensors"),
+    (b"\x1f\x8b", "compressed by gzip; unpack it"),
+    (b"GGUF", "a GGUF file; give its own path as the model"),
+    (b"lmgg", "a GGML file, older than GGUF; convert the model again"),
+    (b"tjgg", "a GGML file, older than GGUF; convert the model again"),
+    (b"fmgg", "a GGML file, older than GGUF; convert the model again"),
+)
+
+
+def lookalike(path: Path) -> str:
+    """What a file is that cannot be read as what its name says: the end of a message, as in
+    ": it is empty"; "" if its beginning does not tell.
+    """
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(_PEEK)
+    except OSError:
+        return ""
+    if not beginning:
+        return ": it is empty; download it again"
+    text = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    kinds = [told for start, told in _KINDS if text.startswith(start)]
+    kinds += [told for start, told in _FORMATS if beginning.startswith(start)]
+    return f": it is {kinds[0]}" if kinds else ""

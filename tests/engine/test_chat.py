@@ -1,0 +1,110 @@
+"""Chat templates: what they may use, and where a folder or a file has them."""
+
+import json
+
+import pytest
+from tiny_models import LLAMA, MESSAGES, write_folder, write_gguf
+
+import kccl
+from kccl.engine.chat import ChatTemplate
+from kccl.engine.checkpoint import open_checkpoint
+
+TOOLS = [{"name": "é", "b": 1, "a": 2}]
+
+
+def render(source, messages=MESSAGES, **options):
+    template = ChatTemplate(source, {"bos_token": "<s>"}, "here")
+    return template.render(messages, add_generation_prompt=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{% generation %}{{ bos_token }}{% endgeneration %}!", "<s>!"),
+        ("{%- generation -%} {% set x = 1 %}{{ x }} {%- endgeneration -%} ", "1"),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}{{ loop.index }}"
+            "{% endgeneration %}{% endfor %}",
+            "Hi1",
+        ),
+        ("{{ tools | tojson }}", '[{"name": "é", "b": 1, "a": 2}]'),
+        ("{{ tools | tojson(ensure_ascii=True) }}", '[{"name": "\\u00e9", "b": 1, "a": 2}]'),
+        ("{{ tools | tojson(sort_keys=True) }}", '[{"a": 2, "b": 1, "name": "é"}]'),
+        ("{{ tools | tojson(separators=(',', ':')) }}", '[{"name":"é","b":1,"a":2}]'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ enable_thinking }}{{ documents }}{{ other is defined }}", "False[]False"),
+        # A variable that is given counts before a token of the same name.
+        ("{{ bos_token }}{{ eos_token }}", "<s>end"),
+    ],
+)
+def test_what_templates_may_use(source, wanted):
+    options = {"enable_thinking": False, "eos_token": "end"}
+    assert render(source, tools=TOOLS, documents=[], **options) == wanted
+
+
+def test_a_token_may_be_replaced():
+    assert render("{{ bos_token }}", bos_token="x") == "x"
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ({"content": "x", "name": None}, "content role"),
+        ({"content": [{"type": "text", "text": "x"}]}, "content role"),
+        ({"content": None, "tool_calls": []}, "role tool_calls"),
+        ({"content": "x", "reasoning": "y"}, "content reasoning reasoning_content role thinking"),
+    ],
+)
+def test_fields_of_a_message(message, wanted):
+    source = "{{ messages[0].keys() | sort | join(' ') }}"
+    assert render(source, [{"role": "assistant"} | message]) == wanted
+
+
+@pytest.fixture
+def tokenizer_of(tmp_path):
+    """tokenizer_of(field, files): of a folder whose configuration has this chat_template."""
+
+    def write(field, files=()):
+        folder = tmp_path / "folder"
+        write_folder(folder, LLAMA, with_tokenizer=True)
+        (folder / "additional_chat_templates").mkdir(exist_ok=True)
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": field}))
+        for name in files:
+            (folder / name).write_text(name)
+        with open_checkpoint(folder) as checkpoint:
+            return checkpoint.tokenizer()
+
+    return write
+
+
+NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+
+
+def test_the_template_that_suits(tokenizer_of):
+    tokenizer = tokenizer_of(NAMED)
+    assert tokenizer.chat_text(MESSAGES) == "D"
+    assert tokenizer.chat_text(MESSAGES, tools=TOOLS) == "T"
+    assert tokenizer.chat_text(MESSAGES, tools=TOOLS, template="default") == "D"
+    with pytest.raises(kccl.InvalidArgument, match="is 'x', must be one of 'default', 'tool_use'"):
+        tokenizer.chat_text(MESSAGES, template="x")
+    assert tokenizer_of("one").chat_text(MESSAGES, tools=TOOLS) == "one"
+    with pytest.raises(kccl.InvalidArgument, match="is 'default', must be one of 'tool_use'"):
+        tokenizer_of(NAMED[1:]).chat_text(MESSAGES)
+
+
+def test_files_count_before_the_configuration(tokenizer_of):
+    more = "additional_chat_templates/tool_use.jinja"
+    tokenizer = tokenizer_of(NAMED, ["chat_template.jinja"])
+    assert tokenizer.chat_text(MESSAGES, tools=TOOLS) == "chat_template.jinja"
+    tokenizer = tokenizer_of("one", ["chat_template.jinja", more])
+    assert tokenizer.chat_text(MESSAGES) == "chat_template.jinja"
+    assert tokenizer.chat_text(MESSAGES, tools=TOOLS) == more
+
+
+def test_templates_of_a_gguf_file(tmp_path):
+    write_gguf(tmp_path / "m.gguf", change=lambda writer: writer.add_chat_template(NAMED))
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        tokenizer = checkpoint.tokenizer()
+    assert tokenizer.chat_text(MESSAGES) == "D"
+    assert tokenizer.chat_text(MESSAGES, tools=TOOLS) == "T"
