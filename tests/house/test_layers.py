@@ -76,11 +76,12 @@ INCLUDES = {
     "exchange.cuh": {"channel.cuh", "ll16.cuh"},
     "sentinel.cuh": {"channel.cuh"},
     "rounds.cuh": {"channel.cuh"},
+    "same_call.cuh": {"channel.cuh"},
 }
 GUIDE = (ROOT / "csrc/README.md").read_text()
 KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
 FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
-FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
+FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh", "same_call.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {
     "kernels/all_reduce_two_shot_cma_simple.cuh": {"kernels/all_reduce_two_shot_pull_simple.cuh"}
