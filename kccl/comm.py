@@ -404,6 +404,7 @@ class Communicator(OneSided):
             self._backend.state.status = lib.kKcclClosed
             for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
                 known.forget()
+            self._forget_one_sided()
             lifetime.discard(self)
 
     def _check_open(self) -> None:

@@ -5,6 +5,7 @@
 //   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`;
 //                                                  op.after(fill) lets fill() change it first
 //   Dispatcher(slow, option)                       see dispatcher.cpp
+//   OneSided()                                     see one_sided.cpp
 //
 // `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
 // run, on which stream it goes. Without one the call keeps its stream.
@@ -287,7 +288,7 @@ int execute(PyObject* module) {
     const struct {
         const char* name;
         PyType_Spec* spec;
-    } types[] = {{"Op", &op_spec}, {"Dispatcher", &dispatcher_spec}};
+    } types[] = {{"Op", &op_spec}, {"Dispatcher", &dispatcher_spec}, {"OneSided", &one_sided_spec}};
     for (const auto& type : types) {
         PyObject* object = PyType_FromSpec(type.spec);
         if (object == nullptr) return -1;
