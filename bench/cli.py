@@ -197,7 +197,8 @@ def _fill_defaults(args: argparse.Namespace, collective: Collective) -> None:
         args.iterations = 3 if is_simulated else _CALLS_IN_KERNEL
 
 
-def _check_backend(args: argparse.Namespace, world_size: int) -> None:
+def _check_backend(args: argparse.Namespace, collective: Collective, world_size: int) -> None:
+    collective.check_place(args.backend, in_kernel=args.in_kernel)
     if args.backend in _ON_GPUS:
         from .gpu.side import check_gpus
 
@@ -268,9 +269,9 @@ def _problems(args: argparse.Namespace, collective: Collective, world_size: int)
         raise ValueError(f"--root {args.root} is not a rank of {world_size}")
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
+    _check_backend(args, collective, world_size)
     _check_in_kernel(args, collective)
     _check_outputs(args)
-    _check_backend(args, world_size)
     in_place = args.in_place and not (args.in_kernel and collective.is_apart_in_kernels)
     return collective.problems(
         args.sizes or sweep(args.begin, args.end, args.factor),
