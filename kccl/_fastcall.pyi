@@ -17,6 +17,27 @@ class Op:
     def after(self, fill: Callable[[], object]) -> Any: ...
     def clock(self, iterations: int, address: int) -> None: ...
 
+class OneSided:
+    """Makes put, get, signal or wait; what it does not know goes to its `_slow`."""
+
+    def learn(
+        self,
+        address: int,
+        owner: Any,
+        on_failure: Callable[[], None],
+        num_positional: int,
+        names: tuple[str, ...],
+    ) -> None: ...
+    def learn_window(
+        self,
+        window: Any,
+        num_bytes: int,
+        addresses: tuple[int, ...],
+        dtype: Any,
+        type: type | None,
+    ) -> None: ...
+    def forget(self) -> None: ...
+
 class Dispatcher:
     """Finds a call that was made before, and makes it; what it does not know goes to `slow`."""
 

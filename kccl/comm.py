@@ -360,6 +360,7 @@ class Communicator(OneSided, Symmetric):
             self._backend.state.status = lib.kKcclClosed
             for known in (self.all_gather, self.all_reduce, self.broadcast, self.reduce_scatter):
                 known.forget()
+            self._forget_one_sided()
             lifetime.discard(self)
             if not self._backend.context.is_used:
                 self._backend.drop_memory()

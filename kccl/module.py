@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .backends.device_comm import DeviceComm
-from .base import arguments, arrays
+from .base import arguments, arrays, scalars
 from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
@@ -112,9 +112,11 @@ class Kernel:
         Args:
             comm: The communicator of this rank. Its backend must be the module's target.
             *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
-                passed by value. A Python int becomes an int64, a float a double, a bool a bool. An
-                array, which exports a writable buffer or DLPack, becomes a pointer to its first
-                element.
+                passed by value. An int and a bool become an integer of the parameter's size, if
+                they fit it, and so does a NumPy integer of another size. A float and a float64
+                become a float or a double. An array, which exports a writable buffer or DLPack,
+                becomes a pointer to its first element. On a GPU only the size of a parameter is
+                known: give a `float` parameter a float, as in 2.0, not an int.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size.
             shared_bytes: Bytes of dynamic shared memory of each block.
@@ -145,15 +147,17 @@ class Kernel:
         """The bytes of the arguments one after another, and objects that keep their memory alive.
 
         Raises:
-            InvalidArgument: The number of arguments, or the size of one, is not the kernel's.
+            InvalidArgument: The number of arguments, or the size of one, is not the kernel's, or a
+                number does not fit its parameter.
         """
         wanted = self.entry.parameters
         if len(args) != len(wanted):
             raise InvalidArgument(f"{self.name} takes {len(wanted)} arguments, got {len(args)}")
         data = bytearray()
         keep = []
-        for index, (arg, (num_bytes, alignment)) in enumerate(zip(args, wanted, strict=True)):
-            value, kept = _bytes_of(arg, f"argument {index}", self.module.target)
+        each = enumerate(zip(args, wanted, self.entry.kinds, strict=True))
+        for index, (arg, (num_bytes, alignment), kind) in each:
+            value, kept = _bytes_of(arg, f"argument {index}", num_bytes, kind, self.module.target)
             if len(value) != num_bytes:
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is a {type(arg).__name__} of {len(value)} "
@@ -165,23 +169,20 @@ class Kernel:
         return bytes(data), keep
 
 
-def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
+def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tuple[bytes, Any]:
     """The bytes of an argument as the kernel gets it, and an object that keeps its memory alive."""
     import numpy as np
 
     if isinstance(arg, DeviceComm):
         return arg.data, None
-    # Tested before Python's own types, because some NumPy scalars are subclasses of float.
-    if isinstance(arg, np.generic):
+    # A float64 is a Python float, too.
+    is_free = isinstance(arg, np.integer | np.float64) and arg.nbytes != num_bytes
+    if isinstance(arg, np.generic) and not is_free:
+        # It has a type of its own.
         return arg.tobytes(), None
-    if isinstance(arg, bool):
-        return bytes(ctypes.c_bool(arg)), None
-    if isinstance(arg, int):
-        if not -(2**63) <= arg < 2**64:
-            raise InvalidArgument(f"{name} is {arg}, must fit 64 bits")
-        return bytes(ctypes.c_int64(arg)), None
-    if isinstance(arg, float):
-        return bytes(ctypes.c_double(arg)), None
+    if is_free or isinstance(arg, bool | int | float):
+        value = scalars.scalar_bytes(arg, name, num_bytes, kind)
+        return value or _alone(arg), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
     if target != "sim":
@@ -191,6 +192,11 @@ def _bytes_of(arg: Any, name: str, target: str) -> tuple[bytes, Any]:
     else:
         found = arrays.pointer(arg, name)
     return bytes(ctypes.c_uint64(found.address)), found
+
+
+def _alone(number: Any) -> bytes:
+    """What a number is without a parameter to fit; the message that refuses it gives its size."""
+    return bytes(ctypes.c_double(number) if isinstance(number, float) else ctypes.c_int64(number))
 
 
 def check_grid(grid: Any, block: Any, warp_size: int) -> tuple[int, int]:

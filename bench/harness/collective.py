@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -167,6 +167,10 @@ class Collective:
             None. Input and output are tensors of shape [tokens, hidden].
         mpi_algorithm: MPICH control variable, and the value that is measured in addition to MPICH's
             default; or None.
+        mpi_default: the algorithm's name in the rows of `mpi`.
+        mpi_others: further ways of MPI, by the algorithm's name in their rows; as `mpi`.
+        is_composed: several calls of KCCL, one behind the other. They are called from Python, on
+            the host and on the simulator only, and have one algorithm.
         has_chunks: the message consists of one chunk of equal length for each rank.
         dtype: the only element type that the call takes, or None.
         end: default of the last size in bytes; None for the default of `kccl bench`.
@@ -189,6 +193,11 @@ class Collective:
     direct: Callable[[Any, Buffers, Problem], Call]
     mpi: Callable[[Any, Any, Buffers, Problem], Call]
     mpi_algorithm: tuple[str, str] | None = None
+    mpi_default: str = "default"
+    mpi_others: Mapping[str, Callable[[Any, Any, Buffers, Problem], Call]] = field(
+        default_factory=dict
+    )
+    is_composed: bool = False
     nccl: Callable[[Any, Buffers, Problem], Call] | None = None
     symm_mem: Callable[[Any, Any, Any, Any, str, Problem], TorchCalls] | None = None
     nvshmem: Callable[[Any, int, Problem, int], Call] | None = None
@@ -205,6 +214,11 @@ class Collective:
     def only_in_kernels(self) -> bool:
         """True if there is no call outside of kernels."""
         return self.prepare is call_in_kernels
+
+    def check_place(self, backend: str, *, in_kernel: bool) -> None:
+        """Raises ValueError if it has no rows there."""
+        if self.is_composed and (backend not in ("host", "sim") or in_kernel):
+            raise ValueError(f"{self.name} has rows on the host and the simulator only")
 
     def problems(
         self,
@@ -268,8 +282,9 @@ def load(name: str) -> Collective:
 
 
 def callable_outside_kernels() -> list[str]:
-    """The names of the collectives that have a call outside of kernels."""
-    return [name for name in NAMES if not load(name).only_in_kernels]
+    """The names of the collectives that have one call outside of kernels."""
+    tables = [load(name) for name in NAMES]
+    return [each.name for each in tables if not (each.only_in_kernels or each.is_composed)]
 
 
 def buffers(problem: Problem) -> Buffers:

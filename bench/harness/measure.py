@@ -113,8 +113,10 @@ def kccl_contenders(comm: Comm, collective: Collective, problem: Problem) -> lis
     mine = buffers(problem)
     op = collective.prepare(comm, mine, problem)
     name = op.plan.name
+    # Several calls, one behind the other, cannot be looped in C.
+    in_c = [] if collective.is_composed else [looped(name, mine, op)]
     return [
-        looped(name, mine, op),
+        *in_c,
         eager("kccl", name, "prepared", mine, op),
         eager("kccl", name, "direct", mine, collective.direct(comm, mine, problem)),
     ]

@@ -51,7 +51,12 @@ def contenders(mpi: Any, comm: Any, collective: Collective, problem: Problem) ->
     call = collective.mpi(mpi, comm, mine, problem)
     name = library(mpi)
     if collective.mpi_algorithm is None or name != "mpich":
-        return [eager(name, "default", "direct", mine, call)]
+        others = {
+            algorithm: make(mpi, comm, mine, problem)
+            for algorithm, make in collective.mpi_others.items()
+        }
+        calls = {collective.mpi_default: call, **others}
+        return [eager(name, each, "direct", mine, run) for each, run in calls.items()]
     variable, value = collective.mpi_algorithm
     switch = ControlVariable(variable)
     return [

@@ -28,6 +28,7 @@ SOURCES = [
     "host/dispatcher.cpp",
     "host/fastcall.cpp",
     "host/gpu.cpp",
+    "host/one_sided.cpp",
     "host/kernels_baseline.cpp",
     "host/kernels_x86_64_v3.cpp",
     "host/kernels_x86_64_v4.cpp",

@@ -61,10 +61,6 @@ int dispatcher_init(PyObject* self, PyObject* args, PyObject*) {
     return 0;
 }
 
-bool is_name(PyObject* name, PyObject* wanted) {
-    return name == wanted || PyUnicode_Compare(name, wanted) == 0;
-}
-
 // The arguments of a call but for x, null when not given. False: there is something else.
 bool only_known_arguments(Dispatcher* self, PyObject* args, PyObject* kwargs, PyObject** value,
                           PyObject** out) {

@@ -5,6 +5,7 @@
 //   Op(address, result, on_failure, stream=None)   op() makes the call and returns `result`;
 //                                                  op.after(fill) lets fill() change it first
 //   Dispatcher(slow, option)                       see dispatcher.cpp
+//   OneSided()                                     see one_sided.cpp
 //
 // `stream` is for calls on a GPU, whose address is a KcclGpuOp's: a callable that says, before each
 // run, on which stream it goes. Without one the call keeps its stream.
@@ -34,6 +35,8 @@ namespace {
 // How often a waiting call lets the interpreter handle signals.
 constexpr uint64_t kHandleSignalsEveryNs = 20'000'000;
 constexpr uint64_t kLongMessageBytes = 32768;
+// In KcclHostContext.refused: the user has been told.
+constexpr uint32_t kSaid = ~0u;
 
 // This thread's innermost such call: a signal handler that runs within a call may make one of
 // another communicator. Null for calls that others make, from C; they leave the interpreter alone.
@@ -70,6 +73,20 @@ void complain_of_use(int rank) {
     Py_XDECREF(errors);
 }
 
+// Tells the user, once, that a peer's memory can no longer be read. An exception may be set, where
+// warnings are errors.
+void warn_of_refusal(KcclHostContext* context, int rank) {
+    const auto error = static_cast<int>(context->refused);
+    const int peer = context->refused_peer;
+    context->refused = kSaid;
+    PyObject* module = PyImport_ImportModule("kccl.backends.attach");
+    PyObject* said = module == nullptr ? nullptr
+                                       : PyObject_CallMethod(module, "warn", "iiii", rank, peer,
+                                                             context->pid[peer], error);
+    Py_XDECREF(said);
+    Py_XDECREF(module);
+}
+
 // Runs `call` with the interpreter's lock handled; an interrupt leaves its exception set.
 template <class F>
 uint32_t with_lock_handled(const Use& use, bool is_long, F&& call) {
@@ -96,7 +113,14 @@ Use::Use(const KcclHostOp* op) : context_(context_of(op)), is_granted_(context_-
 
 uint32_t run(const Use& use, KcclHostOp* op) {
     const bool is_long = op->call.count * op->bytes_per_count > kLongMessageBytes;
-    return with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
+    const uint32_t status = with_lock_handled(use, is_long, [op] { return kccl_host_run(op); });
+    KcclHostContext* const context = use.context();
+    if (is_long && context->refused != 0 && context->refused != kSaid &&
+        PyErr_Occurred() == nullptr) {
+        warn_of_refusal(context, op->call.comm.rank);
+        if (PyErr_Occurred() != nullptr) return kKcclInterrupted;
+    }
+    return status;
 }
 
 void set_reference(PyObject** slot, PyObject* value) {
@@ -264,7 +288,7 @@ int execute(PyObject* module) {
     const struct {
         const char* name;
         PyType_Spec* spec;
-    } types[] = {{"Op", &op_spec}, {"Dispatcher", &dispatcher_spec}};
+    } types[] = {{"Op", &op_spec}, {"Dispatcher", &dispatcher_spec}, {"OneSided", &one_sided_spec}};
     for (const auto& type : types) {
         PyObject* object = PyType_FromSpec(type.spec);
         if (object == nullptr) return -1;

@@ -41,9 +41,14 @@ PyObject* finish(uint32_t status, PyObject* result, PyObject* on_failure);
 // Drops the old value only after the slot has the new one, because dropping may run Python code.
 void set_reference(PyObject** slot, PyObject* value);
 
-// The tp_dealloc of both types.
+// The tp_dealloc of all types.
 void deallocate(PyObject* self);
 
-extern PyType_Spec dispatcher_spec;
+// Whether a keyword is that one, which is interned.
+inline bool is_name(PyObject* name, PyObject* wanted) {
+    return name == wanted || PyUnicode_Compare(name, wanted) == 0;
+}
+
+extern PyType_Spec dispatcher_spec, one_sided_spec;
 
 }  // namespace kccl::host

@@ -23,7 +23,8 @@ extern const KernelTable kKernelsV4;  // AVX-512 F, BW, DQ, VL
 extern const KernelTable kKernelsBaseline;
 
 static_assert(sizeof(KcclHostContext::pid) == 4 * kKcclMaxWorldSize &&
-                  sizeof(KcclHostContext::pidfd) == 4 * kKcclMaxWorldSize,
+                  sizeof(KcclHostContext::pidfd) == 4 * kKcclMaxWorldSize &&
+                  sizeof(KcclHostContext::probe) == 8 * kKcclMaxWorldSize,
               "api.inc spells array lengths as literals because cffi reads it");
 
 // The Python extension sets it; long waits and long loops call it. It releases the interpreter's

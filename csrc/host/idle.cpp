@@ -60,6 +60,19 @@ int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from
     return 0;
 }
 
+int kccl_host_may_read_peer(uint64_t idle_context, int peer) {
+    auto* context = reinterpret_cast<KcclHostContext*>(idle_context);
+    uint64_t word;
+    const int error =
+        kccl_host_read_peer(idle_context, peer, &word, context->probe[peer], sizeof(word));
+    // A process that has ended is found by those who wait for it.
+    if (error != 0 && error != ESRCH && context->refused == 0) {
+        context->refused = static_cast<uint32_t>(error);
+        context->refused_peer = peer;
+    }
+    return error == 0;
+}
+
 uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,
                         uint32_t* gone) {
     using namespace kccl::host;

@@ -297,9 +297,11 @@ active [WORLD_SIZE * THREADS] proctype Thread() {
                index = (is_swapped -> THREADS - 1 - _pid % THREADS : _pid % THREADS)
            }
            /* all_reduce_one_shot_ll16.cuh all_reduce_one_shot_ll16():
-            *     return ll16::exchange(channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, */
+            *     return ll16::exchange<platform::DefaultFloats>(
+            *         channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, */
            /* reduce_scatter_direct_ll16.cuh reduce_scatter_direct_ll16():
-            *     return ll16::exchange(channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, */
+            *     return ll16::exchange<platform::DefaultFloats>(
+            *         channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, */
            /* all_gather_direct_ll16.cuh all_gather_direct_ll16():
             *     return ll16::exchange(channel, kKcclAllGatherDirectLl16, Exchange::kPairwise, */
            /* A relaxed barrier is a call of one packet. */

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "../include/kccl/targets/host_floats.h"
 #include "machine.h"
 
 namespace kccl::sim {
@@ -88,6 +89,8 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
 }
 
 int Machine::launch_and_wait(const KcclSimLaunch& launch) {
+    // This thread runs the kernels of all ranks.
+    const host::DefaultFloats floats;
     std::unique_lock<std::mutex> lock(mutex);
     if (!findings.empty()) return 1;
     const std::shared_ptr<Grid> grid = enqueue(launch);

@@ -2,6 +2,8 @@
 // call is in engine.cpp.
 #include "machine.h"
 
+#include "../include/kccl/targets/host_floats.h"
+
 namespace kccl::sim {
 
 Machine* running = nullptr;
@@ -91,6 +93,7 @@ Machine::Halt Machine::move() {
 }
 
 void Machine::run() {
+    const host::DefaultFloats floats;
     while (findings.empty()) {
         switch (move()) {
             case Halt::kAllEnded:

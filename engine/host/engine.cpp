@@ -11,6 +11,7 @@
 #include <mutex>
 #include <new>
 
+#include "csrc/include/kccl/targets/host_floats.h"
 #include "pass.h"
 #include "sampler.h"
 
@@ -117,6 +118,7 @@ int KcclEngine::open() {
         if (!thread.pass || !thread.pass->is_complete()) return ENOMEM;
     }
     const auto main = [](void* argument) -> void* {
+        const kccl::host::DefaultFloats floats;
         const auto* thread = static_cast<const Thread*>(argument);
         thread->engine->work(*thread->pass);
         return nullptr;

@@ -79,14 +79,15 @@ class HostBackend(Backend):
         Each rank reads a word of each other, because permission depends on the pair, and because a
         process id means another process in another container.
         """
-        token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
+        # Kept, because peers look whether they may still read it.
+        self._token = token = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
         mine = {"pid": os.getpid(), "address": int(ffi.cast("uintptr_t", token)), "token": token[0]}
         replies = mesh.allgather(json.dumps(mine).encode(), "start-up", timeout)
         word = ffi.new("uint64_t *")
         is_able = True
         for rank, reply in enumerate(replies):
             theirs = json.loads(reply)
-            self.context.pid[rank] = theirs["pid"]
+            self.context.pid[rank], self.context.probe[rank] = theirs["pid"], theirs["address"]
             error = lib.kccl_host_read_peer(
                 self.state.idle_context, rank, word, theirs["address"], ffi.sizeof("uint64_t")
             )

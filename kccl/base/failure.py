@@ -3,10 +3,12 @@
 csrc/include/kccl/record.hpp says the same in C++ programs without Python.
 """
 
+import os
 from typing import Any
 
+from . import abi
 from .abi import kernel_name, lib
-from .errors import Error, InvalidArgument, PeerLost, Timeout, WaitFailed
+from .errors import BackendError, Error, InvalidArgument, PeerLost, Timeout, WaitFailed
 
 _AFTER_RESET = "all ranks may go on after comm.reset()"
 _WITH_SHRINK = "the survivors may go on with comm.shrink()"
@@ -51,6 +53,12 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
             rank=record.rank,
             peer=record.peer,
         )
+    if record.status == lib.kKcclCallsDiffer:
+        own, peers = record.calls & 0xFFFF, record.calls >> 16
+        return InvalidArgument(
+            f"the ranks disagree about this call: rank {record.rank}: {_call(own, record.seen)}; "
+            f"rank {record.peer}: {_call(peers, record.wanted)}; {_AFTER_RESET}"
+        )
     is_ring = record.kernel == lib.kKcclNumKernels
     is_step = record.kernel == lib.kKcclEngineStep
     name = "a ring of copies" if is_ring else "decoding"
@@ -72,6 +80,12 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         return InvalidArgument(
             f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
             f"have at most {record.wanted}, the {limit} of its device_comm(); {_AFTER_RESET}"
+        )
+    if record.status == lib.kKcclUnreadable:
+        error = record.seen & 0xFFFF
+        return BackendError(
+            f"{name} on channel {record.channel}: rank {record.rank} could not read the memory of "
+            f"peer {record.peer}: {os.strerror(error)} (errno {error}); {_AFTER_RESET}"
         )
     waited_s = record.waited_ns * 1e-9
     peer = f"peer {record.peer}" if record.peer >= 0 else "any peer"
@@ -116,3 +130,18 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         epoch_wanted=record.wanted,
         waited_s=waited_s,
     )
+
+
+def _call(call: int, nbytes: int) -> str:
+    """A call in words; `call` is one half of KcclRecord.calls."""
+    kernel, dtype, op = call >> 8, call >> 4 & 15, call & 15
+    if kernel >= lib.kKcclNumKernels:
+        return "another call"
+    words = f"{kernel_name(kernel)}, {nbytes} bytes"
+    if "reduce" in words:
+        words += f", {_name(abi.DTYPES, dtype)}, {_name(abi.OPS, op)}"
+    return words
+
+
+def _name(numbers: dict[str, int], number: int) -> str:
+    return next(name for name, each in numbers.items() if each == number)

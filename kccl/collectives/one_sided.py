@@ -1,22 +1,113 @@
-"""put, get, signal, wait: calls that one rank makes alone."""
+"""put, get, signal, wait: calls that one rank makes alone.
 
+On the host and on the simulator C answers them (csrc/host/one_sided.cpp), once a call of the kind
+has been made: put and get for each window and element type. On a GPU each call goes through Python.
+"""
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from ..base import abi, arguments
+from ..base.arrays import ArrayView
 from ..base.errors import InvalidArgument
+from ..plan.choice import Plan
+from ..plan.specs import Request
 from ..ranks import windows
 from .context import Context
+from .front import AnsweredByC
+from .prepared import OnStream, Prepared, address_of
 
 
-class OneSided:
-    """The one-sided calls of a communicator, a part of the class Communicator."""
+class _Call(AnsweredByC, abi.fastcall.OneSided):
+    """One of the calls of one communicator."""
 
-    context: Context
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: tuple[Any, Any] | None = None
 
-    def __init__(self) -> None:
-        self._one_sided: dict[str, tuple[Any, Any]] = {}
+    def _run(self, stream: int, fields: Mapping[str, int]) -> None:
+        context = self._context
+        if self._known is None:
+            handle = context.backend.call(self._NAME)
+            op = abi.fastcall.Op(address_of(handle), None, context.raise_failure)
+            self._known = handle, op
+            if not context.backend.has_streams:
+                names, num_positional = self._names()
+                failed = context.raise_failure
+                self.learn(address_of(handle), handle, failed, num_positional, names)
+        handle, op = self._known
 
-    def put(
+        def fill() -> None:
+            for name, value in fields.items():
+                setattr(handle.call, name, value)
+            context.backend.set_stream(handle, stream)
+
+        op.after(fill)
+
+    def _names(self) -> tuple[tuple[str, ...], int]:
+        """The names of the arguments but for `stream`, and how many may be given by position."""
+        found = [
+            each for each in signature(self._slow).parameters.values() if each.name != "stream"
+        ]
+        positional = [each for each in found if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        return tuple(each.name for each in found), len(positional)
+
+    def _prepare(
+        self, fields: Mapping[str, Any], result: Any, keep: tuple[Any, ...], given: Any
+    ) -> Prepared:
+        """`keep`: what the call needs; the first is the view of its array, if it has one."""
+        context = self._context
+        backend = context.backend
+        view: ArrayView | None = keep[0] if keep else None
+        backend.stream(given, view)  # checks the argument
+        nbytes, dtype = (0, None) if view is None else (view.nbytes, view.dtype)
+        request = Request(self._NAME, nbytes, context.world_size, backend.name, dtype)
+        plan = Plan(self._NAME, request, "it has no alternative", ())
+        handle = backend.call(self._NAME, **fields)
+        if backend.has_streams:
+            stream = backend.stream_of_prepared(given, view)
+            return OnStream(context, plan, handle, result, (*keep, given), stream)
+        return Prepared(context, plan, handle, result, keep)
+
+    def _peer(self, peer: Any) -> int:
+        return arguments.between("peer", peer, 0, self._context.world_size - 1)
+
+    def _copy(
+        self, x: Any, peer: Any, window: Any, offset: Any, *, is_get: bool
+    ) -> tuple[ArrayView, dict[str, int]]:
+        """The view of x, and the fields of the call."""
+        view = self._context.backend.view(x, "x", writable=is_get)
+        peer = self._peer(peer)
+        if not isinstance(window, windows.Window):
+            raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
+        if window.mesh is not self._context.mesh:
+            raise InvalidArgument("window is another communicator's, must be this communicator's")
+        offset = arguments.integer("offset", offset)
+        if not 0 <= offset <= window.nbytes - view.nbytes:
+            raise InvalidArgument(
+                f"offset is {offset} and x has {view.nbytes} bytes, must lie within the window's "
+                f"{window.nbytes} bytes"
+            )
+        remote = window.addresses[peer] + offset
+        output, source = (view.address, remote) if is_get else (remote, view.address)
+        return view, {"peer": peer, "output": output, "input": source, "count": view.nbytes}
+
+    def _run_copy(
+        self, x: Any, peer: Any, window: Any, offset: Any, stream: Any, *, is_get: bool
+    ) -> None:
+        view, fields = self._copy(x, peer, window, offset, is_get=is_get)
+        self._run(self._context.backend.stream(stream, view), fields)
+        if not self._context.backend.has_streams and view.is_direct:
+            self.learn_window(window, window.nbytes, window.addresses, x.dtype, view.exchange_type)
+
+
+class Put(_Call):
+    """Copies an array into a peer's window."""
+
+    _NAME = "put"
+
+    def __call__(
         self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
     ) -> None:
         """Copies x into the peer's window, from byte `offset` on.
@@ -35,14 +126,26 @@ class OneSided:
             InvalidArgument: An argument is wrong; nothing was sent.
             Timeout, PeerLost: An earlier call failed.
         """
-        view = self.context.backend.view(x, "x", writable=False)
-        peer = self._peer(peer)
-        address = self._remote(peer, window, offset, view.nbytes)
-        stream = self.context.backend.stream(stream, view)
-        fields = {"input": view.address, "output": address, "count": view.nbytes}
-        self._run_one_sided("put", stream, peer=peer, **fields)
+        self._run_copy(x, peer, window, offset, stream, is_get=False)
 
-    def get(
+    def prepare(
+        self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
+    ) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, makes it, any number of times.
+
+        Arguments and errors are those of the call itself. Each call copies what x holds then. The
+        object keeps x and the window alive.
+        """
+        view, fields = self._copy(x, peer, window, offset, is_get=False)
+        return self._prepare(fields, None, (view, x, window), stream)
+
+
+class Get(_Call):
+    """Copies bytes of a peer's window into an array."""
+
+    _NAME = "get"
+
+    def __call__(
         self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
     ) -> Any:
         """Copies bytes from `offset` on of the peer's window into x. Arguments as in put().
@@ -50,24 +153,56 @@ class OneSided:
         Returns:
             x.
         """
-        view = self.context.backend.view(x, "x", writable=True)
-        peer = self._peer(peer)
-        address = self._remote(peer, window, offset, view.nbytes)
-        stream = self.context.backend.stream(stream, view)
-        fields = {"input": address, "output": view.address, "count": view.nbytes}
-        self._run_one_sided("get", stream, peer=peer, **fields)
+        self._run_copy(x, peer, window, offset, stream, is_get=True)
         return x
 
-    def signal(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> None:
+    def prepare(
+        self, x: Any, peer: int, window: windows.Window, offset: int = 0, *, stream: Any = None
+    ) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, makes it and returns x.
+
+        Arguments and errors are those of the call itself. The object keeps x and the window alive.
+        """
+        view, fields = self._copy(x, peer, window, offset, is_get=True)
+        return self._prepare(fields, x, (view, x, window), stream)
+
+
+class Signal(_Call):
+    """Adds one to a peer's signals."""
+
+    _NAME = "signal"
+
+    def __call__(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> None:
         """Adds one to the peer's signals with this id.
 
         When the peer's wait() returns, it sees this rank's earlier puts and ordinary stores.
-        """
-        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        stream = self.context.backend.stream(stream, None)
-        self._run_one_sided("signal", stream, peer=self._peer(peer), channel=signal_id)
 
-    def wait(
+        Args:
+            peer: Rank that gets the signal; may be this rank.
+            signal_id: The id, from 0 to 63.
+            stream: As in put().
+
+        Raises:
+            InvalidArgument: An argument is wrong; nothing was sent.
+            Timeout, PeerLost: An earlier call failed.
+        """
+        fields = self._fields(peer, signal_id)
+        self._run(self._context.backend.stream(stream, None), fields)
+
+    def prepare(self, peer: int, signal_id: int = 0, *, stream: Any = None) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, makes it."""
+        return self._prepare(self._fields(peer, signal_id), None, (), stream)
+
+    def _fields(self, peer: Any, signal_id: Any) -> dict[str, int]:
+        return {"peer": self._peer(peer), "channel": _signal_id(signal_id)}
+
+
+class Wait(_Call):
+    """Waits for signals."""
+
+    _NAME = "wait"
+
+    def __call__(
         self,
         signal_id: int = 0,
         *,
@@ -87,41 +222,57 @@ class OneSided:
             InvalidArgument: An argument is wrong.
             Timeout, PeerLost: The signals did not come.
         """
-        sender = -1 if peer is None else self._peer(peer)
-        signal_id = arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
-        count = arguments.between("count", count, 1, 2**31 - 1)
-        stream = self.context.backend.stream(stream, None)
-        self._run_one_sided("wait", stream, peer=sender, channel=signal_id, count=count)
+        fields = self._fields(signal_id, count, peer)
+        self._run(self._context.backend.stream(stream, None), fields)
 
-    def _run_one_sided(self, kernel: str, stream: int, **fields: int) -> None:
-        if kernel not in self._one_sided:
-            handle = self.context.backend.call(kernel)
-            address = int(abi.ffi.cast("uintptr_t", handle))
-            self._one_sided[kernel] = (
-                handle,
-                abi.fastcall.Op(address, None, self.context.raise_failure),
-            )
-        handle, op = self._one_sided[kernel]
+    def prepare(
+        self,
+        signal_id: int = 0,
+        *,
+        count: int = 1,
+        peer: int | None = None,
+        stream: Any = None,
+    ) -> Prepared:
+        """Checks the call once. Calling the returned object, `op()`, waits and consumes again."""
+        return self._prepare(self._fields(signal_id, count, peer), None, (), stream)
 
-        def fill() -> None:
-            for name, value in fields.items():
-                setattr(handle.call, name, value)
-            self.context.backend.set_stream(handle, stream)
+    def _fields(self, signal_id: Any, count: Any, peer: Any) -> dict[str, int]:
+        return {
+            "peer": -1 if peer is None else self._peer(peer),
+            "channel": _signal_id(signal_id),
+            "count": arguments.between("count", count, 1, 2**31 - 1),
+        }
 
-        op.after(fill)
 
-    def _peer(self, peer: Any) -> int:
-        return arguments.between("peer", peer, 0, self.context.world_size - 1)
+def _signal_id(signal_id: Any) -> int:
+    return arguments.between("signal_id", signal_id, 0, abi.NUM_SIGNALS - 1)
 
-    def _remote(self, peer: int, window: windows.Window, offset: int, nbytes: int) -> int:
-        if not isinstance(window, windows.Window):
-            raise InvalidArgument(f"window is {window!r}, must be what comm.window() returned")
-        if window.mesh is not self.context.mesh:
-            raise InvalidArgument("window is another communicator's, must be this communicator's")
-        offset = arguments.integer("offset", offset)
-        if not 0 <= offset <= window.nbytes - nbytes:
-            raise InvalidArgument(
-                f"offset is {offset} and x has {nbytes} bytes, must lie within the window's "
-                f"{window.nbytes} bytes"
-            )
-        return window.addresses[peer] + offset
+
+class OneSided:
+    """The one-sided calls of a communicator, a part of the class Communicator."""
+
+    # The texts are for help(). The first two are for the other attributes of a communicator.
+    __slots__ = {
+        "__dict__": "",
+        "__weakref__": "",
+        "get": Get.__doc__,
+        "put": Put.__doc__,
+        "signal": Signal.__doc__,
+        "wait": Wait.__doc__,
+    }
+    context: Context
+    get: Get
+    put: Put
+    signal: Signal
+    wait: Wait
+
+    def __init__(self) -> None:
+        self.get = Get(self.context)
+        self.put = Put(self.context)
+        self.signal = Signal(self.context)
+        self.wait = Wait(self.context)
+
+    def _forget_one_sided(self) -> None:
+        """Drops what C has been taught: no call of a closed communicator needs it."""
+        for call in (self.get, self.put, self.signal, self.wait):
+            call.forget()

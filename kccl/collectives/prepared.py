@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import Parameter, Signature, getdoc, signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..base import arguments
@@ -19,6 +19,7 @@ from ..base.copying import not_copied
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
+from .front import AnsweredByC
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,8 @@ _not_copied = not_copied(
 )
 
 
-def _address(handle: Any) -> int:
+def address_of(handle: Any) -> int:
+    """The address of a call's struct, as C takes it."""
     return int(ffi.cast("uintptr_t", handle))
 
 
@@ -58,7 +60,7 @@ class Prepared(fastcall.Op):
         keep: Any,
         stream: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(_address(handle), result, context.raise_failure, stream)
+        super().__init__(address_of(handle), result, context.raise_failure, stream)
         self.plan = plan
         self._context = context
         self._handle = handle
@@ -257,32 +259,13 @@ class Case:
     own_offset: int = 0
 
 
-class Collective(fastcall.Dispatcher):
-    """One collective of one communicator. A subclass writes the call as its `__call__`.
-
-    So people, editors and mypy find signature and documentation in the usual place. But C answers
-    the call: `__init_subclass__` renames the method to `_slow`, and C runs it for calls that it
-    does not know.
-    """
+class Collective(AnsweredByC, fastcall.Dispatcher):
+    """One collective of one communicator. A subclass writes the call as its `__call__`."""
 
     __reduce_ex__ = _not_copied
-    _NAME: str
     # The keyword whose value is part of what C knows of a call, and its default.
     _OPTION = ""
     _DEFAULT: Any = None
-    _slow: Callable[..., Any]
-    prepare: Callable[..., Any]
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._slow = arguments.explained(cls.__dict__["__call__"], cls._NAME)
-        cls.prepare = arguments.explained(cls.__dict__["prepare"], f"{cls._NAME}.prepare")
-        # help() shows the first line as the signature.
-        given = list(signature(cls._slow).parameters.values())[1:]
-        line = Signature([each.replace(annotation=Parameter.empty) for each in given])
-        cls.__doc__ = f"{cls._NAME}{line}\n\n{getdoc(cls._slow)}"
-        # Now the class has the C type's call. Why not `del cls.__call__`: editors would believe it.
-        type.__delattr__(cls, "__call__")
 
     def __init__(self, context: Context) -> None:
         option = signature(self._slow).parameters.get(self._OPTION)
@@ -293,11 +276,6 @@ class Collective(fastcall.Dispatcher):
         super().__init__(slow, self._OPTION, is_positional)
         self._context = context
         self._ops: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-
-    @property
-    def __signature__(self) -> Signature:
-        """The signature of the call, for inspect and help()."""
-        return signature(self._slow)
 
     def _call(self, case: Case, stream: Any, channel: Any, algorithm: str) -> Any:
         """Runs a call and returns its result. Plans it if it is the first of its kind."""
@@ -315,7 +293,7 @@ class Collective(fastcall.Dispatcher):
             if len(self._ops) >= _KNOWN_CALLS:
                 self._ops.clear()
             handle = self._make(case, plan, channel)
-            known = handle, fastcall.Op(_address(handle), None, context.raise_failure)
+            known = handle, fastcall.Op(address_of(handle), None, context.raise_failure)
             self._ops[key] = known
         handle, op = known
 
@@ -392,7 +370,7 @@ class Collective(fastcall.Dispatcher):
                 given,
                 case.out.nbytes if case.is_given else 0,
                 case.own_offset,
-                _address(handle),
+                address_of(handle),
                 handle,
                 self._context.raise_failure,
             )

@@ -32,6 +32,11 @@ class Entry:
         """(bytes, alignment) of each; an alignment may be larger than the type's."""
         return tuple((size, (offset & -offset) or 1) for offset, size in self.offsets)
 
+    @property
+    def kinds(self) -> str:
+        """A letter for each parameter, as in base/scalars.py: the driver does not tell kinds."""
+        return "?" * len(self.offsets)
+
     def function(self, shared_bytes: int = 0) -> int:
         """The kernel on the current device, with so much dynamic shared memory."""
         gpu = driver.table()

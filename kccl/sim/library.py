@@ -27,10 +27,12 @@ class Entry:
     Attributes:
         address: Address of its entry, a `void (*)(const void* arguments)`.
         parameters: (bytes, alignment) of each parameter, in order.
+        kinds: A letter for each: see base/scalars.py.
     """
 
     address: int
     parameters: tuple[tuple[int, int], ...]
+    kinds: str
 
     @property
     def argument_bytes(self) -> int:
@@ -127,7 +129,10 @@ def _entry(handle: Any, index: int) -> Entry:
     # A parameter with alignment 0 ends the list.
     count = next(i for i in itertools.count() if shapes[i].alignment == 0)
     parameters = tuple((shapes[i].num_bytes, shapes[i].alignment) for i in range(count))
-    return Entry(_address(getattr(handle, f"kccl_sim_entry_{index}")), parameters)
+    kinds_of = getattr(handle, f"kccl_sim_kinds_{index}")
+    kinds_of.restype = ctypes.c_char_p
+    address = _address(getattr(handle, f"kccl_sim_entry_{index}"))
+    return Entry(address, parameters, kinds_of().decode())
 
 
 def _address(function: Any) -> int:

@@ -127,3 +127,71 @@ except kccl.PeerLost as error:
     facts = [json.loads(line) for line in output.splitlines()]
     assert [fact["sum"] for fact in facts] == [2.0, 2.0], output + errors
     assert all(fact["after"] < 4 for fact in facts)
+
+
+def test_a_process_that_forbids_reading_after_start_up():
+    """Its peers go through the staging, say once why, and no rank raises."""
+    program = """
+import ctypes, warnings
+
+libc = ctypes.CDLL(None, use_errno=True)
+# Root reads every process unless it gives up CAP_SYS_PTRACE.
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(header, sets) == 0
+for i in range(3):
+    sets[i] &= ~(1 << 19)
+assert libc.capset(header, sets) == 0
+comm = kccl.init()
+warnings.simplefilter("always")
+x = np.full(1 << 20, comm.rank + 1, np.float32)
+algorithm = "all_reduce_two_shot_cma_simple"
+if algorithm not in comm.algorithms("all_reduce") or not comm.context.backend.can_attach:
+    say(skip=True)
+    raise SystemExit
+found = []
+with warnings.catch_warnings(record=True) as caught:
+    comm.all_reduce(x, algorithm=algorithm)
+    assert not caught
+    if comm.rank == 1:
+        assert libc.prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+    comm.barrier()
+    for _ in range(3):
+        x[:] = comm.rank + 1
+        comm.all_reduce(x, algorithm=algorithm)
+        found.append(float(x.min()))
+say(rank=comm.rank, sums=found, told=[str(each.message) for each in caught])
+"""
+    with Job(2, program) as job:
+        output, errors = job.process.communicate(timeout=60)
+    facts = [json.loads(line) for line in output.splitlines()]
+    if any("skip" in fact for fact in facts):
+        pytest.skip("processes may not read each other's memory here")
+    facts.sort(key=lambda fact: fact["rank"])
+    assert [fact["sums"] for fact in facts] == [[3.0] * 3] * 2, output + errors
+    (told,), silent = facts[0]["told"], facts[1]["told"]
+    assert told.startswith("rank 0 may no longer read the memory of rank 1 (process ")
+    assert "Operation not permitted; possible reasons: " in told
+    assert "prctl(PR_SET_DUMPABLE, 0)" in told and silent == []
+
+
+def test_memory_with_a_hole():
+    """A read fails with EFAULT although the process lives, and is told as what it is."""
+    memory = mmap.mmap(-1, 4 * LONG)
+    view = np.frombuffer(memory, np.float32)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def main(comm):
+        x = view if comm.rank == 1 else np.ones(LONG, np.float32)
+        comm.all_reduce(x, algorithm=CMA)
+        if comm.rank == 1:
+            # In the half that rank 0 reduces.
+            hole = ctypes.c_void_p(x.ctypes.data + 16 * mmap.PAGESIZE)
+            assert libc.munmap(hole, ctypes.c_size_t(mmap.PAGESIZE)) == 0
+        comm.barrier()
+        with pytest.raises(kccl.BackendError) as raised:
+            comm.all_reduce(x, algorithm=CMA)
+        return str(raised.value)
+
+    for text in kccl.run_threads(main, 2):
+        assert text.startswith(f"{CMA} on channel 0: rank 0 could not read the memory of peer 1: ")
+        assert "Bad address (errno 14); all ranks may go on after comm.reset()" in text

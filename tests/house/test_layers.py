@@ -37,9 +37,11 @@ MEM |= {"mem_mailbox.cuh"}
 INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
     "targets/host_idle.h": set(),
+    # How the host's threads round, and the simulator's.
+    "targets/host_floats.h": set(),
     "targets/sim_device.h": set(),
     "targets/sim_cuda.h": set(),
-    "platform.cuh": {"targets/sim_device.h", "targets/sim_cuda.h"},
+    "platform.cuh": {"targets/sim_device.h", "targets/sim_cuda.h", "targets/host_floats.h"},
     "abi.inc": set(),
     "abi.h": {"platform.cuh", "abi.inc"},
     "mem.cuh": {"abi.h", *(f"targets/{name}" for name in MEM)},
@@ -74,11 +76,12 @@ INCLUDES = {
     "exchange.cuh": {"channel.cuh", "ll16.cuh"},
     "sentinel.cuh": {"channel.cuh"},
     "rounds.cuh": {"channel.cuh"},
+    "same_call.cuh": {"channel.cuh"},
 }
 GUIDE = (ROOT / "csrc/README.md").read_text()
 KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
 FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
-FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh"}
+FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh", "same_call.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {
     "kernels/all_reduce_two_shot_cma_simple.cuh": {"kernels/all_reduce_two_shot_pull_simple.cuh"}
@@ -87,7 +90,7 @@ FALLS_BACK_TO = {
 FOR_HOST = {"abi.h", "device_comm.h", "targets/host_idle.h", "kccl.cuh", "mem.cuh"}
 FOR_HOST |= {"reduce.cuh", "wait.cuh", "host/kernel_table.inc"}
 # The simulator runs the calls that the host binds.
-FOR_SIM = {"abi.h", "targets/sim_device.h", "host/api.inc"}
+FOR_SIM = {"abi.h", "targets/host_floats.h", "targets/sim_device.h", "host/api.inc"}
 
 
 def may_include(name: str) -> set[str]:

@@ -77,6 +77,7 @@ class Channel {
     // For a kernel that the host launches for one call.
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
+        call_ = &call;
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
@@ -117,6 +118,9 @@ class Channel {
     KCCL_DEVICE const mem::Packet* inbox(int source, uint32_t i) const {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
+
+    // The call that the host launched, which outlives this; null for calls in a user's kernel.
+    KCCL_DEVICE const Call* call() const { return call_; }
 
     // See DependentLaunch.
     KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
@@ -311,6 +315,7 @@ class Channel {
     uint32_t step_;
     uint32_t special_;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
+    const Call* call_ = nullptr;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;

@@ -93,6 +93,8 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
     return true;
 }
 
+struct NoFloats {};
+
 // Makes a whole call: sends packet i to every rank and takes packet i of every rank, for all
 // i < num_packets, which is at least 1. Called by all threads of the channel's coop.
 //
@@ -100,11 +102,12 @@ KCCL_DEVICE bool await_one(const Channel<Coop, WORLD_SIZE>& channel, int source,
 // take(i, is_mine, are_words) -> bool: waits for packet i, and uses it if is_mine. False: the wait
 // failed. A thread without a packet of its own polls the last one with its warp.
 // are_words: every payload is known to be a whole word in memory.
+// Floats: platform::DefaultFloats if take() computes.
 //
 // The second path is for calls of at most one packet a thread, all whole words. It has no loop. So
 // little code runs between the arrival of a call's last packet and the push of the next call's
 // first.
-template <class Coop, int WORLD_SIZE, class Send, class Take>
+template <class Floats = NoFloats, class Coop, int WORLD_SIZE, class Send, class Take>
 KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, Exchange kind,
                             uint32_t num_packets, bool are_words, Send send, Take take) {
     const uint32_t size = channel.num_threads();
@@ -116,6 +119,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
         if (entered != kKcclOk) return entered;
         for (uint32_t i = first; i <= last; i += size) send(i, false);
         channel.sent();
+        [[maybe_unused]] const Floats floats;
         bool failed = false;
         for (uint32_t turn = 0; turn <= last && !failed; turn += size) {
             const bool is_mine = turn + first <= last;
@@ -128,6 +132,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
     channel.next_plain(kernel);
     if (is_mine && is_usable) send(first, true);
     channel.sent();
+    [[maybe_unused]] const Floats floats;
     return channel.leave(!is_usable || !take(is_mine ? first : last, is_mine, true));
 }
 

@@ -15,6 +15,7 @@
 #elif defined(KCCL_TARGET_SIM)
 #include "targets/sim_device.h"
 #else
+#include "targets/host_floats.h"
 #define KCCL_TARGET_HOST 1
 #endif
 
@@ -119,6 +120,8 @@ constexpr uint32_t kGridCounters = 1;
 constexpr uint32_t kGridPolls = 1;
 // Plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
+// While one lives, floats are rounded in the usual way. Only a CPU's threads know another.
+struct DefaultFloats {};
 // Whether in_rounds() has a path of its own for calls of one round.
 constexpr bool kPeels = true;
 // Whether in_rounds() calls Channel::expect_end() in its loop.
@@ -147,6 +150,7 @@ constexpr uint32_t kWarpSize = 64;
 constexpr uint32_t kGridCounters = 8;  // as many as CDNA3 has dies
 constexpr uint32_t kGridPolls = 4;
 constexpr bool kCpu = false;
+struct DefaultFloats {};
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = false;  // because it would spill
 
@@ -236,6 +240,7 @@ constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
 constexpr uint32_t kGridCounters = kWarpSize == 64 ? 8 : 1;
 constexpr uint32_t kGridPolls = kWarpSize == 64 ? 4 : 1;
 constexpr bool kCpu = false;
+struct DefaultFloats {};
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
 
@@ -261,6 +266,7 @@ constexpr uint32_t kWarpSize = 1;
 constexpr uint32_t kGridCounters = 1;
 constexpr uint32_t kGridPolls = 1;
 constexpr bool kCpu = true;
+using host::DefaultFloats;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
 

@@ -14,24 +14,42 @@
 namespace kccl::host {
 
 // An enumerator's name, from the compiler: "kKcclBarrierDirect".
-template <KcclKernel kernel>
+template <class Enum, Enum value>
 std::string spelled() {
     const std::string all = __PRETTY_FUNCTION__;
     const std::size_t begin = all.rfind("kKccl");
     return all.substr(begin, all.find_first_of(";]>", begin) - begin);
 }
 
-// The name of a kernel's file: "barrier_direct".
-template <std::size_t... kernels>
-std::string kernel_name(uint32_t kernel, std::index_sequence<kernels...>) {
-    const std::string names[] = {spelled<static_cast<KcclKernel>(kernels)>()...};
-    if (kernel >= sizeof...(kernels)) return "a ring of copies";
+// The name that Python uses of an enumerator: "barrier_direct", "float32", "sum". Of a kernel it is
+// the name of its file.
+template <class Enum, std::size_t... values>
+std::string name_of(uint32_t value, std::index_sequence<values...>) {
+    const std::string names[] = {spelled<Enum, static_cast<Enum>(values)>()...};
+    if (value >= sizeof...(values)) return "a ring of copies";
     std::string name;
-    for (const char letter : names[kernel].substr(std::strlen("kKccl"))) {
+    for (const char letter : names[value].substr(std::strlen("kKccl"))) {
         if (std::isupper(letter) != 0 && !name.empty()) name += '_';
         name += static_cast<char>(std::tolower(letter));
     }
     return name;
+}
+
+inline std::string kernel_name(uint32_t kernel) {
+    return name_of<KcclKernel>(kernel, std::make_index_sequence<kKcclNumKernels>());
+}
+
+// A call in words: `call` is one half of KcclRecord.calls.
+inline std::string call_words(uint32_t call, uint32_t bytes) {
+    const uint32_t kernel = call >> 8, dtype = call >> 4 & 15, op = call & 15;
+    if (kernel >= kKcclNumKernels) return "another call";
+    const std::string name = kernel_name(kernel);
+    std::string words = name + ", " + std::to_string(bytes) + " bytes";
+    if (name.find("reduce") != std::string::npos) {
+        words += ", " + name_of<KcclDtype>(dtype, std::make_index_sequence<kKcclNumDtypes>());
+        words += ", " + name_of<KcclOp>(op, std::make_index_sequence<kKcclNumOps>());
+    }
+    return words;
 }
 
 // How a program goes on after a failure.
@@ -70,8 +88,18 @@ inline std::string sentence(const KcclRecord& record, int reader) {
         return rank + " gave up outside of a call: an exception ended its communicator" +
                kSurvivorsGoOn;
     }
-    const std::string name =
-        kernel_name(record.kernel, std::make_index_sequence<kKcclNumKernels>());
+    if (record.status == kKcclCallsDiffer) {
+        return "the ranks disagree about this call: " + rank + ": " +
+               call_words(record.calls & 0xffff, record.seen) + "; rank " + text(record.peer) +
+               ": " + call_words(record.calls >> 16, record.wanted) + kAllGoOn;
+    }
+    const std::string name = kernel_name(record.kernel);
+    if (record.status == kKcclUnreadable) {
+        const int error = static_cast<int>(record.seen & 0xffff);
+        return name + " on channel " + text(record.channel) + ": " + rank +
+               " could not read the memory of peer " + text(record.peer) + ": " +
+               std::strerror(error) + " (errno " + text(error) + ")" + kAllGoOn;
+    }
     const std::string limit = ", must have at most " + text(record.wanted);
     if (record.status == kKcclGridTooLarge) {
         return name + ": the kernel on " + rank + " has " + text(record.seen) + " blocks" + limit +

@@ -8,8 +8,8 @@
 // next call has read all it needs of this one.
 #pragma once
 
-#include "../channel.cuh"
 #include "../payload.cuh"
+#include "../same_call.cuh"
 
 namespace kccl {
 
@@ -31,11 +31,11 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
                                          Half::kInput);
         };
         mem::overwrite(staging_of(comm.rank), in, n, coop.index(), coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+        say_written(channel, 1);
         // Needs no peer, so it is done while the peers' flags are on their way.
         uint8_t* mine = out + comm.rank * stride;
         if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
-        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        const Status written = await_written(channel, 1, 0, comm.world_size);
         if (written != kKcclOk) return written;
         for (int k = 0; k + 1 < channel.world_size(); ++k) {
             const int peer = channel.receiver(k);

@@ -29,9 +29,9 @@ KCCL_DEVICE Status all_reduce_one_shot_ll16(Channel<Coop, WORLD_SIZE>& channel, 
         if (is_mine) store_payload(out, i, count, reduced, are_words);
         return true;
     };
-    return ll16::exchange(channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise,
-                          num_payloads<T>(count), are_words(in, count) && are_words(out, count),
-                          send, take);
+    return ll16::exchange<platform::DefaultFloats>(
+        channel, kKcclAllReduceOneShotLl16, Exchange::kPairwise, num_payloads<T>(count),
+        are_words(in, count) && are_words(out, count), send, take);
 }
 
 namespace kernels {

@@ -10,9 +10,9 @@
 // call has read all it needs of this one.
 #pragma once
 
-#include "../channel.cuh"
 #include "../payload.cuh"
 #include "../reduce.cuh"
+#include "../same_call.cuh"
 
 namespace kccl {
 
@@ -37,8 +37,8 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
 
         mem::overwrite(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(),
                        coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
-        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        say_written(channel, sizeof(T));
+        const Status written = await_written(channel, sizeof(T), 0, comm.world_size);
         if (written != kKcclOk) return written;
         rows[comm.rank] = in;
         reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);

@@ -14,12 +14,13 @@
 // rank that gives up returns its buffers earlier, but tells its peers first. So each rank looks at
 // the abort words after its last read, and does not use what it read from a rank that gave up.
 //
-// Some memory no other process may read (some drivers' pinned memory). Its own rank finds that out;
-// then all ranks use all_reduce_two_shot_pull_simple.
+// Some memory no other process may read (some drivers' pinned memory). Its own rank finds that out.
+// And a process may forbid to be read after start-up, as by prctl(PR_SET_DUMPABLE). Its peers find
+// that out. Then all ranks use all_reduce_two_shot_pull_simple.
 #pragma once
 
-#include "../channel.cuh"
 #include "../reduce.cuh"
+#include "../same_call.cuh"
 #include "all_reduce_two_shot_pull_simple.cuh"
 
 namespace kccl {
@@ -37,18 +38,30 @@ KCCL_DEVICE bool is_readable(const DeviceComm& comm, const void* array, uint64_t
     const uint64_t context = state_of(comm)->idle_context;
     const auto address = reinterpret_cast<uint64_t>(array);
     uint8_t ends[2];
-    return mem::read_peer(context, comm.rank, &ends[0], address, 1) &&
-           mem::read_peer(context, comm.rank, &ends[1], address + num_bytes - 1, 1);
+    return mem::read_peer(context, comm.rank, &ends[0], address, 1) == 0 &&
+           mem::read_peer(context, comm.rank, &ends[1], address + num_bytes - 1, 1) == 0;
 }
 
-// Fails the call because a peer's memory could not be read: the peer gave up and freed it, or its
-// process has ended.
-KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, int peer) {
-    uint32_t left = 0;
-    if (nobody_gave_up(comm, &left)) {
-        give_up(comm, Record{kKcclPeerLost, comm.rank, peer, awaited.kernel, awaited.channel,
-                             awaited.wanted, awaited.wanted, 0, 0});
+KCCL_DEVICE bool may_read_all(const DeviceComm& comm) {
+    bool may = true;
+    for (int peer = 0; peer < comm.world_size; ++peer) {
+        may = may && (peer == comm.rank || mem::may_read_peer(state_of(comm)->idle_context, peer));
     }
+    return may;
+}
+
+// Fails the call because a peer's memory could not be read: the peer gave up and freed it, its
+// process has ended, or there is another reason, an errno.
+KCCL_DEVICE_COLD void give_up_reading(const DeviceComm& comm, Awaited awaited, int peer,
+                                      int error) {
+    constexpr int kNoSuchProcess = 3;  // ESRCH; run-time compilers have no <errno.h>
+    uint32_t left = 0;
+    if (!nobody_gave_up(comm, &left)) return;
+    const bool is_lost = error == kNoSuchProcess;
+    const auto seen = is_lost ? awaited.wanted : static_cast<uint32_t>(error);
+    give_up(comm,
+            Record{static_cast<uint32_t>(is_lost ? kKcclPeerLost : kKcclUnreadable), comm.rank,
+                   peer, awaited.kernel, awaited.channel, seen, awaited.wanted, 0, 0});
 }
 
 // As all_reduce_one_shot_ll16, for messages of any length and a coop of one thread, as a CPU's
@@ -71,11 +84,11 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
     if (entered != kKcclOk) return entered;
     mem::store_plain(
         staging_slot<Whereabouts>(comm, comm.rank, channel.index(), channel.parity(), Half::kInput),
-        Whereabouts{
-            reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out),
-            is_readable(comm, in, count * sizeof(T)) && is_readable(comm, out, count * sizeof(T))});
-    channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
-    const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        Whereabouts{reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out),
+                    is_readable(comm, in, count * sizeof(T)) &&
+                        is_readable(comm, out, count * sizeof(T)) && may_read_all(comm)});
+    say_written(channel, sizeof(T));
+    const Status written = await_written(channel, sizeof(T), 0, world_size);
     if (written != kKcclOk) return written;
     Whereabouts peers[kKcclMaxWorldSize];
     bool all_readable = true;
@@ -100,9 +113,10 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         for (int peer = 0; peer < world_size; ++peer) {
             inputs[peer] = peer == comm.rank ? in + begin : rows + peer * piece;
             if (peer == comm.rank) continue;
-            if (!mem::read_peer(context, peer, rows + peer * piece,
-                                peers[peer].in + begin * sizeof(T), n * sizeof(T))) {
-                give_up_reading(comm, channel.awaited(), peer);
+            const int error = mem::read_peer(context, peer, rows + peer * piece,
+                                             peers[peer].in + begin * sizeof(T), n * sizeof(T));
+            if (error != 0) {
+                give_up_reading(comm, channel.awaited(), peer, error);
                 return channel.leave(true);
             }
         }
@@ -114,10 +128,11 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
 
     for (int k = 1; k < world_size; ++k) {
         const int peer = (comm.rank + k) % world_size;
-        if (!mem::read_peer(context, peer, out + first[peer],
-                            peers[peer].out + first[peer] * sizeof(T),
-                            (first[peer + 1] - first[peer]) * sizeof(T))) {
-            give_up_reading(comm, channel.awaited(), peer);
+        const int error = mem::read_peer(context, peer, out + first[peer],
+                                         peers[peer].out + first[peer] * sizeof(T),
+                                         (first[peer + 1] - first[peer]) * sizeof(T));
+        if (error != 0) {
+            give_up_reading(comm, channel.awaited(), peer, error);
             return channel.leave(true);
         }
     }

@@ -12,9 +12,9 @@
 // see channel.cuh.
 #pragma once
 
-#include "../channel.cuh"
 #include "../payload.cuh"
 #include "../reduce.cuh"
+#include "../same_call.cuh"
 
 namespace kccl {
 
@@ -54,8 +54,8 @@ KCCL_DEVICE Status all_reduce_two_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
         mem::overwrite(staging, in, mine * sizeof(T), coop.index(), coop.size());
         mem::overwrite(staging + mine_end, in + mine_end, (n - mine_end) * sizeof(T), coop.index(),
                        coop.size());
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
-        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        say_written(channel, sizeof(T));
+        const Status written = await_written(channel, sizeof(T), 0, comm.world_size);
         if (written != kKcclOk) return written;
 
         const T* rows[kKcclMaxWorldSize];

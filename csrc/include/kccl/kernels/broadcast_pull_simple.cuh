@@ -7,8 +7,8 @@
 // again only after every peer has entered the call after the one that used it.
 #pragma once
 
-#include "../channel.cuh"
 #include "../payload.cuh"
+#include "../same_call.cuh"
 
 namespace kccl {
 
@@ -29,10 +29,9 @@ KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uin
             staging_slot<uint8_t>(comm, root, channel.index(), channel.parity(), Half::kInput);
         if (comm.rank == root) {
             mem::overwrite(staging, in, n, coop.index(), coop.size());
-            channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
+            say_written(channel, 1);
         } else {
-            const Status written =
-                channel.template await<mem::Order::kAcquire>(kKcclFlagWritten, root, root + 1);
+            const Status written = await_written(channel, 1, root, root + 1);
             if (written != kKcclOk) return written;
             mem::copy(out, staging, n, coop.index(), coop.size());
         }

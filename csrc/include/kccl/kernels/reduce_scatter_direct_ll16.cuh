@@ -38,9 +38,9 @@ KCCL_DEVICE Status reduce_scatter_direct_ll16(Channel<Coop, WORLD_SIZE>& channel
         if (is_mine) store_payload(out, i, count, reduced, are_words);
         return true;
     };
-    return ll16::exchange(channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise,
-                          num_payloads<T>(count),
-                          are_words(in, stride, count) && are_words(out, count), send, take);
+    return ll16::exchange<platform::DefaultFloats>(
+        channel, kKcclReduceScatterDirectLl16, Exchange::kPairwise, num_payloads<T>(count),
+        are_words(in, stride, count) && are_words(out, count), send, take);
 }
 
 namespace kernels {

@@ -9,9 +9,9 @@
 // this one.
 #pragma once
 
-#include "../channel.cuh"
 #include "../payload.cuh"
 #include "../reduce.cuh"
+#include "../same_call.cuh"
 
 namespace kccl {
 
@@ -39,8 +39,9 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
             mem::overwrite(part_of(comm.rank, peer), in + peer * stride, n * sizeof(T),
                            coop.index(), coop.size());
         }
-        channel.template arrive<mem::Order::kRelease>(kKcclFlagWritten);
-        const Status written = channel.template await<mem::Order::kAcquire>(kKcclFlagWritten);
+        say_written(channel, comm.world_size * sizeof(T));
+        const Status written =
+            await_written(channel, comm.world_size * sizeof(T), 0, comm.world_size);
         if (written != kKcclOk) return written;
         const T* rows[kKcclMaxWorldSize];
         for (int rank = 0; rank < comm.world_size; ++rank) rows[rank] = part_of(rank, comm.rank);

@@ -13,6 +13,9 @@ uint64_t kccl_host_clock_ns();
 int kccl_host_read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
                         uint64_t num_bytes);
 
+// Whether this process may read that of rank `peer`: it reads a word there. If not, it notes why.
+int kccl_host_may_read_peer(uint64_t idle_context, int peer);
+
 // Called between two rounds of polls. Yields the core after 1 us of waiting, at once if ranks share
 // cores, and lets the interpreter handle signals. Sets in *gone a bit for each rank of `missing`
 // whose process has ended; it looks at the processes only now and then, so a bit that is not set

@@ -341,6 +341,7 @@ KCCL_DEVICE uint64_t clock_ticks() { return static_cast<uint64_t>(clock64()); }
 
 KCCL_DEVICE void poll_pause() {}
 
-KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+KCCL_DEVICE int read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return -1; }
+KCCL_DEVICE bool may_read_peer(uint64_t, int) { return false; }
 
 }  // namespace kccl::mem

@@ -197,6 +197,7 @@ KCCL_DEVICE T keep(T value) {
 
 KCCL_DEVICE void poll_pause() { __builtin_amdgcn_s_sleep(1); }
 
-KCCL_DEVICE bool read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return false; }
+KCCL_DEVICE int read_peer(uint64_t, int, void*, uint64_t, uint64_t) { return -1; }
+KCCL_DEVICE bool may_read_peer(uint64_t, int) { return false; }
 
 }  // namespace kccl::mem

@@ -94,9 +94,13 @@ KCCL_DEVICE void poll_pause() {
 #endif
 }
 
-KCCL_DEVICE bool read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
-                           uint64_t num_bytes) {
-    return kccl_host_read_peer(idle_context, peer, to, from, num_bytes) == 0;
+KCCL_DEVICE int read_peer(uint64_t idle_context, int peer, void* to, uint64_t from,
+                          uint64_t num_bytes) {
+    return kccl_host_read_peer(idle_context, peer, to, from, num_bytes);
+}
+
+KCCL_DEVICE bool may_read_peer(uint64_t idle_context, int peer) {
+    return kccl_host_may_read_peer(idle_context, peer) != 0;
 }
 
 KCCL_DEVICE uint32_t idle(uint64_t idle_context, uint64_t waited_ns, uint32_t missing,

@@ -1,0 +1,274 @@
+// put, get, signal and wait from Python without a Python frame: OneSided().
+//
+//   put(x, peer, window, offset=0), get(x, peer, window, offset=0)
+//   signal(peer, signal_id=0)
+//   wait(signal_id=0, count=1, peer=None)
+//
+// learn() gives an object its call; learn_window() teaches put and get a window. Before that, and
+// with other or wrong arguments, a call goes to the object's `_slow`, which raises the error.
+#include "arguments.h"
+
+namespace kccl::host {
+namespace {
+
+// A window taught by learn_window, for arrays of this dtype object that give their memory as those
+// did. The reference is weak, because a window's memory lives as long as the window.
+struct Known {
+    PyObject* window;  // null: none
+    PyObject* dtype;
+    PyObject* type;  // as Argument::type()
+    Py_ssize_t num_bytes;
+    uint64_t addresses[kKcclMaxWorldSize];
+};
+
+constexpr uint32_t kKnown = 16;  // a power of two
+constexpr int kMostArguments = 4;
+
+struct OneSided {
+    PyObject_HEAD
+    KcclHostOp* op;   // null: not taught yet
+    PyObject* owner;  // keeps `op` alive
+    PyObject* on_failure;
+    PyObject* names[kMostArguments];  // of the arguments, in order; null behind the last
+    int num_positional;
+    Known known[kKnown];
+};
+
+OneSided* as_one_sided(PyObject* self) { return reinterpret_cast<OneSided*>(self); }
+
+// The arguments of a call as learn() has named them, null where none is given. False: there are
+// others.
+bool sort_arguments(const OneSided* self, PyObject* args, PyObject* kwargs,
+                    PyObject* (&given)[kMostArguments]) {
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (count > self->num_positional) return false;
+    for (Py_ssize_t i = 0; i < count; ++i) given[i] = PyTuple_GetItem(args, i);
+    if (kwargs == nullptr) return true;
+    Py_ssize_t position = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(kwargs, &position, &name, &value) != 0) {
+        int i = 0;
+        while (i < kMostArguments && self->names[i] != nullptr && !is_name(name, self->names[i])) {
+            ++i;
+        }
+        if (i == kMostArguments || self->names[i] == nullptr || given[i] != nullptr) return false;
+        given[i] = value;
+    }
+    return true;
+}
+
+// An int from `low` on and below `end`; `value` stays as it is where none is given. False: it is
+// something else.
+bool take_int(PyObject* given, long long low, long long end, long long* value) {
+    if (given == nullptr) return true;
+    if (!PyLong_CheckExact(given)) return false;
+    int overflow = 0;
+    *value = PyLong_AsLongLongAndOverflow(given, &overflow);
+    return overflow == 0 && low <= *value && *value < end;
+}
+
+Known& known_at(OneSided* self, PyObject* window, PyObject* dtype) {
+    const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
+    return self->known[(key * 0x9E3779B97F4A7C15u >> 32) % kKnown];
+}
+
+// What one call changes in the op's call.
+struct Fields {
+    uint64_t output, input, count;
+    long long peer, channel;
+};
+
+// For put and get. `x` holds the buffer until the call has ended.
+bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
+    const bool is_get = self->op->call.kernel == kKcclGet;
+    if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
+    if (!take_int(given[1], 0, self->op->call.comm.world_size, &fields->peer)) return false;
+    if (!x.look(given[0], is_get) || x.device().type != kDlpackCpu) return false;
+    const Known& known = known_at(self, given[2], x.dtype());
+    const bool is_taught = known.window != nullptr && known.dtype == x.dtype() &&
+                           known.type == x.type() && PyWeakref_GetObject(known.window) == given[2];
+    if (!is_taught) return false;
+    long long offset = 0;
+    if (!take_int(given[3], 0, known.num_bytes - x.num_bytes() + 1, &offset)) return false;
+    if (x.num_bytes() > known.num_bytes) return false;
+    const uint64_t remote = known.addresses[fields->peer] + static_cast<uint64_t>(offset);
+    fields->output = is_get ? x.address() : remote;
+    fields->input = is_get ? remote : x.address();
+    fields->count = static_cast<uint64_t>(x.num_bytes());
+    return true;
+}
+
+bool take_fields(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, Fields* fields) {
+    const KcclCall& call = self->op->call;
+    const int world_size = call.comm.world_size;
+    switch (call.kernel) {
+        case kKcclSignal:
+            return given[0] != nullptr && take_int(given[0], 0, world_size, &fields->peer) &&
+                   take_int(given[1], 0, kKcclNumSignals, &fields->channel);
+        case kKcclWait: {
+            long long count = 1;
+            fields->peer = -1;
+            PyObject* peer = given[2] == Py_None ? nullptr : given[2];
+            if (!take_int(given[0], 0, kKcclNumSignals, &fields->channel) ||
+                !take_int(given[1], 1, 1ll << 31, &count) ||
+                !take_int(peer, 0, world_size, &fields->peer)) {
+                return false;
+            }
+            fields->count = static_cast<uint64_t>(count);
+            return true;
+        }
+        default: return take_copy(self, given, x, fields);
+    }
+}
+
+PyObject* call_slowly(PyObject* self, PyObject* args, PyObject* kwargs) {
+    PyObject* slow = PyObject_GetAttrString(self, "_slow");
+    if (slow == nullptr) return nullptr;
+    PyObject* result = PyObject_Call(slow, args, kwargs);
+    Py_DECREF(slow);
+    return result;
+}
+
+PyObject* one_sided_call(PyObject* object, PyObject* args, PyObject* kwargs) {
+    OneSided* self = as_one_sided(object);
+    PyObject* given[kMostArguments] = {};
+    Argument x;
+    Fields fields = {};
+    if (self->op == nullptr || !sort_arguments(self, args, kwargs, given) ||
+        !take_fields(self, given, x, &fields)) {
+        return call_slowly(object, args, kwargs);
+    }
+    // Another thread may make this object forget meanwhile.
+    PyObject* owner = Py_NewRef(self->owner);
+    PyObject* on_failure = Py_NewRef(self->on_failure);
+    KcclHostOp* op = self->op;
+    PyObject* returned = nullptr;
+    uint32_t status = kKcclOk;
+    bool is_granted;
+    {
+        const Use use(op);
+        is_granted = use.is_granted();
+        if (is_granted) {
+            op->call.output = fields.output;
+            op->call.input = fields.input;
+            op->call.count = fields.count;
+            op->call.peer = static_cast<int32_t>(fields.peer);
+            op->call.channel = static_cast<int32_t>(fields.channel);
+            status = run(use, op);
+        }
+    }
+    if (is_granted) {
+        PyObject* result = op->call.kernel == kKcclGet ? given[0] : Py_None;
+        returned = finish(status, result, on_failure);
+    }
+    Py_DECREF(owner);
+    Py_DECREF(on_failure);
+    return returned;
+}
+
+void forget(Known& known) {
+    Py_CLEAR(known.window);
+    Py_CLEAR(known.dtype);
+    Py_CLEAR(known.type);
+}
+
+int one_sided_clear(PyObject* self) {
+    OneSided* call = as_one_sided(self);
+    call->op = nullptr;
+    Py_CLEAR(call->owner);
+    Py_CLEAR(call->on_failure);
+    for (PyObject*& name : call->names) Py_CLEAR(name);
+    for (Known& known : call->known) forget(known);
+    return 0;
+}
+
+int one_sided_traverse(PyObject* self, visitproc visit, void* arg) {
+    OneSided* call = as_one_sided(self);
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(call->owner);
+    Py_VISIT(call->on_failure);
+    for (Known& known : call->known) {
+        Py_VISIT(known.window);
+        Py_VISIT(known.dtype);
+        Py_VISIT(known.type);
+    }
+    return 0;
+}
+
+// learn(address, owner, on_failure, num_positional, names): what the call is, and the names of its
+// arguments.
+PyObject* one_sided_learn(PyObject* self, PyObject* args) {
+    unsigned long long address;
+    PyObject *owner, *on_failure, *names;
+    int num_positional;
+    if (!PyArg_ParseTuple(args, "KOOiO!", &address, &owner, &on_failure, &num_positional,
+                          &PyTuple_Type, &names)) {
+        return nullptr;
+    }
+    OneSided* call = as_one_sided(self);
+    if (PyTuple_Size(names) > kMostArguments || num_positional > PyTuple_Size(names)) {
+        PyErr_SetString(PyExc_ValueError, "too many arguments");
+        return nullptr;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i) {
+        set_reference(&call->names[i], Py_NewRef(PyTuple_GetItem(names, i)));
+    }
+    set_reference(&call->owner, Py_NewRef(owner));
+    set_reference(&call->on_failure, Py_NewRef(on_failure));
+    call->num_positional = num_positional;
+    call->op = reinterpret_cast<KcclHostOp*>(address);
+    Py_RETURN_NONE;
+}
+
+// learn_window(window, num_bytes, addresses, dtype, type): a window of the communicator, for such
+// arrays. addresses: of every rank's part. A type of None means "by the buffer protocol".
+PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
+    PyObject *window, *addresses, *dtype, *type;
+    Py_ssize_t num_bytes;
+    if (!PyArg_ParseTuple(args, "OnO!OO", &window, &num_bytes, &PyTuple_Type, &addresses, &dtype,
+                          &type)) {
+        return nullptr;
+    }
+    Known found = {nullptr, nullptr, nullptr, num_bytes, {}};
+    for (Py_ssize_t i = 0; i < PyTuple_Size(addresses) && i < kKcclMaxWorldSize; ++i) {
+        found.addresses[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(addresses, i));
+        if (PyErr_Occurred() != nullptr) return nullptr;
+    }
+    found.window = PyWeakref_NewRef(window, nullptr);
+    if (found.window == nullptr) return nullptr;
+    found.dtype = Py_NewRef(dtype);
+    found.type = type == Py_None ? nullptr : Py_NewRef(type);
+    Known& known = known_at(as_one_sided(self), window, dtype);
+    forget(known);
+    known = found;
+    Py_RETURN_NONE;
+}
+
+// forget(): every call goes to `_slow` again.
+PyObject* one_sided_forget(PyObject* self, PyObject*) {
+    one_sided_clear(self);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef one_sided_methods[] = {
+    {"learn", one_sided_learn, METH_VARARGS,
+     "learn(address, owner, on_failure, num_positional, names): makes this call from now on."},
+    {"learn_window", one_sided_learn_window, METH_VARARGS,
+     "learn_window(window, num_bytes, addresses, dtype, type): put and get may use it."},
+    {"forget", one_sided_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
+    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot one_sided_slots[] = {{Py_tp_call, reinterpret_cast<void*>(one_sided_call)},
+                                 {Py_tp_methods, one_sided_methods},
+                                 {Py_tp_traverse, reinterpret_cast<void*>(one_sided_traverse)},
+                                 {Py_tp_clear, reinterpret_cast<void*>(one_sided_clear)},
+                                 {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                                 {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                                 {0, nullptr}};
+
+}  // namespace
+
+PyType_Spec one_sided_spec = {"kccl._fastcall.OneSided", sizeof(OneSided), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                              one_sided_slots};
+
+}  // namespace kccl::host

@@ -1,0 +1,63 @@
+// How a CPU's thread rounds: its control word. Programs change it (torch.set_flush_denormal,
+// fesetround, libraries that were linked with -ffast-math), and a thread inherits it from the one
+// that starts it. Two ranks that round differently would get different bits.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+// As platform.cuh's KCCL_DEVICE: files that are compiled for different instruction sets share no
+// function.
+#define KCCL_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace kccl::host {
+
+// While one lives, its thread rounds to nearest, keeps denormals and traps nothing. Where that is so
+// already, it costs one read of the control word, some 5 ns. So a call makes one while its packets
+// are under way.
+class DefaultFloats {
+  public:
+    KCCL_ALWAYS_INLINE DefaultFloats() : before_(read()) {
+        if ((before_ & kControls) != kDefault) write((before_ & ~kControls) | kDefault);
+    }
+    KCCL_ALWAYS_INLINE ~DefaultFloats() {
+        if ((before_ & kControls) != kDefault) write(before_);
+    }
+    DefaultFloats(const DefaultFloats&) = delete;
+    DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+  private:
+#if defined(__x86_64__)
+    using Word = uint32_t;
+    // MXCSR without the flags that say what has happened; all exceptions masked.
+    static constexpr Word kControls = 0xffc0, kDefault = 0x1f80;
+    KCCL_ALWAYS_INLINE static Word read() { return _mm_getcsr(); }
+    KCCL_ALWAYS_INLINE static void write(Word word) { _mm_setcsr(word); }
+#elif defined(__aarch64__)
+    using Word = uint64_t;
+    // FPCR.
+    static constexpr Word kControls = ~Word{0}, kDefault = 0;
+#if defined(__clang__)
+    KCCL_ALWAYS_INLINE static Word read() { return __builtin_arm_rsr64("fpcr"); }
+    KCCL_ALWAYS_INLINE static void write(Word word) { __builtin_arm_wsr64("fpcr", word); }
+#else
+    KCCL_ALWAYS_INLINE static Word read() { return __builtin_aarch64_get_fpcr(); }
+    KCCL_ALWAYS_INLINE static void write(Word word) {
+        __builtin_aarch64_set_fpcr(static_cast<uint32_t>(word));
+    }
+#endif
+#else
+    // Other CPUs' threads round as they are told to.
+    using Word = uint32_t;
+    static constexpr Word kControls = 0, kDefault = 0;
+    KCCL_ALWAYS_INLINE static Word read() { return 0; }
+    KCCL_ALWAYS_INLINE static void write(Word) {}
+#endif
+
+    const Word before_;
+};
+
+}  // namespace kccl::host

@@ -1,0 +1,79 @@
+"""Why one process may not read another's memory, in words."""
+
+import os
+import warnings
+from pathlib import Path
+
+_CAP_SYS_PTRACE = 19
+
+
+def warn(rank: int, peer: int, pid: int, error: int) -> None:
+    """Warns that large messages go through the staging from now on. C calls it, once.
+
+    Args:
+        rank: This rank.
+        peer: The rank whose memory can no longer be read.
+        pid: Its process.
+        error: The errno of process_vm_readv.
+    """
+    warnings.warn(
+        f"rank {rank} may no longer read the memory of rank {peer} (process {pid}): "
+        f"process_vm_readv: {os.strerror(error)}; {why_refused(pid)}. Results are right, but large "
+        "messages are copied once more, which takes longer",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def why_refused(pid: int) -> str:
+    """What forbids this process to read that one's memory, as far as the system tells."""
+    mine, theirs = _status("self"), _status(str(pid))
+    found = []
+    if theirs and _user_namespace("self") != _user_namespace(str(pid)):
+        found.append("the processes are in different user namespaces")
+    if theirs and mine.get("Uid") != theirs.get("Uid"):
+        found.append("the processes belong to different users")
+    elif theirs and _is_undumpable(pid, theirs):
+        found.append("the process has called prctl(PR_SET_DUMPABLE, 0) or changed its user")
+    scope = _number("/proc/sys/kernel/yama/ptrace_scope")
+    if scope:
+        found.append(f"kernel.yama.ptrace_scope is {scope} (sysctl; 0 allows it)")
+    if int(mine.get("Seccomp", "0")):
+        found.append("a seccomp filter is active (docker run --cap-add=SYS_PTRACE allows the call)")
+    if not int(mine.get("CapEff", "0"), 16) >> _CAP_SYS_PTRACE & 1:
+        found.append("this process lacks CAP_SYS_PTRACE")
+    return "possible reasons: " + ", ".join(found) if found else "the system does not say why"
+
+
+def _status(process: str) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _number(path: str) -> int:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _user_namespace(process: str) -> str:
+    # Of a process that may not be read, even this link may not be.
+    try:
+        return os.readlink(f"/proc/{process}/ns/user")
+    except OSError:
+        return os.readlink("/proc/self/ns/user")
+
+
+def _is_undumpable(pid: int, status: dict[str, str]) -> bool:
+    # The files of such a process belong to root. So of root's own processes this does not tell.
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return False
+    effective = int(status.get("Uid", "0 0").split()[1])
+    return owner != effective or effective == 0

@@ -1,0 +1,91 @@
+"""The bytes of a number as a kernel's parameter takes it.
+
+The size of a parameter is known on every target. Its kind, a letter as in NumPy, is known on the
+simulator: "i" and "u" for integers with and without a sign, "b" for bool, "f" for float and double,
+"V" for all other types. For a GPU's kernel it is "?".
+"""
+
+import math
+import struct
+from typing import Any
+
+from .errors import InvalidArgument
+
+_WHOLE, _FLOATS = (1, 2, 4, 8), {4: "f", 8: "d"}
+_FOR = {
+    "i": " for this integer with a sign",
+    "u": " for this integer without a sign",
+    "b": ", as the parameter is a bool",
+    "?": ", with or without a sign",
+}
+
+
+def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | None:
+    """The bytes of a bool, an int or a float for a parameter.
+
+    Args:
+        value: A bool, an integer (Python's or NumPy's) or a Python float.
+        name: The parameter, for error messages.
+        num_bytes: Its size.
+        kind: Its kind.
+
+    Returns:
+        None: A parameter of this size or kind takes no such number.
+
+    Raises:
+        InvalidArgument: It takes such numbers, but not this one.
+    """
+    if kind == "V":
+        return None
+    if isinstance(value, float):
+        return _float(value, name, num_bytes, kind)
+    whole = int(value)
+    if kind == "f":
+        return _whole_float(whole, name, num_bytes)
+    if num_bytes not in _WHOLE:
+        return None
+    bits = 8 * num_bytes
+    low = 0 if kind in ("u", "b") else -(2 ** (bits - 1))
+    high = {"b": 1, "i": 2 ** (bits - 1) - 1}.get(kind, 2**bits - 1)
+    if not low <= whole <= high:
+        raise InvalidArgument(
+            f"{name} is {whole}, must fit {bits} bits: {low} to {high}{_FOR[kind]}"
+        )
+    data: bytes = (whole % 2**bits).to_bytes(num_bytes, "little")
+    return data
+
+
+def _float(value: float, name: str, num_bytes: int, kind: str) -> bytes | None:
+    if kind in ("i", "u", "b"):
+        raise InvalidArgument(
+            f"{name} is {value!r}, must be an integer: the kernel's parameter is "
+            f"{'a bool' if kind == 'b' else f'an integer of {num_bytes} bytes'}"
+        )
+    if num_bytes not in _FLOATS:
+        return None
+    try:
+        return struct.pack(f"<{_FLOATS[num_bytes]}", value)
+    except OverflowError:
+        raise InvalidArgument(
+            f"{name} is {value!r}, must be at most {_largest_float32():.9g} in magnitude to fit "
+            "the parameter, a float of 4 bytes"
+        ) from None
+
+
+def _whole_float(value: int, name: str, num_bytes: int) -> bytes:
+    form = _FLOATS[num_bytes]
+    try:
+        data = struct.pack(f"<{form}", value)
+        is_exact = struct.unpack(f"<{form}", data)[0] == value
+    except OverflowError:
+        is_exact = False
+    if not is_exact:
+        raise InvalidArgument(
+            f"{name} is {value}, which a float of {num_bytes} bytes does not hold exactly: pass "
+            "float(...) to round it"
+        )
+    return data
+
+
+def _largest_float32() -> float:
+    return math.ldexp(2 - 2**-23, 127)

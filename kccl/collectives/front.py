@@ -1,0 +1,38 @@
+"""Calls that C answers, with the signature and the text that Python wrote."""
+
+from collections.abc import Callable
+from inspect import Parameter, Signature, getdoc, signature
+from typing import Any
+
+from ..base import arguments
+
+
+class AnsweredByC:
+    """A call that a subclass writes as its `__call__`, and that C answers.
+
+    So people, editors and mypy find signature and documentation in the usual place.
+    `__init_subclass__` renames the method to `_slow`, and C runs it for calls that it does not
+    know. The class also inherits from a type of kccl._fastcall.
+    """
+
+    _NAME: str
+    _slow: Callable[..., Any]
+    prepare: Callable[..., Any]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__call__" not in cls.__dict__:
+            return
+        cls._slow = arguments.explained(cls.__dict__["__call__"], cls._NAME)
+        cls.prepare = arguments.explained(cls.__dict__["prepare"], f"{cls._NAME}.prepare")
+        # help() shows the first line as the signature.
+        given = list(signature(cls._slow).parameters.values())[1:]
+        line = Signature([each.replace(annotation=Parameter.empty) for each in given])
+        cls.__doc__ = f"{cls._NAME}{line}\n\n{getdoc(cls._slow)}"
+        # Now the class has the C type's call. Why not `del cls.__call__`: editors would believe it.
+        type.__delattr__(cls, "__call__")
+
+    @property
+    def __signature__(self) -> Signature:
+        """The signature of the call, for inspect and help()."""
+        return signature(self._slow)

@@ -1,0 +1,102 @@
+"""The rows of put: a halo exchange by KCCL's one-sided calls, and by MPI's ways of doing it."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kccl
+from kccl.bench import cli
+from kccl.bench.harness import collective, measure
+
+
+def problem(world_size, nbytes=64):
+    table = collective.load("put")
+    (found,) = table.problems(
+        [nbytes],
+        dtype="float32",
+        np_dtype=np.dtype(np.float32),
+        op="sum",
+        root=0,
+        in_place=True,
+        world_size=world_size,
+    )
+    return table, found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_rows_of_kccl(world_size):
+    def main(comm):
+        table, asked = problem(world_size)
+        return measure.measure(
+            table,
+            asked,
+            measure.kccl_contenders(comm, table, asked),
+            rank=comm.rank,
+            gather=comm.gather_objects,
+            repeats=2,
+            iterations=4,
+        )
+
+    rows = kccl.run_threads(main, world_size)
+    assert all(each == rows[0] for each in rows)
+    assert [(row["mode"], row["call"]) for row in rows[0]] == [
+        ("eager", "prepared"),
+        ("eager", "direct"),
+    ]
+    for row in rows[0]:
+        assert row["algorithm"] == "put" and row["wrong"] == 0 and row["time_us"] > 0
+
+
+@pytest.mark.parametrize("lost", ["data", "order"])
+def test_wrong_data_is_counted(lost):
+    def main(comm):
+        table, asked = problem(2)
+        mine = collective.buffers(asked)
+        call = table.direct(comm, mine, asked)
+
+        def spoiled():
+            found = call()
+            if comm.rank == 1:
+                return found * 2 if lost == "data" else np.roll(found, 1)
+            return found
+
+        return table.check(asked, mine, spoiled, comm.rank, comm.gather_objects, 1)
+
+    right, wrong = kccl.run_threads(main, 2)
+    assert right == 0 and wrong > 0
+
+
+def test_it_has_no_rows_on_gpus_and_in_kernels(capsys):
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+
+    def main(comm):
+        for options in (["--backend", "cuda"], ["--in-kernel", "--backend", "sim"]):
+            assert cli.main(parser.parse_args(["put", *options]), comm) == 2
+
+    kccl.run_threads(main, 1)
+    assert capsys.readouterr().err.count("put has rows on the host and the simulator only") == 2
+
+
+def test_mpis_rows():
+    pytest.importorskip("mpi4py")
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable),
+            *("-m", "kccl", "bench", "put", "--sizes", "64", "--baselines", "--json"),
+            *("--repeats", "1", "--iterations", "5"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    found = {(row["library"], row["algorithm"]) for row in rows}
+    assert {("kccl", "put"), ("mpich", "sendrecv"), ("mpich", "put_fence")} <= found
+    assert all(row["wrong"] == 0 and row["floor_us"] > 0 for row in rows)
