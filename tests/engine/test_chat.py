@@ -88,6 +88,11 @@ def test_the_template_that_suits(tokenizer_of):
     assert tokenizer.chat_text(MESSAGES, tools=TOOLS, template="default") == "D"
     with pytest.raises(kccl.InvalidArgument, match="is 'x', must be one of 'default', 'tool_use'"):
         tokenizer.chat_text(MESSAGES, template="x")
+    for name in ("tokenize", "continue_final_message", "chat_template"):
+        with pytest.raises(
+            kccl.InvalidArgument, match=f"^{name} is no variable of a chat template"
+        ):
+            tokenizer.chat(MESSAGES, **{name: True})
     assert tokenizer_of("one").chat_text(MESSAGES, tools=TOOLS) == "one"
     with pytest.raises(kccl.InvalidArgument, match="is 'default', must be one of 'tool_use'"):
         tokenizer_of(NAMED[1:]).chat_text(MESSAGES)
