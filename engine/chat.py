@@ -14,6 +14,12 @@ from .fields import one_line
 DEFAULT = "default"
 # The template that counts where tools are given, if there is one of this name.
 _WITH_TOOLS = "tool_use"
+# Arguments of transformers' apply_chat_template() that are no variables of a template.
+_NOT_VARIABLES = frozenset(
+    {"chat_template", "continue_final_message", "conversation", "max_length", "padding"}
+    | {"return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens"}
+    | {"tokenize", "tokenizer_kwargs", "truncation"}
+)
 # Names under which a message may have what its author thought.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
@@ -49,8 +55,13 @@ class ChatTemplates:
         """As ChatTemplate.render(), by the template of this name; None: by the one that suits.
 
         Raises:
-            InvalidArgument: There is no such template.
+            InvalidArgument: There is no such template, or an option is none of its variables.
         """
+        if wrong := _NOT_VARIABLES & options.keys():
+            raise kccl.InvalidArgument(
+                f"{min(wrong)} is no variable of a chat template: chat() gives ids, chat_text() "
+                "text, and template=... names one of several templates"
+            )
         if name is None and options.get("tools") is not None and _WITH_TOOLS in self._templates:
             name = _WITH_TOOLS
         name = DEFAULT if name is None else name

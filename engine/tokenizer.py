@@ -75,6 +75,7 @@ class Tokenizer:
         adds_space: bool,
         templates: Mapping[str, Template],
         texts: Mapping[str, str],
+        begins_chats: bool = False,
     ) -> None:
         """Wraps a tokenizer of the `tokenizers` library.
 
@@ -87,6 +88,7 @@ class Tokenizer:
             adds_space: The backend puts a space in front of a text.
             templates: Chat templates by name.
             texts: Texts of special tokens for the template, as in "bos_token".
+            begins_chats: A conversation has the prefix even if its template does not write it.
         """
         self._backend = backend
         self._pieces = pieces
@@ -101,6 +103,7 @@ class Tokenizer:
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         self._adds_space = adds_space
         self._templates = ChatTemplates(templates, texts)
+        self._begins_chats = begins_chats
         # Texts of added tokens are spelt as they are.
         self._bytes = {
             number: b"" if token.special else token.content.encode()
@@ -145,10 +148,12 @@ class Tokenizer:
         """
         check_utf8(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        if not add_bos:
-            return ids
-        prefix = () if tuple(ids[: len(self.prefix)]) == self.prefix else self.prefix
-        return [*prefix, *ids, *self.suffix]
+        return [*self._begun(ids), *self.suffix] if add_bos else ids
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Ids with the prefix in front, once."""
+        has_it = tuple(ids[: len(self.prefix)]) == self.prefix
+        return ids if has_it else [*self.prefix, *ids]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, those of encode() included. Bytes that are no UTF-8 become U+FFFD.
@@ -200,8 +205,9 @@ class Tokenizer:
         text = self.chat_text(
             messages, add_generation_prompt=add_generation_prompt, template=template, **options
         )
-        # The template writes BOS itself.
-        return self.encode(text, add_bos=False)
+        # In folders the template alone decides how a conversation begins.
+        ids = self.encode(text, add_bos=False)
+        return self._begun(ids) if self._begins_chats else ids
 
     def chat_text(
         self,

@@ -98,6 +98,8 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         adds_space=adds_space,
         templates=_templates(fields),
         texts=texts,
+        # As llama.cpp does.
+        begins_chats=True,
     )
 
 

@@ -88,6 +88,11 @@ def test_the_template_that_suits(tokenizer_of):
     assert tokenizer.chat_text(MESSAGES, tools=TOOLS, template="default") == "D"
     with pytest.raises(kccl.InvalidArgument, match="is 'x', must be one of 'default', 'tool_use'"):
         tokenizer.chat_text(MESSAGES, template="x")
+    for name in ("tokenize", "continue_final_message", "chat_template"):
+        with pytest.raises(
+            kccl.InvalidArgument, match=f"^{name} is no variable of a chat template"
+        ):
+            tokenizer.chat(MESSAGES, **{name: True})
     assert tokenizer_of("one").chat_text(MESSAGES, tools=TOOLS) == "one"
     with pytest.raises(kccl.InvalidArgument, match="is 'default', must be one of 'tool_use'"):
         tokenizer_of(NAMED[1:]).chat_text(MESSAGES)
@@ -108,3 +113,17 @@ def test_templates_of_a_gguf_file(tmp_path):
         tokenizer = checkpoint.tokenizer()
     assert tokenizer.chat_text(MESSAGES) == "D"
     assert tokenizer.chat_text(MESSAGES, tools=TOOLS) == "T"
+
+
+@pytest.mark.parametrize("written", ["{{ bos_token }}", ""])
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_a_chat_of_a_gguf_file_begins_once(tmp_path, written, adds_bos):
+    def change(writer):
+        writer.add_add_bos_token(adds_bos)
+        writer.add_chat_template(f"{written}{{{{ messages[0].content }}}}")
+
+    write_gguf(tmp_path / "m.gguf", change=change)
+    with open_checkpoint(tmp_path / "m.gguf") as checkpoint:
+        tokenizer = checkpoint.tokenizer()
+    wanted = [tokenizer.bos_id] if written or adds_bos else []
+    assert tokenizer.chat(MESSAGES) == [*wanted, *tokenizer.encode("Hi", add_bos=False)]
