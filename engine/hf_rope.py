@@ -21,7 +21,7 @@ _KNOWN |= {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_sl
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_pct")
 _OTHERS = (
     *("rotary_dim", "rope_local_base_freq", "local_rope_theta", "global_rope_theta"),
-    *("rope_ratio", "mrope_section", "no_rope_layers", "no_rope_layer_interval"),
+    *("rope_ratio", "mrope_section", "no_rope_layers", "no_rope_layer_interval", "use_mrope"),
 )
 
 
@@ -55,7 +55,7 @@ def read_rope(fields: Fields, family: str, context: int, head_dim: int) -> Rope:
             if name in holder and holder.value(name) != 1:
                 raise holder.wrong(name, "1, because the engine turns all pairs")
         for name in _OTHERS:
-            if name in holder:
+            if holder.value(name):
                 raise holder.wrong(name, "absent, because the engine turns all layers alike")
     for name in sorted(values.keys() - _KNOWN):
         if name in within:

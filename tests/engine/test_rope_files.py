@@ -101,6 +101,7 @@ def test_llama_3_without_its_original_context(tmp_path):
 @pytest.mark.parametrize("config", [LLAMA, QWEN3])
 def test_switches_that_change_nothing(tmp_path, config):
     config = config | {"rope_interleaved": False, "partial_rotary_factor": 1.0, "rope_ratio": None}
+    config |= {"use_mrope": False}
     config |= {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1}}
     assert read(tmp_path, config).rope == Rope()
 
@@ -110,6 +111,7 @@ def test_switches_that_change_nothing(tmp_path, config):
     [
         (LLAMA | {"rope_interleaved": True}, "rope_interleaved is True, must be false for the fam"),
         (QWEN3 | {"rope_local_base_freq": 1e4}, "rope_local_base_freq is 10000.0, must be absent"),
+        (LLAMA | {"use_mrope": True}, "field use_mrope is True, must be absent"),
         (LLAMA | {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\], must be absent"),
         (LANEFORMER | {"rotary_pct": 0.25}, "rotary_pct is 0.25, must be 1, because the engine"),
         (LLAMA | {"max_position_embeddings": 10**400}, "max_position_embeddings is 1.* must be"),
