@@ -26,6 +26,9 @@ TUNING = replace(CHUNKED, blocks=4)
 # Prefill has the parts of attention where the stages are.
 MERGING = replace(TUNING, strands=4, splits=2, merges_first=True, chunk_stages=8)
 
+# Several compilations and simulations each.
+pytestmark = pytest.mark.timeout(600)
+
 Array = NDArray[np.float32]
 
 
@@ -59,7 +62,7 @@ MODELS = {
             **{"biases": ("qkv", "out", "gate_up", "down"), "num_lanes": 3, "ffn": 96},
             **{"num_heads": 6, "num_kv_heads": 3},
         },
-        replace(TUNING, blocks=5),
+        replace(TUNING, blocks=5, stage_steps=1),
         (2,),
     ),
     "biases and norms of heads": (
