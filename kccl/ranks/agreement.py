@@ -153,7 +153,7 @@ def split(
         except BaseException:
             # The reason as all ranks get it, with the rank's number here.
             if mesh.told_by is not None:
-                ranks.hear_reason(list(names)[mesh.told_by])
+                ranks.hear_reason(mesh.numbers[mesh.told_by])
             raise
         undo.callback(part.close)
         return part
