@@ -10,6 +10,8 @@ import kccl
 from .executors.executor import Executor
 
 T = TypeVar("T", bound=Executor)
+# A rank may read its weights from a disk, and another one from memory.
+_OPENING_S = 300.0
 
 
 class Agreed(NamedTuple):
@@ -153,13 +155,22 @@ def check_same(comm: kccl.Communicator, settings: Mapping[str, Any]) -> None:
             raise kccl.InvalidArgument(f"{name} differs between the ranks, must be the same on all")
 
 
+def _open(make: Callable[[kccl.Communicator], T], comm: kccl.Communicator) -> T:
+    """Makes a rank's executor. Meanwhile ranks wait longer for each other than in requests."""
+    usual, comm.timeout = comm.timeout, max(comm.timeout, _OPENING_S)
+    try:
+        return make(comm)
+    finally:
+        comm.timeout = usual
+
+
 def ranks_of_job(
     init: Callable[[], kccl.Communicator], make: Callable[[kccl.Communicator], T]
 ) -> "Ranks[T]":
     """The rank that this process is; rank 0 of 1 outside a job. Collective."""
     comm = init()
     try:
-        mine = make(comm)
+        mine = _open(make, comm)
     except BaseException:
         comm.abort()
         comm.close()
@@ -180,7 +191,7 @@ def ranks_of_threads(
     def main(comm: kccl.Communicator) -> None:
         comms.append(comm)
         try:
-            mine = made[comm.rank] = make(comm)
+            mine = made[comm.rank] = _open(make, comm)
         except BaseException:
             # The others may have theirs already, and wait for the end.
             is_closing.set()

@@ -339,8 +339,10 @@ class Communicator(OneSided, Symmetric):
     def close(self) -> None:
         """Ends this rank's use of the communicator. Idempotent.
 
-        Peers that wait for this rank get an error. Arrays in windows stay valid. On a GPU it waits
-        for all work on the device, also of other libraries, unless a call has failed.
+        Peers that wait for this rank get an error. Descriptors, and on the host the memory of
+        calls, are free at once. Windows and arrays in them stay valid. On a GPU it waits for all
+        work on the device, also of other libraries, unless a call has failed. A communicator that
+        is collected without close() tells its peers the same.
 
         Raises:
             Timeout: The device's work did not end within `timeout`. The communicator is closed, and

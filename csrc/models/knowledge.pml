@@ -17,7 +17,7 @@ int box[WORLD_SIZE * WORLD_SIZE * QUEUE];
 #define name_in(said) (((said) >> (3 + WORLD_SIZE)) & 1)
 #define votes_in(said) ((said) >> (4 + WORLD_SIZE))
 
-/* mesh.py tell(): for link in self._links.values(): link.put(b"live", 0, payload) */
+/* mesh.py tell(): for link in self._links.values(): link.put(LIVE, 0, payload) */
 /* link.py put(): if self.is_open: */
 inline tell() {
     FOR_PEERS
@@ -94,7 +94,7 @@ inline drop_messages(from, to) {
  *     all(self._is_settled(peer) and self._heard[peer].name for peer in self._alive()) */
 #define has_name(peer) (!is_alive(peer) || (is_settled(peer) && (HEARD(peer) & IS_NAMED)))
 
-/* survivors.py _say(): said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes()) */
+/* survivors.py _say(): said = _Said(self._attempt, self._ranks.ended(), self._name, self._votes(), *why) */
 /* survivors.py _say(): if text != self._told: self._ranks.tell(text) self._told = text */
 inline say() {
     message = SAID((planted(VOTES_NOT_RELAYED) ->

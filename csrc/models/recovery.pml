@@ -132,7 +132,7 @@ end:
 }
 
 /* Waits until all have announced the phase. */
-/* mesh.py _announce_phase(): got = self._exchange(b"rset", self._phase, b"", "reset", timeout)
+/* mesh.py _announce_phase(): got = self._exchange(RESET, self._phase, b"", "reset", timeout)
  * self._check_complete(got, "reset") */
 inline hear(phase) {
     is_late = 0;
@@ -177,7 +177,7 @@ proctype Program(byte me) {
         :: PLANTED != CALLS_NOT_AWAITED -> !runs[me]
         :: else
         fi;
-        /* comm.py reset(): self._mesh.reset(clear, self._env.first_timeout) */
+        /* comm.py reset(): self._mesh.reset(clear, self.context.limit_s()) */
         /* mesh.py reset(): if not self.is_resetting: self._phase += 1 */
         if
         :: phase == completed || PLANTED == PHASE_FORGOTTEN -> phase = completed + 1
@@ -195,15 +195,16 @@ proctype Program(byte me) {
             :: is_late -> goto again
             :: else
             fi;
-            /* mesh.py reset(): for link in self._links.values(): link.drop_fds()
-             * clear()
+            /* mesh.py reset(): clear()
              * self._phase += 1 */
             clear();
             phase++
         :: else
         fi;
         /* mesh.py reset(): self._announce_phase(timeout)
-         * self._sequence = 0
+         * self._number = 0
+         * self.has_met = False
+         * self._seen_in.clear()
          * self._completed = self._phase */
         said[me] = phase;
         if

@@ -17,7 +17,8 @@ class Env:
 
     Attributes:
         timeout: Most seconds that one wait may last.
-        first_timeout: The same for start-up and for the first call, when ranks may be far apart.
+        first_timeout: The same for start-up, and until the first call has completed, when ranks may
+            be far apart.
         check: 1: before each collective the ranks compare collective, bytes, dtype and op.
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.

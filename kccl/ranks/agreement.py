@@ -144,19 +144,23 @@ def split(
         try:
             mesh = connect_part(ranks, names, listener, timeout, ranks.look, what="split")
         except PeerLost as error:
-            # Perhaps it has failed, and closed its streams before it said so.
-            if error.peer in set(names) - {ranks.rank}:
-                ranks.hear_reason(error.peer)
+            _hear_reason(ranks, error.peer)
             raise
         try:
             part = make(mesh)
-        except BaseException:
+        except Exception as error:
             # The reason as all ranks get it, with the rank's number here.
-            if mesh.told_by is not None:
-                ranks.hear_reason(list(names)[mesh.told_by])
+            culprit = error.peer if isinstance(error, PeerLost) else mesh.told_by
+            _hear_reason(ranks, None if culprit is None else mesh.numbers[culprit])
             raise
         undo.callback(part.close)
         return part
+
+
+def _hear_reason(ranks: Mesh, peer: int | None) -> None:
+    """Raises why a peer has left the part. It closes its streams of that before it says so here."""
+    if peer not in (None, ranks.rank):
+        ranks.hear_reason(peer)
 
 
 def connect_part(

@@ -308,9 +308,9 @@ class Exchanges:
                 self._is_known = True
                 raise disagreement({self.rank: self._call, peer: call})
             raise BackendError(
-                f"rank {self.rank} is in exchange {number} of {self._call} and rank {peer} in "
-                f"exchange {seen_number}{f' of {call}' if call else ''}: all ranks must make the "
-                "same collective calls in the same order"
+                f"rank {self.rank} waits in {self._call}, and rank {peer} has left it for "
+                f"{call or 'a later call'}: all ranks must make the same collective calls in the "
+                "same order"
             )
 
     def _check_farewell(

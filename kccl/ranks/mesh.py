@@ -53,12 +53,14 @@ class Mesh(Exchanges):
     Attributes:
         pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process.
         has_hung_up: hang_up() was called, so this rank hears none of its peers.
+        numbers: The ranks' numbers in the mesh that this is a part of, or else here.
         unfinished: What close() closes too: the agreement of a shrink() that has begun.
     """
 
     def __init__(self, rank: int, world_size: int, sockets: dict[int, socket.socket]) -> None:
         links = {peer: Link(connection) for peer, connection in sockets.items()}
         super().__init__(rank, world_size, links)
+        self.numbers = list(range(world_size))
         self.has_hung_up = False
         self._pid = os.getpid()
         self.unfinished: Closable | None = None
@@ -90,7 +92,9 @@ class Mesh(Exchanges):
             name: A unique name for the new mesh, the same on all members.
             sockets: The new mesh's connections, by rank in it.
         """
-        return Mesh(rank, len(members), sockets)
+        part = Mesh(rank, len(members), sockets)
+        part.numbers = members
+        return part
 
     def _open_pidfd(self, peer: int, connection: socket.socket) -> int:
         pid = peer_pid(connection)

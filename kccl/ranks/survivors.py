@@ -40,6 +40,7 @@ each votes, or makes its peers begin the next by a message. A wait for a rank th
 not come ends with Timeout.
 """
 
+import contextlib
 import json
 import socket
 import time
@@ -65,11 +66,31 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
     Raises:
         Timeout: A rank that is alive did not come in time. The next shrink() goes on.
         PeerLost: abort() was called here.
+        BackendError: `make` failed on some rank. The next shrink() tries again.
     """
     if not isinstance(ranks.unfinished, _Survivor):
         ranks.unfinished = _Survivor(ranks)
     survivor: _Survivor[Part] = ranks.unfinished
-    return survivor.agree(make, timeout)
+
+    def make_named(mesh: Mesh) -> Part:
+        try:
+            return make(mesh)
+        except BackendError:
+            if mesh.told_by is not None:
+                survivor.culprit = mesh.numbers[mesh.told_by]
+            raise
+        except WaitFailed as error:
+            # A rank that was interrupted takes part in the next attempt, if it comes back.
+            if type(error) is WaitFailed:
+                raise sockets.peer_lost(ranks.rank, error.rank, "shrink", str(error)) from error
+            raise
+
+    try:
+        return survivor.agree(make_named, timeout)
+    except (BackendError, OSError, MemoryError) as error:
+        if isinstance(error, WaitFailed):
+            raise
+        raise survivor.refusal(error) from error
 
 
 @dataclass(frozen=True)
@@ -130,6 +151,8 @@ class _Survivor(Generic[Part]):
         # This rank's own refusal, and the last attempt of which it has raised anybody's.
         self._refused, self._reason = 0, ""
         self._raised = 0
+        # The rank that told why `make` failed here.
+        self.culprit: int | None = None
 
     def close(self) -> None:
         """Gives the agreement up."""
@@ -155,12 +178,9 @@ class _Survivor(Generic[Part]):
                 if time.monotonic() > deadline or not self._wait(self._has_members, deadline):
                     self._time_out(timeout)
                 if self._has_members():
-                    try:
+                    # Why suppress: the attempt fails, and the next one begins.
+                    with contextlib.suppress(PeerLost):
                         self._try_to_make(make, timeout)
-                    except WaitFailed as error:
-                        if isinstance(error, Timeout):
-                            raise
-                        # A rank was lost or interrupted: this attempt fails, and the next begins.
             if self._part is not None:
                 if not self._wait(self._is_decided, time.monotonic() + timeout):
                     self._time_out(timeout)
@@ -182,12 +202,6 @@ class _Survivor(Generic[Part]):
                 rank=ranks.rank,
                 collective="shrink",
             )
-        for peer in self._alive() & self._heard.keys():
-            said = self._heard[peer]
-            if said.refused > self._raised:
-                self._raised = said.refused
-                self._begin(said.refused + 1)
-                raise BackendError(said.reason)
         self._begin(max((said.attempt for said in self._heard.values()), default=1))
         if self._part is None and self._ended != ranks.ended():
             # A peer that names other members may have connected. So it sees that they are others.
@@ -195,6 +209,7 @@ class _Survivor(Generic[Part]):
         elif self._part is not None and self._is_lost():
             self._begin(self._attempt + 1)
         self._say()
+        self.heed_refusals()
 
     def _say(self) -> None:
         why = self._refused, self._reason
@@ -261,10 +276,7 @@ class _Survivor(Generic[Part]):
         """Whether this rank, which listens, can name the members."""
         if self._name == "":
             self._ended = self._ranks.ended()
-            try:
-                self._listener, self._name = sockets.listen()
-            except OSError as error:
-                raise self._refuse(self._attempt, error) from error
+            self._listener, self._name = sockets.listen()
             self._say()
         return all(self._is_settled(peer) and self._heard[peer].name for peer in self._alive())
 
@@ -298,33 +310,43 @@ class _Survivor(Generic[Part]):
             if gone or attempt != self._attempt or self._contradicts(members):
                 raise sockets.peer_lost(ranks.rank, min(gone, default=members[0]), "shrink")
 
-        mesh = None
         try:
             look()
             in_order = {member: names[member] for member in members}
-            mesh = connect_part(ranks, in_order, listener, timeout, look)
-            self._part, self._members = make(mesh), members
-        except BaseException as error:
+            part = make(connect_part(ranks, in_order, listener, timeout, look))
+            self._part, self._members = part, members
+        except BaseException:
             listener.close()
             self._begin(attempt + 1)
             # So the peers leave the attempt too, even if this rank does not come back.
             self._say()
-            is_refusal = isinstance(error, BackendError | OSError | MemoryError)
-            if not is_refusal or isinstance(error, WaitFailed) or self._raised >= attempt:
-                raise
-            if mesh is None or mesh.told_by is None:
-                raise self._refuse(attempt, error) from error
-            # The text has the rank's number in the communicator that was not made.
-            self._raised = attempt
-            _, _, reason = str(error).partition(": ")
-            culprit = members[mesh.told_by]
-            raise BackendError(f"shrink failed on rank {culprit}: {reason}") from error
+            raise
 
-    def _refuse(self, attempt: int, error: BaseException) -> BaseException:
-        """Tells all peers why this rank could not make the communicator; returns the error."""
+    # ---- Refusals ----------------------------------------------------------------------------
+
+    def heed_refusals(self) -> None:
+        """Raises the reason of a peer that could not make the communicator, once."""
+        for peer in self._alive() & self._heard.keys():
+            said = self._heard[peer]
+            if said.refused > self._raised:
+                self._raised = said.refused
+                raise _Refused(said.reason)
+
+    def refusal(self, error: BaseException) -> BaseException:
+        """What shrink() raises for an error that is no failed wait. Tells the peers of its own."""
+        if isinstance(error, _Refused):
+            return BackendError(str(error))
+        self._raised = self._attempt
+        if self.culprit is not None:
+            # The text has the rank's number in the communicator that was not made.
+            culprit, self.culprit = self.culprit, None
+            return BackendError(f"shrink failed on rank {culprit}: {str(error).partition(': ')[2]}")
         mine = own_failure(error, self._ranks.rank, "shrink")
-        self._raised = self._refused = attempt
-        self._reason = str(mine)
-        self._begin(attempt + 1)
+        self._refused, self._reason = self._attempt, str(mine)
+        self._begin(self._attempt + 1)
         self._say()
         return mine
+
+
+class _Refused(BackendError):
+    """A peer has said why it could not make the communicator."""

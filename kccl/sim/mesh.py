@@ -91,13 +91,15 @@ class SimMesh(Mesh):
         self, rank: int, members: list[int], name: str, sockets: dict[int, socket.socket]
     ) -> "SimMesh":
         """See Mesh.part."""
-        return SimMesh(
+        part = SimMesh(
             rank,
             sockets,
             meetings=self.meetings,
             machine_ranks=[self.machine_ranks[member] for member in members],
             name=name,
         )
+        part.numbers = members
+        return part
 
     @contextmanager
     def _meeting(self, kind: bytes, number: int) -> Iterator[None]:

@@ -238,7 +238,7 @@ LIMITS = {
     "RLIMIT_FSIZE": ("1 << 20", "lambda: comm.split(0)", "refused: .*File too large"),
     "RLIMIT_AS": (
         "int(open('/proc/self/statm').read().split()[0]) * 4096 + (1 << 23)",
-        "lambda: comm.device_comm(channels=4096, max_bytes=65536)",
+        "lambda: comm.device_comm(channels=64, max_bytes=65536)",
         "Cannot allocate memory",
     ),
     "RLIMIT_NOFILE": ("len(before)", "lambda: comm.split(0)", "Too many open files"),
