@@ -158,7 +158,7 @@ class GpuBackend(Backend):
             timeout=timeout,
         )
         self._comm = self._scratches.comm
-        self._watcher = Watcher(mesh.pidfds, self._lose)
+        self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
 
     def _lose(self, peer: int) -> None:
         """A peer's process has ended: kernels that wait for it look here now and then."""

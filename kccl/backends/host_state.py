@@ -1,5 +1,6 @@
 """A rank's state in host memory, on the host as on the simulated machine."""
 
+import select
 from typing import Any
 
 from ..base import abi
@@ -12,6 +13,7 @@ def new_context(mesh: Mesh, *, shares_cores: bool, are_threads: bool) -> Any:
     context = ffi.new("KcclHostContext *")
     for rank in range(abi.MAX_WORLD_SIZE):
         context.pidfd[rank] = mesh.pidfds.get(rank, -1)
+    context.watches_streams = mesh.end_event != select.POLLIN
     context.shares_cores = shares_cores
     context.holds_gil = not are_threads
     return context

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ..base.errors import BackendError, Timeout
 from .link import LOST, Link
+from .processes import pidfd_of
 from .sockets import peer_lost, peer_pid, poll_ms
 
 
@@ -41,7 +42,9 @@ class Mesh:
 
     Attributes:
         rank, world_size: This rank, and the number of ranks.
-        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process.
+        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process. Where the
+            system forbids those, a descriptor of its stream, which ends with the process.
+        end_event: What poll() reports of such a descriptor when the process has ended.
         has_hung_up: hang_up() was called, so this rank hears none of its peers.
         unfinished: What close() closes too: the agreement of a shrink() that has begun.
     """
@@ -59,6 +62,7 @@ class Mesh:
         self._heard = dict.fromkeys(self._links, 0)
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
+        self.end_event: int = select.POLLIN
         # Also when a communicator is dropped without close() and nothing uses the mesh. Any
         # thread may collect it, so this must not wait.
         self._release = weakref.finalize(self, _release, self._links, self.pidfds)
@@ -88,11 +92,16 @@ class Mesh:
         if pid == os.getpid():
             return -1
         try:
-            return os.pidfd_open(pid)
+            pidfd = pidfd_of(pid)
         except ProcessLookupError:
             raise peer_lost(self.rank, peer, "start-up") from None
         except OSError as error:
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
+        if pidfd is not None:
+            return pidfd
+        # Messages arrive on the stream, so its being readable says nothing.
+        self.end_event = select.POLLRDHUP
+        return os.dup(connection.fileno())
 
     def allgather(self, payload: bytes, what: str, timeout: float) -> list[bytes]:
         """Every rank's payload, in rank order. Collective.
