@@ -21,7 +21,7 @@ from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
 from . import job, last_word, launchers, mesh, sockets
 from .losses import Watch, ended_before
-from .siblings import Siblings
+from .siblings import Siblings, of_mpi, of_torchrun
 
 _RETRY_S = 0.002
 _LOOK_S = 0.1  # between two looks at the other ranks' processes
@@ -72,7 +72,10 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
     found = launchers.started(environ)
     if found is not None:
         where = found.rank, found.world_size, found.local_rank
-        return _by_socket(found.launcher, found.key, *where, env)
+        siblings = None
+        if found.launcher == "torchrun":
+            siblings = of_torchrun(environ, found.rank, found.world_size)
+        return _by_socket(found.launcher, found.key, *where, env, siblings)
     return JobRank("alone", 0, 1, 0, lambda text: [text])
 
 
@@ -125,7 +128,7 @@ def _machine_id() -> str:
 
 
 def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
-    siblings = Siblings(environ)
+    siblings = of_mpi(environ)
     try:
         if "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
@@ -200,7 +203,13 @@ def _mpi_exchange(mpi: Any, text: str, timeout: float, siblings: Siblings) -> li
 
 
 def _by_socket(
-    launcher: str, key: str, rank: int, world_size: int, local_rank: int, env: Env
+    launcher: str,
+    key: str,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    env: Env,
+    siblings: Siblings | None = None,
 ) -> JobRank:
     # Each init() has a rendezvous of its own. All ranks call init() equally often, so the numbers
     # agree.
@@ -209,7 +218,7 @@ def _by_socket(
 
     def exchange(text: str) -> list[str]:
         deadline = time.monotonic() + env.first_timeout
-        with Watch(rank, key) as watch:
+        with Watch(rank, key, siblings.check if siblings else None) as watch:
             if rank == 0:
                 return _host_rendezvous(name, world_size, text, deadline, watch)
             return _join_rendezvous(name, rank, text, deadline, watch)

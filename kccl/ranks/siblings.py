@@ -1,7 +1,8 @@
-"""The other ranks that an MPI launcher started: whether they still run, before MPI connects them.
+"""The other ranks that mpirun or torchrun started: whether they still run, before they meet.
 
-MPI's own calls wait for a rank that has ended, some without a limit. So a rank looks for the
-launcher's other children. It finds nothing where the ranks are on several machines.
+MPI's own calls wait for a rank that has ended, some without a limit, and torchrun lets the others
+wait for one that has ended with 0. So a rank looks for the launcher's other children. It finds
+nothing where the ranks are on several machines.
 """
 
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .launchers import mpi_rank_variable, mpi_world_size, number_of_local_ranks
+from . import launchers
 from .losses import ended_before
 from .processes import is_running
 from .sockets import bind
@@ -29,12 +30,16 @@ _GUARD = "import sys; sys.path.append({!r}); from kccl.ranks.siblings import gua
 class Siblings:
     """The ranks beside this one."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._variable = mpi_rank_variable(environ)
-        self._size = mpi_world_size(environ)
-        self._rank = int(environ.get(self._variable, 0))
-        is_one_machine = self._size > 1 and number_of_local_ranks(environ) == self._size
-        self._launcher = _launcher(self._variable) if is_one_machine else 0
+    def __init__(self, variable: str, rank: int, size: int, *, is_one_machine: bool) -> None:
+        """Finds the launcher.
+
+        Args:
+            variable: The environment variable in which the launcher gives each process its rank.
+            rank, size: This rank, and the number of ranks.
+            is_one_machine: The launcher started all of them on this machine.
+        """
+        self._variable, self._rank, self._size = variable, rank, size
+        self._launcher = _launcher(variable) if is_one_machine and size > 1 else 0
         self._pids = {self._rank: os.getpid()}
         self._began = time.monotonic()
 
@@ -93,6 +98,18 @@ class Siblings:
             process.communicate()
 
 
+def of_mpi(environ: Mapping[str, str]) -> Siblings:
+    """The ranks that mpirun started."""
+    variable, size = launchers.mpi_rank_variable(environ), launchers.mpi_world_size(environ)
+    is_one_machine = launchers.number_of_local_ranks(environ) == size
+    return Siblings(variable, launchers.rank_of(environ), size, is_one_machine=is_one_machine)
+
+
+def of_torchrun(environ: Mapping[str, str], rank: int, size: int) -> Siblings:
+    """The ranks that torchrun started. A person who sets RANK has no launcher."""
+    return Siblings("RANK", rank, size, is_one_machine="TORCHELASTIC_RUN_ID" in environ)
+
+
 def guard() -> None:
     """The program of the guard: ends its parent when a peer ends, until its input ends.
 
@@ -130,7 +147,7 @@ def say_that_this_rank_ends(environ: Mapping[str, str]) -> None:
     It is for the end of a process that has initialized MPI: MPI_Finalize then waits for the others,
     so its process does not end. The word is a socket's name, which lasts as long as the process.
     """
-    variable = mpi_rank_variable(environ)
+    variable = launchers.mpi_rank_variable(environ)
     launcher = _launcher(variable) if variable else 0
     if launcher:
         with suppress(OSError):

@@ -39,6 +39,41 @@ def test_a_rank_ends_before_init(victim, code, seconds):
         )
 
 
+TORCHRUN = """
+rank = int(os.environ["RANK"])
+if rank == 1:
+    time.sleep(1)
+    sys.exit(0)
+try:
+    kccl.init()
+except kccl.PeerLost as error:
+    say(rank=rank, peer=error.peer, message=str(error))
+"""
+
+
+def test_a_rank_ends_with_0_before_init_under_torchrun(tmp_path):
+    """torchrun ends the others of a rank that fails, and lets them wait for this one."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("no torchrun beside this Python")
+    program = tmp_path / "program.py"
+    program.write_text(PRELUDE + TORCHRUN)
+    command = [torchrun, "--standalone", "--nproc-per-node", "3", program]
+    done = subprocess.run(
+        command,
+        env=environment(KCCL_FIRST_TIMEOUT="50"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    said = {fact["rank"]: fact for fact in facts(done.stdout)}
+    assert sorted(said) == [0, 2]
+    for rank, fact in said.items():
+        assert fact["peer"] == 1
+        assert f"rank {rank} lost rank 1 at start-up: it ended before" in fact["message"]
+
+
 def mpirun(world_size, program, **variables):
     """Exit code, what ranks said, and stderr."""
     if not MPIRUN.exists():
