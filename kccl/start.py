@@ -13,11 +13,15 @@ from .base.abi import MAX_WORLD_SIZE
 from .base.env import Env, read
 from .base.errors import BackendError, InvalidArgument, WaitFailed
 from .comm import Communicator
-from .ranks import bootstrap
+from .ranks import bootstrap, job
 from .ranks.mesh import Mesh
 
 if TYPE_CHECKING:
     from .sim.machine import Machine
+
+# The most descriptors that a communicator has open at once, for itself and for each peer: its
+# connections, the peers' processes, and while they are mapped the ranks' memory.
+_DESCRIPTORS, _OF_A_PEER = 6, 4
 
 
 def _check_backend(backend: str, known: Sequence[str]) -> None:
@@ -42,8 +46,10 @@ def init(backend: str = "auto") -> Communicator:
             none.
 
     Raises:
-        BackendError: The backend, or the launcher's library, is not available on this machine; or
-            the communicator could not be made on some rank, whose number and reason the text has.
+        BackendError: The backend, or the launcher's library, is not available on this machine. Or
+            this process is a helper of a rank, is in other namespaces than `kccl run`, or may open
+            too few files. Or the communicator could not be made on some rank, whose number and
+            reason the text has.
         InvalidArgument: Environment variables are wrong, are missing or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
@@ -54,6 +60,8 @@ def init(backend: str = "auto") -> Communicator:
         )
     _check_backend(backend, OF_PROCESSES)
     env = read()
+    job.check_namespaces(env.namespaces)
+    job.claim(os.environ)
     job_rank = bootstrap.detect(env, os.environ)
 
     return join(job_rank, env, lambda: opener(backend, "of_process", job_rank.local_rank))
@@ -73,6 +81,8 @@ def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> C
         BackendError: It could not be made on some rank, whose number and reason the text has.
         Timeout, PeerLost: A rank did not come, or went.
     """
+    size = job_rank.world_size
+    job.check_descriptors(_DESCRIPTORS + _OF_A_PEER * (size - 1), f"kccl.init() of {size} ranks")
     ranks = bootstrap.connect(job_rank, env.first_timeout)
     try:
         return _meet(ranks, env, job_rank.launcher, job_rank.local_rank, find)

@@ -24,11 +24,13 @@ constexpr uint64_t kLookEveryNs = 2'000'000;
 // core that costs half a microsecond.
 constexpr uint64_t kYieldAfterNs = 1'000;
 
-// A pidfd becomes readable when its process ends, even while that is a zombie.
-bool is_gone(int pidfd) {
-    if (pidfd < 0) return false;
-    pollfd poll_fd = {pidfd, POLLIN, 0};
-    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & POLLIN) != 0;
+// A pidfd becomes readable when its process ends, even while that is a zombie. A stream becomes
+// readable when a message arrives too, so there only its end counts.
+bool is_gone(int fd, bool is_stream) {
+    if (fd < 0) return false;
+    const short event = is_stream ? POLLRDHUP : POLLIN;
+    pollfd poll_fd = {fd, event, 0};
+    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & event) != 0;
 }
 
 }  // namespace
@@ -87,7 +89,8 @@ uint32_t kccl_host_idle(uint64_t idle_context, uint64_t waited_ns, uint32_t miss
     if (now - last_look_ns.load(std::memory_order_relaxed) < kLookEveryNs) return kKcclOk;
     last_look_ns.store(now, std::memory_order_relaxed);
     for (int rank = 0; rank < kKcclMaxWorldSize; ++rank) {
-        if ((missing >> rank & 1u) != 0 && is_gone(context->pidfd[rank])) *gone |= 1u << rank;
+        if ((missing >> rank & 1u) == 0) continue;
+        if (is_gone(context->pidfd[rank], context->watches_streams != 0)) *gone |= 1u << rank;
     }
     return kKcclOk;
 }

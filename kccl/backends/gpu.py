@@ -159,7 +159,7 @@ class GpuBackend(Backend):
             timeout=timeout,
         )
         self._comm = self._scratches.comm
-        self._watcher = Watcher(mesh.pidfds, self._lose)
+        self._watcher = Watcher(mesh.pidfds, self._lose, mesh.end_event)
         leave_when_collected(self, device, self.state, self._scratches)
 
     def _lose(self, peer: int) -> None:

@@ -1,6 +1,7 @@
 """A rank's state in host memory, on the host as on the simulated machine."""
 
 import os
+import select
 import weakref
 from typing import Any
 
@@ -15,6 +16,7 @@ def new_context(mesh: Mesh, *, shares_cores: bool, are_threads: bool) -> Any:
     context = ffi.new("KcclHostContext *")
     for rank in range(abi.MAX_WORLD_SIZE):
         context.pidfd[rank] = mesh.pidfds.get(rank, -1)
+    context.watches_streams = mesh.end_event != select.POLLIN
     context.shares_cores = shares_cores
     context.holds_gil = not are_threads
     return context

@@ -15,12 +15,18 @@ class Watcher:
     nor to the object of `on_end`, so it keeps none of them alive.
     """
 
-    def __init__(self, pidfds: dict[int, int], on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        pidfds: dict[int, int],
+        on_end: Callable[[int], None],
+        end_event: int = select.POLLIN,
+    ) -> None:
         """Begins.
 
         Args:
             pidfds: By rank; negative: a thread of this process. They stay the caller's.
             on_end: An object's method. Called with the rank, in the thread.
+            end_event: What poll() reports of a descriptor when the process has ended.
         """
         self._thread: threading.Thread | None = None
         ranks = {os.dup(fd): rank for rank, fd in pidfds.items() if fd >= 0}
@@ -31,7 +37,7 @@ class Watcher:
         self._end.atexit = False
         self._thread = threading.Thread(
             target=_watch,
-            args=(wake, ranks, weakref.WeakMethod(on_end)),
+            args=(wake, ranks, weakref.WeakMethod(on_end), end_event),
             name="kccl watcher",
             daemon=True,
         )
@@ -56,7 +62,10 @@ def _wake_up(stop: int, pid: int) -> None:
 
 
 def _watch(
-    wake: int, ranks: dict[int, int], on_end: "weakref.WeakMethod[Callable[[int], None]]"
+    wake: int,
+    ranks: dict[int, int],
+    on_end: "weakref.WeakMethod[Callable[[int], None]]",
+    end_event: int,
 ) -> None:
     """What the thread runs.
 
@@ -64,10 +73,12 @@ def _watch(
         wake: The end of a pipe. The thread ends when it can be read.
         ranks: Descriptor of a process -> rank. The thread closes these and `wake`.
         on_end: Weak reference to the method.
+        end_event: As in Watcher.
     """
     poll = select.poll()
-    for fd in (wake, *ranks):
-        poll.register(fd, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    for fd in ranks:
+        poll.register(fd, end_event)
     try:
         while True:
             for fd, _ in poll.poll():

@@ -31,7 +31,8 @@ class Env:
             programmatic dependent. So it starts only when the one before has ended. For programs
             that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
             does with graph_capture_record_stream_reuse.
-        rank, world_size, rendezvous: Set by `kccl run` for its children.
+        rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
+        rank_process: Set by kccl.init() for the processes that the rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """
 
@@ -47,6 +48,8 @@ class Env:
     rank: int = -1
     world_size: int = 0
     rendezvous: str = ""
+    namespaces: str = ""
+    rank_process: str = ""
     openmpi_prefix: str = ""
 
 

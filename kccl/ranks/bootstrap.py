@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from typing import Any
 from ..base import extras
 from ..base.env import Env
 from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
-from . import launchers, mesh, sockets
+from . import job, last_word, launchers, mesh, sockets
 from .losses import Watch, ended_before
+from .siblings import Siblings, of_mpi, of_torchrun
 
 _RETRY_S = 0.002
+_LOOK_S = 0.1  # between two looks at the other ranks' processes
 # After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
 _LAST_REPLY_S = 1.0
 
@@ -66,11 +69,14 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
             )
         return _by_socket("kccl run", env.rendezvous, env.rank, env.world_size, env.rank, env)
     if launchers.is_by_mpi(environ):
-        return _by_mpi(env.first_timeout)
+        return _by_mpi(env.first_timeout, environ)
     found = launchers.started(environ)
     if found is not None:
         where = found.rank, found.world_size, found.local_rank
-        return _by_socket(found.launcher, found.key, *where, env)
+        siblings = None
+        if found.launcher == "torchrun":
+            siblings = of_torchrun(environ, found.rank, found.world_size)
+        return _by_socket(found.launcher, found.key, *where, env, siblings)
     return JobRank("alone", 0, 1, 0, lambda text: [text])
 
 
@@ -99,9 +105,9 @@ def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
         if other["machine"] != mine["machine"]:
             listener.close()
             raise BackendError(
-                f"ranks {job_rank.rank} and {peer} are on different machines or in containers that "
-                "do not share network and process namespaces; this version of KCCL works within "
-                "one machine"
+                f"ranks {job_rank.rank} and {peer} are on different machines, or in containers "
+                "that do not share network, process and user namespaces; this version of KCCL "
+                "works within one machine"
             )
     names = [other["name"] for other in everyone]
     streams = sockets.connect(job_rank.rank, names, listener, deadline)
@@ -119,20 +125,26 @@ def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
 def _machine_id() -> str:
     """An id that two processes share only if they share socket names and process ids."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")]
-    return " ".join([boot_id, *namespaces])
+    return f"{boot_id} {job.namespaces()}"
 
 
-def _by_mpi(timeout: float) -> JobRank:
+def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
+    siblings = of_mpi(environ)
     try:
-        from mpi4py import MPI
+        if "mpi4py.MPI" in sys.modules:
+            from mpi4py import MPI
+        else:
+            # The import calls MPI_Init.
+            with siblings.guarding():
+                from mpi4py import MPI
     except ImportError as error:
         raise BackendError(
             f"an MPI launcher started this process, but mpi4py cannot be imported ({error}); "
             f"install it with: {extras.install('mpi')}"
         ) from error
+    _check_mpi(MPI)
     world = MPI.COMM_WORLD
-    started = launchers.mpi_world_size(os.environ)
+    started = launchers.mpi_world_size(environ)
     if started and world.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0]
         raise BackendError(
@@ -143,28 +155,47 @@ def _by_mpi(timeout: float) -> JobRank:
     rank = world.Get_rank()
 
     def exchange(text: str) -> list[str]:
-        return _mpi_exchange(MPI, text, timeout)
+        return _mpi_exchange(MPI, text, timeout, siblings)
 
     machines = exchange(_machine_id())
     local_rank = machines[:rank].count(machines[rank])
     return JobRank("mpi", rank, world.Get_size(), local_rank, exchange)
 
 
+def _check_mpi(mpi: Any) -> None:
+    """Raises BackendError unless MPI can be called now."""
+    if mpi.Is_finalized():
+        raise BackendError(
+            "MPI is finalized, and kccl.init() needs it under mpirun: call kccl.init() before "
+            "MPI.Finalize(), or start the ranks with `kccl run`"
+        )
+    if not mpi.Is_initialized():
+        raise BackendError(
+            "MPI is not initialized, and kccl.init() needs it under mpirun: call MPI.Init() first, "
+            "or leave mpi4py.rc.initialize True"
+        )
+
+
 # Exchanges of MPI that were given up. MPI may still write to their memory.
 _given_up: list[Any] = []
 
 
-def _mpi_exchange(mpi: Any, text: str, timeout: float) -> list[str]:
+def _mpi_exchange(mpi: Any, text: str, timeout: float, siblings: Siblings) -> list[str]:
     """See JobRank.exchange. Makes no blocking call of MPI, because those have no limit."""
+    last_word.is_needed = False
     world = mpi.COMM_WORLD
     assert len(text) <= _MPI_TEXT.size
     mine, everyone = _MPI_TEXT.pack(text.encode()), bytearray(_MPI_TEXT.size * world.Get_size())
     request = world.Iallgather([mine, mpi.BYTE], [everyone, mpi.BYTE])
-    deadline = time.monotonic() + timeout
+    began = looked = time.monotonic()
     try:
         while not request.Test():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > began + timeout:
                 raise _absent(world.Get_rank(), None)
+            if now > looked + _LOOK_S:
+                looked = now
+                siblings.check()
             time.sleep(_RETRY_S)
     except BaseException:
         _given_up.append((request, mine, everyone))
@@ -173,7 +204,13 @@ def _mpi_exchange(mpi: Any, text: str, timeout: float) -> list[str]:
 
 
 def _by_socket(
-    launcher: str, key: str, rank: int, world_size: int, local_rank: int, env: Env
+    launcher: str,
+    key: str,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    env: Env,
+    siblings: Siblings | None = None,
 ) -> JobRank:
     # Each init() has a rendezvous of its own. All ranks call init() equally often, so the numbers
     # agree.
@@ -182,7 +219,7 @@ def _by_socket(
 
     def exchange(text: str) -> list[str]:
         deadline = time.monotonic() + env.first_timeout
-        with Watch(rank, key) as watch:
+        with Watch(rank, key, siblings.check if siblings else None) as watch:
             if rank == 0:
                 return _host_rendezvous(name, world_size, text, deadline, watch)
             return _join_rendezvous(name, rank, text, deadline, watch)
@@ -208,7 +245,11 @@ def _host_rendezvous(
     try:
         listener = sockets.bind(name)
     except OSError as error:
-        raise BackendError(f"another job already uses the rendezvous {name}: {error}") from error
+        raise BackendError(
+            f"another process is rank 0 already, or another job uses the rendezvous {name} "
+            f"({error}): a process that a rank starts inherits its variables and must not call "
+            "kccl.init()"
+        ) from error
     texts = {0: text}
     connections: dict[int, socket.socket] = {}
     try:
@@ -229,11 +270,15 @@ def _host_rendezvous(
             except BaseException:
                 connection.close()
                 raise
-            if rank in texts or not 0 < rank < world_size:
+            if rank in texts:
+                # A helper process of that rank, which must not end the job.
+                with contextlib.suppress(OSError), connection:
+                    _send(connection, {"taken": rank}, time.monotonic() + _LAST_REPLY_S)
+                continue
+            if not 0 < rank < world_size:
                 connection.close()
                 raise InvalidArgument(
-                    f"a process says that it is rank {rank} of {world_size}: there is no such "
-                    "rank, or another process has it already"
+                    f"a process says that it is rank {rank} of {world_size}: there is no such rank"
                 )
             connections[rank] = connection
             texts[rank] = its_text
@@ -267,7 +312,9 @@ def _send_all(connections: dict[int, socket.socket], message: object, deadline: 
 def _absent(rank: int, missing: int | None) -> Timeout:
     whom = "the other ranks" if missing is None else f"rank {missing}"
     return Timeout(
-        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit)",
+        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit): "
+        "it has not called kccl.init(), or is in another network or user namespace (a container of "
+        "its own), where the ranks cannot see each other",
         rank=rank,
         peer=missing,
         collective="start-up",
@@ -308,6 +355,11 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
                 ) from error
             if isinstance(everyone, list):
                 return everyone
+            if isinstance(everyone, dict) and "taken" in everyone:
+                raise BackendError(
+                    f"another process is rank {rank} already: a process that a rank starts "
+                    "inherits its variables and must not call kccl.init()"
+                )
             if isinstance(everyone, dict):
                 raise ended_before(rank, everyone["lost"])
             raise _absent(rank, everyone)

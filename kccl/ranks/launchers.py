@@ -8,6 +8,7 @@ from ..base.errors import BackendError, InvalidArgument
 # If one of these variables is set, an MPI launcher started this process.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # A batch script and its children have the job's SLURM_NTASKS and SLURM_PROCID=0, too. What belongs
@@ -121,6 +122,16 @@ def mpi_world_size(environ: Mapping[str, str]) -> int:
     return next((_number(environ, name) for name in _MPI_SIZES if name in environ), 0)
 
 
+def mpi_rank_variable(environ: Mapping[str, str]) -> str:
+    """Name of the variable in which the MPI launcher gives this process's rank; "" if none."""
+    return next((name for name in _MPI_RANKS if name in environ), "")
+
+
+def number_of_local_ranks(environ: Mapping[str, str]) -> int:
+    """How many ranks the MPI launcher started on this machine; 0 if it does not say."""
+    return next((_number(environ, name) for name in _MPI_LOCAL_SIZES if name in environ), 0)
+
+
 def launcher_of_several(environ: Mapping[str, str]) -> str:
     """ "mpirun" or "srun" if it started this process as one of several, else ""."""
     if mpi_world_size(environ) > 1:
@@ -131,9 +142,30 @@ def launcher_of_several(environ: Mapping[str, str]) -> str:
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the launchers' variables, for a child that is not a rank."""
-    names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS", "SLURM_PROCID"}
+    names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS", "KCCL_NAMESPACES", "SLURM_PROCID"}
     names.update(_MPI_VARIABLES, _MPI_RANKS, _TORCHRUN_VARIABLES)
     return {name: text for name, text in environ.items() if name not in names}
+
+
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make this process a rank, those of one launcher; {} if it is alone.
+
+    Raises:
+        InvalidArgument, BackendError: As started().
+    """
+    names: tuple[str, ...]
+    if environ.get("KCCL_RENDEZVOUS"):
+        names = ("KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS")
+    elif is_by_mpi(environ):
+        # The last two tell jobs apart.
+        names = (*_MPI_VARIABLES, *_MPI_RANKS, "PMIX_NAMESPACE", "PMI_FD")
+    elif started(environ) is None:
+        return {}
+    elif _has_all(environ, _TORCHRUN_VARIABLES):
+        names = (*_TORCHRUN_VARIABLES, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    else:
+        names = _SRUN_VARIABLES
+    return {name: environ[name] for name in names if name in environ}
 
 
 def _has_all(environ: Mapping[str, str], names: tuple[str, ...]) -> bool:

@@ -6,12 +6,15 @@ import select
 import selectors
 import socket
 import struct
+import time
+from collections.abc import Callable
 from functools import partial
 
 from ..base.errors import BackendError, PeerLost
 from . import sockets
 
 _RANK = struct.Struct("<I")
+_LOOK_S = 0.2  # between two looks at what no announcer tells
 
 
 def _name(job: str) -> str:
@@ -75,9 +78,17 @@ class Announcer:
 class Watch:
     """The rank's side, for a wait of start-up."""
 
-    def __init__(self, rank: int, job: str) -> None:
-        """If there is no announcer for `job`, wait() waits for `source` alone."""
+    def __init__(self, rank: int, job: str, look: Callable[[], None] | None = None) -> None:
+        """Connects with the announcer, if there is one for the job.
+
+        Args:
+            rank: This rank.
+            job: The job's unique name.
+            look: Called now and then during a wait. What it raises ends the wait.
+        """
         self._rank = rank
+        self._look = look
+        self._looked = 0.0
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(f"\0{_name(job)}")
@@ -98,11 +109,16 @@ class Watch:
             self._socket = None
 
     def wait(self, source: socket.socket | None, seconds: float) -> bool:
-        """Waits until `source` can be read. Returns False when the time is over.
+        """Waits until `source` can be read. Returns False when the time is over, or earlier.
 
         Raises:
             PeerLost: A rank has ended.
         """
+        if self._look is not None:
+            seconds = min(seconds, _LOOK_S)
+            if time.monotonic() > self._looked + _LOOK_S:
+                self._looked = time.monotonic()
+                self._look()
         poll = select.poll()
         for each in filter(None, (source, self._socket)):
             poll.register(each, select.POLLIN)

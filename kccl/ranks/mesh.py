@@ -7,6 +7,7 @@ sockets.py makes the connections, link.py says what a message is, exchanges.py w
 
 import contextlib
 import os
+import select
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from ..base.errors import BackendError
 from .exchanges import Exchanges
 from .link import LEFT, LIVE, RESET, Link
 from .messages import drop
+from .processes import pidfd_of
 from .sockets import peer_lost, peer_pid
 
 # What the peers hear at the end.
@@ -51,7 +53,9 @@ class Mesh(Exchanges):
     """The connected ranks of a communicator. Exchanges has more attributes.
 
     Attributes:
-        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process.
+        pidfds: Peer -> descriptor of its process; -1 if it is a thread of this process. Where the
+            system forbids those, a descriptor of its stream, which ends with the process.
+        end_event: What poll() reports of such a descriptor when the process has ended.
         has_hung_up: hang_up() was called, so this rank hears none of its peers.
         numbers: The ranks' numbers in the mesh that this is a part of, or else here.
         unfinished: What close() closes too: the agreement of a shrink() that has begun.
@@ -67,6 +71,7 @@ class Mesh(Exchanges):
         # The last phase of reset() that is complete.
         self._completed = 0
         self.pidfds = dict.fromkeys(self._links, -1)
+        self.end_event: int = select.POLLIN
         # Also when a communicator is dropped without close() and nothing uses the mesh. Any
         # thread may collect it, so this must not wait.
         self._release = weakref.finalize(self, _release, links, self.pidfds, self._pid)
@@ -101,11 +106,16 @@ class Mesh(Exchanges):
         if pid == os.getpid():
             return -1
         try:
-            return os.pidfd_open(pid)
+            pidfd = pidfd_of(pid)
         except ProcessLookupError:
             raise peer_lost(self.rank, peer, "start-up") from None
         except OSError as error:
             raise BackendError(f"pidfd_open({pid}) failed: {error}") from error
+        if pidfd is not None:
+            return pidfd
+        # Messages arrive on the stream, so its being readable says nothing.
+        self.end_event = select.POLLRDHUP
+        return os.dup(connection.fileno())
 
     # ---- For shrink(), see survivors.py --------------------------------------------------------
 

@@ -6,7 +6,6 @@ Their names are in the abstract namespace, so a killed rank leaves nothing behin
 import contextlib
 import math
 import os
-import select
 import socket
 import struct
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ..base.errors import BackendError, PeerLost, Timeout
 from .link import HEADER, LOST
+from .processes import is_running
 
 _UCRED = struct.Struct("3i")
 _POLL_S = 0.02  # between two checks whether the missing ranks' processes still run
@@ -129,7 +129,7 @@ def connect(
         """Raises if one of the absent peers will not come."""
         look()
         # A connected peer may be lost too. The absent ones may know it already and never come.
-        ended = [peer for peer in (*sockets, *absent) if not _is_running(_pid_in(names[peer]))]
+        ended = [peer for peer in (*sockets, *absent) if not is_running(_pid_in(names[peer]))]
         ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
         # Afterwards, because a peer that gives up says why before it ends.
         check_others()
@@ -204,7 +204,7 @@ def _tell_late(listener: socket.socket, late: dict[int, str], culprit: int) -> N
     """
     deadline = time.monotonic() + _LAST_WORD_S
     listener.settimeout(_POLL_S)
-    while any(_is_running(_pid_in(name)) for name in late.values()):
+    while any(is_running(_pid_in(name)) for name in late.values()):
         if time.monotonic() > deadline:
             return
         with contextlib.suppress(TimeoutError):
@@ -239,18 +239,6 @@ def _rank_of(connection: socket.socket, deadline: float) -> int:
 
 def _pid_in(name: str) -> int:
     return int(name.split("-")[1])
-
-
-def _is_running(pid: int) -> bool:
-    """False once the process has ended, even if it is still a zombie."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        return not select.select([pidfd], [], [], 0)[0]
-    finally:
-        os.close(pidfd)
 
 
 def _has_ended(connection: socket.socket) -> bool:

@@ -20,11 +20,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import IO, BinaryIO
 
 from ..base.errors import BackendError, InvalidArgument
+from ..ranks.job import check_descriptors, namespaces
 from ..ranks.losses import Announcer
+from .pinning import cores, pin_to
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # the exit code of timeout(1)
@@ -67,12 +68,15 @@ def run(
         raise InvalidArgument("the command is missing, as in: kccl run -n 4 -- python program.py")
     if timeout is not None and not timeout > 0:
         raise InvalidArgument(f"timeout is {timeout}, must be positive")
-    cpus = _cores() if pins else []
+    cpus = cores() if pins else []
     if pins and len(cpus) < world_size:
         raise InvalidArgument(
             f"{world_size} ranks cannot be pinned to {len(cpus)} allowed cores: start fewer ranks, "
             "or do not pin them"
         )
+    # For a rank: its connection and, with labels, its pipes. The rest: two pipes, the selector, the
+    # socket of the announcements, and what subprocess opens while it starts a rank.
+    check_descriptors(10 + (3 if labels else 1) * world_size, f"kccl run of {world_size} ranks")
     with _Guard() as guard, selectors.DefaultSelector() as selector:
         job = _Job(guard, selector, labels, kills_on_error)
         with _signals(selector, job):
@@ -165,26 +169,27 @@ class _Job:
         # When the ranks that do not follow SIGTERM get SIGKILL.
         self._kills_at: float | None = None
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._pidfds: dict[int, int] = {}
         self._streams: dict[int, list[_Labelled]] = {}
         self._exit_code = 0
         self._num_signals = 0
 
     def start(self, command: Sequence[str], world_size: int, cpus: Sequence[int]) -> None:
-        allowed = os.sched_getaffinity(0)
+        allowed = os.sched_getaffinity(0) if cpus else set()
         try:
             for rank in range(world_size):
-                if cpus:
-                    # The child inherits this, so it is pinned from its start.
-                    os.sched_setaffinity(0, {cpus[rank]})
+                # The child inherits this, so it is pinned from its start.
+                if cpus and not pin_to({cpus[rank]}, _report):
+                    cpus = []
                 variables = {
                     "KCCL_RANK": str(rank),
                     "KCCL_WORLD_SIZE": str(world_size),
                     "KCCL_RENDEZVOUS": self._token,
+                    "KCCL_NAMESPACES": namespaces(),
                 }
                 self._start_rank(rank, command, os.environ | variables)
         finally:
-            os.sched_setaffinity(0, allowed)
+            if cpus:
+                pin_to(allowed, _report)
 
     def _start_rank(self, rank: int, command: Sequence[str], environ: dict[str, str]) -> None:
         # A rank's group is not the foreground group of the terminal. A read from the terminal would
@@ -205,8 +210,6 @@ class _Job:
             raise BackendError(f"cannot start {command[0]!r}: {error.strerror}") from error
         self._guard.begin(process.pid)
         self._running[rank] = process
-        self._pidfds[rank] = pidfd = os.pidfd_open(process.pid)
-        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, rank))
         self._streams[rank] = [
             _Labelled(rank, source, sink.buffer, self._selector)
             for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
@@ -252,11 +255,14 @@ class _Job:
         for process in self._running.values():
             _signal_group(process.pid, number)
 
-    def _reap(self, rank: int) -> None:
-        code = self._running[rank].wait()
-        pidfd = self._pidfds.pop(rank)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
+    def reap(self) -> None:
+        """Handles the ends of the ranks that have ended."""
+        for rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                self._handle_end(rank, code)
+
+    def _handle_end(self, rank: int, code: int) -> None:
         process = self._running.pop(rank)
         self._losses.announce(rank)
         self._guard.end(process.pid)
@@ -326,19 +332,26 @@ class _Labelled:
 
 @contextmanager
 def _signals(selector: selectors.BaseSelector, job: _Job) -> Iterator[None]:
-    """A context in which SIGINT and SIGTERM wake the selector, which then calls job.on_signal()."""
+    """A context in which SIGINT, SIGTERM and the end of a rank wake the selector, which then calls
+    job.on_signal() or job.reap().
+
+    Why not pidfds: old kernels, and containers with an old seccomp profile, have none.
+    """
     source, sink = os.pipe()
     os.set_blocking(source, False)
     os.set_blocking(sink, False)
 
     def pass_on() -> None:
         for number in os.read(source, 64):
-            job.on_signal(number)
+            if number == signal.SIGCHLD:
+                job.reap()
+            else:
+                job.on_signal(number)
 
     selector.register(source, selectors.EVENT_READ, pass_on)
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
     before = [signal.signal(number, lambda *_: None) for number in numbers]
-    wakeup_before = signal.set_wakeup_fd(sink)
+    wakeup_before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
     try:
         yield
     finally:
@@ -348,20 +361,6 @@ def _signals(selector: selectors.BaseSelector, job: _Job) -> Iterator[None]:
         selector.unregister(source)
         os.close(source)
         os.close(sink)
-
-
-def _cores() -> list[int]:
-    """The allowed logical CPUs: one of each core, then their SMT siblings."""
-    from ..topology import discover
-
-    machine = discover()
-    allowed = sorted(os.sched_getaffinity(0))
-    siblings = {cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in machine.cpus}
-
-    def turn(cpu: int) -> tuple[int, int]:
-        return sum(other in allowed for other in siblings.get(cpu, ()) if other < cpu), cpu
-
-    return sorted(allowed, key=turn)
 
 
 def _signal_name(number: int) -> str:

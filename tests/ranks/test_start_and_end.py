@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,41 @@ def test_a_rank_ends_before_init(victim, code, seconds):
         assert fact["message"] == (
             f"rank {rank} lost rank {victim} at start-up: it ended before its kccl.init()"
         )
+
+
+TORCHRUN = """
+rank = int(os.environ["RANK"])
+if rank == 1:
+    time.sleep(1)
+    sys.exit(0)
+try:
+    kccl.init()
+except kccl.PeerLost as error:
+    say(rank=rank, peer=error.peer, message=str(error))
+"""
+
+
+def test_a_rank_ends_with_0_before_init_under_torchrun(tmp_path):
+    """torchrun ends the others of a rank that fails, and lets them wait for this one."""
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.exists():
+        pytest.skip("no torchrun beside this Python")
+    program = tmp_path / "program.py"
+    program.write_text(PRELUDE + TORCHRUN)
+    command = [torchrun, "--standalone", "--nproc-per-node", "3", program]
+    done = subprocess.run(
+        command,
+        env=environment(KCCL_FIRST_TIMEOUT="50"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    said = {fact["rank"]: fact for fact in facts(done.stdout)}
+    assert sorted(said) == [0, 2]
+    for rank, fact in said.items():
+        assert fact["peer"] == 1
+        assert f"rank {rank} lost rank 1 at start-up: it ended before" in fact["message"]
 
 
 def mpirun(world_size, program, **variables):
@@ -92,6 +128,71 @@ os._exit(0)
     assert sorted(said) == [0, 1], err
     assert 2.4 < said[1]["seconds"] < 7
     assert "KCCL_FIRST_TIMEOUT is the limit" in said[1]["message"]
+
+
+ENDS_BEFORE_INIT = """
+started = time.monotonic()
+rank = int(os.environ["PMI_RANK"])
+BEFORE
+if rank == VICTIM:
+    time.sleep(SECONDS)
+    END
+try:
+    kccl.init()
+except kccl.PeerLost as error:
+    say(rank=rank, peer=error.peer, seconds=time.monotonic() - started, message=str(error))
+"""
+ENDS = ["raise RuntimeError('mishap')", "sys.exit(0)", "os._exit(3)"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("before", ["", "from mpi4py import MPI"])
+def test_a_rank_ends_before_init_under_mpirun(before, end):
+    """MPI is initialized, and MPI_Finalize waits for the others; or MPI_Init waits for the rank."""
+    program = ENDS_BEFORE_INIT.replace("BEFORE", before).replace("END", end)
+    program = program.replace("VICTIM", "1").replace("SECONDS", "0.2")
+    code, said, err = mpirun(3, program, KCCL_FIRST_TIMEOUT="50")
+    assert ("RuntimeError: mishap" in err) == ("mishap" in end)
+    if before and end == "os._exit(3)":
+        # MPICH ends the job itself.
+        assert code != 0
+        return
+    for fact in said.values():
+        assert fact["peer"] == 1 and fact["seconds"] < 20
+        assert "lost rank 1 at start-up: it ended before its kccl.init()" in fact["message"]
+    # A rank that is in MPI_Init already cannot raise, and ends.
+    ended = {0, 2} - set(said)
+    assert all(f"kccl: rank {rank} lost rank 1 at start-up" in err for rank in ended) or code == 15
+
+
+def test_a_rank_ends_while_the_others_are_in_mpi_init():
+    program = ENDS_BEFORE_INIT.replace("BEFORE", "").replace("END", "sys.exit(0)")
+    program = program.replace("VICTIM", "0").replace("SECONDS", "5")
+    began = time.monotonic()
+    code, said, err = mpirun(2, program, KCCL_FIRST_TIMEOUT="50")
+    assert time.monotonic() - began < 40
+    assert code != 0 and (said or "kccl: rank 1 lost rank 0 at start-up" in err)
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("from mpi4py import MPI; MPI.Finalize()", "MPI is finalized, .* before MPI.Finalize"),
+        ("import mpi4py; mpi4py.rc.initialize = False", "MPI is not initialized, .*MPI.Init"),
+    ],
+)
+def test_mpi_that_cannot_be_called_is_an_error_of_ours(before, text):
+    program = f"""
+{before}
+try:
+    kccl.init()
+except kccl.BackendError as error:
+    say(rank=int(os.environ["PMI_RANK"]), message=str(error))
+"""
+    code, said, err = mpirun(2, program)
+    assert code == 0 and sorted(said) == [0, 1], err
+    for fact in said.values():
+        assert re.search(text, fact["message"])
 
 
 def test_local_ranks_under_mpirun():

@@ -1,0 +1,96 @@
+"""What a process can find out about its job before it meets the other ranks.
+
+Whether it is a rank at all or a helper of one, whether it can see the others, and whether enough
+descriptors are left.
+"""
+
+import errno
+import hashlib
+import os
+import resource
+from collections.abc import Mapping
+
+from ..base.errors import BackendError
+from . import launchers
+
+_KINDS = ("net", "pid", "user")
+_CLAIM = "KCCL_RANK_PROCESS"
+# Descriptors that are open for a moment only, as a file of Python that is imported meanwhile.
+_SPARE = 8
+
+
+def namespaces() -> str:
+    """The namespaces that ranks must share: names of sockets, process ids and users."""
+    return " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS)
+
+
+def check_namespaces(launchers_own: str) -> None:
+    """Checks that this process is in the launcher's namespaces.
+
+    Args:
+        launchers_own: What namespaces() said in the launcher; "" if it is not known.
+
+    Raises:
+        BackendError: It is not.
+    """
+    mine = namespaces()
+    if launchers_own in ("", mine):
+        return
+    pairs = zip(_KINDS, launchers_own.split(), mine.split(), strict=True)
+    other = [kind for kind, theirs, its in pairs if theirs != its]
+    names = {"net": "network", "pid": "process", "user": "user"}
+    raise BackendError(
+        f"this rank is in another {' and '.join(names[kind] for kind in other)} namespace than "
+        "`kccl run` (unshare, or a container of its own), so the other ranks cannot reach it: run "
+        "all ranks in one container, or start the containers with the host's namespaces, as by "
+        "docker run --network=host --pid=host"
+    )
+
+
+def claim(environ: Mapping[str, str]) -> None:
+    """Makes this process the rank that its launcher's variables name. Idempotent.
+
+    Processes that it starts inherit the variables, and this claim.
+
+    Raises:
+        BackendError: A process that started this one, or a fork's parent, is the rank.
+    """
+    variables = launchers.own_variables(environ)
+    if not variables:
+        return
+    job = hashlib.sha256(repr(sorted(variables.items())).encode()).hexdigest()[:16]
+    pid, _, its_job = environ.get(_CLAIM, "").partition("/")
+    if its_job == job and int(pid) != os.getpid():
+        raise BackendError(
+            f"this process is no rank: process {pid} is rank {launchers.rank_of(environ)}, and "
+            f"this one (process {os.getpid()}) was started by it and inherits its variables. Call "
+            "kccl.init() in the rank only, or start this process without "
+            f"{', '.join(sorted(variables))}"
+        )
+    os.environ[_CLAIM] = f"{os.getpid()}/{job}"
+
+
+def check_descriptors(needed: int, what: str) -> None:
+    """Checks that this process may open so many descriptors more.
+
+    Args:
+        needed: Descriptors that `what` opens.
+        what: What opens them, as in "kccl.init() of 4 ranks".
+
+    Raises:
+        BackendError: The limit is too low. The text names the limit and the number needed.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        num_open = len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        num_open = limit
+    if num_open + needed + _SPARE > limit:
+        raise BackendError(
+            f"{what} needs {needed + _SPARE} file descriptors, {num_open} are open, and the limit "
+            f"is {limit}: raise it, as by `ulimit -n {num_open + needed + _SPARE}`"
+        )

@@ -1,0 +1,49 @@
+"""Sees whether a process runs: by a pidfd, or where the system forbids those by other means.
+
+Containers without a newer seccomp profile, and kernels before 5.3, refuse pidfd_open.
+"""
+
+import errno
+import os
+import select
+from pathlib import Path
+
+_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+
+
+def pidfd_of(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends; None where the system has none.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _REFUSED:
+            return None
+        raise
+
+
+def is_running(pid: int) -> bool:
+    """False once the process has ended, even if it is still a zombie."""
+    try:
+        pidfd = pidfd_of(pid)
+    except ProcessLookupError:
+        return False
+    if pidfd is None:
+        return _state(pid) not in ("", "Z", "X")
+    try:
+        return not select.select([pidfd], [], [], 0)[0]
+    finally:
+        os.close(pidfd)
+
+
+def _state(pid: int) -> str:
+    """The state of a process, a letter of proc(5); "" if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    # The name of the program, in parentheses, may have any characters.
+    return text.rpartition(")")[2].split()[0]

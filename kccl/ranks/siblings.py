@@ -1,0 +1,203 @@
+"""The other ranks that mpirun or torchrun started: whether they still run, before they meet.
+
+MPI's own calls wait for a rank that has ended, some without a limit, and torchrun lets the others
+wait for one that has ended with 0. So a rank looks for the launcher's other children. It finds
+nothing where the ranks are on several machines.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import launchers
+from .losses import ended_before
+from .processes import is_running
+from .sockets import bind
+
+# A launcher starts its ranks one right after another. One that is not there after so many seconds
+# has ended.
+_STARTS_WITHIN_S = 3.0
+_LOOK_S = 0.05
+_GUARD = "import sys; sys.path.append({!r}); from kccl.ranks.siblings import guard; guard()"
+
+
+class Siblings:
+    """The ranks beside this one."""
+
+    def __init__(self, variable: str, rank: int, size: int, *, is_one_machine: bool) -> None:
+        """Finds the launcher.
+
+        Args:
+            variable: The environment variable in which the launcher gives each process its rank.
+            rank, size: This rank, and the number of ranks.
+            is_one_machine: The launcher started all of them on this machine.
+        """
+        self._variable, self._rank, self._size = variable, rank, size
+        self._launcher = _launcher(variable) if is_one_machine and size > 1 else 0
+        self._pids = {self._rank: os.getpid()}
+        self._began = time.monotonic()
+
+    def check(self) -> None:
+        """Raises PeerLost if a rank has ended, or will not call kccl.init()."""
+        lost = self._lost()
+        if lost is not None:
+            raise ended_before(self._rank, lost)
+
+    def _lost(self) -> int | None:
+        if not self._launcher:
+            return None
+        all_known = len(self._pids) == self._size or self._look()
+        for rank in set(range(self._size)) - {self._rank}:
+            if rank not in self._pids:
+                if all_known and time.monotonic() - self._began > _STARTS_WITHIN_S:
+                    return rank
+            elif not is_running(self._pids[rank]) or _has_said_that_it_ends(self._launcher, rank):
+                return rank
+        return None
+
+    def _look(self) -> bool:
+        """Finds the launcher's children. Returns False if one of them does not show its rank."""
+        all_known = True
+        for pid in _children(self._launcher):
+            text = _variable_of(pid, self._variable)
+            if text is not None:
+                self._pids.setdefault(int(text), pid)
+            elif is_running(pid):
+                all_known = False
+        return all_known
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """A context for a call that waits for the others and cannot be interrupted, as MPI_Init.
+
+        If one of them ends meanwhile, this process is ended.
+
+        Raises:
+            PeerLost: One has ended already.
+        """
+        self.check()
+        while self._launcher and len(self._pids) < self._size:
+            time.sleep(_LOOK_S)
+            self.check()
+        if not self._launcher:
+            yield
+            return
+        program = _GUARD.format(str(Path(__file__).parents[2]))
+        peers = [f"{rank}:{pid}" for rank, pid in self._pids.items() if rank != self._rank]
+        command = [sys.executable, "-I", "-S", "-c", program, str(self._rank), *peers]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        try:
+            yield
+        finally:
+            process.communicate()
+
+
+def of_mpi(environ: Mapping[str, str]) -> Siblings:
+    """The ranks that mpirun started."""
+    variable, size = launchers.mpi_rank_variable(environ), launchers.mpi_world_size(environ)
+    is_one_machine = launchers.number_of_local_ranks(environ) == size
+    return Siblings(variable, launchers.rank_of(environ), size, is_one_machine=is_one_machine)
+
+
+def of_torchrun(environ: Mapping[str, str], rank: int, size: int) -> Siblings:
+    """The ranks that torchrun started. A person who sets RANK has no launcher."""
+    return Siblings("RANK", rank, size, is_one_machine="TORCHELASTIC_RUN_ID" in environ)
+
+
+def guard() -> None:
+    """The program of the guard: ends its parent when a peer ends, until its input ends.
+
+    Why a process: MPI_Init holds the interpreter's lock, so no thread of its process runs.
+    """
+    rank, *peers = sys.argv[1:]
+    parent = os.getppid()
+    os.set_blocking(0, False)
+    while _is_open(0):
+        for peer, _, pid in (each.partition(":") for each in peers):
+            if not is_running(int(pid)):
+                # The launcher may be about to end all ranks itself.
+                time.sleep(_LOOK_S)
+                os.write(
+                    2, f"kccl: {ended_before(int(rank), int(peer))}; rank {rank} ends\n".encode()
+                )
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(ProcessLookupError):
+                        os.kill(parent, number)
+                    time.sleep(1)
+                return
+        time.sleep(_LOOK_S)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return True
+
+
+def say_that_this_rank_ends(environ: Mapping[str, str]) -> None:
+    """Tells the ranks that wait, and those that will, that this one will not call kccl.init().
+
+    It is for the end of a process that has initialized MPI: MPI_Finalize then waits for the others,
+    so its process does not end. The word is a socket's name, which lasts as long as the process.
+    """
+    variable = launchers.mpi_rank_variable(environ)
+    launcher = _launcher(variable) if variable else 0
+    if launcher:
+        with suppress(OSError):
+            bind(_name(launcher, int(environ[variable]))).detach()
+
+
+def _has_said_that_it_ends(launcher: int, rank: int) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(f"\0{_name(launcher, rank)}")
+        except OSError:
+            return False
+    return True
+
+
+def _name(launcher: int, rank: int) -> str:
+    return f"kccl-{launcher}-ended-{rank}"
+
+
+def _launcher(variable: str) -> int:
+    """The process that started the ranks: the nearest ancestor that is none. 0 if there is none.
+
+    A rank may stand behind a shell or another program, which has its variables too.
+    """
+    pid = os.getppid()
+    while pid > 1 and _variable_of(pid, variable) is not None:
+        pid = _parent(pid)
+    return pid if pid > 1 else 0
+
+
+def _variable_of(pid: int, name: str) -> str | None:
+    """An environment variable of another process; None if it is not set or may not be read."""
+    with suppress(OSError):
+        for text in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            key, _, value = text.partition(b"=")
+            if key == name.encode():
+                return value.decode()
+    return None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and _parent(int(entry)) == pid
+    ]

@@ -1,0 +1,155 @@
+"""Where a container forbids pidfd_open and sched_setaffinity: `kccl run` and communicators work."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forbidden import forbid
+from ranks import LAUNCHER, PRELUDE, environment, eventually, facts
+
+from kccl.backends.watch import Watcher
+from kccl.ranks import bootstrap, processes
+from kccl.ranks.mesh import Mesh
+
+FORBIDDEN = Path(__file__).parents[1] / "support" / "forbidden.py"
+
+
+def run(error, names, world_size, program, *options):
+    """Exit code, what ranks said by rank, and stderr."""
+    command = [sys.executable, FORBIDDEN, error, names, "--", *LAUNCHER, "-n", str(world_size)]
+    command += [*options, "--", sys.executable, "-c", PRELUDE + program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    return done.returncode, {fact["rank"]: fact for fact in facts(done.stdout)}, done.stderr
+
+
+LOST = """
+comm = kccl.init()
+x = np.ones(4, np.float32)
+comm.all_reduce(x)
+if comm.rank == 1:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        comm.all_reduce(x)
+except kccl.PeerLost as error:
+    said = str(error)
+smaller = comm.shrink()
+y = smaller.all_reduce(np.full(3, 1 << comm.rank, np.int64))
+say(rank=comm.rank, said=said, sum=y.tolist())
+"""
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+def test_a_lost_peer_is_seen_and_the_survivors_go_on(error):
+    code, said, err = run(error, "pidfd_open,sched_setaffinity", 3, LOST)
+    assert code == 128 + signal.SIGKILL, err
+    assert err == "kccl: rank 1 was ended by SIGKILL\n"
+    for rank in (0, 2):
+        assert "the process of peer 1 has ended" in said[rank]["said"]
+        assert said[rank]["sum"] == [5, 5, 5]
+
+
+def test_ranks_run_without_pins_and_it_is_said_once():
+    program = "say(rank=int(os.environ['KCCL_RANK']), cores=len(os.sched_getaffinity(0)))"
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        pytest.skip("one core cannot have two pinned ranks")
+    code, said, err = run("EPERM", "sched_setaffinity", 2, program, "--pin")
+    assert code == 0, err
+    assert {fact["cores"] for fact in said.values()} == {cores}
+    assert err == (
+        "kccl: the ranks are not pinned: sched_setaffinity is forbidden (Operation not permitted)\n"
+    )
+
+
+def test_a_rank_that_ends_before_init_is_named():
+    program = """
+rank = int(os.environ["KCCL_RANK"])
+if rank == 1:
+    sys.exit(0)
+try:
+    kccl.init()
+except kccl.PeerLost as error:
+    say(rank=rank, said=str(error))
+"""
+    code, said, err = run("EPERM", "pidfd_open", 3, program)
+    assert code == 0, err
+    for rank in (0, 2):
+        assert f"rank {rank} lost rank 1 at start-up" in said[rank]["said"]
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    def refuse(pid):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+
+def test_a_process_runs_until_it_is_a_zombie(refused):
+    process = subprocess.Popen(["sleep", "60"])
+    assert processes.is_running(process.pid)
+    process.kill()
+    assert eventually(lambda: not processes.is_running(process.pid))
+    process.wait()
+    assert not processes.is_running(process.pid)
+
+
+class _Backend:
+    def __init__(self, mesh):
+        self.lost = []
+        self.watcher = Watcher(mesh.pidfds, self.lose, mesh.end_event)
+
+    def lose(self, rank):
+        self.lost.append(rank)
+
+
+def test_a_watcher_hears_of_a_peer_by_its_stream_and_not_of_its_messages(refused):
+    """As on GPUs. The peer is a fork, because a thread of this process is not watched."""
+    streams = bootstrap.thread_streams(2)
+    pid = os.fork()
+    if pid == 0:
+        with forked_ending():
+            streams[0][1].close()
+            streams[1][0].send(b"a message")
+            signal.pause()
+    streams[1][0].close()
+    connection = streams[0][1]
+    select.select([connection], [], [])
+    mesh = Mesh(0, 2, {})
+    # What Mesh does for a peer that is another process; SO_PEERCRED of a pair names its maker.
+    mesh.pidfds, mesh.end_event = {1: connection.fileno()}, select.POLLRDHUP
+    backend = _Backend(mesh)
+    assert not backend.lost
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: backend.lost == [1])
+    backend.watcher.stop()
+    os.waitpid(pid, 0)
+    connection.close()
+
+
+class forked_ending:
+    """A context in a fork: ends its process without pytest's own ends."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os._exit(0)
+
+
+def test_the_filter_forbids():
+    pid = os.fork()
+    if pid == 0:
+        with forked_ending():
+            forbid(["pidfd_open"], 1)
+            try:
+                os.pidfd_open(os.getpid())
+            except PermissionError:
+                os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

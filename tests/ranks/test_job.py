@@ -1,0 +1,177 @@
+"""Processes that cannot be ranks are told so: helpers of ranks, other namespaces, few files."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from ranks import LAUNCHER, PRELUDE, environment, eventually, facts, run, start
+
+import kccl
+from kccl.ranks import job, launchers
+
+HELPER = """
+import subprocess
+helper = "import kccl; kccl.init()"
+
+def help_():
+    done = subprocess.run([sys.executable, "-c", helper], capture_output=True, text=True)
+    return done.returncode, done.stderr.splitlines()[-1]
+
+def fork():
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        try:
+            kccl.init()
+        except kccl.BackendError as error:
+            os.write(writes, str(error).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(reads, 4096).decode()
+
+comm = kccl.init()
+said = [help_(), (1, fork())] if comm.rank == WHO else []
+x = comm.all_reduce(np.ones(3, np.float32))
+second = kccl.init()
+y = second.all_reduce(np.ones(3, np.float32))
+say(rank=comm.rank, said=said, pid=os.getpid(), sums=[x.tolist(), y.tolist()])
+"""
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_that_a_rank_starts_is_no_rank_and_harms_nobody(who):
+    code, said, err = run(2, HELPER.replace("WHO", str(who)))
+    assert (code, err) == (0, "")
+    assert [fact["sums"] for fact in said.values()] == [[[2.0] * 3] * 2] * 2
+    assert len(said[who]["said"]) == 2
+    for returned, text in said[who]["said"]:
+        assert returned == 1
+        assert f"process {said[who]['pid']} is rank {who}, and this one" in text
+        assert "without KCCL_RANK, KCCL_RENDEZVOUS, KCCL_WORLD_SIZE" in text
+
+
+def test_a_job_that_a_rank_starts_has_ranks_of_its_own():
+    inner = [*LAUNCHER, "-n", "2", "--", sys.executable, "-c", "import kccl; kccl.init()"]
+    program = f"""
+import subprocess
+comm = kccl.init()
+if comm.rank == 0:
+    subprocess.run({inner!r}, check=True)
+comm.barrier()
+say(rank=comm.rank)
+"""
+    code, said, err = run(2, program)
+    assert (code, err) == (0, "") and sorted(said) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "job-1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "9"},
+    ],
+    ids=["torchrun", "openmpi", "mpich"],
+)
+def test_the_claim_is_of_one_job(variables, monkeypatch):
+    """A child's job of its own has other variables."""
+    monkeypatch.setenv("KCCL_RANK_PROCESS", "")
+    job.claim(variables)
+    claim = os.environ["KCCL_RANK_PROCESS"]
+    pid, _, digest = claim.partition("/")
+    assert int(pid) == os.getpid()
+    job.claim(variables | {"KCCL_RANK_PROCESS": claim})
+    parents = {"KCCL_RANK_PROCESS": f"{os.getppid()}/{digest}"}
+    with pytest.raises(kccl.BackendError, match="is rank 0, and this one"):
+        job.claim(variables | parents)
+    last = list(variables)[-1]
+    job.claim(variables | parents | {last: "another"})
+    job.claim(launchers.without_launcher(variables) | parents)
+
+
+def test_a_second_process_with_a_ranks_variables_does_not_end_the_job():
+    """It was started before the rank called kccl.init(), so it has no claim to see."""
+    variables = {"KCCL_RENDEZVOUS": f"twice {os.getpid()}", "KCCL_WORLD_SIZE": "3"}
+    program = """
+try:
+    comm = kccl.init()
+    say(rank=comm.rank, sum=comm.all_reduce(np.ones(1)).tolist())
+except kccl.BackendError as error:
+    say(error=str(error))
+"""
+    twice = [start(program, KCCL_RANK="1", **variables) for _ in range(2)]
+    zero = start(program, KCCL_RANK="0", **variables)
+    # Rank 0 meets both of rank 1 before rank 2 comes.
+    assert eventually(lambda: any(each.poll() is not None for each in twice), 60)
+    two = start(program, KCCL_RANK="2", **variables)
+    said = [fact for each in (*twice, zero, two) for fact in facts(each.communicate(timeout=60)[0])]
+    assert sorted(fact["rank"] for fact in said if "rank" in fact) == [0, 1, 2]
+    (error,) = [fact["error"] for fact in said if "error" in fact]
+    assert "another process is rank 1 already" in error
+
+
+@pytest.mark.parametrize("option", ["-n", "-U"])
+def test_a_rank_in_another_namespace_is_told_at_once(option):
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, option, "true"]).returncode:
+        pytest.skip(f"unshare {option} is not possible here")
+    program = "import kccl; kccl.init()"
+    shell = f'[ $KCCL_RANK = 1 ] && exec {unshare} {option} "$0" -c "$1"; exec "$0" -c "$1"'
+    command = [*LAUNCHER, "-n", "2", "--", "sh", "-c", shell, sys.executable, program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    kind = {"-n": "network", "-U": "user"}[option]
+    assert f"this rank is in another {kind} namespace than `kccl run`" in done.stderr
+    assert "rank 0 lost rank 1 at start-up" in done.stderr
+
+
+def test_a_time_out_of_start_up_names_namespaces():
+    variables = {"KCCL_RENDEZVOUS": f"alone {os.getpid()}", "KCCL_WORLD_SIZE": "2"}
+    rank = start("kccl.init()", KCCL_RANK="1", KCCL_FIRST_TIMEOUT="0.5", **variables)
+    assert "or is in another network or user namespace" in rank.communicate(timeout=60)[1]
+
+
+def limited(number, command):
+    shell = f'ulimit -n {number}; exec "$@"'
+    return subprocess.run(
+        ["sh", "-c", shell, "sh", *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--label"]])
+def test_too_few_descriptors_for_kccl_run_are_a_sentence_with_the_number_needed(options):
+    command = [*LAUNCHER, "-n", "5", *options, "--", sys.executable, "-c", "pass"]
+    done = limited(12, command)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    found = re.search(
+        r"kccl run of 5 ranks needs \d+ file descriptors, \d+ are open, and the limit is 12: raise "
+        r"it, as by `ulimit -n (\d+)`",
+        done.stderr,
+    )
+    assert limited(found[1], command).returncode == 0
+
+
+def test_too_few_descriptors_for_init_are_a_sentence_with_the_number_needed():
+    program = (
+        PRELUDE
+        + """
+comm = kccl.init()
+comm.all_reduce(np.ones(4, np.float32))
+comm.all_reduce(np.ones(1 << 20, np.float32))
+"""
+    )
+    command = [*LAUNCHER, "-n", "8", "--", sys.executable, "-c", program]
+    done = limited(40, command)
+    found = re.search(
+        r"kccl.init\(\) of 8 ranks needs \d+ file descriptors, \d+ are open, and the limit is 40: "
+        r"raise it, as by `ulimit -n (\d+)`",
+        done.stderr,
+    )
+    done = limited(found[1], command)
+    assert done.returncode == 0, done.stderr
