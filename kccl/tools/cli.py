@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -261,11 +262,20 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..bench import names
     from ..plan import specs
 
-    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
+    planned = sorted({spec.collective for spec in specs.SPECS})
+    parser.add_argument(
+        "collective",
+        type=partial(names.collective_name, among=planned),
+        metavar="collective",
+        help=", ".join(planned),
+    )
     parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
-    parser.add_argument("--dtype", default="float32", help="element type (float32)")
+    parser.add_argument(
+        "--dtype", type=names.dtype_name, default="float32", help="element type (float32)"
+    )
     parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
     parser.add_argument(
         "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"
