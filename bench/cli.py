@@ -7,9 +7,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import kccl
@@ -126,8 +127,6 @@ def main(
         interrupts = ends.enter_context(Interrupts())
         try:
             try:
-                if comm.rank == 0:
-                    _say_all(out, places.lines(side.machine.get("gpus", ())))
                 is_complete = _measure(
                     args, collective, problems, comm, side, screen, out, places, found
                 )
@@ -191,6 +190,9 @@ def _measure(
         False on the other ranks if rank 0 cannot print, which raises OSError there.
     """
     try:
+        heads = places.lines(side.machine.get("gpus", ()))
+        if not _prints(comm, lambda: _say_all(out, heads)):
+            return False
         with progress(comm.rank == 0, len(problems), out) as show:
             for problem in problems:
                 show(f"{collective.name}, {size_text(problem.nbytes)} bytes")
@@ -208,10 +210,7 @@ def _measure(
                 side.fill(rows)
                 found.rows += rows
                 found.sizes += 1
-                failure = _attempt(screen, rows) if comm.rank == 0 else None
-                if comm.gather_objects(failure is not None)[0]:
-                    if failure is not None:
-                        raise failure
+                if not _prints(comm, partial(_keep, args, screen, rows, found)):
                     return False
     finally:
         if found.rows:
@@ -221,12 +220,33 @@ def _measure(
     return True
 
 
-def _attempt(screen: Screen, rows: Sequence[Row]) -> OSError | None:
-    try:
-        screen.add(rows)
-    except OSError as error:
-        return error
-    return None
+def _keep(args: argparse.Namespace, screen: Screen, rows: Sequence[Row], found: _Found) -> None:
+    """Prints the rows of a size, and writes all so far, in case this rank gets lost."""
+    if args.csv:
+        # Why no failures: the last write says them.
+        write(args.csv, lambda path: write_csv(found.rows, COLUMNS, path), [])
+    screen.add(rows)
+
+
+def _prints(comm: kccl.Communicator, act: Callable[[], None]) -> bool:
+    """Lets rank 0 print. Collective.
+
+    Returns:
+        False on the other ranks if rank 0 could not.
+
+    Raises:
+        OSError: On rank 0: it could not.
+    """
+    failure = None
+    if comm.rank == 0:
+        try:
+            act()
+        except OSError as error:
+            failure = error
+    has_failed = comm.gather_objects(failure is not None)[0]
+    if failure is not None:
+        raise failure
+    return not has_failed
 
 
 def _end_early(
@@ -243,7 +263,9 @@ def _end_early(
     is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
     found.ended = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
     found.ended += f" after {found.sizes} of {found.of_sizes} sizes"
-    if isinstance(error, OSError):
+    # kccl.PeerLost and kccl.Timeout are errors of the system, too.
+    is_of_output = isinstance(error, OSError) and not isinstance(error, kccl.Error)
+    if is_of_output:
         silence(out.file)
     if comm.rank == 0:
         _finish(out, args, screen, found, comm, command)
@@ -251,8 +273,8 @@ def _end_early(
         raise KeyboardInterrupt from None
     if isinstance(error, MemoryError):
         raise kccl.Error("there is not enough memory for these sizes") from None
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        raise kccl.Error(f"the table cannot be written: {error.strerror or error}") from None
+    if is_of_output and not isinstance(error, BrokenPipeError):
+        raise kccl.Error(f"the table cannot be written: {error}") from None
 
 
 def _finish(

@@ -24,16 +24,22 @@ _DTYPES = {dtype.name: dtype.name for dtype in kccl.dtypes.ALL} | {
 }
 
 
-def collective_name(text: str) -> str:
+def collective_name(text: str, among: Iterable[str] = NAMES) -> str:
     """A collective's name, from however people write it: "allreduce", "all-reduce", "bcast".
+
+    Args:
+        text: What a person wrote.
+        among: The names of the collectives that are meant.
 
     Raises:
         argparse.ArgumentTypeError: There is none of that name.
     """
+    known = {*among}
     squeezed = text.lower().replace("-", "").replace("_", "")
     if squeezed == "decode":
         raise argparse.ArgumentTypeError("decode stands first: kccl bench decode [options]")
-    return _meant("collective", text, squeezed, _COLLECTIVES)
+    names = {key: name for key, name in _COLLECTIVES.items() if name in known}
+    return _meant("collective", text, squeezed, names)
 
 
 def dtype_name(text: str) -> str:

@@ -67,7 +67,9 @@ def plot(rows: Sequence[Row], path: Path, *, subtitle: str) -> None:
     first = rows[0]
     kind = " ".join(str(first[key]) for key in ("dtype", "op") if first[key] is not None)
     ranks = max(row["world_size"] for row in rows)
-    title = f"{first['collective']} {kind}".strip() + f", {ranks} ranks: latency of one call"
+    size = f", {size_text(first['bytes'])} bytes" if first["bytes"] and not has_sizes else ""
+    title = f"{first['collective']} {kind}".strip()
+    title += f"{size}, {ranks} rank{'s' if ranks > 1 else ''}: latency of one call"
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=24)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
     if has_sizes:
@@ -289,7 +291,6 @@ def _direct_labels(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     bars = [(label, colour, times[0]) for label, colour, _, times in series(rows)]
     skewed = {label: times[0] for label, _, _, times in _skewed_series(rows)}
-    floor = rows[0]["floor_us"]
     places = range(len(bars))
     axes.barh(
         places,
@@ -305,20 +306,23 @@ def _bars(axes: Axes, rows: Sequence[Row]) -> None:
             textcoords="offset points",
             va="center",
         )
-    if floor:
-        axes.axvline(floor, color="#888888", linestyle="--", linewidth=1.4)
-        axes.annotate(
-            f"floor {floor:.2f} us",
-            (floor, -0.5),
-            xytext=(4, 0),
-            textcoords="offset points",
-            color="#777777",
-            va="center",
-        )
     axes.set_yticks(places, [label for label, *_ in bars])
     axes.invert_yaxis()
     axes.set_xlabel("microseconds per call, slowest rank")
-    axes.margins(x=0.12)
+    axes.margins(x=0.12, y=0.15)
+    # An exchange within one GPU has another floor than one among all GPUs.
+    for floor_us in sorted({row["floor_us"] for row in rows if row["floor_us"]}):
+        axes.axvline(floor_us, color="#888888", linestyle="--", linewidth=1.4)
+        axes.annotate(
+            f"floor {floor_us:.2f} us",
+            (floor_us, 0.01),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=9,
+            color="#777777",
+            va="bottom",
+        )
 
 
 if __name__ == "__main__":

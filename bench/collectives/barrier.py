@@ -72,5 +72,5 @@ COLLECTIVE = Collective(
         of_barriers("barrier_direct", f"RankBarrier<{ORDERS[order]}, {{world_size}}>", order)
         for order in ORDERS
     ),
-    on_gpus=OnGpus(order=1, outside="all", inside="all", sizes=()),
+    on_gpus=OnGpus(order=1, outside="all", inside="all", sizes=(), sizes_inside=()),
 )

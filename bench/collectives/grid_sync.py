@@ -22,5 +22,5 @@ COLLECTIVE = Collective(
         of_barriers("grid_sync", f"GridSync<{ORDERS[order]}>", order, is_within=True)
         for order in ORDERS
     ),
-    on_gpus=OnGpus(order=2),
+    on_gpus=OnGpus(order=2, sizes=(), sizes_inside=()),
 )

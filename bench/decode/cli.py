@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kccl
 from kccl.engine import Checkpoint, Engine, open_checkpoint
@@ -20,19 +20,26 @@ from kccl.engine.models import find_model
 from kccl.engine.monokernel.variant import Variant
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
-from ..harness.document import document
+from ..harness.document import Document, document
+from ..harness.interrupts import Interrupts
 from ..harness.measure import REPEATS
-from ..harness.outputs import write_csv
+from ..harness.outputs import silence, try_file, try_stdout, write, write_csv
 from ..harness.progress import progress
-from ..harness.report import console
+from ..harness.report import console, say
+from ..names import dtype_name
 from . import perfetto, picture
-from .measure import Request, Result, measure
-from .report import COLUMNS, is_ablated, print_rows
+from .measure import measure
+from .report import COLUMNS, Screen, is_ablated
+from .request import Request, Result
 from .timeline import print_summary, summary_of
 from .tokens import LENGTH
 from .variants import print_variants, variants_of
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _POSITIONS = (128, 1024, 4000)
+_TRACED_TOKENS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure other engines on the same weights",
     )
     parser.add_argument(
-        "-d", "--dtype", choices=DTYPES, help="of the weights (as stored; on the host bfloat16)"
+        "-d",
+        "--dtype",
+        type=dtype_name,
+        choices=DTYPES,
+        help="of the weights (as stored; on the host bfloat16)",
     )
     parser.add_argument(
         "--trace",
@@ -83,7 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write what each block does, for ui.perfetto.dev, and beside it a picture (.png)",
     )
     parser.add_argument(
-        "--traced-tokens", type=int, default=4, metavar="N", help="at the first position (4)"
+        "--traced-tokens",
+        type=int,
+        metavar="N",
+        help=f"of --trace, at the first position ({_TRACED_TOKENS})",
     )
     parser.add_argument(
         "--ablate",
@@ -139,32 +153,86 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
             out.print(f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
-            with progress(engine.rank == 0, 2 + len(request.positions), out) as show:
-                result = measure(engine, request, show)
-            is_right = bool(engine.of_rank_0(result.is_right))
-            world_size = engine.world_size
-            is_first = engine.rank == 0
-            facts = {"peers": result.versions, "notes": result.notes} | result.facts
-            facts |= {"timelines": [asdict(summary_of(each)) for each in result.timelines]}
-    if is_first:
-        made = document(result.rows, world_size, facts, command)
-        print_rows(out, result.rows)
-        ablated = [row for row in result.rows if is_ablated(row)]
-        if ablated:
-            print_variants(out, ablated)
-        if result.timelines:
-            print_summary(out, result.timelines, result.stream_bytes_per_s)
-            for line in _write_timelines(args.trace, request, result, made["commit"]):
-                out.print(f"# {line}", soft_wrap=True)
-        if args.backend == "sim":
-            out.print("# simulated GPUs: no time here measures a machine")
-        for note in result.notes:
-            out.print(f"# {note}", soft_wrap=True)
-        if args.csv:
-            write_csv(result.rows, COLUMNS, args.csv)
-        if args.json:
-            print(json.dumps(made), flush=True)
+            result, screen = Result(), Screen(out)
+
+            def finish(ended: str | None) -> None:
+                facts = {"peers": result.versions, "notes": result.notes} | result.facts
+                facts |= {"timelines": [asdict(summary_of(each)) for each in result.timelines]}
+                made = document(result.rows, engine.world_size, facts, command)
+                if ended:
+                    made["interrupted"] = ended
+                _finish(out, args, request, result, screen, made)
+
+            with Interrupts() as interrupts:
+                try:
+                    try:
+                        with progress(engine.rank == 0, 2 + len(request.positions), out) as show:
+                            measure(engine, request, show, result, screen.add)
+                    finally:
+                        interrupts.hold()
+                except BaseException as error:
+                    if engine.rank == 0:
+                        if isinstance(error, OSError) and not isinstance(error, kccl.Error):
+                            silence(out.file)
+                        finish(_ended(error, interrupts, result, request))
+                    if interrupts.number is not None:
+                        raise KeyboardInterrupt from None
+                    raise
+                is_right = bool(engine.of_rank_0(result.is_right))
+                if engine.rank == 0:
+                    finish(None)
     return int(not is_right)
+
+
+def _ended(error: BaseException, interrupts: Interrupts, result: Result, request: Request) -> str:
+    """Why and when a run ended early."""
+    done = len({row["position"] for row in result.rows})
+    is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
+    why = "interrupted" if is_interrupt else f"interrupted by {type(error).__name__}"
+    return f"{why} after {done} of {len(request.positions)} positions"
+
+
+def _finish(
+    out: Console,
+    args: argparse.Namespace,
+    request: Request,
+    result: Result,
+    screen: Screen,
+    made: Document,
+) -> None:
+    """Prints the end of the table and writes the files.
+
+    Raises:
+        kccl.Error: A file cannot be written. The others have been.
+    """
+    failures: list[str] = []
+    screen.end(result.rows)
+    ablated = [row for row in result.rows if is_ablated(row)]
+    if ablated:
+        print_variants(out, ablated)
+    if result.timelines:
+        print_summary(out, result.timelines, result.stream_bytes_per_s)
+        try:
+            for line in _write_timelines(args.trace, request, result, made["commit"]):
+                say(out, f"# {line}")
+        except OSError as error:
+            failures.append(f"{args.trace} could not be written: {error.strerror or error}")
+    if args.backend == "sim":
+        say(out, "# simulated GPUs: no time here measures a machine")
+    for note in result.notes:
+        say(out, f"# {note}")
+    if "interrupted" in made:
+        say(out, f"# {made['interrupted']}")
+    if args.csv:
+        write(args.csv, lambda path: write_csv(result.rows, COLUMNS, path), failures)
+    if args.json:
+        try:
+            print(json.dumps(made), flush=True)
+        except OSError as error:
+            silence(sys.stdout)
+            failures.append(f"stdout cannot be written: {error.strerror or error}")
+    if failures:
+        raise kccl.Error("; ".join(failures))
 
 
 def _write_timelines(path: Path, request: Request, result: Result, commit: str) -> Iterator[str]:
@@ -223,14 +291,27 @@ def _positions(args: argparse.Namespace, config: ModelConfig) -> list[int]:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raises InvalidArgument, before a long run, for a file that could not be written after it."""
-    for option, path in (("--csv", args.csv), ("--trace", args.trace)):
-        folder = None if path is None else Path(path).resolve().parent
-        if folder is not None and not os.access(folder, os.W_OK):
-            raise kccl.InvalidArgument(f"{option} {path}: {folder} is not a writable folder")
+    try:
+        if args.csv is not None:
+            try_file("--csv", args.csv)
+        if args.trace is not None:
+            try_file("--trace", args.trace)
+            if args.trace.suffix == ".png":
+                raise ValueError(f"--trace {args.trace} is the name of its picture: name a .json")
+        try_stdout()
+    except ValueError as error:
+        raise kccl.InvalidArgument(str(error)) from error
+    except OSError as error:
+        silence(sys.stdout)
+        raise kccl.Error(f"stdout cannot be written: {error.strerror or error}") from error
 
 
 def _check_kernel(args: argparse.Namespace, variants: Sequence[Variant]) -> None:
     """Raises InvalidArgument if the backend cannot do what is asked of the kernel."""
+    if args.traced_tokens is not None and args.trace is None:
+        raise kccl.InvalidArgument("--traced-tokens says how long --trace is: add --trace F")
+    if args.traced_tokens is None:
+        args.traced_tokens = _TRACED_TOKENS
     if args.traced_tokens < 1:
         raise kccl.InvalidArgument(f"--traced-tokens is {args.traced_tokens}, must be at least 1")
     for option, is_given in (("--trace", args.trace), ("--ablate", variants)):

@@ -10,30 +10,22 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from kccl.engine import Engine
-from kccl.engine.checkpoint import Checkpoint
-from kccl.engine.monokernel.trace import Timeline
-from kccl.engine.monokernel.variant import Variant
 
 from ..harness.measure import Row
 from .gpu import gpu_facts
 from .opened import OpenedPeers
 from .peer import Peer
 from .report import COLUMNS
+from .request import FIRST_TOKEN_PROMPT, MOST_TOKENS, Request, Result
 from .runs import Runs
 from .tokens import LENGTH, Expected, Oracle, Verdict, num_parts, token_hash
 from .variants import time_variants
-
-MOST_TOKENS = 64
-"""Most new tokens of a run whose number is chosen by time."""
-FIRST_TOKEN_PROMPT = 512
-"""Tokens of the prompt whose first token is timed, if the context has room for them."""
 
 _LEAST_TOKENS = 4
 # What a run should take.
@@ -45,80 +37,35 @@ _FIRST_TOKEN_RUNS, _FIRST_TOKEN_S = 7, 5.0
 _SEED = 1
 
 Show = Callable[[str], None]
+Tell = Callable[[Sequence[Row]], None]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to measure.
+def measure(engine: Engine, request: Request, show: Show, result: Result, tell: Tell) -> None:
+    """Measures an engine that has opened the request's model, and its peers. Collective.
 
-    Attributes:
-        checkpoint: The model.
-        name: As rows name it.
-        positions: Ascending.
-        new_tokens: Of a run; None: as many as take most of a second.
-        repeats: Runs at each position.
-        ranks: As Engine's.
-        has_baselines: Whether peers are measured, too.
-        variants: Kernels that are timed beside the whole one.
-        traced_tokens: How many are traced, at the first position; 0: none.
+    Args:
+        engine, request, show: What is measured, and where it says what it does.
+        result: Grows with each position whose tokens have been checked.
+        tell: Called with the rows of a position when they have been checked; on rank 0.
     """
-
-    checkpoint: Checkpoint
-    name: str
-    positions: Sequence[int]
-    new_tokens: int | None
-    repeats: int
-    ranks: int | None
-    has_baselines: bool
-    variants: Sequence[Variant] = ()
-    traced_tokens: int = 0
-
-    @property
-    def context(self) -> int:
-        """Tokens to make room for."""
-        # Behind the last new token there is one that ends the last interval.
-        longest = max(self.positions) + max(self.new_tokens or MOST_TOKENS, self.traced_tokens + 1)
-        longest += 1
-        longest = max(longest, FIRST_TOKEN_PROMPT + 2, 2 * LENGTH)
-        return min(longest, self.checkpoint.config.context)
-
-
-@dataclass
-class Result:
-    """What was measured.
-
-    Attributes:
-        rows: Empty on all ranks but 0.
-        notes: A sentence for each check, and for each peer without rows.
-        versions: Of the peers.
-        is_right: Whether all of KCCL's tokens were right.
-        facts: Of the GPUs.
-        timelines: Of the ranks, if tokens are traced.
-        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
-            None: simulated.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
-    is_right: bool = True
-    facts: dict[str, Any] = field(default_factory=dict)
-    timelines: list[Timeline] = field(default_factory=list)
-    stream_bytes_per_s: float | None = None
-
-
-def measure(engine: Engine, request: Request, show: Show) -> Result:
-    """Measures an engine that has opened the request's model, and its peers. Collective."""
     with ExitStack() as ends:
-        return _Measurement(engine, request, show, ends).run()
+        _Measurement(engine, request, show, ends, result, tell).run()
 
 
 class _Measurement:
-    def __init__(self, engine: Engine, request: Request, show: Show, ends: ExitStack) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        show: Show,
+        ends: ExitStack,
+        result: Result,
+        tell: Tell,
+    ) -> None:
         self._engine, self._request, self._show = engine, request, show
+        self._result, self._tell = result, tell
         self._config = request.checkpoint.config
         self._is_first = engine.rank == 0
-        self._result = Result()
         longest = max(engine.context, *request.positions)
         ids = np.random.default_rng(_SEED).integers(self._config.vocab_size, size=longest)
         self._ids: list[int] = ids.tolist()
@@ -132,7 +79,7 @@ class _Measurement:
         self._first_token_s: dict[str, float] = {}
         self._oracle: Oracle | None = None
 
-    def run(self) -> Result:
+    def run(self) -> None:
         request = self._request
         self._show("the check against the reference")
         answer, known = self._check()
@@ -150,6 +97,7 @@ class _Measurement:
             self._first_token_s[peer.library] = self._time_first_token_of(peer)
         for peer in self._peers:
             peer.reset()
+        self._result.facts = gpu_facts(self._engine)
         done = 0
         measured: dict[int, dict[str, Runs]] = {}
         ablated: dict[int, list[Row]] = {}
@@ -166,6 +114,8 @@ class _Measurement:
                 ablated[position] = time_variants(self._engine, prompt, num, *turns)
             for peer in self._peers:
                 peer.rewind()
+            if not request.has_baselines:
+                self._judge(self._oracle, position, measured[position], ablated.get(position, []))
         if request.traced_tokens:
             self._show("the timeline")
             prompt = self._ids[: request.positions[0]]
@@ -176,17 +126,27 @@ class _Measurement:
         self._result.facts = gpu_facts(self._engine)
         self._ends.close()
         gc.collect()
-        self._show("the check of the timed tokens")
-        oracle = self._oracle or self._open_oracle()
-        for position, runs in measured.items():
-            prompt, answer = self._ids[:position], runs["kccl"].tokens[0]
-            without_overlap = self._without_overlap(prompt, len(answer))
-            verdict = self._compare(oracle, prompt, answer)
-            if self._is_first:
-                self._result.notes.append(f"kccl at position {position}: {verdict}")
-                self._add_rows(position, runs, verdict, without_overlap)
-                self._add_ablated(ablated.get(position, []))
-        return self._result
+        if request.has_baselines:
+            # Only now is there memory for the reference's weights, where the peers' were.
+            self._show("the check of the timed tokens")
+            oracle = self._open_oracle()
+            for position, runs in measured.items():
+                self._judge(oracle, position, runs, ablated.get(position, []))
+
+    def _judge(
+        self, oracle: Oracle | None, position: int, runs: dict[str, Runs], ablated: list[Row]
+    ) -> None:
+        """Checks the tokens of a position, and adds its rows."""
+        prompt, answer = self._ids[:position], runs["kccl"].tokens[0]
+        without_overlap = self._without_overlap(prompt, len(answer))
+        verdict = self._compare(oracle, prompt, answer)
+        if not self._is_first:
+            return
+        self._result.notes.append(f"kccl at position {position}: {verdict}")
+        done = len(self._result.rows)
+        self._add_rows(position, runs, verdict, without_overlap)
+        self._add_ablated(ablated)
+        self._tell(self._result.rows[done:])
 
     # ---- tokens ----------------------------------------------------------------------------------
 

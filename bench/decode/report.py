@@ -54,28 +54,42 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
     return found
 
 
-def print_rows(out: Console, rows: Sequence[Row]) -> None:
-    """Prints one line for each library and position; none of a kernel that left something out."""
-    rows = [row for row in rows if not is_ablated(row)]
-    if not rows:
-        return
-    table = Table(_TABLE, out.width)
-    for line in ("", *table.heading()):
-        out.print(line, soft_wrap=True)
-    ours = {row["position"]: row for row in rows if row["library"] == "kccl"}
-    for row in rows:
-        style = None if row["tokens_match"] else "bold red"
-        for line in table.lines(_cells(row, ours[row["position"]])):
-            out.print(line, style=style, soft_wrap=True)
-    say(out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's")
-    reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
-    say(
-        out,
-        "# bound: weights, keys and values of a token at the speed at which the same threads\n"
-        f"#        read the weights, in this run: {', '.join(reads)} GB/s, median before the runs",
-    )
-    length = rows[0]["prompt_tokens"]
-    say(out, f"# 1st token: of a prompt of {length} tokens, also as a multiple of a decode step")
+class Screen:
+    """The table of a run: a line for each library and position, none of a kernel that left
+    something out.
+    """
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._table: Table | None = None
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Prints the rows of one position."""
+        if self._table is None:
+            self._table = Table(_TABLE, self._out.width)
+            for line in ("", *self._table.heading()):
+                self._out.print(line, soft_wrap=True)
+        mine = next(row for row in rows if row["library"] == "kccl" and not is_ablated(row))
+        for row in rows:
+            if not is_ablated(row):
+                style = None if row["tokens_match"] else "bold red"
+                for line in self._table.lines(_cells(row, mine)):
+                    self._out.print(line, style=style, soft_wrap=True)
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Prints what the columns mean, if there are rows."""
+        if not rows:
+            return
+        out = self._out
+        say(out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's")
+        reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
+        say(
+            out,
+            "# bound: weights, keys and values of a token at the speed at which the same\n"
+            f"#        threads read the weights, in this run: {', '.join(reads)} GB/s",
+        )
+        length = next(row["prompt_tokens"] for row in rows if not is_ablated(row))
+        say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
 
 
 _TABLE = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
@@ -31,10 +33,15 @@ def console(file: IO[str] | None = None) -> Console:
     """A console as wide as its terminal."""
     from rich.console import Console
 
-    found = Console(file=file, highlight=False, markup=False)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # Not an exit, as rich has it: what was measured has yet to be written.
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    found = Plain(file=file, highlight=False, markup=False)
     if not found.is_terminal:
         width = shutil.get_terminal_size((WIDTH, 24)).columns
-        found = Console(file=file, highlight=False, markup=False, width=width)
+        found = Plain(file=file, highlight=False, markup=False, width=width)
     return found
 
 
@@ -219,7 +226,7 @@ def _explain(out: Console, rows: Sequence[Row], *, has_peers: bool) -> None:
     if has_peers:
         say(out, f"# ratio: {ratio}")
     if any(row["floor_us"] is not None for row in rows):
-        say(out, f"# floor: {_FLOOR[_side(rows)]}; the least so far")
+        say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
     say(out, "# --verbose prints every library, algorithm and mode")
 
 
@@ -232,7 +239,7 @@ def legend(out: Console, rows: Sequence[Row]) -> None:
         "# min, avg, max: of the ranks' medians; algbw, busbw: in GB/s, the rest in us",
     )
     if any(row["floor_us"] is not None for row in rows):
-        say(out, f"# floor: {_FLOOR[_side(rows)]}; the least so far")
+        say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
     say(out, further)
 
 
@@ -259,7 +266,7 @@ _SUMMARY = {
     ),
 }
 _FLOOR = {
-    "host": "one-way latency of a cache line + one copy of the message",
+    "host": "one-way latency of a cache line + a copy of the message",
     "gpus": "one-way latency of a word between the memories of two GPUs (no copy)",
     "kernels": "one-way latency of a word between GPUs (within a GPU: between blocks)",
 }

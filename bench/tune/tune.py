@@ -187,6 +187,17 @@ def main(argv: list[str] | None = None) -> int:
         before = read(args.out)
     except ValueError as error:
         parser.error(str(error))
+    try:
+        return _run(args, sizes, before)
+    except KeyboardInterrupt:
+        return 130
+    except kccl.Error as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace, sizes: Sequence[int], before: dict[str, Any] | None) -> int:
+    """Tunes, and writes what is complete when that ends; rank 0 only."""
     comm: Any = kccl.init(backend=args.backend)
     if args.dtype is None:
         args.dtype = "float32" if args.backend == "host" else "bfloat16"
@@ -197,9 +208,9 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             interrupts.hold()
             if comm.rank == 0:
-                if len({entry["collective"] for entry in entries}) < len(args.collectives):
-                    done = ", ".join(dict.fromkeys(each["collective"] for each in entries))
-                    print(f"# interrupted: complete are {done or 'none'}", file=sys.stderr)
+                done = dict.fromkeys(each["collective"] for each in entries)
+                if len(done) < len({*args.collectives}):
+                    print(f"# interrupted; complete: {', '.join(done) or 'none'}", file=sys.stderr)
                 tuning = updated(before, comm.backend, comm.world_size, entries)
                 if args.out and entries:
                     args.out.write_text(json.dumps(tuning, indent=2) + "\n", "utf-8")

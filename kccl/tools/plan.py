@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from functools import partial
 
 from ..base import abi, arguments, dtypes, env
 from ..base.errors import InvalidArgument
+from ..bench import names
 from ..bench.harness.collective import parse_size
 from ..plan import choice, specs, tuning
 from .screen import fitted
@@ -12,9 +14,17 @@ from .screen import fitted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("collective", help="one of kccl bench's, as in all_reduce")
+    planned = sorted({spec.collective for spec in specs.SPECS})
+    parser.add_argument(
+        "collective",
+        type=partial(names.collective_name, among=planned),
+        metavar="collective",
+        help=", ".join(planned),
+    )
     parser.add_argument("--bytes", default="0", metavar="SIZE", help="message size, as in 8K (0)")
-    parser.add_argument("--dtype", default="float32", help="element type (float32)")
+    parser.add_argument(
+        "--dtype", type=names.dtype_name, default="float32", help="element type (float32)"
+    )
     parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (2)")
     parser.add_argument(
         "--backend", choices=specs.EVERYWHERE, default="host", help="where they run (host)"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from decode_bench import FAST, bench, document_of
 
+import kccl
 from kccl.bench import compare
 from kccl.bench.decode import report, tokens, variants
 from kccl.bench.decode.gpu import states
@@ -184,7 +185,10 @@ def test_a_token_counts_where_the_reference_is_sure() -> None:
         (("--random-weights", "tiny-llama", "--positions", "123"), "must be from 1 to 122"),
         (("--random-weights", "tiny-llama", "--repeats", "0"), "--repeats is 0"),
         (("--random-weights", "tiny-llama", "--new-tokens", "0"), "--new-tokens is 0"),
-        (("--random-weights", "tiny-llama", "--csv", "/nowhere/x"), "not a writable folder"),
+        (
+            ("--random-weights", "tiny-llama", "--csv", "/nowhere/x"),
+            "cannot be written: No such file",
+        ),
         (("--backend", "sim", "--baselines"), "no other engine runs on simulated GPUs"),
     ],
 )
@@ -264,3 +268,54 @@ def test_the_state_is_that_of_the_gpus_in_use() -> None:
     assert [each["clocks.sm"] for each in found] == ["346 MHz", "345 MHz"]
     assert found[0]["temperature.gpu"] == "36"
     assert states(lines[0], uuids[1:]) == "nvidia-smi lists none of the GPUs"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("--csv", "folder"), "--csv folder is a folder: name a file"),
+        (("--csv", "/dev/full"), "--csv /dev/full cannot be written: No space left"),
+        (("--backend", "sim", "--trace", "folder"), "--trace folder is a folder"),
+        (("--backend", "sim", "--trace", "x.png"), "x.png is the name of its picture"),
+        (("--traced-tokens", "2"), "--traced-tokens says how long --trace is: add --trace F"),
+    ],
+)
+def test_files_and_flags_are_refused_before_anything_is_measured(
+    argv: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert bench("--random-weights", "tiny-llama", *argv) == 2
+    err = capsys.readouterr().err
+    assert reason in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), kccl.BackendError("it broke")])
+def test_positions_that_were_measured_outlive_what_ends_a_run(
+    error: BaseException,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    timed = Engine.timed
+
+    def failing(self: Engine, prompt: Any, max_tokens: int) -> Any:
+        if len(prompt) == 30:
+            raise error
+        return timed(self, prompt, max_tokens)
+
+    monkeypatch.setattr(Engine, "timed", failing)
+    table = tmp_path / "rows.csv"
+    argv = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
+    code = bench(*argv, "--csv", str(table))
+    assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
+    printed = capsys.readouterr()
+    made = document_of(printed.out)
+    assert [row["position"] for row in made["rows"]] == [16]
+    assert made["rows"][0]["tokens_match"] and made["rows"][0]["tok_s"] > 0
+    assert "after 1 of 2 positions" in made["interrupted"] and made["interrupted"] in printed.err
+    assert len(table.read_text("utf-8").splitlines()) == 2

@@ -26,6 +26,7 @@ from kccl.bench import cli
 from kccl.bench.harness import collective, document, measure
 from kccl.bench.peers import mpi, second_job
 from kccl.bench.tune import choice, tune
+from kccl.tools import cli as commands
 
 # What is written
 
@@ -142,6 +143,16 @@ def test_a_name_that_nothing_has_gets_the_nearest(
     with pytest.raises(SystemExit):
         parse(*argv)
     assert question in capsys.readouterr().err
+
+
+def test_plan_takes_the_same_names_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["plan", "bcast", "--bytes", "8", "--dtype", "fp32"]) == 0
+    assert capsys.readouterr().out.startswith("broadcast of 8 bytes float32")
+    for name, rest in (("exchange", ""), ("al_reduce", "Did you mean all_reduce?")):
+        assert commands.main(["plan", name]) == 2
+        said = capsys.readouterr().err
+        assert "known are all_gather, all_reduce, barrier, broadcast, reduce_scatter" in said
+        assert rest in said and "exchange," not in said
 
 
 @pytest.mark.usefixtures("probes")

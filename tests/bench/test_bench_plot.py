@@ -80,3 +80,24 @@ def test_one_picture_is_of_one_document(tmp_path):
     with pytest.raises(SystemExit) as end:
         plot.main(["a.json", "b.json", "--out", str(tmp_path / "picture.png")])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_picture_of_one_size_names_the_size_and_its_floor(count, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.append(self))
+    modes = ("host", "eager", "graph")[:count]
+    rows = [row(mode=mode, bytes=65536, time_us=2.0, floor_us=0.75) for mode in modes]
+    plot.plot(rows, Path("unused.png"), subtitle="some CPU")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    assert axes.get_title(loc="left").startswith("all_reduce float32 sum, 64K bytes, 2 ranks")
+    (label,) = (text for text in axes.texts if text.get_text() == "floor 0.75 us")
+    # Matplotlib leaves out what lies outside of the axes, without a word.
+    figure.draw_without_rendering()
+    box, inside = label.get_window_extent(), axes.get_window_extent()
+    assert inside.y0 <= box.y0 and box.y1 <= inside.y1
+    bars = [bar.get_window_extent() for bar in axes.patches]
+    assert not any(box.overlaps(bar) for bar in bars)

@@ -197,7 +197,7 @@ def test_the_command_in_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixt
         (("--ablate", "weights"), "--ablate needs --backend cuda, hip or sim"),
         (("--trace", "t.json"), "--trace needs --backend cuda, hip or sim"),
         (("--backend", "sim", "--ablate", "exchanges"), "has races"),
-        (("--backend", "sim", "--trace", "/nowhere/t.json"), "not a writable folder"),
+        (("--backend", "sim", "--trace", "/nowhere/t.json"), "cannot be written: No such file"),
         (("--backend", "sim", "--trace", "t.json", "--traced-tokens", "0"), "--traced-tokens is 0"),
         (
             ("--backend", "sim", "--trace", "t.json", "--positions", "60"),

@@ -1,0 +1,79 @@
+"""What a measurement of decoding is asked for, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kccl.engine.checkpoint import Checkpoint
+from kccl.engine.monokernel.trace import Timeline
+from kccl.engine.monokernel.variant import Variant
+
+from ..harness.measure import Row
+from .tokens import LENGTH
+
+MOST_TOKENS = 64
+"""Most new tokens of a run whose number is chosen by time."""
+FIRST_TOKEN_PROMPT = 512
+"""Tokens of the prompt whose first token is timed, if the context has room for them."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        checkpoint: The model.
+        name: As rows name it.
+        positions: Ascending.
+        new_tokens: Of a run; None: as many as take most of a second.
+        repeats: Runs at each position.
+        ranks: As Engine's.
+        has_baselines: Whether peers are measured, too.
+        variants: Kernels that are timed beside the whole one.
+        traced_tokens: How many are traced, at the first position; 0: none.
+    """
+
+    checkpoint: Checkpoint
+    name: str
+    positions: Sequence[int]
+    new_tokens: int | None
+    repeats: int
+    ranks: int | None
+    has_baselines: bool
+    variants: Sequence[Variant] = ()
+    traced_tokens: int = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens to make room for."""
+        # Behind the last new token there is one that ends the last interval.
+        longest = max(self.positions) + max(self.new_tokens or MOST_TOKENS, self.traced_tokens + 1)
+        longest += 1
+        longest = max(longest, FIRST_TOKEN_PROMPT + 2, 2 * LENGTH)
+        return min(longest, self.checkpoint.config.context)
+
+
+@dataclass
+class Result:
+    """What was measured.
+
+    Attributes:
+        rows: Empty on all ranks but 0.
+        notes: A sentence for each check, and for each peer without rows.
+        versions: Of the peers.
+        is_right: Whether all of KCCL's tokens were right.
+        facts: Of the GPUs.
+        timelines: Of the ranks, if tokens are traced.
+        stream_bytes_per_s: What all ranks stream when they do nothing else: median of the runs;
+            None: simulated.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    is_right: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+    timelines: list[Timeline] = field(default_factory=list)
+    stream_bytes_per_s: float | None = None
