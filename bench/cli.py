@@ -353,8 +353,7 @@ def _print_head(
     out: Console, args: argparse.Namespace, collective: Collective, comm: kccl.Communicator
 ) -> None:
     ranks = "1 rank" if comm.world_size == 1 else f"{comm.world_size} ranks"
-    form = ", in place" if args.in_place else ", out of place"
-    form = form if collective.has_out else ""
+    form = (", in place" if args.in_place else ", out of place") if collective.has_out else ""
     form = ", inside kernels" if args.in_kernel else form
     kind = f", {args.dtype}" if collective.has_data else ""
     kind += f" {args.op}" if collective.has_op else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def _check(
     wrong = 0
     for turn in range(_SLOTS):
         buffers.load(make_input(problem, rank, seed + turn))
-        wrong += count_wrong(call(), make_input(problem, partner, seed + turn))
+        wrong += count_wrong(cast(Array, call()), make_input(problem, partner, seed + turn))
         # Before the array changes: MPI's fence lets a rank go on before its partner has read.
         gather(None)
     return wrong
@@ -58,7 +58,7 @@ def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
     turns = cycle(list(zip(puts, slots, strict=True)))
     signal, wait = comm.signal.prepare(partner), comm.wait.prepare(peer=partner)
 
-    def exchange() -> Array:
+    def exchange() -> object:
         put, slot = next(turns)
         put()
         signal()
@@ -77,7 +77,7 @@ def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
     x, put, signal, wait = buffers.x, comm.put, comm.signal, comm.wait
     turns = cycle([(slot * problem.nbytes, slots[slot]) for slot in range(_SLOTS)])
 
-    def exchange() -> Array:
+    def exchange() -> object:
         offset, slot = next(turns)
         put(x, partner, window, offset)
         signal(partner)
@@ -91,7 +91,7 @@ def _sendrecv(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     partner = _partner(comm.rank, comm.size)
     x, found = buffers.x, np.zeros_like(buffers.x)
 
-    def exchange() -> Array:
+    def exchange() -> object:
         comm.Sendrecv(x, partner, 0, found, partner, 0)
         return found
 
@@ -108,7 +108,7 @@ def _put_fence(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
     turns = cycle(list(enumerate(slots)))
     window.Fence()
 
-    def exchange() -> Array:
+    def exchange() -> object:
         slot, found = next(turns)
         window.Put(x, partner, slot)
         window.Fence()

@@ -27,7 +27,8 @@
 //   load_plain / store_plain    no order: for memory that a signal already hands over
 //   load_streamed               the same, of 8 or 16 bytes of global memory that are read once
 //   load_words / store_words    the same for a struct of 16 bytes, as two words
-//   read_peer                   a plain copy from another process's own memory; 0 or errno. CPUs only
+//   read_peer                   a plain copy from another process's own memory: 0, or errno. CPUs
+//                               only
 //   may_read_peer               whether that process may be read now
 //   overwrite                   a copy over lines that a peer has read
 //   copy                        the share of thread `index` of `size` in a plain copy

@@ -1,8 +1,8 @@
-// Whether the ranks make the same call, for the calls of CPUs that pull. Each rank describes its call
-// beside the flag word "written", in the same line. So the comparison costs no further line.
+// Whether the ranks make the same call, for the calls of CPUs that pull. Each rank describes its
+// call beside the flag word "written", in the same line. So the comparison costs no further line.
 //
-// There is a description for each parity, because a rank may say "written" in the next call before a
-// peer has read what it said in this one. In the call after that it knows that the peer has.
+// There is a description for each parity, because a rank may say "written" in the next call before
+// a peer has read what it said in this one. In the call after that it knows that the peer has.
 #pragma once
 
 #include "channel.cuh"
@@ -64,8 +64,8 @@ KCCL_DEVICE_COLD Status refuse_call(Channel<Coop, WORLD_SIZE>& channel, int sour
     return channel.leave(true);
 }
 
-// Awaits "written" of the ranks [first, last), and compares their calls with this one. Called by all
-// threads of the coop; all get the same status.
+// Awaits "written" of the ranks [first, last), and compares their calls with this one. Called by
+// all threads of the coop; all get the same status.
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status await_written(Channel<Coop, WORLD_SIZE>& channel, uint64_t bytes_per_count,
                                  int first, int last) {

@@ -15,9 +15,9 @@
 
 namespace kccl::host {
 
-// While one lives, its thread rounds to nearest, keeps denormals and traps nothing. Where that is so
-// already, it costs one read of the control word, some 5 ns. So a call makes one while its packets
-// are under way.
+// While one lives, its thread rounds to nearest, keeps denormals and traps nothing. Where that is
+// so already, it costs one read of the control word, some 5 ns. So a call makes one while its
+// packets are under way.
 class DefaultFloats {
   public:
     KCCL_ALWAYS_INLINE DefaultFloats() : before_(read()) {
