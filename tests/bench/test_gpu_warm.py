@@ -19,7 +19,7 @@ def test_it_is_what_the_benches_compile():
     found = {(str(source), *names) for source, names, _ in gpu_warm.modules([1, 4])}
     assert (kernels.SOURCE, *kernels.NAMES) in found
     for world_size in (1, 4):
-        for collective in map(load, NAMES):
+        for collective in filter(lambda each: each.forms, map(load, NAMES)):
             (given, *_) = collective.problems(
                 [64],
                 dtype="bfloat16",

@@ -100,12 +100,12 @@ def _build_and_run(
 
 
 def _plant_a_race(csrc: Path) -> None:
-    """Lets one kernel say "written" without ordering what it wrote."""
-    kernel = csrc / "include" / "kccl" / "kernels" / "all_reduce_one_shot_pull_simple.cuh"
+    """Lets kernels that pull say "written" without ordering what they wrote."""
+    header = csrc / "include" / "kccl" / "same_call.cuh"
     right, wrong = (
         f"arrive<mem::Order::{order}>(kKcclFlagWritten" for order in ("kRelease", "kRelaxed")
     )
-    kernel.write_text(replace_once(kernel.read_text(), right, wrong, kernel.name))
+    header.write_text(replace_once(header.read_text(), right, wrong, header.name))
 
 
 @pytest.fixture(scope="module")
@@ -143,4 +143,4 @@ def test_a_planted_race_is_found(runs):
     run = runs["planted"].result()
     assert run.returncode != 0
     assert "ThreadSanitizer: data race" in run.stderr
-    assert "all_reduce_one_shot_pull_simple.cuh" in run.stderr
+    assert "_simple.cuh" in run.stderr

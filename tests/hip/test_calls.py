@@ -94,6 +94,27 @@ def test_one_sided_calls(amd):
     assert kccl.run_threads(main, 2, backend="hip") == [{2}, {1}]
 
 
+def test_prepared_one_sided_calls(amd):
+    def main(comm):
+        window, ordinal = comm.window(4096), ordinal_of(comm)
+        peer = 1 - comm.rank
+        x, back = (to_gpu(np.full(16, each, np.int32), ordinal) for each in (comm.rank + 1, 0))
+        put, get = comm.put.prepare(x, peer, window, 64), comm.get.prepare(back, peer, window, 64)
+        signal, wait = comm.signal.prepare(peer, 3), comm.wait.prepare(3, peer=peer)
+        for _ in range(3):
+            put()
+            signal()
+            wait()
+        assert get() is back and put.plan.name == "put"
+        comm.check()
+        mine = from_gpu(window.array((32,), kccl.int32))
+        comm.barrier()
+        comm.check()
+        return set(mine[16:].tolist()), set(from_gpu(back).tolist())
+
+    assert kccl.run_threads(main, 2, backend="hip") == [({2}, {1}), ({1}, {2})]
+
+
 def test_a_rank_that_does_not_come_is_named_and_reset_recovers(amd):
     def main(comm):
         ordinal = ordinal_of(comm)
