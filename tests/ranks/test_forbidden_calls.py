@@ -14,6 +14,7 @@ from ranks import LAUNCHER, PRELUDE, environment, eventually, facts
 from kccl.backends.watch import Watcher
 from kccl.ranks import bootstrap, processes
 from kccl.ranks.mesh import Mesh
+from kccl.tools.checks.host import process_ends
 
 FORBIDDEN = Path(__file__).parents[1] / "support" / "forbidden.py"
 
@@ -81,6 +82,12 @@ except kccl.PeerLost as error:
     assert code == 0, err
     for rank in (0, 2):
         assert f"rank {rank} lost rank 1 at start-up" in said[rank]["said"]
+
+
+def test_kccl_doctor_says_what_is_lost(refused):
+    found = process_ends()
+    assert found.status == "warn"
+    assert "a rank sees a peer's end by its stream" in found.reason
 
 
 @pytest.fixture

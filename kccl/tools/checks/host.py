@@ -83,9 +83,10 @@ def process_ends() -> Finding:
             os.close(pidfd)
     except OSError as error:
         return Finding(
-            "no",
+            "warn",
             str(error),
-            "pidfd_open is refused, so a rank could not see the end of a peer.",
+            "pidfd_open is refused, so a rank sees a peer's end by its stream, which a fork of the "
+            "peer may hold open.",
             "Use Linux 5.3 or newer, and a container whose seccomp profile allows pidfd_open.",
         )
     finally:
