@@ -39,10 +39,10 @@ def memory_room() -> list[Room]:
 
 
 def _of_machine() -> Iterator[Room]:
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            nbytes = int(line.split()[1]) * 1024
-            yield Room("this machine", nbytes, False, "end other programs")
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in _lines(Path("/proc/meminfo"))}
+    if "MemAvailable" in kib:
+        nbytes = (kib["MemAvailable"] + kib.get("SwapFree", 0)) * 1024
+        yield Room("this machine", nbytes, False, "end other programs")
 
 
 def _of_cgroups() -> Iterator[Room]:

@@ -21,7 +21,7 @@ from bench_world import (
 
 import kccl
 from kccl.bench import cli
-from kccl.bench.harness import measure, memory, outputs
+from kccl.bench.harness import measure, outputs
 
 BENCH = (sys.executable, "-m", "kccl", "bench", "all_reduce")
 SHORT = ("-e", "64", "--repeats", "2", "--iterations", "9")
@@ -196,24 +196,12 @@ def test_a_file_that_fails_at_the_end_costs_neither_the_others_nor_a_traceback(
 def test_messages_that_do_not_fit_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
+    room = kccl.topology.Room("this machine", 1 << 30, False, "end other programs")
+    monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
     args = parse("all_reduce", "--sizes", "8", "1G")
     assert FakeWorld(2).run(partial(cli.main, args)) == [2, 2]
-    said = "messages of 1.0 GiB need 6.0 GiB on 2 ranks, and 1.0 GiB of memory are available"
+    said = "messages of 1.0 GiB need 6.0 GiB on 2 ranks, and this machine has 1.0 GiB left"
     assert said in capsys.readouterr().err
-
-
-def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal:  2048 kB\nMemAvailable:  1024 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", info)
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.available_bytes() == 1 << 20
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available_bytes() == 1 << 20
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert memory.available_bytes() == 4000
 
 
 @pytest.mark.usefixtures("probes")

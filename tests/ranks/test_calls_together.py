@@ -11,7 +11,7 @@ import pytest
 from ranks import AT_ONCE, run
 
 import kccl
-from kccl import start
+from kccl import start, topology
 from kccl.backends.host import HostBackend
 from kccl.base import memory
 from kccl.ranks import sockets, windows
@@ -261,7 +261,7 @@ def test_a_limit_of_one_process_is_an_error_on_all_ranks(name):
 @pytest.mark.parametrize("backend", ["host", "sim"])
 def test_a_window_larger_than_the_memory_is_refused(backend):
     def main(comm):
-        room, _ = memory.available()
+        room = topology.memory_room()[0].nbytes
         for nbytes in (room * 2 // 3, 2**46):
             with pytest.raises(kccl.BackendError, match=r"are more than the .* bytes of memory"):
                 comm.window(nbytes)
@@ -270,26 +270,17 @@ def test_a_window_larger_than_the_memory_is_refused(backend):
     kccl.run_threads(main, 2, backend=backend)
 
 
-def test_memory_of_control_groups_counts(monkeypatch, tmp_path):
-    """Of the groups that this process is in, and of those around them."""
-    group = tmp_path / "a/b"
-    group.mkdir(parents=True)
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    real = memory._lines
-
-    def lines(path):
-        return ["0::/a/b"] if str(path) == "/proc/self/cgroup" else real(path)
-
-    monkeypatch.setattr(memory, "_lines", lines)
-    (group / "memory.max").write_text("max\n")
-    (tmp_path / "a/memory.max").write_text("50000\n")
-    (tmp_path / "a/memory.current").write_text("30000\n")
-    assert memory.available() == (20000, str(tmp_path / "a/memory.max"))
-    (tmp_path / "a/memory.stat").write_text("anon 7\ninactive_file 5000\n")
-    assert memory.available() == (25000, str(tmp_path / "a/memory.max"))
+def test_memory_of_a_machine_is_for_all_its_ranks(monkeypatch):
+    rooms = [
+        topology.Room("this machine", 25000, False, "end other programs"),
+        topology.Room("the limit RLIMIT_AS", 20000, True, "raise it"),
+    ]
+    monkeypatch.setattr(topology, "memory_room", lambda: rooms)
     memory.check_room(12500, 2)
-    with pytest.raises(kccl.BackendError, match="12501 bytes on each of 2 ranks are more than"):
+    with pytest.raises(kccl.BackendError, match=r"12501 bytes on each of 2 ranks.* this machine"):
         memory.check_room(12501, 2)
+    with pytest.raises(kccl.BackendError, match=r"20001 bytes are more than .* RLIMIT_AS has left"):
+        memory.check_room(20001, 1)
 
 
 # ---- Limits --------------------------------------------------------------------------------------
