@@ -119,7 +119,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
         if (entered != kKcclOk) return entered;
         for (uint32_t i = first; i <= last; i += size) send(i, false);
         channel.sent();
-        [[maybe_unused]] const Floats floats;
+        [[maybe_unused]] const Floats floats{};
         bool failed = false;
         for (uint32_t turn = 0; turn <= last && !failed; turn += size) {
             const bool is_mine = turn + first <= last;
@@ -132,7 +132,7 @@ KCCL_DEVICE Status exchange(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kerne
     channel.next_plain(kernel);
     if (is_mine && is_usable) send(first, true);
     channel.sent();
-    [[maybe_unused]] const Floats floats;
+    [[maybe_unused]] const Floats floats{};
     return channel.leave(!is_usable || !take(is_mine ? first : last, is_mine, true));
 }
 

@@ -281,7 +281,7 @@ KCCL_DEVICE void reduce_rows_of(Coop coop, T* out, const T* const* rows, uint64_
 template <class T, class Op, class Coop>
 KCCL_DEVICE_SHARED void reduce_rows(Coop coop, T* out, const T* const* rows, int world_size,
                                     uint64_t count) {
-    [[maybe_unused]] const platform::DefaultFloats floats;
+    [[maybe_unused]] const platform::DefaultFloats floats{};
     switch (world_size) {
         case 1: return reduce_rows_of<T, Op, 1>(coop, out, rows, count);
         case 2: return reduce_rows_of<T, Op, 2>(coop, out, rows, count);

@@ -36,7 +36,7 @@ KCCL_DEVICE Status all_reduce_one_shot_sentinel(Channel<Coop, WORLD_SIZE>& chann
     }
     slots.rearm(num_packets);
     channel.sent();
-    [[maybe_unused]] const platform::DefaultFloats floats;
+    [[maybe_unused]] const platform::DefaultFloats floats{};
 
     bool failed = false;
     for (uint32_t first = 0; first < num_packets && !failed; first += size) {
