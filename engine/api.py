@@ -143,6 +143,8 @@ class Engine(Measuring):
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
             )
+            ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
+            self._end_ids: tuple[int, ...] = ends
             most = self.config.longest_context
             self.context = (
                 min(self.config.context, 4096) if context is None else integer("context", context)
@@ -348,7 +350,7 @@ class Engine(Measuring):
         return ids
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:
-        params = params_of(params, given, self.sampling, self._tokenizer)
+        params = params_of(params, given, self.sampling, self._end_ids)
         if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
                 f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"

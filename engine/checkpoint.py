@@ -74,6 +74,10 @@ class Source(ABC):
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer beside the weights."""
 
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, where the files say so without their tokenizer."""
+        return ()
+
     @abstractmethod
     def close(self) -> None:
         """Closes the files."""
@@ -251,6 +255,14 @@ class Checkpoint(Closing):
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer beside the weights, damaged or not."""
         return self._opened().has_tokenizer
+
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, where the files say so without their tokenizer.
+
+        Raises:
+            kccl.Error: They are no ids of the vocabulary.
+        """
+        return self._opened().end_ids()
 
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer beside the weights.

@@ -176,5 +176,10 @@ class GgufSource(Source):
 
         return from_gguf(self.path, self._file.metadata)
 
+    def end_ids(self) -> tuple[int, ...]:
+        from .tokenizer_gguf import named_ends
+
+        return named_ends(self.path, self._file.metadata, self.config.vocab_size)
+
     def close(self) -> None:
         self._file.close()

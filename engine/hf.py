@@ -16,7 +16,7 @@ from .extras import library
 from .fields import one_line
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
-from .tokenizer_folder import from_folder, has_tokenizer
+from .tokenizer_folder import from_folder, has_tokenizer, named_ends
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -131,6 +131,9 @@ class FolderSource(Source):
 
     def tokenizer(self) -> "Tokenizer":
         return from_folder(self.path)
+
+    def end_ids(self) -> tuple[int, ...]:
+        return named_ends(self.path, self.config.vocab_size)
 
     def close(self) -> None:
         pass

@@ -1,15 +1,12 @@
 """What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kccl
 
 from .sample import SamplingParams
 from .scalars import as_integer
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
 
 
 def integer(name: str, value: Any) -> int:
@@ -60,7 +57,7 @@ def params_of(
     params: SamplingParams | None,
     given: Mapping[str, Any],
     defaults: Mapping[str, Any],
-    tokenizer: "Tokenizer | None",
+    ends: tuple[int, ...],
 ) -> SamplingParams:
     """The parameters of a request.
 
@@ -68,7 +65,7 @@ def params_of(
         params: All of them, or None.
         given: Some of them, by name.
         defaults: The model's own, for those that are not given.
-        tokenizer: Whose end ids are stop ids, unless `stop_ids` is given.
+        ends: The stop ids, unless `stop_ids` is given.
 
     Raises:
         InvalidArgument: One is wrong, or there is no such parameter.
@@ -77,8 +74,7 @@ def params_of(
         unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
         if unknown:
             raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
-        ends = {} if tokenizer is None else {"stop_ids": tuple(tokenizer.eos_ids)}
-        return SamplingParams(**{**ends, **defaults, **given})
+        return SamplingParams(**{"stop_ids": ends, **defaults, **given})
     if given:
         raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")
     if not isinstance(params, SamplingParams):

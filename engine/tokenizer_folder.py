@@ -50,7 +50,7 @@ def from_folder(folder: Path) -> Tokenizer:
         name: None if (text := texts.get(f"{name}_token")) is None else backend.token_to_id(text)
         for name in ("bos", "eos", "pad")
     }
-    others = [Fields(folder / name, _optional(folder / name)) for name in _WITH_IDS]
+    others = _with_ids(folder)
     size = vocab_size_of(backend)
     eos_ids = _first_ids(others, "eos_token_id", size)
     if not eos_ids and ids["eos"] is not None:
@@ -77,6 +77,19 @@ def from_folder(folder: Path) -> Tokenizer:
         templates=read_templates(folder, config),
         texts=texts,
     )
+
+
+def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text by the folder's configurations, whatever its tokenizer is.
+
+    Raises:
+        kccl.Error: They are no ids of the vocabulary.
+    """
+    return tuple(_first_ids(_with_ids(folder), "eos_token_id", vocab_size))
+
+
+def _with_ids(folder: Path) -> list[Fields]:
+    return [Fields(folder / name, _optional(folder / name)) for name in _WITH_IDS]
 
 
 def _optional(file: Path) -> dict[str, Any]:
@@ -113,7 +126,7 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
     if not all(0 <= number < vocab_size for number in ids):
-        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of {TOKENIZER}")
+        raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of the vocabulary")
     return ids
 
 

@@ -51,6 +51,19 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("tokenizer.ggml.model") not in (None, *_NONE)
 
 
+def named_ends(path: Path, metadata: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text by a file's keys and tokens, whatever its tokenizer is.
+
+    Raises:
+        kccl.Error: They are no ids of the vocabulary.
+    """
+    fields = Fields(path, metadata)
+    ids = _ids(fields, "", vocab_size)
+    named = [number for kind in _ENDS if (number := ids[kind]) is not None]
+    tokens = _tokens(fields) if "tokenizer.ggml.tokens" in fields else []
+    return tuple(dict.fromkeys([*named, *_ends_by_text(tokens)]))
+
+
 def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     """Builds the tokenizer from a file's metadata.
 

@@ -81,7 +81,7 @@ def test_plans_and_records_are_values(way):
     plan, machine = kccl.run_threads(main, 2)[0]
     assert again(plan, way).explain() == plan.explain()
     config = random_checkpoint("tiny-laneformer").config
-    answer = Answer("text", [1], [-0.5], "length", 3, 0.1, 9.0)
+    answer = Answer("text", [1], [-0.5], "length", SamplingParams(seed=5), 3, 0.1, 9.0)
     piece = Piece("text", 1, -0.5, "")
     for each in (plan, machine, kccl.bfloat16, PLACE, config, answer, piece, SamplingParams()):
         assert again(each, way) == each

@@ -125,6 +125,23 @@ def test_ids_in_and_ids_out(tiny, tmp_path, capsys):
     assert "tokenizer.ggml.pre is 'other', must be one of" in capsys.readouterr().err
 
 
+def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
+    """Also where the tokenizer is of an unknown kind."""
+    with Engine(tiny, blocks=1) as engine:
+        ids = engine.generate([5, 6, 7], max_tokens=6, stop_ids=()).ids
+    last = next(number for number, each in enumerate(ids) if each != ids[0])
+
+    def change(writer):
+        writer.add_tokenizer_pre("other")
+        writer.add_eot_token_id(ids[last])
+
+    write_gguf(tmp_path / "m.gguf", change=change)
+    assert main(["generate", "--model", tiny, "--ids", "5 6 7", "--max-tokens", "6"]) == 0
+    told = capsys.readouterr()
+    assert told.out == " ".join(map(str, ids[: last + 1])) + "\n"
+    assert f"{last + 1} of answer (stop)" in told.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
