@@ -183,7 +183,6 @@ LAZY = (
     "mpi4py",
     "torch",
     "matplotlib",
-    "pandas",
     "rich",
     "cffi",
     "kccl._core",

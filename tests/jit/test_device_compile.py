@@ -56,19 +56,24 @@ def test_cuda_signals_release_and_waits_acquire(cuda):
         assert all("ld.acquire.sys.global.u32" in body for body in cuda.of(kernel))
     # A barrier's packets: once, and not in each poll.
     for body in cuda.of("barrier_direct"):
-        assert body.count("ld.acquire.sys.global.u64") == 1
+        assert body.count("fence.acquire.sys;") == 1
     for body in cuda.of("grid_sync"):
         assert "red.release.gpu.global.add.u32" in body
-        assert "ld.acquire.gpu.global.u32" in body
+        assert "fence.acquire.gpu;" in body
 
 
 @needs_nvrtc
 def test_cuda_kernels_have_no_bare_fence_and_nothing_volatile(cuda):
     for kernel in KERNELS:
         # Sentinel kernels fence between a re-arm and the next push, except in the first round of a
-        # launch (sentinel.cuh). A barrier fences before its packets.
-        is_fenced = kernel in SENTINEL or kernel == "barrier_direct"
-        allowed = ["fence.acq_rel.sys;"] if is_fenced else []
+        # launch (sentinel.cuh).
+        allowed = ["fence.acq_rel.sys;"] if kernel in SENTINEL else []
+        # A barrier releases before its packets and acquires behind them. A grid's barrier releases
+        # by its add; a scrub of the board has three.
+        if kernel == "barrier_direct":
+            allowed = ["fence.release.sys;", "fence.acquire.sys;"]
+        if kernel in ("grid_sync", "grid_exchange"):
+            allowed = ["fence.acquire.gpu;"] * (3 if kernel == "grid_exchange" else 1)
         for body in cuda.of(kernel):
             # keep() makes volatile accesses to a word that no other thread reads.
             body = re.sub(r"\w+\.volatile\.u32 [^;]*\[memory_address\][^;]*;", "", body)

@@ -77,7 +77,7 @@ class Channel {
     // For a kernel that the host launches for one call.
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
-        call_ = &call;
+        if constexpr (platform::kComparesCalls) call_ = &call;
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
@@ -119,7 +119,8 @@ class Channel {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
-    // The call that the host launched, which outlives this; null for calls in a user's kernel.
+    // The call that the host launched, which outlives this. Null for calls in a user's kernel, and
+    // where ranks do not compare their calls (same_call.cuh).
     KCCL_DEVICE const Call* call() const { return call_; }
 
     // See DependentLaunch.

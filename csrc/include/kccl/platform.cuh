@@ -120,6 +120,8 @@ constexpr uint32_t kGridCounters = 1;
 constexpr uint32_t kGridPolls = 1;
 // Plain C++ on a CPU, where a coop is one thread.
 constexpr bool kCpu = false;
+// Whether ranks compare the calls that pull: a GPU never runs those.
+constexpr bool kComparesCalls = false;
 // While one lives, floats are rounded in the usual way. Only a CPU's threads know another.
 struct DefaultFloats {};
 // Whether in_rounds() has a path of its own for calls of one round.
@@ -150,6 +152,7 @@ constexpr uint32_t kWarpSize = 64;
 constexpr uint32_t kGridCounters = 8;  // as many as CDNA3 has dies
 constexpr uint32_t kGridPolls = 4;
 constexpr bool kCpu = false;
+constexpr bool kComparesCalls = false;
 struct DefaultFloats {};
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = false;  // because it would spill
@@ -240,6 +243,7 @@ constexpr uint32_t kWarpSize = KCCL_SIM_WARP_SIZE;
 constexpr uint32_t kGridCounters = kWarpSize == 64 ? 8 : 1;
 constexpr uint32_t kGridPolls = kWarpSize == 64 ? 4 : 1;
 constexpr bool kCpu = false;
+constexpr bool kComparesCalls = true;
 struct DefaultFloats {};
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;
@@ -266,6 +270,7 @@ constexpr uint32_t kWarpSize = 1;
 constexpr uint32_t kGridCounters = 1;
 constexpr uint32_t kGridPolls = 1;
 constexpr bool kCpu = true;
+constexpr bool kComparesCalls = true;
 using host::DefaultFloats;
 constexpr bool kPeels = false;
 constexpr bool kExpectsEnd = true;

@@ -39,7 +39,7 @@ template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE void say_written(Channel<Coop, WORLD_SIZE>& channel, uint64_t bytes_per_count) {
     const Coop coop = channel.coop();
     const int rank = channel.comm().rank;
-    if (channel.call() != nullptr) {
+    if (platform::kComparesCalls && channel.call() != nullptr) {
         const Description mine = description_of(channel, bytes_per_count);
         for (int peer = coop.index(); peer < channel.comm().world_size; peer += coop.size()) {
             mem::store_plain(description_slot(channel, peer, rank), mine);
@@ -71,6 +71,7 @@ KCCL_DEVICE Status await_written(Channel<Coop, WORLD_SIZE>& channel, uint64_t by
                                  int first, int last) {
     const Status written =
         channel.template await<mem::Order::kAcquire>(kKcclFlagWritten, first, last);
+    if constexpr (!platform::kComparesCalls) return written;
     if (written != kKcclOk || channel.call() == nullptr) return written;
     const Description mine = description_of(channel, bytes_per_count);
     for (int source = first; source < last; ++source) {

@@ -21,6 +21,6 @@ CHECKS: tuple[tuple[str, bool, Callable[[], Finding]], ...] = (
     ("simulator", False, optional.simulator),
     ("CUDA", False, gpus.cuda),
     ("HIP", False, gpus.hip),
-    ("plots and CSV", False, optional.packages),
+    ("plots", False, optional.packages),
     ("PyTorch", False, optional.torch),
 )

@@ -86,15 +86,11 @@ def simulator() -> Finding:
 
 
 def packages() -> Finding:
-    """For plots and tables."""
-    missing = [name for name in ("matplotlib", "pandas") if find_spec(name) is None]
-    if not missing:
-        return Finding("ok", f"matplotlib {version('matplotlib')}, pandas {version('pandas')}")
+    """For plots."""
+    if find_spec("matplotlib") is not None:
+        return Finding("ok", f"matplotlib {version('matplotlib')}")
     return Finding(
-        "no",
-        f"{' and '.join(missing)} not installed",
-        "--plot needs matplotlib, --csv needs pandas.",
-        extras.install("bench"),
+        "no", "matplotlib not installed", "--plot needs matplotlib.", extras.install("bench")
     )
 
 
