@@ -36,7 +36,6 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     # Norms and positions of other kinds: OLMo, Falcon, MPT, SmolLM3, Llama 4.
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
     **dict.fromkeys(("use_parallel_residual", "no_rope_layers", "no_rope_layer_interval"), _OFF),
-    "rope_interleaved": _OFF,
     "nope": _OFF,
     # Experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),

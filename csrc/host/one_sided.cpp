@@ -22,6 +22,8 @@ struct Known {
 };
 
 constexpr uint32_t kKnown = 16;  // a power of two
+// How many places a window may have, so that windows in turn do not drive each other out.
+constexpr uint32_t kPlaces = 4;
 constexpr int kMostArguments = 4;
 
 struct OneSided {
@@ -67,9 +69,37 @@ bool take_int(PyObject* given, long long low, long long end, long long* value) {
     return overflow == 0 && low <= *value && *value < end;
 }
 
-Known& known_at(OneSided* self, PyObject* window, PyObject* dtype) {
+// A place for a window, the i-th of kPlaces.
+Known& place_of(OneSided* self, PyObject* window, PyObject* dtype, uint32_t i) {
     const uint64_t key = reinterpret_cast<uint64_t>(window) ^ reinterpret_cast<uint64_t>(dtype) * 3;
-    return self->known[(key * 0x9E3779B97F4A7C15u >> 32) % kKnown];
+    return self->known[((key * 0x9E3779B97F4A7C15u >> 32) + i) % kKnown];
+}
+
+bool is_of(const Known& known, PyObject* window, PyObject* dtype) {
+    return known.window != nullptr && known.dtype == dtype &&
+           PyWeakref_GetObject(known.window) == window;
+}
+
+// Null: the window has not been taught for such arrays.
+const Known* find_known(OneSided* self, PyObject* window, PyObject* dtype, PyObject* type) {
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+        const Known& known = place_of(self, window, dtype, i);
+        if (is_of(known, window, dtype)) return known.type == type ? &known : nullptr;
+    }
+    return nullptr;
+}
+
+// Where to keep a window: its place, a free one, or the first.
+Known& place_for(OneSided* self, PyObject* window, PyObject* dtype) {
+    Known* free = nullptr;
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+        Known& known = place_of(self, window, dtype, i);
+        if (is_of(known, window, dtype)) return known;
+        const bool is_free =
+            known.window == nullptr || PyWeakref_GetObject(known.window) == Py_None;
+        if (is_free && free == nullptr) free = &known;
+    }
+    return free != nullptr ? *free : place_of(self, window, dtype, 0);
 }
 
 // What one call changes in the op's call.
@@ -84,14 +114,12 @@ bool take_copy(OneSided* self, PyObject* (&given)[kMostArguments], Argument& x, 
     if (given[0] == nullptr || given[1] == nullptr || given[2] == nullptr) return false;
     if (!take_int(given[1], 0, self->op->call.comm.world_size, &fields->peer)) return false;
     if (!x.look(given[0], is_get) || x.device().type != kDlpackCpu) return false;
-    const Known& known = known_at(self, given[2], x.dtype());
-    const bool is_taught = known.window != nullptr && known.dtype == x.dtype() &&
-                           known.type == x.type() && PyWeakref_GetObject(known.window) == given[2];
-    if (!is_taught) return false;
+    const Known* known = find_known(self, given[2], x.dtype(), x.type());
+    if (known == nullptr) return false;
     long long offset = 0;
-    if (!take_int(given[3], 0, known.num_bytes - x.num_bytes() + 1, &offset)) return false;
-    if (x.num_bytes() > known.num_bytes) return false;
-    const uint64_t remote = known.addresses[fields->peer] + static_cast<uint64_t>(offset);
+    if (!take_int(given[3], 0, known->num_bytes - x.num_bytes() + 1, &offset)) return false;
+    if (x.num_bytes() > known->num_bytes) return false;
+    const uint64_t remote = known->addresses[fields->peer] + static_cast<uint64_t>(offset);
     fields->output = is_get ? x.address() : remote;
     fields->input = is_get ? remote : x.address();
     fields->count = static_cast<uint64_t>(x.num_bytes());
@@ -238,7 +266,7 @@ PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     if (found.window == nullptr) return nullptr;
     found.dtype = Py_NewRef(dtype);
     found.type = type == Py_None ? nullptr : Py_NewRef(type);
-    Known& known = known_at(as_one_sided(self), window, dtype);
+    Known& known = place_for(as_one_sided(self), window, dtype);
     forget(known);
     known = found;
     Py_RETURN_NONE;

@@ -145,7 +145,8 @@ def measured(name, comm, *, dtype="float32", nbytes=256, iterations=3):
         repeats=1,
         iterations=iterations,
     )
-    rows, notes = side.finish(rows, None, made)
+    side.fill(rows)
+    notes = side.notes()
     side.close()
     return rows, notes
 

@@ -66,7 +66,8 @@ def measured(comm, *, nbytes, iterations, table=TABLE):
         repeats=1,
         iterations=iterations,
     )
-    rows, notes = side.finish(rows, None, made)
+    side.fill(rows)
+    notes = side.notes()
     side.close()
     return rows, notes
 

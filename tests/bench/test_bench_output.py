@@ -94,7 +94,7 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
         (("all_reduce", "-e", "0"), "range is empty"),
         (("exchange",), "inside kernels only: add --in-kernel and --backend cuda, hip or sim"),
         (("all_reduce", "--in-kernel"), "needs --backend cuda, hip or sim"),
-        (("all_reduce", "--sizes", "8", "20000G"), "of memory are available"),
+        (("all_reduce", "--sizes", "8", "20000G"), "left: measure smaller sizes"),
         ((), "name a collective"),
     ],
 )

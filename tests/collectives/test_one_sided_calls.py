@@ -37,7 +37,7 @@ def test_c_makes_known_calls(backend):
 
     def main(comm):
         peer = 1 - comm.rank
-        windows = [comm.window(64), comm.window(128)]
+        windows = [comm.window(64 * number) for number in (1, 2, 3, 4)]
         counted = {name: count_slow(getattr(comm, name)) for name in NAMES}
         back = np.zeros(4, np.float32)
         for number in range(5):
@@ -56,7 +56,7 @@ def test_c_makes_known_calls(backend):
         comm.barrier()
         return found
 
-    assert kccl.run_threads(main, 2, backend=backend) == [[2, 2, 1, 1]] * 2
+    assert kccl.run_threads(main, 2, backend=backend) == [[4, 4, 1, 1]] * 2
 
 
 WRONG = [

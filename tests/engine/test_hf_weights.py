@@ -174,7 +174,6 @@ def test_tensors_that_the_configuration_does_not_name_are_refused(tmp_path, name
         ("attention_multiplier", 0.01, None),
         ("use_qk_norm", True, False),
         ("num_local_experts", 8, 0),
-        ("rope_interleaved", True, False),
         ("no_rope_layers", [1, 0], []),
         ("text_config", {"hidden_size": 3}, {}),
         ("compression_config", {"format": "x"}, None),
