@@ -13,7 +13,7 @@ from .torch_tensors import array, is_known
 _WORD = torch.int32
 
 
-def broadcast_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> None:
+def move_in_place(comm: Communicator, x: torch.Tensor, root: int, name: str) -> None:
     """Copies the root's x into x on every rank.
 
     Args:

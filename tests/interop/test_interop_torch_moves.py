@@ -107,10 +107,10 @@ say(rank=rank, **errors)
 
 
 def test_a_view_that_conjugates_is_refused():
-    from kccl.interop.torch_moves import broadcast_in_place
+    from kccl.interop.torch_moves import move_in_place
 
     with kccl.init() as comm, pytest.raises(kccl.InvalidArgument, match=r"x is a view that conj"):
-        broadcast_in_place(comm, torch.zeros(4, dtype=torch.complex64).conj(), 0, "x")
+        move_in_place(comm, torch.zeros(4, dtype=torch.complex64).conj(), 0, "x")
 
 
 def test_collectives_of_objects(ranks):

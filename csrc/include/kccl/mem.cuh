@@ -12,11 +12,10 @@
 //   claim(p, v)                 0 becomes v; true in the one thread that changed it; relaxed
 //   add<Order, Scope>(p, v)     adds to a 32-bit word; relaxed or release. A load that acquires the
 //                               sum acquires from all threads that added
-//   fence<Order, Scope>         between relaxed accesses of this thread. kRelease: the stores behind
-//                               it release. kAcquire: the loads before it acquire. kAcqRel does
-//                               both; kSeqCst also orders such fences among each other. On GPUs a
-//                               release waits until what was stored has arrived. An acquire does
-//                               not wait
+//   fence<Order, Scope>         between relaxed accesses of this thread. kRelease: stores behind it
+//                               release. kAcquire: loads before it acquire. kAcqRel does both;
+//                               kSeqCst also orders such fences among each other. On GPUs a release
+//                               waits until what was stored has arrived. An acquire does not wait
 //   fence_packets()             the same for packets of system scope only. Those that this thread
 //                               has stored or loaded come before those that it stores or loads
 //                               later. So do those of other threads that a sync of the block or

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..torch_calls import only
-from ..torch_moves import broadcast_in_place
+from ..torch_moves import move_in_place
 from ..torch_registry import DEFAULT, find
 from ..torch_tensors import order
 from ..torch_work import Work
@@ -44,7 +44,7 @@ def _op(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
     ranks = find(comm)
     order(ranks, x.device)
     out = x.clone(memory_format=torch.contiguous_format)
-    broadcast_in_place(ranks, out, root, "x")
+    move_in_place(ranks, out, root, "x")
     return out
 
 
@@ -53,7 +53,7 @@ def _op_in_place(x: torch.Tensor, root: int, comm: str) -> None:
     """See kccl.interop.torch.broadcast_."""
     ranks = find(comm)
     order(ranks, x.device)
-    broadcast_in_place(ranks, x, root, "x")
+    move_in_place(ranks, x, root, "x")
 
 
 @_op.register_fake
@@ -65,7 +65,7 @@ def _fake(x: torch.Tensor, root: int, comm: str) -> torch.Tensor:
 def _of_group(group: "ProcessGroup", tensors: list[torch.Tensor], opts: Any) -> Work:
     """dist.broadcast, of any dtype."""
     x, root = only(tensors), opts.rootRank
-    return group.run(x, tensors, opts, lambda comm: broadcast_in_place(comm, x, root, "tensor"))
+    return group.run(x, tensors, opts, lambda comm: move_in_place(comm, x, root, "tensor"))
 
 
 GROUP_METHODS = {
