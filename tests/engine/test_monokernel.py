@@ -208,8 +208,8 @@ BUGS = {
     ),
     "weights of values are read before all are there": (
         "strand.cuh",
-        "        warp().sync();\n        const typename Unit::Inputs weights",
-        "        const typename Unit::Inputs weights",
+        "scores may come.\n        warp().sync();\n",
+        "scores may come.\n",
     ),
     "nobody asks whether a product's first stage is there": (
         "product.cuh",

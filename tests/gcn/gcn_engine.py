@@ -165,16 +165,17 @@ class Decoder:
 
     def _request(self, ids: Sequence[int], params: SamplingParams | None, **more: Any) -> Answer:
         launches = []
-        for rank, (task, _, mailbox, logits, marks) in enumerate(self._loaded):
+        for rank, loaded in enumerate(self._loaded):
+            task, mailbox = loaded.task, loaded.mailbox
             ctypes.memmove(task.ids, np.asarray(ids, np.int32).ctypes.data, 4 * len(ids))
             task.num_ids, task.start = len(ids), 0
             task.round, task.exchange = mailbox.rounds, mailbox.exchanges
             task.number += 1
             if params is None:
-                task.max_tokens, task.logits = 0, type(task.logits)(*logits)
+                task.max_tokens, task.logits = 0, type(task.logits)(*loaded.logits)
             else:
                 task.max_tokens, task.logits = params.max_tokens, type(task.logits)()
-                task.marks = marks if params.repetition_penalty != 1 else 0
+                task.marks = loaded.marks if params.repetition_penalty != 1 else 0
                 task.sampling = sampling_of(params)
                 launches += self._prefill(rank, task)
             arguments = self._world.comm_bytes(rank) + bytes(task)

@@ -6,6 +6,7 @@ SCATTER = "include/kccl/kernels/reduce_scatter_direct_ll16.cuh"
 GATHER = "include/kccl/kernels/all_gather_direct_ll16.cuh"
 SCATTER_PULL = "include/kccl/kernels/reduce_scatter_pull_simple.cuh"
 GATHER_PULL = "include/kccl/kernels/all_gather_pull_simple.cuh"
+SAME_CALL = "include/kccl/same_call.cuh"
 SCATTER_PUSH = "include/kccl/kernels/reduce_scatter_push_simple.cuh"
 GATHER_PUSH = "include/kccl/kernels/all_gather_push_simple.cuh"
 BROADCAST_PUSH = "include/kccl/kernels/broadcast_push_simple.cuh"
@@ -109,7 +110,7 @@ MUTATIONS = (
         "a rank sets the flag of its written chunk without a release",
         "gather pulls",
         RACE | WRONG,
-        Edit(GATHER_PULL, "arrive<mem::Order::kRelease>", "arrive<mem::Order::kRelaxed>"),
+        Edit(SAME_CALL, "arrive<mem::Order::kRelease>", "arrive<mem::Order::kRelaxed>"),
     ),
     bug(
         "gathered_from_the_next_call",
