@@ -64,7 +64,7 @@ def launches(monkeypatch):
     comm = SimpleNamespace(backend="cuda", context=SimpleNamespace(launch=launch))
 
     def call(*args, stream=None):
-        entry = SimpleNamespace(parameters=[(8, 8)] * len(args))
+        entry = SimpleNamespace(parameters=[(8, 8)] * len(args), kinds="?" * len(args))
         kernel = Module("cuda", 32, ["k"], lambda: [entry]).kernel("k")
         kernel(comm, *args, stream=stream)
         return found.pop()

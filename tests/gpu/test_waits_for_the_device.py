@@ -73,6 +73,7 @@ class World:
         comm.context.rank, comm.context.backend, comm.context.mesh = 1, backend, mesh
         calls = SimpleNamespace(forget=lambda: None)
         comm.all_gather = comm.all_reduce = comm.broadcast = comm.reduce_scatter = calls
+        comm.get = comm.put = comm.signal = comm.wait = calls
         write, wait = toys.toyToDevice, self.wait
         status = backend.state.address + ffi.offsetof("KcclState", "status")
 
