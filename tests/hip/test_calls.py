@@ -129,8 +129,8 @@ def test_a_rank_that_does_not_come_is_named_and_reset_recovers(amd):
             with pytest.raises(kccl.Timeout) as caught:
                 comm.check()
             error = str(caught.value)
-        comm.reset()
         comm.timeout = 20
+        comm.reset()
         x = to_gpu(np.ones(8, np.float32), ordinal)
         comm.all_reduce(x)
         comm.check()
