@@ -171,8 +171,8 @@ def test_a_block_that_does_not_come(world_size, reach, module):
             # The other blocks have left with a failed status.
             statuses = made.statuses.tolist()
             assert all(status != 0 for block, status in enumerate(statuses) if block != 4)
-        comm.reset()
         comm.timeout = 30
+        comm.reset()
         made.run(2)
 
     kccl.run_threads(main, world_size, backend=BACKEND)
