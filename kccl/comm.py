@@ -234,7 +234,8 @@ class Communicator(OneSided, Symmetric):
         """Every rank's `value`, in rank order. Collective, and slow.
 
         Raises:
-            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys.
+            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys, on
+                some rank. All ranks raise then.
             Timeout, PeerLost: A rank did not come, or went.
         """
         with self.context.alone():

@@ -71,8 +71,8 @@ def agree_at_start(
 
 def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
     """Every rank's `value`, in rank order. Collective; see Communicator.gather_objects()."""
-    text = json_of(value)
     with ranks.call("gather_objects"):
+        text = json_of(value)
         replies = ranks.allgather(text, "gather_objects", timeout)
         # A rank that comes late finds all values, and that the others have given up.
         ranks.look()
