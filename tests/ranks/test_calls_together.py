@@ -59,6 +59,8 @@ DIFFERENT = {
     "nbytes": lambda comm: comm.window(64 + comm.rank),
     "channels": lambda comm: comm.device_comm(channels=1 + comm.rank, max_bytes=64),
     "max_bytes": lambda comm: comm.device_comm(channels=1, max_bytes=64 + comm.rank),
+    "shape": lambda comm: comm.empty((2, 3) if comm.rank else 6),
+    "dtype": lambda comm: comm.empty(6, "int32" if comm.rank else "float32"),
 }
 
 
@@ -66,11 +68,36 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_arguments_are_an_error_on_all_ranks(name, backend):
     def main(comm):
-        with pytest.raises(kccl.InvalidArgument, match=rf"{name} is \d+ on rank {comm.rank} and "):
+        with pytest.raises(kccl.InvalidArgument, match=rf"{name} is .+ on rank {comm.rank} and "):
             DIFFERENT[name](comm)
         assert comm.gather_objects(comm.rank) == [0, 1]
 
     kccl.run_threads(main, 2, backend=backend)
+
+
+WRONG = {
+    "window": (lambda comm: comm.window(1.5), "nbytes is 1.5, must be an integer"),
+    "empty": (lambda comm: comm.empty((3,), "nonsense"), "dtype is nonsense, must be one of"),
+    "split": (lambda comm: comm.split("red"), "color is 'red', must be an integer"),
+    "device_comm": (lambda comm: comm.device_comm(channels=0), "channels is 0, must be between"),
+}
+
+
+@pytest.mark.parametrize("backend", ["host", "sim"])
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_that_is_wrong_on_one_rank_is_an_error_on_all(name, backend):
+    wrong, message = WRONG[name]
+    calls = CALLS | {"empty": lambda comm: comm.empty(3)}
+
+    def main(comm):
+        heard = "" if comm.rank == 1 else f"{name} failed on rank 1: "
+        started = time.monotonic()
+        with pytest.raises(kccl.InvalidArgument, match=f"^{heard}{message}"):
+            wrong(comm) if comm.rank == 1 else calls[name](comm)
+        assert time.monotonic() - started < AT_ONCE
+        assert comm.gather_objects(comm.rank) == [0, 1, 2]
+
+    kccl.run_threads(main, 3, backend=backend)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -239,7 +266,7 @@ LIMITS = {
     "RLIMIT_AS": (
         "int(open('/proc/self/statm').read().split()[0]) * 4096 + (1 << 23)",
         "lambda: comm.device_comm(channels=64, max_bytes=65536)",
-        "Cannot allocate memory",
+        "RLIMIT_AS (ulimit -v) has left",
     ),
     "RLIMIT_NOFILE": ("len(before)", "lambda: comm.split(0)", "Too many open files"),
 }
