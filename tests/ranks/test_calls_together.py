@@ -14,7 +14,7 @@ import kccl
 from kccl import start, topology
 from kccl.backends.host import HostBackend
 from kccl.base import memory
-from kccl.ranks import sockets, windows
+from kccl.ranks import messages, sockets, windows
 
 LIMIT = 0.3
 CALLS = {
@@ -204,6 +204,16 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(monkeypatch, name, place, vi
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(24, "raise the limit, as by `ulimit -n "), (23, "file-max"), (12, "max_map_count")],
+)
+def test_what_the_system_refuses_comes_with_its_limit_and_a_cure(code, words):
+    error = messages.own_failure(OSError(code, os.strerror(code)), 1, "window")
+    assert str(error).startswith("window failed on rank 1: ")
+    assert os.strerror(code) in str(error) and words in str(error)
+
+
 def test_one_color_that_fails_takes_the_other_along(monkeypatch):
     """The reason has the rank's number in the communicator that is split."""
     arm = failing_once(monkeypatch, windows.os, "memfd_create", 3, EMFILE)
@@ -268,7 +278,7 @@ LIMITS = {
         "lambda: comm.device_comm(channels=64, max_bytes=65536)",
         "RLIMIT_AS (ulimit -v) has left",
     ),
-    "RLIMIT_NOFILE": ("len(before)", "lambda: comm.split(0)", "Too many open files"),
+    "RLIMIT_NOFILE": ("len(before)", "lambda: comm.split(0)", "close some, or raise the limit"),
 }
 
 
