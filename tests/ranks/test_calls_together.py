@@ -307,19 +307,6 @@ def test_a_window_larger_than_the_memory_is_refused(backend):
     kccl.run_threads(main, 2, backend=backend)
 
 
-def test_memory_of_a_machine_is_for_all_its_ranks(monkeypatch):
-    rooms = [
-        topology.Room("this machine", 25000, False, "end other programs"),
-        topology.Room("the limit RLIMIT_AS", 20000, True, "raise it"),
-    ]
-    monkeypatch.setattr(topology, "memory_room", lambda: rooms)
-    memory.check_room(12500, 2)
-    with pytest.raises(kccl.BackendError, match=r"12501 bytes on each of 2 ranks.* this machine"):
-        memory.check_room(12501, 2)
-    with pytest.raises(kccl.BackendError, match=r"20001 bytes are more than .* RLIMIT_AS has left"):
-        memory.check_room(20001, 1)
-
-
 # ---- Limits --------------------------------------------------------------------------------------
 
 LIMITED = CALLS | {"reset": lambda comm: comm.reset(), "shrink": lambda comm: comm.shrink()}
