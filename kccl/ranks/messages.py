@@ -100,5 +100,5 @@ def _error_of(source: int, kind: str, text: str, peer: int | None, rank: int, ca
     if kind != BackendError.__name__:  # own_failure() has named the rank in those
         text = f"{call} failed on rank {source}: {text}"
     if kind == KeyboardInterrupt.__name__:
-        return WaitFailed(text, rank=source, peer=source, collective=call)
+        return PeerLost(text, rank=rank, peer=source, collective=call)
     return InvalidArgument(text) if kind == InvalidArgument.__name__ else BackendError(text)
