@@ -234,7 +234,8 @@ class Communicator(OneSided, Symmetric):
         """Every rank's `value`, in rank order. Collective, and slow.
 
         Raises:
-            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys.
+            InvalidArgument: JSON would not give back the same value, as of a tuple or int keys, on
+                some rank. All ranks raise then.
             Timeout, PeerLost: A rank did not come, or went.
         """
         with self.context.alone():
@@ -254,14 +255,14 @@ class Communicator(OneSided, Symmetric):
             The communicator of this rank's color; None for a color of None.
 
         Raises:
-            InvalidArgument: color or key is no integer. Nothing was sent.
+            InvalidArgument: color or key is no integer on some rank. No rank gets a communicator.
             BackendError: A communicator could not be made on some rank, whose number and reason the
                 text has. No rank gets one then, of any color, and this one stays usable.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        color = None if color is None else arguments.integer("color", color)
-        key = arguments.integer("key", key)
-        with self.context.out_of_band() as limit_s:
+        with self.context.out_of_band("split") as limit_s:
+            color = None if color is None else arguments.integer("color", color)
+            key = arguments.integer("key", key)
             return agreement.split(self._mesh, color, key, self._part, limit_s)
 
     def reset(self) -> None:

@@ -112,11 +112,12 @@ class Kernel:
         Args:
             comm: The communicator of this rank. Its backend must be the module's target.
             *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
-                passed by value. An int and a bool become an integer of the parameter's size, if
-                they fit it, and so does a NumPy integer of another size. A float and a float64
-                become a float or a double. An array, which exports a writable buffer or DLPack,
-                becomes a pointer to its first element. On a GPU only the size of a parameter is
-                known: give a `float` parameter a float, as in 2.0, not an int.
+                passed by value. A number, Python's or NumPy's, becomes what the parameter is, if
+                it fits it: a fraction fits no integer. An array, which exports a writable buffer
+                or DLPack, becomes a pointer to its first element. On a GPU only the size of a
+                parameter is known: a NumPy scalar of that size is passed as it is, an int and a
+                bool become an integer, and a float becomes a float or a double. So give a `float`
+                parameter a float, as in 2.0, not an int.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size.
             shared_bytes: Bytes of dynamic shared memory of each block.
@@ -175,14 +176,12 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
     if isinstance(arg, DeviceComm):
         return arg.data, None
-    # A float64 is a Python float, too.
-    is_free = isinstance(arg, np.integer | np.float64) and arg.nbytes != num_bytes
-    if isinstance(arg, np.generic) and not is_free:
-        # It has a type of its own.
+    number = _number(arg, name, num_bytes, kind)
+    if number is not None:
+        value = scalars.scalar_bytes(number, name, num_bytes, kind)
+        return value or _alone(number), None
+    if isinstance(arg, np.generic):
         return arg.tobytes(), None
-    if is_free or isinstance(arg, bool | int | float):
-        value = scalars.scalar_bytes(arg, name, num_bytes, kind)
-        return value or _alone(arg), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
     if target != "sim":
@@ -192,6 +191,28 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
     else:
         found = arrays.pointer(arg, name)
     return bytes(ctypes.c_uint64(found.address)), found
+
+
+def _number(arg: Any, name: str, num_bytes: int, kind: str) -> bool | int | float | None:
+    """The number that an argument is; None if its bytes are what the kernel gets."""
+    import numpy as np
+
+    is_known = kind in scalars.NUMBERS
+    value = arg
+    # A float64 is a Python float, too.
+    if isinstance(arg, np.generic):
+        # The argument has the only type that is known, or the only one that has this size.
+        if kind == "V" or (not is_known and arg.nbytes == num_bytes):
+            return None
+        value = arg.item() if isinstance(arg, np.bool_ | np.integer | np.floating) else None
+        if not isinstance(value, bool | int | float) and is_known:
+            raise InvalidArgument(
+                f"{name} is {arg!r}, must be a bool, an integer or a float of at most 64 bits: the "
+                f"kernel's parameter is {scalars.words(num_bytes, kind)}"
+            )
+    elif isinstance(arg, ctypes._SimpleCData) and is_known:
+        value = arg.value
+    return value if isinstance(value, bool | int | float) else None
 
 
 def _alone(number: Any) -> bytes:

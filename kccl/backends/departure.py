@@ -1,10 +1,12 @@
 """How a rank on a GPU tells its peers that it makes no more calls."""
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from ..base import abi
 from ..base.abi import ffi, lib
+from ..base.errors import BackendError
 from ..gpu import driver, release
 from ..gpu.state import DeviceState
 from .scratch import Scratches
@@ -34,7 +36,8 @@ def leave_when_collected(
 ) -> None:
     """Sees to it that a backend which is dropped without leave() tells its peers.
 
-    As what leave() does, but in the thread that releases memory: it waits for the device.
+    As what leave() does, but in the thread that releases memory: it waits for the device,
+    for at most the state's limit.
     """
     release.later(backend, _leave, device, state, scratches, os.getpid())
 
@@ -43,7 +46,9 @@ def _leave(device: driver.Device, state: DeviceState, scratches: Scratches, pid:
     # A rank that has left or given up has said so.
     if os.getpid() != pid or state.status != lib.kKcclOk:
         return
+    # The peers hear of it, too, where the work does not end in time or the device has failed.
+    with suppress(BackendError):
+        driver.synchronize_within(device, state.limit_ns / 1e9)
     with device.current():
-        driver.table().attempt(driver.table().names.synchronize_device)
-    if state.status == lib.kKcclOk:
-        depart(scratches.comm, state, lib.kKcclLeft)
+        if state.status == lib.kKcclOk:
+            depart(scratches.comm, state, lib.kKcclLeft)

@@ -4,14 +4,13 @@ A communicator has one scratch for its own calls. Each DeviceComm for users' ker
 kernels with different ones may run at the same time.
 """
 
-import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 from ..base.abi import ffi, lib
-from ..base.errors import InvalidArgument
+from ..ranks.agreement import agree_on_arguments
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from .device_comm import DeviceComm
@@ -147,25 +146,13 @@ class Scratches:
         )
         # Peers may write when this has returned, so all ranks must be ready.
         with self._mesh.together("device_comm", timeout) as undo:
-            self._check_same(channels, max_bytes, exchange_bytes, timeout)
+            same = {"channels": channels, "max_bytes": max_bytes, "exchange_bytes": exchange_bytes}
+            agree_on_arguments(self._mesh, same, "device_comm", timeout)
             scratch = self._make(settings, "device_comm", timeout)
             undo.callback(self._scratches.remove, scratch)
             comm = self._comm_of(settings, scratch)
             data = bytes(ffi.buffer(comm))
             return DeviceComm(comm.rank, comm.world_size, channels, max_bytes, data)
-
-    def _check_same(
-        self, channels: int, max_bytes: int, exchange_bytes: int, timeout: float
-    ) -> None:
-        mine = {"channels": channels, "max_bytes": max_bytes, "exchange_bytes": exchange_bytes}
-        replies = self._mesh.allgather(json.dumps(mine).encode(), "device_comm", timeout)
-        for peer, reply in enumerate(replies):
-            for name, value in json.loads(reply).items():
-                if value != mine[name]:
-                    raise InvalidArgument(
-                        f"{name} is {mine[name]} on rank {self._mesh.rank} and {value} on rank "
-                        f"{peer}, must be the same on all ranks"
-                    )
 
     def windows(self) -> list[Window]:
         """The window of each scratch."""

@@ -1,6 +1,6 @@
 """Checks of single arguments.
 
-Each function raises InvalidArgument, before anything is sent. The error names the argument and its
+Each function raises InvalidArgument. The error names the argument and its
 value.
 """
 
@@ -18,8 +18,13 @@ _MAX_SECONDS = 1e9
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as a Python integer. Takes what Python accepts as an index, as NumPy integers."""
+    """`value` as a Python integer. Takes what Python accepts as an index, as NumPy integers.
+
+    A bool is none: as in wait(True), it is meant for another argument.
+    """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return operator.index(value)
     except TypeError:
         raise InvalidArgument(f"{name} is {value!r}, must be an integer") from None

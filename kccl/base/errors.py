@@ -13,7 +13,10 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. The text names it, its value and what it must be. Nothing was sent."""
+    """An argument is wrong. The text names it, its value and what it must be.
+
+    Nothing was sent. Of a call by which the ranks agree, as split() and window(), all ranks raise.
+    """
 
 
 class BackendError(Error, RuntimeError):

@@ -112,7 +112,7 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
     elif record.status == lib.kKcclPeerLost:
         cause = f"the process of {peer} has ended"
     elif record.status == lib.kKcclPeerLeft:
-        cause = f"{peer} has closed the communicator"
+        cause = f"{peer} has closed or dropped the communicator"
     else:
         kind, cure, awaited = WaitFailed, _AFTER_RESET, "its peers"
         cause = f"rank {record.rank} was interrupted"

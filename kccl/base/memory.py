@@ -14,9 +14,9 @@ def check_room(nbytes: int, count: int) -> None:
         BackendError: There is too little memory.
     """
     for room in topology.memory_room():
-        needed = nbytes if room.is_of_process else nbytes * count
-        if needed > room.nbytes:
-            each = f" on each of {count} ranks" if count > 1 and not room.is_of_process else ""
+        # All ranks map all parts, so a limit of one process counts them all, too.
+        if not room.is_private and nbytes * count > room.nbytes:
+            each = f" on each of {count} ranks" if count > 1 else ""
             raise BackendError(
                 f"{nbytes} bytes{each} are more than the {room.nbytes} bytes of memory that "
                 f"{room.limit} has left: {room.cure}"

@@ -11,6 +11,8 @@ from typing import Any
 
 from .errors import InvalidArgument
 
+NUMBERS = ("i", "u", "b", "f")
+_INTEGERS = ("i", "u", "b")
 _WHOLE, _FLOATS = (1, 2, 4, 8), {4: "f", 8: "d"}
 _FOR = {
     "i": " for this integer with a sign",
@@ -37,16 +39,21 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
     """
     if kind == "V":
         return None
-    if isinstance(value, float):
-        return _float(value, name, num_bytes, kind)
+    if isinstance(value, float) and kind not in _INTEGERS:
+        return _float(value, name, num_bytes)
+    if isinstance(value, float) and not value.is_integer():
+        low, high = _range(num_bytes, kind)
+        raise InvalidArgument(
+            f"{name} is {value!r}, must be an integer of {low} to {high}: the kernel's parameter "
+            f"is {words(num_bytes, kind)}"
+        )
     whole = int(value)
     if kind == "f":
         return _whole_float(whole, name, num_bytes)
     if num_bytes not in _WHOLE:
         return None
     bits = 8 * num_bytes
-    low = 0 if kind in ("u", "b") else -(2 ** (bits - 1))
-    high = {"b": 1, "i": 2 ** (bits - 1) - 1}.get(kind, 2**bits - 1)
+    low, high = _range(num_bytes, kind)
     if not low <= whole <= high:
         raise InvalidArgument(
             f"{name} is {whole}, must fit {bits} bits: {low} to {high}{_FOR[kind]}"
@@ -55,12 +62,20 @@ def scalar_bytes(value: Any, name: str, num_bytes: int, kind: str) -> bytes | No
     return data
 
 
-def _float(value: float, name: str, num_bytes: int, kind: str) -> bytes | None:
-    if kind in ("i", "u", "b"):
-        raise InvalidArgument(
-            f"{name} is {value!r}, must be an integer: the kernel's parameter is "
-            f"{'a bool' if kind == 'b' else f'an integer of {num_bytes} bytes'}"
-        )
+def words(num_bytes: int, kind: str) -> str:
+    """What a parameter of a known kind of number is."""
+    if kind == "b":
+        return "a bool"
+    return f"{'a float' if kind == 'f' else 'an integer'} of {num_bytes} bytes"
+
+
+def _range(num_bytes: int, kind: str) -> tuple[int, int]:
+    bits = 8 * num_bytes
+    low = 0 if kind in ("u", "b") else -(2 ** (bits - 1))
+    return low, {"b": 1, "i": 2 ** (bits - 1) - 1}.get(kind, 2**bits - 1)
+
+
+def _float(value: float, name: str, num_bytes: int) -> bytes | None:
     if num_bytes not in _FLOATS:
         return None
     try:
@@ -72,7 +87,9 @@ def _float(value: float, name: str, num_bytes: int, kind: str) -> bytes | None:
         ) from None
 
 
-def _whole_float(value: int, name: str, num_bytes: int) -> bytes:
+def _whole_float(value: int, name: str, num_bytes: int) -> bytes | None:
+    if num_bytes not in _FLOATS:
+        return None
     form = _FLOATS[num_bytes]
     try:
         data = struct.pack(f"<{form}", value)

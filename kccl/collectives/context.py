@@ -82,11 +82,18 @@ class Context:
             context.is_used = 0
 
     @contextmanager
-    def out_of_band(self) -> Iterator[float]:
-        """The context of a call by which the ranks agree; yields the most seconds of a wait."""
+    def out_of_band(self, what: str) -> Iterator[float]:
+        """The context of a call by which the ranks agree; yields the most seconds of a wait.
+
+        What is raised within it, as for a wrong argument, ends the call on all ranks.
+
+        Args:
+            what: The call's name.
+        """
         with self.alone():
             self.check_usable()
-            yield self.limit_s()
+            with self.mesh.call(what):
+                yield self.limit_s()
 
     def limit_s(self) -> float:
         """Most seconds that a wait for the other ranks may last now, outside of the kernels."""

@@ -5,6 +5,12 @@ from inspect import Parameter, Signature, getdoc, signature
 from typing import Any
 
 from ..base import arguments
+from ..base.copying import not_copied
+
+call_is_not_copied = not_copied(
+    "a communicator's calls work in its process only",
+    "prepare or make the call with a communicator of that process, which kccl.init() returns",
+)
 
 
 class AnsweredByC:
@@ -14,6 +20,8 @@ class AnsweredByC:
     `__init_subclass__` renames the method to `_slow`, and C runs it for calls that it does not
     know. The class also inherits from a type of kccl._fastcall.
     """
+
+    __reduce_ex__ = call_is_not_copied
 
     _NAME: str
     _slow: Callable[..., Any]

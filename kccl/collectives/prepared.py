@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from ..base import arguments
 from ..base.abi import fastcall, ffi
 from ..base.arrays import ArrayView
-from ..base.copying import not_copied
 from ..base.errors import InvalidArgument
 from ..plan.choice import Plan
 from .context import Context
-from .front import AnsweredByC
+from .front import AnsweredByC, call_is_not_copied
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
 _KNOWN_CALLS = 1024
 # On a GPU two events clock this many calls together, because an event costs as much as a call.
 _CALLS_PER_EVENT = 100
-
-
-_not_copied = not_copied(
-    "a communicator's calls work in its process only",
-    "prepare or make the call with a communicator of that process, which kccl.init() returns",
-)
 
 
 def address_of(handle: Any) -> int:
@@ -49,7 +42,7 @@ class Prepared(fastcall.Op):
         plan: How the call runs, and why.
     """
 
-    __reduce_ex__ = _not_copied
+    __reduce_ex__ = call_is_not_copied
 
     def __init__(
         self,
@@ -211,7 +204,7 @@ def _check_counts(iterations: int, warmup: int) -> None:
 class Empty:
     """A prepared call over no elements: there is nothing to send."""
 
-    __reduce_ex__ = _not_copied
+    __reduce_ex__ = call_is_not_copied
 
     def __init__(self, context: Context, plan: Plan, signature: str, result: Any) -> None:
         self.plan = plan
@@ -262,7 +255,6 @@ class Case:
 class Collective(AnsweredByC, fastcall.Dispatcher):
     """One collective of one communicator. A subclass writes the call as its `__call__`."""
 
-    __reduce_ex__ = _not_copied
     # The keyword whose value is part of what C knows of a call, and its default.
     _OPTION = ""
     _DEFAULT: Any = None

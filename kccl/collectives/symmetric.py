@@ -6,6 +6,7 @@ from typing import Any
 from ..backends.device_comm import DeviceComm
 from ..base import arguments, dtypes
 from ..ranks import windows
+from ..ranks.agreement import agree_on_arguments
 from .context import Context
 
 
@@ -18,14 +19,14 @@ class Symmetric:
         """Allocates a window of `nbytes` bytes on every rank. Collective.
 
         Raises:
-            InvalidArgument: The size is not positive, or differs between ranks.
+            InvalidArgument: The size is no positive integer, or differs between ranks.
             BackendError: The memory could not be allocated or mapped on some rank, whose number and
                 reason the text has; or it is more than this machine's available memory. No rank
                 has the window then, and the communicator stays usable.
             Timeout, PeerLost: A rank did not come, or went.
         """
-        nbytes = arguments.integer("nbytes", nbytes)
-        with self.context.out_of_band() as limit_s:
+        with self.context.out_of_band("window") as limit_s:
+            nbytes = arguments.integer("nbytes", nbytes)
             return self.context.backend.allocate(nbytes, limit_s)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
@@ -40,11 +41,16 @@ class Symmetric:
             torch.from_dlpack(x).
 
         Raises:
-            As window().
+            InvalidArgument: shape or dtype is wrong, or differs between ranks.
+            BackendError, Timeout, PeerLost: As window().
         """
-        kind = dtypes.of(dtype)
-        shape = arguments.shape(shape)
-        window = self.window(max(math.prod(shape) * kind.itemsize, 1))
+        with self.context.out_of_band("empty") as limit_s:
+            kind = dtypes.of(dtype)
+            shape = arguments.shape(shape)
+            same = {"shape": str(shape), "dtype": kind.name}
+            agree_on_arguments(self.context.mesh, same, "empty", limit_s)
+            nbytes = max(math.prod(shape) * kind.itemsize, 1)
+            window = self.context.backend.allocate(nbytes, limit_s)
         return self.context.backend.array(window, shape, kind)
 
     def device_comm(
@@ -67,9 +73,9 @@ class Symmetric:
             BackendError: As window().
             Timeout, PeerLost: A rank did not come, or went.
         """
-        arguments.between("channels", channels, 1, 2**20)
-        arguments.between("max_bytes", max_bytes, 1, 2**31)
-        arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
-        with self.context.out_of_band() as limit_s:
+        with self.context.out_of_band("device_comm") as limit_s:
+            channels = arguments.between("channels", channels, 1, 2**20)
+            max_bytes = arguments.between("max_bytes", max_bytes, 1, 2**31)
+            exchange_bytes = arguments.between("exchange_bytes", exchange_bytes, 1, 2**31)
             backend = self.context.backend
             return backend.comm_for_kernels(channels, max_bytes, exchange_bytes, limit_s)

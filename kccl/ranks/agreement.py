@@ -7,7 +7,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from socket import socket
 from typing import Any, TypeVar
 
@@ -69,10 +69,35 @@ def agree_at_start(
     return {cpu for _, its_cpus in everyone for cpu in its_cpus}
 
 
+def agree_on_arguments(
+    ranks: Mesh, mine: Mapping[str, int | str], what: str, timeout: float
+) -> None:
+    """Checks that the arguments of a call are the same on all ranks. Collective.
+
+    Args:
+        ranks: The ranks that take part.
+        mine: This rank's arguments, by name.
+        what: The call, for error messages.
+        timeout: Seconds to wait for the other ranks.
+
+    Raises:
+        InvalidArgument: One differs between ranks.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    replies = ranks.allgather(json.dumps(mine).encode(), what, timeout)
+    for peer, reply in enumerate(replies):
+        for name, value in json.loads(reply).items():
+            if value != mine[name]:
+                raise InvalidArgument(
+                    f"{name} is {mine[name]} on rank {ranks.rank} and {value} on rank {peer}, "
+                    "must be the same on all ranks"
+                )
+
+
 def gather_objects(ranks: Mesh, value: Any, timeout: float) -> list[Any]:
     """Every rank's `value`, in rank order. Collective; see Communicator.gather_objects()."""
-    text = json_of(value)
     with ranks.call("gather_objects"):
+        text = json_of(value)
         replies = ranks.allgather(text, "gather_objects", timeout)
         # A rank that comes late finds all values, and that the others have given up.
         ranks.look()

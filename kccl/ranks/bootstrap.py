@@ -246,9 +246,10 @@ def _host_rendezvous(
         listener = sockets.bind(name)
     except OSError as error:
         raise BackendError(
-            f"another process is rank 0 already, or another job uses the rendezvous {name} "
-            f"({error}): a process that a rank starts inherits its variables and must not call "
-            "kccl.init()"
+            f"another process is rank 0 already: the rendezvous {name} is taken ({error}). If a "
+            "rank started this process, which has inherited its variables, this one must not call "
+            "kccl.init(); if this one is rank 0, the other one must not. If the other one is of "
+            "another job, give each job a rendezvous of its own"
         ) from error
     texts = {0: text}
     connections: dict[int, socket.socket] = {}
@@ -310,11 +311,13 @@ def _send_all(connections: dict[int, socket.socket], message: object, deadline: 
 
 
 def _absent(rank: int, missing: int | None) -> Timeout:
-    whom = "the other ranks" if missing is None else f"rank {missing}"
+    whom, it_is = f"rank {missing}", "it has not called kccl.init(), or is"
+    if missing is None:
+        whom, it_is = "the other ranks", "they have not called kccl.init(), or are"
     return Timeout(
         f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit): "
-        "it has not called kccl.init(), or is in another network or user namespace (a container of "
-        "its own), where the ranks cannot see each other",
+        f"{it_is} in another network or user namespace (another container), where the ranks cannot "
+        "see each other",
         rank=rank,
         peer=missing,
         collective="start-up",
@@ -357,8 +360,9 @@ def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Wa
                 return everyone
             if isinstance(everyone, dict) and "taken" in everyone:
                 raise BackendError(
-                    f"another process is rank {rank} already: a process that a rank starts "
-                    "inherits its variables and must not call kccl.init()"
+                    f"another process is rank {rank} already. If a rank started this process, "
+                    "which has inherited its variables, this one must not call kccl.init(); if "
+                    f"this one is rank {rank}, the other one must not"
                 )
             if isinstance(everyone, dict):
                 raise ended_before(rank, everyone["lost"])

@@ -1,6 +1,8 @@
 """What the messages of an exchange contain: the name of the call, and why a call has failed."""
 
+import errno
 import json
+import resource
 import struct
 
 from ..base.errors import BackendError, Error, InvalidArgument, PeerLost, Timeout, WaitFailed
@@ -45,10 +47,33 @@ def own_failure(error: BaseException, rank: int, call: str) -> BaseException:
         error.args = (f"{call} failed on rank {rank}: {reason}", *error.args[1:])
         return error
     if isinstance(error, OSError | MemoryError) and not isinstance(error, Error):
-        made = BackendError(str(error) or type(error).__name__)
+        made = BackendError(_sentence(error))
         made.__cause__ = error
         return own_failure(made, rank, call)
     return error
+
+
+def _sentence(error: OSError | MemoryError) -> str:
+    """What the operating system said, which limit that is, and what to do."""
+    text = str(error) or type(error).__name__
+    code = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    if code == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"{text}: this process may have {limit} files open; close some, or raise the limit, as "
+            f"by `ulimit -n {2 * limit}`"
+        )
+    if code == errno.ENFILE:
+        return (
+            f"{text}: all processes of this machine may have /proc/sys/fs/file-max files open; end "
+            "other programs, or raise that number"
+        )
+    if code == errno.ENOMEM:
+        return (
+            f"{text}: this process may have no more memory or mappings; see `ulimit -v` and "
+            "/proc/sys/vm/max_map_count, close communicators, or end other programs"
+        )
+    return text
 
 
 def reason_of(error: BaseException, rank: int) -> bytes:
@@ -75,5 +100,5 @@ def _error_of(source: int, kind: str, text: str, peer: int | None, rank: int, ca
     if kind != BackendError.__name__:  # own_failure() has named the rank in those
         text = f"{call} failed on rank {source}: {text}"
     if kind == KeyboardInterrupt.__name__:
-        return WaitFailed(text, rank=source, peer=source, collective=call)
+        return PeerLost(text, rank=rank, peer=source, collective=call)
     return InvalidArgument(text) if kind == InvalidArgument.__name__ else BackendError(text)

@@ -79,11 +79,6 @@ def shrink(ranks: Mesh, make: Callable[[Mesh], Part], timeout: float) -> Part:
             if mesh.told_by is not None:
                 survivor.culprit = mesh.numbers[mesh.told_by]
             raise
-        except WaitFailed as error:
-            # A rank that was interrupted takes part in the next attempt, if it comes back.
-            if type(error) is WaitFailed:
-                raise sockets.peer_lost(ranks.rank, error.rank, "shrink", str(error)) from error
-            raise
 
     try:
         return survivor.agree(make_named, timeout)

@@ -41,6 +41,15 @@ class Parser(argparse.ArgumentParser):
         if message:
             (file or sys.stderr).write(message)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            from ..bench.names import did_you_mean
+
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
+
     def error(self, message: str) -> NoReturn:
         """Prints one line, and ends the process with exit code 2."""
         complain(f"{message}; see `{self.prog} --help`")

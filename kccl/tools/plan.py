@@ -43,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
         nbytes = parse_size(args.bytes)
     except ValueError as error:
         raise InvalidArgument(f"--bytes: {error}") from error
+    if args.collective == "barrier" and nbytes:
+        raise InvalidArgument(f"--bytes is {args.bytes}, must be 0: a barrier has no message")
     dtype = None if args.collective == "barrier" else dtypes.of(args.dtype)
     arguments.whole_elements("--bytes", nbytes, dtype)
     variables = env.read()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..base import abi, dtypes
 from ..base.errors import BackendError, InvalidArgument
+from ..bench import names as bench_names
 from ..collectives.one_sided import OneSided
 from ..gpu import driver
 from ..gpu.library import compile_kernel
@@ -33,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=int, nargs="+", required=True, metavar="N", help="numbers of ranks, as in 2 4"
     )
-    parser.add_argument("-d", nargs="+", metavar="TYPE", help="element types (all)")
+    parser.add_argument(
+        "-d",
+        type=bench_names.dtype_name,
+        nargs="+",
+        default=ELEMENT_TYPES,
+        metavar="TYPE",
+        help="element types (all)",
+    )
     parser.add_argument("--op", nargs="+", metavar="OP", help="operators (all)")
     parser.add_argument("--arch", default="", help="as in sm_90a (that of the first GPU here)")
     parser.epilog = (
@@ -56,8 +64,7 @@ def main(args: argparse.Namespace) -> int:
     for op in args.op or ():
         if op not in OPS:
             raise InvalidArgument(f"--op is {op!r}, must be one of {', '.join(OPS)}")
-    types = [dtypes.of(name).name for name in args.d or ELEMENT_TYPES]
-    wanted = instances(args.n, types, args.op or OPS)
+    wanted = instances(args.n, args.d, args.op or OPS)
     try:
         arch = args.arch or driver.device(0).arch
     except BackendError as error:

@@ -324,7 +324,6 @@ def test_arguments_of_numpy():
         x = np.full(3, comm.rank, np.int32)
         for _ in range(3):
             comm.broadcast(x, np.int64(1), channel=np.int8(2))
-            comm.broadcast(x, root=True)
             comm.all_reduce(x.copy(), channel=np.array(3))
             assert (x == 1).all()
         comm.barrier.prepare(channel=np.int8(1))()
@@ -347,6 +346,7 @@ def test_arguments_of_numpy():
     ("options", "message"),
     [
         ({"color": (1,)}, r"color is \(1,\), must be an integer"),
+        ({"color": True}, "color is True, must be an integer"),
         ({"color": 1.0}, "color is 1.0, must be an integer"),
         ({"color": 0, "key": "a"}, "key is 'a', must be an integer"),
     ],
@@ -355,8 +355,22 @@ def test_colors_and_keys_of_split(options, message):
     def main(comm):
         with pytest.raises(kccl.InvalidArgument, match=message):
             comm.split(**options)
-        # Nothing was sent, so the ranks still agree.
+        # All ranks have raised, so they still agree.
         part = comm.split(np.int64(comm.rank % 2), key=np.int32(-comm.rank))
         return part.rank, part.world_size, part.local_rank
 
     assert kccl.run_threads(main, 3) == [(1, 2, 0), (0, 1, 1), (0, 2, 2)]
+
+
+def test_a_bool_is_no_integer():
+    def main(comm):
+        x, window = np.ones(2, np.float32), comm.window(64)
+        for call, name in (
+            (lambda: comm.put(x, 0, window, offset=True), "offset"),
+            (lambda: comm.wait(True), "signal_id"),
+            (lambda: comm.broadcast(x, root=True), "root"),
+        ):
+            with pytest.raises(kccl.InvalidArgument, match=f"{name} is True, must be an integer"):
+                call()
+
+    kccl.run_threads(main, 1)

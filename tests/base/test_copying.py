@@ -110,6 +110,8 @@ def test_what_belongs_to_a_process_is_refused(monkeypatch, check):
         refuses(comm.device_comm(channels=1, max_bytes=64), "comm.device_comm() on every rank")
         for call in (comm.all_reduce, comm.all_gather, comm.broadcast, comm.reduce_scatter):
             refuses(call, "a communicator's calls work in its process only")
+        for call in (comm.put, comm.get, comm.signal, comm.wait):
+            refuses(call, "a communicator's calls work in its process only")
         for call in (comm.barrier, comm.barrier.prepare(channel=1)):
             refuses(call, "a communicator's calls work in its process only")
         for call in (comm.all_reduce.prepare(x), comm.all_reduce.prepare(x[:0])):

@@ -195,3 +195,27 @@ def test_memory_with_a_hole():
     for text in kccl.run_threads(main, 2):
         assert text.startswith(f"{CMA} on channel 0: rank 0 could not read the memory of peer 1: ")
         assert "Bad address (errno 14); all ranks may go on after comm.reset()" in text
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_failed_call_keeps_its_status_where_a_warning_is_due():
+    """The warning, an error here, comes with the next call that succeeds."""
+
+    def main(comm):
+        x = np.ones(LONG, np.float32)
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            comm.context.backend.context.refused = 1
+            comm.context.backend.context.refused_peer = 1
+            comm.timeout = 0.2
+            with pytest.raises(kccl.Timeout):
+                comm.all_reduce(x)
+        comm.timeout = 20
+        comm.reset()
+        if comm.rank == 0:
+            with pytest.raises(RuntimeWarning, match="may no longer read the memory of rank 1"):
+                comm.all_reduce(x)
+        else:
+            comm.all_reduce(x)
+
+    kccl.run_threads(main, 2)

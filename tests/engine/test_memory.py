@@ -87,6 +87,14 @@ def test_a_cgroup_that_is_nearly_full_has_little_room(monkeypatch, tmp_path, ver
     assert list(rooms._of_cgroups()) == []
 
 
+def test_a_process_that_may_open_no_file_knows_no_limit(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert memory_room() == [] and cgroup_folders("memory") == []
+
+
 def test_a_limit_of_address_space_has_room_for_what_is_not_used(monkeypatch):
     real = resource.getrlimit
     monkeypatch.setattr(

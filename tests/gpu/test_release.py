@@ -5,9 +5,13 @@ import ctypes
 import gc
 import os
 import threading
+import types
 
 import pytest
 
+import kccl
+from kccl.backends import departure
+from kccl.base.abi import lib
 from kccl.gpu import driver as gpu
 from kccl.gpu import graphs, memory, release
 from kccl.gpu.table import DriverError
@@ -147,3 +151,22 @@ def test_memory_for_peer_access_is_freed_when_its_peers_devices_are_idle_too(mon
     gc.collect()
     assert is_over.wait(20)
     assert made[:3] == [("cuCtxPushCurrent", 71), ("cuCtxSynchronize",), ("cuCtxPopCurrent",)]
+
+
+@pytest.mark.parametrize("ends", [True, False, "fails"])
+def test_a_dropped_backend_tells_its_peers_though_the_device_does_not_end(monkeypatch, ends):
+    waited, told = [], []
+
+    def synchronize_within(where, seconds):
+        waited.append((where, seconds))
+        if ends == "fails":
+            raise kccl.BackendError("mishap")
+        return ends
+
+    monkeypatch.setattr(departure.driver, "synchronize_within", synchronize_within)
+    monkeypatch.setattr(departure, "depart", lambda *args: told.append(args))
+    monkeypatch.setattr(gpu.Device, "current", lambda self: contextlib.nullcontext())
+    state = types.SimpleNamespace(status=lib.kKcclOk, limit_ns=3 * 10**9)
+    scratches = types.SimpleNamespace(comm="comm")
+    departure._leave(WHERE, state, scratches, os.getpid())
+    assert waited == [(WHERE, 3.0)] and told == [("comm", state, lib.kKcclLeft)]

@@ -109,7 +109,8 @@ except kccl.BackendError as error:
     said = [fact for each in (*twice, zero, two) for fact in facts(each.communicate(timeout=60)[0])]
     assert sorted(fact["rank"] for fact in said if "rank" in fact) == [0, 1, 2]
     (error,) = [fact["error"] for fact in said if "error" in fact]
-    assert "another process is rank 1 already" in error
+    assert "another process is rank 1 already. If a rank started this process" in error
+    assert "if this one is rank 1, the other one must not" in error
 
 
 @pytest.mark.parametrize("option", ["-n", "-U"])

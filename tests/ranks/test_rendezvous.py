@@ -166,3 +166,24 @@ def test_limits_of_years_are_none_for_poll(monkeypatch):
         with left, right:
             right.sendall(b"1")
             assert watch.wait(left, 1e9)
+
+
+def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
+    name = f"kccl-{request.node.name}-{time.time()}"
+    with (
+        sockets.bind(name),
+        pytest.raises(kccl.BackendError, match=r"If a rank started this process.*another job"),
+    ):
+        host(name, 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        (None, "for the other ranks at start-up .*: they have not called kccl"),
+        (2, "for rank 2 at start-up .*: it has not called"),
+    ],
+)
+def test_who_is_absent_is_one_rank_or_several(missing, words):
+    with pytest.raises(kccl.Timeout, match=words):
+        raise bootstrap._absent(0, missing)

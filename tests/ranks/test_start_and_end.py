@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ranks import PRELUDE, environment, facts, run
 
+import kccl
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
 BEFORE_INIT = """
@@ -229,3 +231,19 @@ time.sleep(0.5)
         assert fact["seconds"] < 5
         assert re.search("(rank 1 gave up|peer 1 has closed)", fact["message"])
     assert ("RuntimeError: mishap" in err) == ("mishap" in end)
+
+
+def test_ctrl_c_on_one_rank_is_a_lost_peer_on_the_others():
+    class Interrupts:
+        def __index__(self):
+            raise KeyboardInterrupt
+
+    def main(comm):
+        wanted = KeyboardInterrupt if comm.rank == 1 else kccl.PeerLost
+        with pytest.raises(wanted) as caught:
+            comm.split(0, key=Interrupts() if comm.rank == 1 else 0)
+        if comm.rank != 1:
+            assert type(caught.value) is kccl.PeerLost and caught.value.peer == 1
+            assert str(caught.value) == "split failed on rank 1: KeyboardInterrupt"
+
+    kccl.run_threads(main, 3)

@@ -1,5 +1,7 @@
 """Numbers as arguments of a user's kernel: they become what the parameter is, or are refused."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,54 @@ def test_floats_and_bools_become_what_the_parameter_is(numbers):
             numbers.kernel("keep<bool>")(comm, flag, 2)
 
     kccl.run_threads(main, 1, backend="sim")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        ("int32_t", np.float32(1), 1),
+        ("int64_t", np.float64(-2), -2),
+        ("uint8_t", np.float16(255), 255),
+        ("int32_t", 3.0, 3),
+        ("int32_t", np.bool_(True), 1),
+        ("int32_t", ctypes.c_float(7), 7),
+        ("float", np.int32(3), 3),
+        ("float", np.float16(1.5), 1.5),
+        ("float", np.bool_(True), 1),
+        ("float", ctypes.c_int32(5), 5),
+        ("bool", np.uint8(1), 1),
+        ("bool", np.bool_(True), 1),
+    ],
+)
+def test_a_number_of_another_kind_keeps_its_value(numbers, kind, value, kept):
+    out = np.zeros(1, {"float": "float32"}.get(kind, kind.removesuffix("_t")))
+    kernel = numbers.kernel(f"keep<{kind}>")
+    kccl.run_threads(lambda comm: kernel(comm, out, value), 1, backend="sim")
+    assert out[0] == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("int32_t", np.float32(1.5), r"is 1\.5, must be an integer of -2147483648 to 2147483647"),
+        ("int32_t", np.float32(np.inf), "is inf, must be an integer of"),
+        ("int32_t", np.float32(2**31), "is 2147483648, must fit 32 bits: -2147483648 to"),
+        ("uint32_t", np.int32(-1), "is -1, must fit 32 bits: 0 to 4294967295"),
+        ("bool", np.uint8(2), "is 2, must fit 8 bits: 0 to 1"),
+        ("float", np.int32(2**24 + 1), "is 16777217, which a float of 4 bytes does not hold"),
+        ("int64_t", np.complex64(1), "must be a bool, an integer or a float of at most 64 bits"),
+    ],
+)
+def test_a_number_that_would_change_is_refused(numbers, kind, value, message):
+    out = np.full(1, 77, {"float": "float32"}.get(kind, kind.removesuffix("_t")))
+
+    def main(comm):
+        with pytest.raises(kccl.InvalidArgument, match=f"^argument 1 .*{message}"):
+            numbers.kernel(f"keep<{kind}>")(comm, out, value)
+
+    before = out.copy()
+    kccl.run_threads(main, 1, backend="sim")
+    assert out[0] == before[0]
 
 
 @pytest.mark.parametrize(

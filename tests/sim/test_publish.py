@@ -181,7 +181,7 @@ def test_too_many_blocks(module):
     [
         (lib.kKcclTimeout, kccl.Timeout, "block 7 of rank 1 did not arrive"),
         (lib.kKcclPeerLost, kccl.PeerLost, "the process of peer 1 has ended"),
-        (lib.kKcclPeerLeft, kccl.PeerLost, "peer 1 has closed the communicator"),
+        (lib.kKcclPeerLeft, kccl.PeerLost, "peer 1 has closed or dropped the communicator"),
     ],
 )
 def test_the_sentence_names_block_and_rank(status, error, cause):

@@ -107,7 +107,7 @@ def test_arguments_arrive(module):
     ("index", "value", "message"),
     [
         (1, 5, "argument 1 of take is a int of 8 bytes, the parameter has"),
-        (3, np.float32(1), "argument 3 of take is a float32 of 4 bytes, the parameter has 8"),
+        (1, np.float32(1), "argument 1 of take is a float32 of 4 bytes, the parameter has"),
         (1, 1.0, "argument 1 of take is a float of 8 bytes, the parameter has"),
         (4, np.zeros(2), "argument 4 of take is a ndarray of 8 bytes"),
         (8, 2**64, "argument 8 is 18446744073709551616, must fit 64 bits"),

@@ -1,5 +1,6 @@
 """The command `kccl`."""
 
+import argparse
 import json
 import pickle
 import subprocess
@@ -100,6 +101,24 @@ def test_plan():
     )
     assert "  all_reduce_two_shot_pull_simple: KCCL_ALGORITHM prefers it" in done.stdout
     assert kccl("plan", "barrier").stdout.startswith("barrier of 0 bytes over 2 ranks")
+    done = kccl("plan", "barrier", "--bytes", "8")
+    assert done.returncode == 2 and "a barrier has no message" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["benc"], "bench"), (["plan", "all_reduce", "--backend", "hots"], "host")],
+)
+def test_a_word_that_is_nearly_right_names_the_right_one(arguments, meant):
+    done = kccl(*arguments)
+    assert done.returncode == 2 and f"). Did you mean {meant}?; see" in done.stderr
+
+
+def test_warm_takes_the_names_of_element_types_that_bench_takes():
+    parser = argparse.ArgumentParser()
+    warm.add_arguments(parser)
+    assert parser.parse_args(["-n", "2", "-d", "fp32", "half"]).d == ["float32", "float16"]
+    assert parser.parse_args(["-n", "2"]).d == warm.ELEMENT_TYPES
 
 
 @pytest.mark.parametrize("backend", ["host", "cuda", "sim"])

@@ -125,7 +125,7 @@ inline std::string sentence(const KcclRecord& record, int reader) {
         wait.awaited = "its peers";
     } else {
         cause = record.status == kKcclPeerLost ? "the process of " + peer + " has ended"
-                                               : peer + " has closed the communicator";
+                                               : peer + " has closed or dropped the communicator";
         cure = kSurvivorsGoOn;
     }
     char waited_s[32];

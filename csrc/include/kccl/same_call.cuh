@@ -16,6 +16,8 @@ struct Description {
 };
 static_assert(3 * sizeof(Description) <= kKcclLineBytes, "behind the flag word, in its line");
 constexpr uint32_t kUnknownCall = 255u << 8;
+static_assert(kKcclNumKernels <= kUnknownCall >> 8, "a kernel has 8 bits, and 255 is no kernel");
+static_assert(kKcclNumDtypes <= 16 && kKcclNumOps <= 16, "element type and operator have 4 bits");
 
 template <class Coop, int WORLD_SIZE>
 KCCL_DEVICE Description* description_slot(const Channel<Coop, WORLD_SIZE>& channel, int rank,
