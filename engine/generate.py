@@ -24,9 +24,10 @@ def main(args: argparse.Namespace) -> int:
     """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr.
 
     Returns:
-        The exit code: 130 if Ctrl-C ended the answer.
+        The exit code: 130 after Ctrl-C.
     """
-    console = screen.console(is_quiet=args.quiet)
+    # Ranks other than 0 draw no bar either.
+    console = screen.console(is_quiet=args.quiet or bool(kccl.launched_rank()))
     # A wrong option is told before the model is read.
     params = sampling(args)
     check_prompt_arguments(args)
@@ -74,8 +75,15 @@ def main(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             end = screen.INTERRUPTED
         _write(engine, "\n")
-        screen.tell(console, screen.summary(engine, len(ids), times, began, end))
-    return _INTERRUPTED if end == screen.INTERRUPTED else 0
+        is_interrupted, share = end == screen.INTERRUPTED, None
+        # All ranks measure, or none.
+        if len(times) > 1 and not is_interrupted and not args.quiet:
+            try:
+                share = screen.share_of_bound(engine, len(ids), times)
+            except KeyboardInterrupt:
+                is_interrupted = True
+        screen.tell(console, screen.summary(engine, len(ids), times, began, end, share))
+    return _INTERRUPTED if is_interrupted else 0
 
 
 def _tell_what_is_awaited() -> None:

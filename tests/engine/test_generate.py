@@ -8,7 +8,8 @@ import sys
 import pytest
 from tiny_models import write_gguf
 
-from kccl.engine import Engine
+import kccl
+from kccl.engine import Engine, screen
 from kccl.tools.cli import main
 
 BEGINNING = "def mean(values):"
@@ -56,6 +57,34 @@ def test_the_answer_alone_is_on_stdout(expected, capsys):
         assert "of what the memory allows" in told.err
     assert main([*arguments, "--quiet"]) == 0
     assert capsys.readouterr() == (expected + "\n", "")
+
+
+def test_a_ctrl_c_behind_the_last_token_leaves_the_summary(capsys, monkeypatch):
+    def interrupted(engine):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "bandwidth", interrupted)
+    arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "3", "--temperature", "1"]
+    assert main([*arguments, "--seed", "8"]) == 130
+    told = capsys.readouterr().err
+    assert "3 of answer (max_tokens), 1 rank; seed 8; first token after" in told
+    assert told.endswith(" tok/s\n")
+    # Nobody reads the share, so nothing is measured.
+    assert main([*arguments, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("rank", "is_quiet"), [(None, False), (0, False), (1, True)])
+def test_only_rank_0_draws_a_bar(rank, is_quiet, monkeypatch):
+    consoles = []
+
+    def progress(console):
+        consoles.append(console)
+        raise kccl.Error("enough")
+
+    monkeypatch.setattr(kccl, "launched_rank", lambda: rank)
+    monkeypatch.setattr(screen, "progress", progress)
+    assert main(["generate", "--prompt", "x"]) != 0
+    assert [console.quiet for console in consoles] == [is_quiet]
 
 
 def test_the_prompt_may_come_from_standard_input(expected, capsys, monkeypatch):
