@@ -42,7 +42,13 @@ def prompt_ids(
         # An empty text is refused even where the tokenizer would make it one BOS.
         ids = encode(prompt) if prompt else []
     else:
-        ids = [integer("an id of the prompt", number) for number in prompt]
+        given = list(prompt)
+        if isinstance(prompt, Mapping) or any(isinstance(each, Mapping) for each in given):
+            raise kccl.InvalidArgument(
+                "the prompt has messages, must be text or ids: engine.tokenizer.chat(messages) "
+                "gives the ids of a conversation"
+            )
+        ids = [integer("an id of the prompt", number) for number in given]
     if not ids:
         raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
     wrong = [i for i in ids if not 0 <= i < vocab_size]

@@ -220,6 +220,7 @@ def test_one_request_at_a_time():
         ([-1], {}, "id -1"),
         ([1.5], {}, r"^an id of the prompt is 1\.5, must be an integer"),
         (["1"], {}, "^an id of the prompt is '1', must be an integer"),
+        ([{"role": "user"}], {}, r"has messages, must be text or ids: engine\.tokenizer\.chat\("),
         (b"1", {}, "^the prompt is of type bytes, must be text or ids"),
         (1, {}, "^the prompt is of type int, must be text or ids"),
         ([1] * 129, {}, "129 tokens, must have at most 127 in a context of 128"),

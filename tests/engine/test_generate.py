@@ -137,6 +137,10 @@ def test_options_of_a_chat_reach_the_template(tiny, tmp_path, capsys):
     # A token for each byte.
     count = len("HiFalsea=b[1]")
     assert f"{count} tokens of prompt" in capsys.readouterr().err
+    for wrong in ("enable_thinkng=false", "self=1"):
+        assert main(["generate", *arguments, "--chat-option", wrong]) != 0
+        told = f"{wrong.split('=')[0]} is no variable of the chat template, which has enable_th"
+        assert told in capsys.readouterr().err
 
 
 def test_ids_in_and_ids_out(tiny, tmp_path, capsys):
