@@ -130,7 +130,9 @@ class FolderSource(Source):
             raise kccl.Error(f"{file}: cannot read tensor {name}: {one_line(error)}") from error
 
     def tokenizer(self) -> "Tokenizer":
-        return from_folder(self.path)
+        return from_folder(
+            self.path, self.config.vocab_size, is_laneformer=self.config.family == "laneformer"
+        )
 
     def end_ids(self) -> tuple[int, ...]:
         return named_ends(self.path, self.config.vocab_size)

@@ -54,7 +54,8 @@ class Tokenizer:
 
     Attributes:
         bos_id, pad_id: Ids of these tokens; None where there is none.
-        eos_ids: Ids that end a text; the model's own end of text first.
+        eos_ids: Ids that end a text; the model's own end of text first. They may be ids of the
+            model that have no token.
         special_ids: Ids of control tokens. They decode to nothing.
         vocab_size: Ids are below this. A model may have more, which decode to nothing.
         prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
@@ -83,8 +84,8 @@ class Tokenizer:
             backend: A tokenizers.Tokenizer.
             pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids are in the
-                vocabulary.
+            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids but eos_ids are in
+                the vocabulary.
             adds_space: The backend puts a space in front of a text.
             templates: Chat templates by name.
             texts: Texts of special tokens for the template, as in "bos_token".

@@ -23,9 +23,14 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in (TOKENIZER, MODEL))
 
 
-def from_folder(folder: Path) -> Tokenizer:
+def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
     """Reads tokenizer.json, or tokenizer.model where there is none, and what the files beside it
     say about special tokens.
+
+    Args:
+        folder: The folder.
+        vocab_size: Of the model, which may have rows for more ids than the tokenizer has tokens.
+        is_laneformer: The model is a Laneformer, whose texts begin as add_bos_token says.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
@@ -33,7 +38,8 @@ def from_folder(folder: Path) -> Tokenizer:
     values = _optional(folder / _CONFIG)
     config = Fields(folder / _CONFIG, values)
     file, content = folder / TOKENIZER, {}
-    if not file.exists() and (folder / MODEL).exists():
+    is_model = not file.exists() and (folder / MODEL).exists()
+    if is_model:
         file = folder / MODEL
         backend, adds_space, texts = guarded(file, read_model, file, config)
         values = texts | values
@@ -52,16 +58,19 @@ def from_folder(folder: Path) -> Tokenizer:
     }
     others = _with_ids(folder)
     size = vocab_size_of(backend)
-    eos_ids = _first_ids(others, "eos_token_id", size)
+    eos_ids = _first_ids(others, "eos_token_id", max(size, vocab_size))
     if not eos_ids and ids["eos"] is not None:
         eos_ids = [ids["eos"]]
     bos_id = ids["bos"]
     if bos_id is None:
         bos_id = _usable_id(others, "bos_token_id", size)
+    prefix: list[int] = []
+    suffix: list[int] = []
     if backend.post_processor is not None:
-        # As in transformers, it decides, whatever add_bos_token says.
         prefix, suffix = _around(file, backend)
-    else:
+    # transformers takes the post-processor of a tokenizer.json, or none, whatever these fields say.
+    # It does not read Laneformers: the tokenizers that they are trained with have none.
+    elif is_model or is_laneformer:
         prefix = _if_asked(config, "add_bos_token", bos_id)
         suffix = _if_asked(config, "add_eos_token", ids["eos"])
     return Tokenizer(
@@ -125,6 +134,8 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
+    # As in transformers, -1 stands for none.
+    ids = [number for number in ids if number != -1]
     if not all(0 <= number < vocab_size for number in ids):
         raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of the vocabulary")
     return ids
