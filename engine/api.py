@@ -72,10 +72,10 @@ class Engine(Measuring):
         context: Most tokens of prompt and answer together.
         nbytes: Of the packed weights of this process's ranks.
         sampling: The model's own defaults for fields of SamplingParams, by name: those of its
-            generation_config.json.
+            generation_config.json, or of its config.json where there is none.
         params: How the newest request chooses its tokens, with the seed that was drawn for it.
         notices: What differs from what the files ask for, a sentence each: weights that are
-            rounded, ways to sample that the engine does not have.
+            rounded, fields of generation_config.json that are not used.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Engine(Measuring):
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
             )
+            if self._tokenizer is None and (stop := self.sampling.pop("stop", None)):
+                self.notices += (f"stop_strings = {stop!r:.60} is not used without a tokenizer",)
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             most = self.config.longest_context

@@ -41,6 +41,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """As read_json(); empty if there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
 def one_line(error: BaseException) -> str:
     """An exception's text for a message of one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

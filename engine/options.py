@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="print the answer only")
     parser.epilog = (
-        "How tokens are chosen is the model's generation_config.json's where no option says it; "
+        "Where no option says how tokens are chosen, the model's generation_config.json does; "
         "without that file the likeliest token is taken."
     )
 
@@ -83,7 +83,10 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """
     given = {name: getattr(args, name) for name, *_ in _SAMPLING}
     found = {name: value for name, value in given.items() if value is not None}
-    found |= {"max_tokens": args.max_tokens, "stop": tuple(map(unescaped, args.stop))}
+    found["max_tokens"] = args.max_tokens
+    # Otherwise the model's own count.
+    if args.stop:
+        found["stop"] = tuple(map(unescaped, args.stop))
     SamplingParams(**found)
     return found
 

@@ -7,7 +7,7 @@ import kccl
 
 from .chat_files import read_templates
 from .extras import library
-from .fields import Fields, read_json
+from .fields import Fields, read_json, read_optional
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
 from .tokenizer_model import MODEL, read_model
@@ -35,7 +35,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
     """
-    values = _optional(folder / _CONFIG)
+    values = read_optional(folder / _CONFIG)
     config = Fields(folder / _CONFIG, values)
     file, content = folder / TOKENIZER, {}
     is_model = not file.exists() and (folder / MODEL).exists()
@@ -98,11 +98,7 @@ def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def _with_ids(folder: Path) -> list[Fields]:
-    return [Fields(folder / name, _optional(folder / name)) for name in _WITH_IDS]
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
+    return [Fields(folder / name, read_optional(folder / name)) for name in _WITH_IDS]
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
