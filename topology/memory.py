@@ -25,12 +25,14 @@ class Room:
         nbytes: What it leaves, in bytes.
         is_of_process: Whether it counts this process alone, and not all on the machine.
         cure: How to get more.
+        counts_mapped: Whether files that the process maps count.
     """
 
     limit: str
     nbytes: int
     is_of_process: bool
     cure: str
+    counts_mapped: bool = False
 
 
 def memory_room() -> list[Room]:
@@ -70,7 +72,8 @@ def _of_process() -> Iterator[Room]:
         if most != resource.RLIM_INFINITY and name in used:
             room = max(0, most - used[name] * resource.getpagesize())
             cure = f"raise it, as by `ulimit -{option} unlimited`"
-            yield Room(f"the limit {name} (ulimit -{option})", room, True, cure)
+            limit = f"the limit {name} (ulimit -{option})"
+            yield Room(limit, room, True, cure, counts_mapped=name == "RLIMIT_AS")
 
 
 def _lines(file: Path) -> list[str]:
