@@ -345,9 +345,11 @@ class Engine(Measuring):
     def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
         ids = prompt_ids(prompt, lambda text: self.tokenizer.encode(text), self.config.vocab_size)
         if len(ids) > self.context - room:
+            most = self.config.longest_context
+            more = f"; give a larger context (--context), at most {most}"
             raise kccl.InvalidArgument(
                 f"the prompt has {len(ids)} tokens, must have at most {self.context - room} in a "
-                f"context of {self.context}"
+                f"context of {self.context}{more if most > self.context else ''}"
             )
         return ids
 
@@ -355,7 +357,7 @@ class Engine(Measuring):
         params = params_of(params, given, self.sampling, self._end_ids)
         if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
-                f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"
+                f"stop is {params.stop!r}, must be empty: {self._source} {self._lacks}"
             )
         return params
 

@@ -87,7 +87,12 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     # Otherwise the model's own count.
     if args.stop:
         found["stop"] = tuple(map(unescaped, args.stop))
-    SamplingParams(**found)
+    try:
+        SamplingParams(**found)
+    except kccl.InvalidArgument as error:
+        # It begins with the field's name.
+        field, _, rest = str(error).partition(" ")
+        raise kccl.InvalidArgument(f"--{field.replace('_', '-')} {rest}") from None
     return found
 
 
@@ -100,6 +105,10 @@ def unescaped(text: str) -> str:
     parts, at = [], 0
     while (found := text.find("\\", at)) >= 0:
         escape = _ESCAPE.match(text, found)
+        if escape is None and found == len(text) - 1:
+            raise kccl.InvalidArgument(
+                f"--stop {text!r} ends in a single backslash: write \\\\ for one"
+            )
         if escape is None:
             raise kccl.InvalidArgument(
                 f"--stop {text!r} has the escape {text[found : found + 2]!r} at character {found}, "

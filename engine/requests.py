@@ -1,5 +1,6 @@
 """What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,10 @@ def params_of(
     if params is None:
         unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
         if unknown:
-            raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
+            name, known = min(unknown), list(SamplingParams.__dataclass_fields__)
+            meant = difflib.get_close_matches(name, known, 1)
+            told = f"did you mean {meant[0]}?" if meant else f"must be one of {', '.join(known)}"
+            raise kccl.InvalidArgument(f"there is no parameter {name}: {told}")
         return SamplingParams(**{"stop_ids": ends, **defaults, **given})
     if given:
         raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")

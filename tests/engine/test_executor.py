@@ -229,6 +229,8 @@ def test_one_request_at_a_time():
         ([1], {"heat": 1}, "no parameter heat"),
         ([1], {"stop": ("a",)}, "must be empty: random weights of tiny-llama has no tokenizer"),
         ([1], {"params": SamplingParams(stop=("a",))}, "has no tokenizer"),
+        ([1], {"temprature": 1}, r"there is no parameter temprature: did you mean temperature\?"),
+        ([1], {"xyz": 1}, "there is no parameter xyz: must be one of temperature, top_k, "),
     ],
 )
 def test_bad_requests_are_refused(prompt, given, message):

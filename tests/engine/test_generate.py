@@ -178,8 +178,8 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1"),
-        (["--max-tokens", str(2**32)], "max_tokens is 4294967296, must be an integer from 1 to"),
+        (["--top-p", "2"], "--top-p is 2.0, must be above 0 and at most 1"),
+        (["--max-tokens", str(2**32)], "--max-tokens is 4294967296, must be an integer from 1 to"),
         (["--model", "no/such/model"], "model 'no/such/model' is neither"),
         (["--system", "Be"], "--system is given, which needs --chat"),
         (["--chat-option", "a=1"], "--chat-option is given, which needs --chat"),
@@ -196,13 +196,13 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
         (["--dtype", "float16"], "dtype is 'float16', must be 'bfloat16' on backend 'host'"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
-        (["--stop", ""], "stop is ('',), must be a string that is not empty"),
-        (["--stop", "\udcff"], "stop is ('\\udcff',), must be a string"),
+        (["--stop", ""], "--stop is ('',), must be a string that is not empty"),
+        (["--stop", "\udcff"], "--stop is ('\\udcff',), must be a string"),
         (["--stop", r"a\q"], r"--stop 'a\\q' has the escape '\\q' at character 1, must be \n, "),
-        (["--stop", "\\"], r"has the escape '\\' at character 0"),
+        (["--stop", "a\\"], r"--stop 'a\\' ends in a single backslash: write \\ for one"),
         (["--stop", r"\u12"], r"has the escape '\\u' at character 0"),
         (["--stop", r"\ud800"], r"has the escape \ud800, which is no character of Unicode"),
-        (["--temperature", "1e-310"], "temperature is 1e-310, must be 0, or 1e-06 or more"),
+        (["--temperature", "1e-310"], "--temperature is 1e-310, must be 0, or 1e-06 or more"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
@@ -213,9 +213,26 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert told.err.count("\n") == 1
 
 
+def test_without_its_tokenizer_a_model_does_not_lack_one(tiny):
+    with Engine(tiny, blocks=1, tokenizer=False, context=8) as engine:
+        with pytest.raises(kccl.InvalidArgument, match="was opened without its tokenizer"):
+            engine.generate([1], stop="x")
+        # There may be more context than was asked for.
+        with pytest.raises(kccl.InvalidArgument, match=r"context \(--context\), at most 64$"):
+            engine.generate([1] * 9)
+
+
+@pytest.mark.parametrize("other", [["--stop", "x"], ["--chat"], ["--system", "x"]])
+def test_ids_have_no_text_beside_them(other, capsys):
+    assert main(["generate", "--model", "no/such/model", "--ids", "1", *other]) != 0
+    assert f"--ids and {other[0]} are given, must be one of them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("12345678901", "--ids has '12345678901', must be ids"),
+        ("1" * 5000, "--ids has '11111"),
         ("", '--ids is empty, must be ids, as in "1 15 7"'),
         ("1 x", "--ids has 'x', must be ids"),
         ("-1", "--ids has '-1', must be ids"),
