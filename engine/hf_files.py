@@ -145,6 +145,10 @@ def _known(file: Path, held: Held) -> Held:
 
 def _headers(file: Path) -> Held:
     safetensors = library("safetensors")
+    if file.is_symlink() and not file.exists():
+        raise kccl.Error(
+            f"{file} is a link to a file that does not exist: run `hf download` for its model"
+        )
     if not file.is_file():
         raise kccl.Error(f"{file} does not exist")
     try:
