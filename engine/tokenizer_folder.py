@@ -10,9 +10,11 @@ from .extras import library
 from .fields import Fields, read_json, read_optional
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
-from .tokenizer_model import MODEL, read_model
+from .tokenizer_model import CONVERT, MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
+# Of older folders, with merges.txt beside it.
+_VOCABULARY = "vocab.json"
 _CONFIG = "tokenizer_config.json"
 # Files that name ids. The first that gives one counts.
 _WITH_IDS = ("generation_config.json", "config.json")
@@ -20,7 +22,7 @@ _WITH_IDS = ("generation_config.json", "config.json")
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer, damaged or not."""
-    return any((folder / name).exists() for name in (TOKENIZER, MODEL))
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL, _VOCABULARY))
 
 
 def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
@@ -45,6 +47,11 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
         values = texts | values
         pieces: Pieces = sentence_piece
     else:
+        if not file.exists() and not file.is_symlink():
+            told = f"{folder} has neither {TOKENIZER} nor {MODEL}"
+            if (folder / _VOCABULARY).exists():
+                told += f"; to use its {_VOCABULARY}, {CONVERT}"
+            raise kccl.Error(told)
         content = read_json(file)
         backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
         pieces, adds_space = _kind(file, content)

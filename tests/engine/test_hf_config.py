@@ -296,3 +296,9 @@ def test_any_configuration_is_taken_or_refused_in_one_line(config_of, config, ch
         assert "config.json: " in str(error) and "\n" not in str(error)
     else:
         assert taken.num_parameters() > 0
+
+
+def test_swish_is_silu(tmp_path):
+    write_folder(tmp_path, LLAMA | {"hidden_act": "swish"})
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.config.hidden == LLAMA["hidden_size"]

@@ -295,7 +295,11 @@ def test_a_wrong_file_is_named(folder, file, changes, told):
 
 def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(kccl.Error, match=r"cannot read .*tokenizer\.json: No such file"):
+    missing = r"has neither tokenizer\.json nor tokenizer\.model"
+    with pytest.raises(kccl.Error, match=rf"{missing}$"):
+        tokenizer_of(folder)
+    (folder / "vocab.json").write_text("{}")
+    with pytest.raises(kccl.Error, match=rf"{missing}; to use its vocab\.json, let transformers"):
         tokenizer_of(folder)
     write_folder(tmp_path / "small", LLAMA | {"vocab_size": 8}, with_tokenizer=True)
     with pytest.raises(kccl.Error, match="has 264 ids, must have at most 8, the rows"):
