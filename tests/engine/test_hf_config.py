@@ -5,9 +5,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3
+from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3, write_folder
 
 import kccl
+from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.hf_config import read_config
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
 
