@@ -223,7 +223,10 @@ class Tokenizer:
     ) -> str:
         """The text whose ids chat() gives; arguments and errors as there."""
         if not self._templates:
-            raise kccl.Error(f"{self._where} has no chat template")
+            raise kccl.Error(
+                f"{self._where} has no chat template: give text, on the command line leave out "
+                "--chat"
+            )
         return self._templates.render(
             messages, variables, name=template, add_generation_prompt=add_generation_prompt
         )

@@ -190,7 +190,7 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
-        (["--chat"], "has no chat template"),
+        (["--chat"], "has no chat template: give text, on the command line leave out --chat"),
         (["--model", ""], "model '' is neither"),
         (["-n", "9"], "ranks is 9, must be from 1 to 8"),
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
@@ -248,6 +248,25 @@ def test_wrong_ids_are_one_line(tiny, text, message, capsys):
 def test_a_job_prints_one_answer(expected):
     done = generate("--max-tokens", "12", "--quiet", text=BEGINNING.encode(), ranks=2)
     assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["full", "closed"])
+def test_a_job_whose_output_fails_says_so_once(kind):
+    if kind == "full":
+        output, code = os.open("/dev/full", os.O_WRONLY), 1
+    else:
+        (reader, output), code = os.pipe(), 141
+        os.close(reader)
+    command = [sys.executable, "-m", "kccl"]
+    job = [*command, "run", "-n", "2", "--", *command]
+    done = subprocess.run(
+        [*job, "generate", "--prompt", BEGINNING, "--max-tokens", "200"],
+        **{"stdout": output, "stderr": subprocess.PIPE, "text": True, "timeout": 60},
+    )
+    os.close(output)
+    assert done.returncode == code
+    assert "another rank" not in done.stderr and "rank 1:" not in done.stderr, done.stderr
+    assert done.stderr.count("cannot write to standard output") == (kind == "full")
 
 
 @pytest.mark.parametrize(
