@@ -72,10 +72,10 @@ class Engine(Measuring):
         context: Most tokens of prompt and answer together.
         nbytes: Of the packed weights of this process's ranks.
         sampling: The model's own defaults for fields of SamplingParams, by name: those of its
-            generation_config.json.
+            generation_config.json, or of its config.json where there is none.
         params: How the newest request chooses its tokens, with the seed that was drawn for it.
         notices: What differs from what the files ask for, a sentence each: weights that are
-            rounded, ways to sample that the engine does not have.
+            rounded, fields of generation_config.json that are not used.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Engine(Measuring):
             self._tokenizer: Tokenizer | None = (
                 checkpoint.tokenizer() if tokenizer and checkpoint.has_tokenizer else None
             )
+            if self._tokenizer is None and (stop := self.sampling.pop("stop", None)):
+                self.notices += (f"stop_strings = {stop!r:.60} is not used without a tokenizer",)
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
             most = self.config.longest_context
@@ -343,9 +345,11 @@ class Engine(Measuring):
     def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
         ids = prompt_ids(prompt, lambda text: self.tokenizer.encode(text), self.config.vocab_size)
         if len(ids) > self.context - room:
+            most = self.config.longest_context
+            more = f"; give a larger context (--context), at most {most}"
             raise kccl.InvalidArgument(
                 f"the prompt has {len(ids)} tokens, must have at most {self.context - room} in a "
-                f"context of {self.context}"
+                f"context of {self.context}{more if most > self.context else ''}"
             )
         return ids
 
@@ -353,7 +357,7 @@ class Engine(Measuring):
         params = params_of(params, given, self.sampling, self._end_ids)
         if params.stop and self._tokenizer is None:
             raise kccl.InvalidArgument(
-                f"stop is {params.stop!r}, must be empty: {self._source} has no tokenizer"
+                f"stop is {params.stop!r}, must be empty: {self._source} {self._lacks}"
             )
         return params
 

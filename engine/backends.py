@@ -126,7 +126,9 @@ def start_ranks(
         mine = range(comm.world_size) if comm.launcher == "threads" else [comm.rank]
         sizes = [kind.bytes_of(program, rank, comm.world_size) for rank in range(comm.world_size)]
         if kind.is_on_host:
-            check_memory(comm, sizes, list(mine), checkpoint.config, context)
+            check_memory(
+                comm, sizes, list(mine), checkpoint.config, context, checkpoint.mapped_bytes
+            )
         total = sum(sizes[rank] for rank in mine)
 
         def tell(nbytes: int) -> None:

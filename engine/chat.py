@@ -1,7 +1,7 @@
 """Chat templates: messages to the text that a model was trained on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -16,10 +16,20 @@ DEFAULT = "default"
 _WITH_TOOLS = "tool_use"
 # Arguments of transformers' apply_chat_template() that are no variables of a template.
 _NOT_VARIABLES = frozenset(
-    {"chat_template", "continue_final_message", "conversation", "max_length", "padding"}
-    | {"return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens"}
+    {"chat_template", "continue_final_message", "conversation", "max_length", "messages"}
+    | {
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+    }
     | {"tokenize", "tokenizer_kwargs", "truncation"}
 )
+# What chat() itself names. A template that does not use these passes over them.
+_ALWAYS = frozenset({"tools", "documents"})
+# What every template has, and nobody gives as a variable.
+_GIVEN = frozenset({"add_generation_prompt", "messages", "raise_exception", "strftime_now"})
 # Names under which a message may have what its author thought.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
@@ -50,32 +60,49 @@ class ChatTemplates:
         return bool(self._templates)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, name: str | None = None, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        name: str | None = None,
     ) -> str:
         """As ChatTemplate.render(), by the template of this name; None: by the one that suits.
 
         Raises:
-            InvalidArgument: There is no such template, or an option is none of its variables.
+            InvalidArgument: There is no such template, or it does not use one of the variables.
         """
-        if wrong := _NOT_VARIABLES & options.keys():
+        if wrong := _NOT_VARIABLES & variables.keys():
             raise kccl.InvalidArgument(
                 f"{min(wrong)} is no variable of a chat template: chat() gives ids, chat_text() "
                 "text, and template=... names one of several templates"
             )
-        if name is None and options.get("tools") is not None and _WITH_TOOLS in self._templates:
+        if name is None and variables.get("tools") is not None and _WITH_TOOLS in self._templates:
             name = _WITH_TOOLS
         name = DEFAULT if name is None else name
-        if name not in self._templates:
+        if not isinstance(name, str) or name not in self._templates:
             known = ", ".join(map(repr, self._templates))
             raise kccl.InvalidArgument(f"template is {name!r}, must be one of {known}")
         if name not in self._compiled:
             template = self._templates[name]
             self._compiled[name] = ChatTemplate(template.source, self._tokens, template.where)
-        return self._compiled[name].render(messages, **options)
+        found = self._compiled[name]
+        own = found.variables - _GIVEN
+        if unused := variables.keys() - own - self._tokens.keys() - _ALWAYS:
+            known = ", ".join(sorted(own - self._tokens.keys()))
+            raise kccl.InvalidArgument(
+                f"{min(unused)} is no variable of the chat template, which has "
+                f"{known or 'none of its own'}"
+            )
+        return found.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
 
 class ChatTemplate:
-    """A template in Jinja, rendered in its sandbox as Hugging Face's libraries do."""
+    """A template in Jinja, rendered in its sandbox as Hugging Face's libraries do.
+
+    Attributes:
+        variables: Names of what it uses and does not set itself.
+    """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
         """Compiles the template.
@@ -103,38 +130,44 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(
+                library("jinja2.meta").find_undeclared_variables(environment.parse(source))
+            )
         except (jinja2.TemplateError, RecursionError) as error:
             raise kccl.Error(f"{where}: the chat template is wrong: {one_line(error)}") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
     ) -> str:
         """The text of a conversation.
 
         Args:
             messages: Each has "role", and "content" or "tool_calls". A field that is None counts
                 as absent.
+            variables: Of the template, by name, as in "enable_thinking"; "tools", JSON schemas of
+                functions that the model may call; "documents", texts to answer from, each with
+                "title" and "text".
             add_generation_prompt: Ends with what precedes the model's answer.
-            tools: JSON schemas of functions that the model may call.
-            documents: Texts to answer from, each with "title" and "text".
-            options: Variables that this template knows, as in `enable_thinking`.
 
         Raises:
-            InvalidArgument: A message lacks its role or its content.
+            InvalidArgument: The messages are no list, or a message lacks its role or its content.
             kccl.Error: The template refuses the messages, or fails.
         """
-        given = [_message(index, message) for index, message in enumerate(messages)]
-        variables = self._tokens | options
-        variables |= {"messages": given, "tools": tools, "documents": documents}
-        variables["add_generation_prompt"] = add_generation_prompt
+        if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+            raise kccl.InvalidArgument(
+                f"messages is of type {type(messages).__name__}, must be a list of messages"
+            )
+        given = {
+            **{"tools": None, "documents": None, **self._tokens, **variables},
+            "messages": [_message(index, message) for index, message in enumerate(messages)],
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text: str = self._template.render(**variables)
+            text: str = self._template.render(given)
         # A template is a program: what it does with these messages may fail in any way.
         except Exception as error:
             raise kccl.Error(

@@ -51,6 +51,7 @@ class Source(ABC):
         ignored: The file's names of tensors that the model does not need.
         is_stacked: Matrices lie in the file with the lane first, as the config's shapes are.
         has_tokenizer: Whether there is a tokenizer beside the weights.
+        mapped_bytes: Of address space, which the largest file takes while a tensor is read.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Source(ABC):
     ignored: frozenset[str] = frozenset()
     is_stacked: bool = False
     has_tokenizer: bool = False
+    mapped_bytes: int = 0
 
     @abstractmethod
     def file_of(self, name: str) -> Path:
@@ -255,6 +257,11 @@ class Checkpoint(Closing):
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer beside the weights, damaged or not."""
         return self._opened().has_tokenizer
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of address space, which the largest file takes while a tensor is read."""
+        return self._opened().mapped_bytes
 
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a text, where the files say so without their tokenizer.

@@ -1,14 +1,17 @@
-"""How a model's folder asks to be sampled: generation_config.json, as transformers reads it."""
+"""How a model's folder asks to be sampled: generation_config.json, or config.json where there is
+none, as transformers reads them.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import kccl
 
-from .fields import Fields, read_json
+from .fields import Fields, read_optional
 from .sample import SamplingParams
 
 FILE = "generation_config.json"
+_OLDER = "config.json"
 # transformers' own values, where the file asks for sampling and does not give them.
 _TEMPERATURE, _TOP_K = 1.0, 50
 # Fields that choose other tokens, which the engine has not -> the values with which they do not.
@@ -31,28 +34,35 @@ _UNKNOWN: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (),
     "dola_layers": (),
     "top_h": (),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_return_sequences": (1,),
+    "watermarking_config": (),
+    "max_time": (),
 }
+# Lengths of answers -> transformers' own values. The caller's max_tokens counts, or its default.
+_LENGTHS: dict[str, tuple[Any, ...]] = {"max_new_tokens": (), "max_length": (20,)}
 
 
 def read_defaults(source: Path) -> tuple[dict[str, Any], list[str]]:
-    """What generation_config.json beside the weights says.
+    """What generation_config.json beside the weights says; config.json where there is none.
 
     Without `do_sample: true` the likeliest token is taken, whatever the temperature in the file;
     its filters then are for callers who give a temperature.
 
     Args:
-        source: The model's folder. A GGUF file has no such file, nor has the bundled model.
+        source: The model's folder. A GGUF file has no such file.
 
     Returns:
-        Fields of SamplingParams; and a sentence for each field that the engine does not have.
+        Fields of SamplingParams; and a sentence for each field that is not used.
 
     Raises:
         kccl.Error: The file is damaged, or a value is out of range.
     """
-    file = source / FILE
-    if not source.is_dir() or not file.exists():
+    if not source.is_dir():
         return {}, []
-    fields = Fields(file, read_json(file))
+    file = source / FILE if (source / FILE).exists() else source / _OLDER
+    fields = Fields(file, read_optional(file))
     found: dict[str, Any] = {}
     for name in ("top_p", "min_p", "repetition_penalty"):
         if name in fields:
@@ -62,13 +72,19 @@ def read_defaults(source: Path) -> tuple[dict[str, Any], list[str]]:
     if fields.boolean("do_sample", default=False):
         found["temperature"] = fields.number("temperature", default=_TEMPERATURE)
         found.setdefault("top_k", _TOP_K)
+    if stop := fields.value("stop_strings"):
+        found["stop"] = stop
     try:
         SamplingParams(**found)
     except kccl.InvalidArgument as error:
         raise kccl.Error(f"{file}: {error}") from error
     notices = [
-        f"{FILE} asks for {name} = {fields.value(name)!r:.60}, which the engine does not have"
-        for name, neutral in _UNKNOWN.items()
+        f"{file.name} asks for {name} = {fields.value(name)!r:.60}, which {told}"
+        for names, told in (
+            (_UNKNOWN, "the engine does not have"),
+            (_LENGTHS, "is not used: max_tokens limits an answer"),
+        )
+        for name, neutral in names.items()
         if name in fields and fields.value(name) not in neutral
     ]
     return found, notices

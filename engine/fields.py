@@ -1,5 +1,6 @@
 """Fields of a configuration that a file holds, by name and kind."""
 
+import errno
 import json
 import math
 import reprlib
@@ -41,9 +42,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """As read_json(); empty if there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
 def one_line(error: BaseException) -> str:
     """An exception's text for a message of one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def unmapped(path: Path, error: Exception) -> kccl.Error | None:
+    """What to raise for an error of mapping a file; None if it is no lack of memory."""
+    if not isinstance(error, MemoryError) and getattr(error, "errno", None) != errno.ENOMEM:
+        return None
+    return kccl.Error(
+        f"cannot map {path}: there is no room for its {path.stat().st_size / (1 << 20):.0f} MiB in "
+        "the process's address space: raise `ulimit -v`, or use a smaller model"
+    )
 
 
 def shown(name: str) -> str:

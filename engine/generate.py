@@ -10,6 +10,7 @@ import kccl
 
 from . import screen
 from .api import Engine
+from .executors.executor import EndedElsewhere
 from .options import add_arguments, sampling
 from .prompts import check_prompt_arguments, given_ids, prompt_of
 from .tokenizer import check_utf8
@@ -18,15 +19,18 @@ __all__ = ["add_arguments", "main"]
 
 # As a shell says of a command that Ctrl-C ended.
 _INTERRUPTED = 130
+# Those of the command `kccl` where standard output fails.
+_FAILED, _BROKEN_PIPE = 1, 141
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the command on every rank. Rank 0 prints: the answer to stdout, all else to stderr.
 
     Returns:
-        The exit code: 130 if Ctrl-C ended the answer.
+        The exit code: 130 after Ctrl-C.
     """
-    console = screen.console(is_quiet=args.quiet)
+    # Ranks other than 0 draw no bar either.
+    console = screen.console(is_quiet=args.quiet or bool(kccl.launched_rank()))
     # A wrong option is told before the model is read.
     params = sampling(args)
     check_prompt_arguments(args)
@@ -64,6 +68,7 @@ def main(args: argparse.Namespace) -> int:
         began = time.monotonic()
         times: list[float] = []
         end = ""
+        failed: OSError | None = None
         try:
             with closing(engine.stream(ids, **params)) as pieces:
                 for piece in pieces:
@@ -73,9 +78,35 @@ def main(args: argparse.Namespace) -> int:
                     _write(engine, piece.text if is_text else f"{between}{piece.id}")
         except KeyboardInterrupt:
             end = screen.INTERRUPTED
-        _write(engine, "\n")
-        screen.tell(console, screen.summary(engine, len(ids), times, began, end))
-    return _INTERRUPTED if end == screen.INTERRUPTED else 0
+        except EndedElsewhere:
+            # Rank 0 tells below why it did.
+            if engine.rank == 0:
+                raise
+        except OSError as error:
+            if isinstance(error, kccl.Error):
+                raise
+            failed = error
+        if failed is None:
+            try:
+                _write(engine, "\n")
+            except OSError as error:
+                failed = error
+        if end != screen.INTERRUPTED:
+            code = _BROKEN_PIPE if isinstance(failed, BrokenPipeError) else _FAILED
+            # Where rank 0 cannot write, the others end without a word.
+            if (code := engine.of_rank_0(code if failed else 0)) and engine.rank != 0:
+                return int(code)
+        if failed is not None:
+            raise failed
+        is_interrupted, share = end == screen.INTERRUPTED, None
+        # All ranks measure, or none.
+        if len(times) > 1 and not is_interrupted and not args.quiet:
+            try:
+                share = screen.share_of_bound(engine, len(ids), times)
+            except KeyboardInterrupt:
+                is_interrupted = True
+        screen.tell(console, screen.summary(engine, len(ids), times, began, end, share))
+    return _INTERRUPTED if is_interrupted else 0
 
 
 def _tell_what_is_awaited() -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import kccl
 
 from .extras import library
-from .fields import one_line, shown
+from .fields import one_line, shown, unmapped
 from .lookalikes import lookalike
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -154,7 +154,8 @@ class GgufFile:
             if isinstance(error, kccl.Error):
                 raise
             told = lookalike(path) or f": {one_line(error)}"
-            raise kccl.Error(f"{path} is no GGUF file{told}") from error
+            told = f"{path} is no GGUF file{told}"
+            raise (unmapped(path, error) or kccl.Error(told)) from error
         except BaseException:
             self.close()
             raise

@@ -13,7 +13,7 @@ import kccl
 
 from .checkpoint import Source, layer_names
 from .extras import library
-from .fields import one_line
+from .fields import one_line, unmapped
 from .hf_config import read_config
 from .hf_files import Held, check_adapter, check_folder, read_headers
 from .tokenizer_folder import from_folder, has_tokenizer, named_ends
@@ -95,6 +95,7 @@ class FolderSource(Source):
             elif not self._is_same(embedding, head):
                 self.config = replace(self.config, is_tied=False)
         self.names = layer_names(self.config, whole, per_layer)
+        self.mapped_bytes = max(file.stat().st_size for file in {*self._files.values()})
         self.has_tokenizer = has_tokenizer(path)
         # Tables of frequencies, which older files repeat in each layer; a copy of the embedding.
         self.ignored = frozenset(
@@ -126,11 +127,14 @@ class FolderSource(Source):
             with safetensors.safe_open(file, framework="np") as opened:
                 read: NDArray[Any] = opened.get_slice(name)[start:stop]
                 return read
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise kccl.Error(f"{file}: cannot read tensor {name}: {one_line(error)}") from error
+        except (safetensors.SafetensorError, MemoryError, OSError, ValueError) as error:
+            told = f"{file}: cannot read tensor {name}: {one_line(error)}"
+            raise (unmapped(file, error) or kccl.Error(told)) from error
 
     def tokenizer(self) -> "Tokenizer":
-        return from_folder(self.path)
+        return from_folder(
+            self.path, self.config.vocab_size, is_laneformer=self.config.family == "laneformer"
+        )
 
     def end_ids(self) -> tuple[int, ...]:
         return named_ends(self.path, self.config.vocab_size)

@@ -61,6 +61,9 @@ def read_config(path: Path) -> ModelConfig:
     fields = Fields(path, read_json(path))
     family = _family(fields)
     for name, (wanted, text) in _ONLY.items():
+        # Another name of SiLU in transformers.
+        if name == "hidden_act" and fields.value(name) == "swish":
+            continue
         if name in fields and fields.value(name) != wanted:
             raise fields.wrong(name, text)
     if "quantization_config" in fields:

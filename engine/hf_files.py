@@ -7,7 +7,7 @@ from pathlib import Path
 import kccl
 
 from .extras import library
-from .fields import one_line, read_json, shown
+from .fields import one_line, read_json, shown, unmapped
 from .lookalikes import lookalike
 
 WEIGHTS = "model.safetensors"
@@ -145,6 +145,10 @@ def _known(file: Path, held: Held) -> Held:
 
 def _headers(file: Path) -> Held:
     safetensors = library("safetensors")
+    if file.is_symlink() and not file.exists():
+        raise kccl.Error(
+            f"{file} is a link to a file that does not exist: run `hf download` for its model"
+        )
     if not file.is_file():
         raise kccl.Error(f"{file} does not exist")
     try:
@@ -153,8 +157,9 @@ def _headers(file: Path) -> Held:
             return {
                 name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
             }
-    except OSError as error:
-        raise kccl.Error(f"cannot read {file}: {one_line(error)}") from error
+    except (MemoryError, OSError) as error:
+        told = f"cannot read {file}: {one_line(error)}"
+        raise (unmapped(file, error) or kccl.Error(told)) from error
     except (safetensors.SafetensorError, ValueError) as error:
         told = lookalike(file) or _truncated(file) or f": {one_line(error)}"
         raise kccl.Error(f"{file} is no safetensors file{told}") from error

@@ -35,12 +35,11 @@ _SWITCHES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     # Norms and positions of other kinds: OLMo, Falcon, MPT, SmolLM3, Llama 4.
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "alibi", "parallel_attn"), _OFF),
-    **dict.fromkeys(("use_parallel_residual", "no_rope_layers", "no_rope_layer_interval"), _OFF),
-    "nope": _OFF,
+    **dict.fromkeys(("use_parallel_residual", "nope"), _OFF),
     # Experts.
     **dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), _OFF),
     # Quantised weights.
-    **dict.fromkeys(("quantization_config", "compression_config", "quantization"), _OFF),
+    **dict.fromkeys(("compression_config", "quantization"), _OFF),
     # Models within models.
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), _OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention"), _OFF),

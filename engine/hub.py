@@ -9,7 +9,7 @@ from pathlib import Path
 import kccl
 
 from .fields import read_json
-from .hf_files import INDEX
+from .hf_files import INDEX, WEIGHTS
 
 _NAME = r"[A-Za-z0-9_][\w.-]{0,95}"
 _REPOSITORY = re.compile(rf"(?P<repository>(?:{_NAME}/)?{_NAME})(?::(?P<file>[^\0]+))?", re.ASCII)
@@ -40,6 +40,11 @@ def find_in_hub(name: str) -> Path | None:
     if not os.path.isdir(folder):
         if "/" not in repository:
             return None
+        # Somebody who names a folder of this machine, or a file, means no repository.
+        if os.path.isdir(repository.split("/")[0]) or (
+            file is None and repository.endswith((".gguf", ".safetensors"))
+        ):
+            raise kccl.Error(f"model {name!r} does not exist")
         raise kccl.Error(
             f"model {name!r} is neither bundled, smollm2, a folder nor a GGUF file, and the hub's "
             f"cache, {cache}, does not have it: run `{_command(repository, file)}`, a "
@@ -101,8 +106,11 @@ def _check_complete(snapshot: Path, repository: str) -> None:
     weight_map = read_json(index).get("weight_map") if index.exists() else None
     files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     wanted = ["config.json", *sorted(each for each in files if isinstance(each, str))]
+    # A link to a blob that is gone.
+    if (snapshot / WEIGHTS).is_symlink():
+        wanted.append(WEIGHTS)
     missing = [each for each in wanted if not (snapshot / each).exists()]
-    if missing and not (snapshot / "model.safetensors").exists():
+    if missing and not (snapshot / WEIGHTS).exists():
         raise kccl.Error(
             f"{snapshot} is not complete, {missing[0]} is missing: run "
             f"`{_command(repository, None)}`, which downloads the rest"

@@ -9,7 +9,12 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 
 def check_memory(
-    comm: kccl.Communicator, weights: list[int], mine: list[int], config: ModelConfig, context: int
+    comm: kccl.Communicator,
+    weights: list[int],
+    mine: list[int],
+    config: ModelConfig,
+    context: int,
+    mapped: int = 0,
 ) -> None:
     """Compares what the ranks will have on the host with what the machine, the job's cgroup and the
     process may still use. Collective: all ranks raise, or none.
@@ -20,6 +25,7 @@ def check_memory(
         mine: The ranks in this process.
         config: The model's configuration.
         context: Positions that keys and values have room for, in FP32.
+        mapped: Bytes of the largest file, which is mapped while it is read.
 
     Raises:
         kccl.Error: The model does not fit.
@@ -27,20 +33,24 @@ def check_memory(
     cache = kv_bytes(config, context - 1, 4) if context else 0
     everyone = sum(weights) + cache
     of_process = sum(weights[rank] for rank in mine) + cache * len(mine) // len(weights)
-    shortages = comm.gather_objects(_shortage(everyone, of_process, cache))
+    shortages = comm.gather_objects(_shortage(everyone, of_process, cache, mapped))
     told = next(filter(None, shortages), None)
     if told:
         raise kccl.Error(told)
 
 
-def _shortage(everyone: int, of_process: int, cache: int) -> str:
+def _shortage(everyone: int, of_process: int, cache: int, mapped: int) -> str:
     for room in kccl.topology.memory_room():
         needed = of_process if room.is_of_process else everyone
+        more = ""
+        if room.counts_mapped and mapped:
+            needed += mapped
+            more = f"and {_shown(mapped)} for its largest file while that is read, "
         if needed > room.nbytes:
             return (
                 f"the model needs {_shown(needed)} of memory, {_shown(cache)} of it for the "
-                f"context, and {room.limit} has {_shown(room.nbytes)} left: {room.cure}, or use a "
-                "smaller context or model"
+                f"context, {more}and {room.limit} has {_shown(room.nbytes)} left: {room.cure}, or "
+                "use a smaller context or model"
             )
     return ""
 

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="print the answer only")
     parser.epilog = (
-        "How tokens are chosen is the model's generation_config.json's where no option says it; "
+        "Where no option says how tokens are chosen, the model's generation_config.json does; "
         "without that file the likeliest token is taken."
     )
 
@@ -83,8 +83,16 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """
     given = {name: getattr(args, name) for name, *_ in _SAMPLING}
     found = {name: value for name, value in given.items() if value is not None}
-    found |= {"max_tokens": args.max_tokens, "stop": tuple(map(unescaped, args.stop))}
-    SamplingParams(**found)
+    found["max_tokens"] = args.max_tokens
+    # Otherwise the model's own count.
+    if args.stop:
+        found["stop"] = tuple(map(unescaped, args.stop))
+    try:
+        SamplingParams(**found)
+    except kccl.InvalidArgument as error:
+        # It begins with the field's name.
+        field, _, rest = str(error).partition(" ")
+        raise kccl.InvalidArgument(f"--{field.replace('_', '-')} {rest}") from None
     return found
 
 
@@ -97,6 +105,10 @@ def unescaped(text: str) -> str:
     parts, at = [], 0
     while (found := text.find("\\", at)) >= 0:
         escape = _ESCAPE.match(text, found)
+        if escape is None and found == len(text) - 1:
+            raise kccl.InvalidArgument(
+                f"--stop {text!r} ends in a single backslash: write \\\\ for one"
+            )
         if escape is None:
             raise kccl.InvalidArgument(
                 f"--stop {text!r} has the escape {text[found : found + 2]!r} at character {found}, "

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import reprlib
 from typing import Any
 
 import kccl
@@ -10,6 +11,8 @@ from .tokenizer import Tokenizer
 
 # What the command itself gives a template.
 _OWN = ("messages",)
+# Of an id, which has 31 bits. Python refuses to read numbers of thousands.
+_MOST_DIGITS = 10
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +42,19 @@ def check_prompt_arguments(args: argparse.Namespace) -> None:
     Raises:
         InvalidArgument: They do, or one is wrong.
     """
+    if args.ids is not None:
+        for name, value in (
+            ("--prompt", args.prompt),
+            ("--chat", args.chat or None),
+            ("--system", args.system),
+            ("--stop", args.stop or None),
+        ):
+            if value is not None:
+                raise kccl.InvalidArgument(f"--ids and {name} are given, must be one of them")
     for name, value in (("--system", args.system), ("--chat-option", args.chat_option or None)):
         if value is not None and not args.chat:
             raise kccl.InvalidArgument(f"{name} is given, which needs --chat")
     if args.ids is not None:
-        for name, value in (("--prompt", args.prompt), ("--chat", args.chat or None)):
-            if value is not None:
-                raise kccl.InvalidArgument(f"--ids and {name} are given, must be one of them")
         given_ids(args.ids)
     chat_options(args.chat_option)
 
@@ -57,9 +66,13 @@ def given_ids(text: str) -> list[int]:
         InvalidArgument: There are none, or one is no number.
     """
     words = text.replace(",", " ").split()
-    wrong = [word for word in words if not (word.isascii() and word.isdecimal())]
+    wrong = [
+        word
+        for word in words
+        if not (word.isascii() and word.isdecimal() and len(word) <= _MOST_DIGITS)
+    ]
     if wrong or not words:
-        told = f"has {wrong[0]!r}" if wrong else "is empty"
+        told = f"has {reprlib.repr(wrong[0])}" if wrong else "is empty"
         raise kccl.InvalidArgument(f'--ids {told}, must be ids, as in "1 15 7"')
     return [int(word) for word in words]
 

@@ -1,5 +1,6 @@
 """What a caller asks of an Engine: prompts and parameters, checked before anything runs."""
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,13 @@ def prompt_ids(
         # An empty text is refused even where the tokenizer would make it one BOS.
         ids = encode(prompt) if prompt else []
     else:
-        ids = [integer("an id of the prompt", number) for number in prompt]
+        given = list(prompt)
+        if isinstance(prompt, Mapping) or any(isinstance(each, Mapping) for each in given):
+            raise kccl.InvalidArgument(
+                "the prompt has messages, must be text or ids: engine.tokenizer.chat(messages) "
+                "gives the ids of a conversation"
+            )
+        ids = [integer("an id of the prompt", number) for number in given]
     if not ids:
         raise kccl.InvalidArgument("the prompt is empty, must have at least one token")
     wrong = [i for i in ids if not 0 <= i < vocab_size]
@@ -73,7 +80,10 @@ def params_of(
     if params is None:
         unknown = given.keys() - SamplingParams.__dataclass_fields__.keys()
         if unknown:
-            raise kccl.InvalidArgument(f"there is no parameter {min(unknown)}")
+            name, known = min(unknown), list(SamplingParams.__dataclass_fields__)
+            meant = difflib.get_close_matches(name, known, 1)
+            told = f"did you mean {meant[0]}?" if meant else f"must be one of {', '.join(known)}"
+            raise kccl.InvalidArgument(f"there is no parameter {name}: {told}")
         return SamplingParams(**{"stop_ids": ends, **defaults, **given})
     if given:
         raise kccl.InvalidArgument(f"both params and {next(iter(given))} are given")

@@ -39,15 +39,36 @@ def tell(screen: "Console", text: str) -> None:
     screen.print(text, style="dim", soft_wrap=not screen.is_terminal)
 
 
-def summary(engine: Engine, num_prompt: int, times: list[float], began: float, end: str) -> str:
+def share_of_bound(engine: Engine, num_prompt: int, times: list[float]) -> float:
+    """The speed of an answer of several tokens, relative to what the memory allows. Collective:
+    measures the memory, which takes longer than somebody waits who has typed Ctrl-C.
+
+    Args:
+        engine: What answered.
+        num_prompt: Tokens of the prompt.
+        times: When each token of the answer came.
+    """
+    bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
+    return _rate(times) / bound
+
+
+def summary(
+    engine: Engine,
+    num_prompt: int,
+    times: list[float],
+    began: float,
+    end: str,
+    share: float | None,
+) -> str:
     """How much was answered, and how fast.
 
     Args:
-        engine: What answered. Its ranks all ask, unless the answer was interrupted.
+        engine: What answered.
         num_prompt: Tokens of the prompt.
         times: When each token of the answer came.
         began: When the prompt was given; both by time.monotonic().
         end: As Piece.end, or INTERRUPTED.
+        share: By share_of_bound(); None if that is not known.
     """
     ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
@@ -56,14 +77,14 @@ def summary(engine: Engine, num_prompt: int, times: list[float], began: float, e
     if times:
         parts.append(f"first token after {times[0] - began:.3g} s")
     if len(times) > 1:
-        rate = (len(times) - 1) / (times[-1] - times[0])
+        rate = _rate(times)
         speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
-        # To measure the memory takes longer than somebody waits who has typed Ctrl-C.
-        if end != INTERRUPTED:
-            bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
-            speed += f", {rate / bound:.0%} of what the memory allows"
-        parts.append(speed)
+        parts.append(speed if share is None else f"{speed}, {share:.0%} of what the memory allows")
     return "; ".join(parts)
+
+
+def _rate(times: list[float]) -> float:
+    return (len(times) - 1) / (times[-1] - times[0])
 
 
 @contextmanager

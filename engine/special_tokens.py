@@ -7,7 +7,7 @@ from typing import Any
 import kccl
 
 from .extras import library
-from .fields import Fields, read_json
+from .fields import Fields, read_optional
 
 _MAP = "special_tokens_map.json"
 _ADDED = "added_tokens.json"
@@ -49,7 +49,7 @@ def add_special_tokens(
                 raise config.wrong("added_tokens_decoder", "an object with ids and tokens")
             added[int(number)] = _token(config, "added_tokens_decoder", token)
     else:
-        values |= _optional(folder / _MAP)
+        values |= read_optional(folder / _MAP)
         added = _older(folder, config, values, content)
     texts = {name: text for name in _names(values) if (text := _text(config, values, name))}
     extras = _extras(values)
@@ -82,9 +82,9 @@ def _older(
     named = {text for name in _names(values) if (text := _text(config, values, name))}
     named |= set(_extras(values))
     make = library("tokenizers").AddedToken
-    file = Fields(folder / _ADDED, _optional(folder / _ADDED))
+    file = Fields(folder / _ADDED, read_optional(folder / _ADDED))
     added: dict[int, Any] = {}
-    for text, number in _optional(folder / _ADDED).items():
+    for text, number in read_optional(folder / _ADDED).items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise file.wrong(text, "an id")
         is_special = text in named
@@ -93,10 +93,6 @@ def _older(
         if isinstance(token, dict) and isinstance(token.get("id"), int):
             added[token["id"]] = _token(config, "added_tokens", token)
     return added
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
 
 
 def _names(values: dict[str, Any]) -> Iterable[str]:

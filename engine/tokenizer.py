@@ -54,7 +54,8 @@ class Tokenizer:
 
     Attributes:
         bos_id, pad_id: Ids of these tokens; None where there is none.
-        eos_ids: Ids that end a text; the model's own end of text first.
+        eos_ids: Ids that end a text; the model's own end of text first. They may be ids of the
+            model that have no token.
         special_ids: Ids of control tokens. They decode to nothing.
         vocab_size: Ids are below this. A model may have more, which decode to nothing.
         prefix, suffix: Ids that encode() puts before and behind a text, as the model was trained.
@@ -83,8 +84,8 @@ class Tokenizer:
             backend: A tokenizers.Tokenizer.
             pieces: How its vocabulary spells bytes.
             where: The file, for messages.
-            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids are in the
-                vocabulary.
+            bos_id, eos_ids, pad_id, prefix, suffix: As the attributes; the ids but eos_ids are in
+                the vocabulary.
             adds_space: The backend puts a space in front of a text.
             templates: Chat templates by name.
             texts: Texts of special tokens for the template, as in "bos_token".
@@ -184,10 +185,11 @@ class Tokenizer:
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         template: str | None = None,
-        **options: Any,
+        **variables: Any,
     ) -> list[int]:
         """The ids of a conversation by the model's chat template, ready for Engine.stream().
 
@@ -195,15 +197,16 @@ class Tokenizer:
             messages: Each has "role" ("system", "user", "assistant" or "tool") and "content".
             add_generation_prompt: Ends with what precedes the model's answer.
             template: Name of one of several templates; None: "tool_use" with tools, else "default".
-            options: `tools` and `documents`, lists of objects, and variables that the template
+            variables: `tools` and `documents`, lists of objects, and variables that the template
                 knows, as in `enable_thinking=False`.
 
         Raises:
-            InvalidArgument: A message lacks its role or its content, or there is no such template.
+            InvalidArgument: The messages are no list, a message lacks its role or its content,
+                there is no such template, or it does not know a variable.
             kccl.Error: The model has no template, or the template refuses the messages.
         """
         text = self.chat_text(
-            messages, add_generation_prompt=add_generation_prompt, template=template, **options
+            messages, add_generation_prompt=add_generation_prompt, template=template, **variables
         )
         # In folders the template alone decides how a conversation begins.
         ids = self.encode(text, add_bos=False)
@@ -212,16 +215,20 @@ class Tokenizer:
     def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         template: str | None = None,
-        **options: Any,
+        **variables: Any,
     ) -> str:
         """The text whose ids chat() gives; arguments and errors as there."""
         if not self._templates:
-            raise kccl.Error(f"{self._where} has no chat template")
+            raise kccl.Error(
+                f"{self._where} has no chat template: give text, on the command line leave out "
+                "--chat"
+            )
         return self._templates.render(
-            messages, name=template, add_generation_prompt=add_generation_prompt, **options
+            messages, variables, name=template, add_generation_prompt=add_generation_prompt
         )
 
 

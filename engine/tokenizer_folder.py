@@ -7,12 +7,14 @@ import kccl
 
 from .chat_files import read_templates
 from .extras import library
-from .fields import Fields, read_json
+from .fields import Fields, read_json, read_optional
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
-from .tokenizer_model import MODEL, read_model
+from .tokenizer_model import CONVERT, MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
+# Of older folders, with merges.txt beside it.
+_VOCABULARY = "vocab.json"
 _CONFIG = "tokenizer_config.json"
 # Files that name ids. The first that gives one counts.
 _WITH_IDS = ("generation_config.json", "config.json")
@@ -20,25 +22,36 @@ _WITH_IDS = ("generation_config.json", "config.json")
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer, damaged or not."""
-    return any((folder / name).exists() for name in (TOKENIZER, MODEL))
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL, _VOCABULARY))
 
 
-def from_folder(folder: Path) -> Tokenizer:
+def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
     """Reads tokenizer.json, or tokenizer.model where there is none, and what the files beside it
     say about special tokens.
+
+    Args:
+        folder: The folder.
+        vocab_size: Of the model, which may have rows for more ids than the tokenizer has tokens.
+        is_laneformer: The model is a Laneformer, whose texts begin as add_bos_token says.
 
     Raises:
         kccl.Error: A file is missing or damaged, or the tokenizer is of an unknown kind.
     """
-    values = _optional(folder / _CONFIG)
+    values = read_optional(folder / _CONFIG)
     config = Fields(folder / _CONFIG, values)
     file, content = folder / TOKENIZER, {}
-    if not file.exists() and (folder / MODEL).exists():
+    is_model = not file.exists() and (folder / MODEL).exists()
+    if is_model:
         file = folder / MODEL
         backend, adds_space, texts = guarded(file, read_model, file, config)
         values = texts | values
         pieces: Pieces = sentence_piece
     else:
+        if not file.exists() and not file.is_symlink():
+            told = f"{folder} has neither {TOKENIZER} nor {MODEL}"
+            if (folder / _VOCABULARY).exists():
+                told += f"; to use its {_VOCABULARY}, {CONVERT}"
+            raise kccl.Error(told)
         content = read_json(file)
         backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
         pieces, adds_space = _kind(file, content)
@@ -52,16 +65,19 @@ def from_folder(folder: Path) -> Tokenizer:
     }
     others = _with_ids(folder)
     size = vocab_size_of(backend)
-    eos_ids = _first_ids(others, "eos_token_id", size)
+    eos_ids = _first_ids(others, "eos_token_id", max(size, vocab_size))
     if not eos_ids and ids["eos"] is not None:
         eos_ids = [ids["eos"]]
     bos_id = ids["bos"]
     if bos_id is None:
         bos_id = _usable_id(others, "bos_token_id", size)
+    prefix: list[int] = []
+    suffix: list[int] = []
     if backend.post_processor is not None:
-        # As in transformers, it decides, whatever add_bos_token says.
         prefix, suffix = _around(file, backend)
-    else:
+    # transformers takes the post-processor of a tokenizer.json, or none, whatever these fields say.
+    # It does not read Laneformers: the tokenizers that they are trained with have none.
+    elif is_model or is_laneformer:
         prefix = _if_asked(config, "add_bos_token", bos_id)
         suffix = _if_asked(config, "add_eos_token", ids["eos"])
     return Tokenizer(
@@ -89,11 +105,7 @@ def named_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def _with_ids(folder: Path) -> list[Fields]:
-    return [Fields(folder / name, _optional(folder / name)) for name in _WITH_IDS]
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
+    return [Fields(folder / name, read_optional(folder / name)) for name in _WITH_IDS]
 
 
 def _around(file: Path, backend: Any) -> tuple[list[int], list[int]]:
@@ -125,6 +137,8 @@ def _ids(fields: Fields, name: str, vocab_size: int) -> list[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in ids):
         raise fields.wrong(name, "an id or a list of ids")
+    # As in transformers, -1 stands for none.
+    ids = [number for number in ids if number != -1]
     if not all(0 <= number < vocab_size for number in ids):
         raise fields.wrong(name, f"from 0 to {vocab_size - 1}, the ids of the vocabulary")
     return ids

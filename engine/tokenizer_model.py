@@ -23,14 +23,16 @@ _UNIGRAM, _BPE = 1, 2
 # Classes for which transformers puts a space in front of a whole text only, and of none that
 # begins with one.
 _SPACE_ONCE = ("LlamaTokenizer", "LlamaTokenizerFast")
-_CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
+# A line of tiktoken's: a token in base 64, and its rank.
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+CONVERT = "let transformers write a tokenizer.json (AutoTokenizer and save_pretrained())"
 
 
 def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
     """Reads the file.
 
     Args:
-        file: It.
+        file: The file.
         config: tokenizer_config.json.
 
     Returns:
@@ -43,11 +45,13 @@ def read_model(file: Path, config: Fields) -> tuple[Any, bool, dict[str, str]]:
     proto = _proto(file)
     trained, normal = proto.trainer_spec, proto.normalizer_spec
     if trained.model_type not in (_UNIGRAM, _BPE):
-        raise kccl.Error(f"{file} is neither a BPE nor a unigram model: {_CONVERT}")
+        raise kccl.Error(f"{file} is neither a BPE nor a unigram model: {CONVERT}")
     tokens = [each.piece for each in proto.pieces]
     scores, kinds = [each.score for each in proto.pieces], [each.type for each in proto.pieces]
-    if not tokens or len(set(tokens)) != len(tokens):
-        raise kccl.Error(f"{file} has no pieces, or a piece twice")
+    if not tokens:
+        raise kccl.Error(f"{file} has no pieces{lookalike(file)}")
+    if len(set(tokens)) != len(tokens):
+        raise kccl.Error(f"{file} has a piece twice")
     backend = _backend(trained, tokens, scores, kinds)
     is_of_llama = config.text("tokenizer_class", default="") in _SPACE_ONCE
     is_once = is_of_llama or not config.boolean("legacy", default=True)
@@ -131,7 +135,10 @@ def _proto(file: Path) -> Any:
     errors = library("google.protobuf.message")
     proto = messages.ModelProto()
     try:
-        proto.ParseFromString(file.read_bytes())
+        content = file.read_bytes()
+        if _TIKTOKEN.match(content):
+            raise kccl.Error(f"{file} is a file of tiktoken, which is not read: {CONVERT}")
+        proto.ParseFromString(content)
     except OSError as error:
         raise kccl.Error(f"cannot read {file}: {error.strerror}") from error
     except (errors.DecodeError, ValueError) as error:

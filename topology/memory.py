@@ -26,6 +26,7 @@ class Room:
         is_of_process: Whether it counts this process alone, and not all on the machine.
         cure: How to get more.
         is_private: Whether it counts a process's private memory only, and none that is shared.
+        counts_mapped: Whether files that the process maps count.
     """
 
     limit: str
@@ -33,6 +34,7 @@ class Room:
     is_of_process: bool
     cure: str
     is_private: bool = False
+    counts_mapped: bool = False
 
 
 def memory_room() -> list[Room]:
@@ -73,7 +75,8 @@ def _of_process() -> Iterator[Room]:
             room = max(0, most - used[name] * resource.getpagesize())
             cure = f"raise it, as by `ulimit -{option} unlimited`"
             limit = f"the limit {name} (ulimit -{option})"
-            yield Room(limit, room, True, cure, is_private=name == "RLIMIT_DATA")
+            kinds = {"is_private": name == "RLIMIT_DATA", "counts_mapped": name == "RLIMIT_AS"}
+            yield Room(limit, room, True, cure, **kinds)
 
 
 def _lines(file: Path) -> list[str]:

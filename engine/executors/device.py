@@ -24,7 +24,7 @@ from ..monokernel.trace import Stamps
 from ..monokernel.variant import TRACING, USUAL, Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
-from .executor import Token, bad_logits, finite
+from .executor import EndedElsewhere, Token, bad_logits, finite
 from .work import Work
 
 # As kernels/task.cuh numbers the ends of a request.
@@ -189,7 +189,7 @@ class DeviceExecutor:
             if token.end == _BAD_LOGITS:
                 raise bad_logits(self._dtype)
             if token.end == _CANCELLED:
-                raise kccl.Error("another rank ended the request before its end")
+                raise EndedElsewhere
             yield Token(token.id, token.logprob, _ENDS[token.end], time.monotonic())
             if token.end:
                 break

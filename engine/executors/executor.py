@@ -31,6 +31,13 @@ class Token(NamedTuple):
     time_s: float
 
 
+class EndedElsewhere(kccl.Error):
+    """Another rank ended the request before its end."""
+
+    def __init__(self) -> None:
+        super().__init__("another rank ended the request before its end")
+
+
 def bad_logits(dtype: str) -> kccl.Error:
     """The error of logits that are not finite, with weights in a dtype."""
     text = "the model's logits are NaN, or none is finite"

@@ -16,7 +16,7 @@ from ..monokernel.variant import USUAL, Variant
 from ..program import Op, Program
 from ..sample import SamplingParams
 from .core import ffi, lib
-from .executor import Token, bad_logits
+from .executor import EndedElsewhere, Token, bad_logits
 from .packing import (
     KINDS,
     PANELS_AT_ONCE,
@@ -207,7 +207,7 @@ class HostExecutor:
             if token.end == lib.kKcclEngineBadLogits:
                 raise bad_logits(DTYPE)
             if token.end == lib.kKcclEngineCancelled:
-                raise kccl.Error("another rank ended the request before its end")
+                raise EndedElsewhere
             yield Token(token.id, token.logprob, _ENDS.get(token.end, ""), token.time_ns * 1e-9)
         self._check()
 

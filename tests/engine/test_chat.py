@@ -12,9 +12,9 @@ from kccl.engine.checkpoint import open_checkpoint
 TOOLS = [{"name": "é", "b": 1, "a": 2}]
 
 
-def render(source, messages=MESSAGES, **options):
+def render(source, messages=MESSAGES, **variables):
     template = ChatTemplate(source, {"bos_token": "<s>"}, "here")
-    return template.render(messages, add_generation_prompt=True, **options)
+    return template.render(messages, variables, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,33 @@ def tokenizer_of(tmp_path):
             return checkpoint.tokenizer()
 
     return write
+
+
+@pytest.mark.parametrize("name", ["name", "source", "variables"])
+def test_a_variable_may_have_any_name(tokenizer_of, name):
+    tokenizer = tokenizer_of(f"{{{{ {name} }}}}")
+    assert tokenizer.chat_text(MESSAGES, **{name: "x"}) == "x"
+    assert tokenizer.chat(MESSAGES, **{name: "x"}) == tokenizer.encode("x", add_bos=False)
+
+
+def test_a_variable_that_the_template_does_not_use_is_refused(tokenizer_of):
+    source = "{% if enable_thinking is defined %}1{% endif %}{{ bos_token }}"
+    tokenizer = tokenizer_of(f"{source}{{{{ messages[0].content }}}}")
+    told = "^enable_thinkng is no variable of the chat template, which has enable_thinking$"
+    for call in (tokenizer.chat, tokenizer.chat_text):
+        with pytest.raises(kccl.InvalidArgument, match=told):
+            call(MESSAGES, enable_thinkng=False)
+    for name in ("x", "self"):
+        with pytest.raises(kccl.InvalidArgument, match=rf"^{name} is no variable"):
+            tokenizer.chat(MESSAGES, **{name: 1})
+    assert tokenizer.chat_text(MESSAGES, enable_thinking=True, bos_token="") == "1Hi"
+
+
+@pytest.mark.parametrize("messages", ["hi", b"hi", None, MESSAGES[0], 1])
+def test_messages_are_a_list(tokenizer_of, messages):
+    kind = type(messages).__name__
+    with pytest.raises(kccl.InvalidArgument, match=f"messages is of type {kind}, must be a list"):
+        tokenizer_of("x").chat(messages)
 
 
 NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]

@@ -53,9 +53,38 @@ def test_the_file_says_what_transformers_would_do(folder, fields, expected):
             assert expected.get(name, default) == (known[name] if value is None else value)
 
 
+def test_without_the_file_config_json_says_it(folder):
+    (folder / "generation_config.json").unlink()
+    config = folder / "config.json"
+    more = {"do_sample": True, "temperature": 0.5, "top_p": 0.8, "num_beams": 3, "max_length": 20}
+    config.write_text(json.dumps(json.loads(config.read_text()) | more))
+    told = "config.json asks for num_beams = 3, which the engine does not have"
+    assert read_defaults(folder) == ({"temperature": 0.5, "top_k": 50, "top_p": 0.8}, [told])
+    generation = pytest.importorskip("transformers").GenerationConfig
+    theirs = generation.from_model_config(json.loads(config.read_text()))
+    assert (theirs.do_sample, theirs.temperature, theirs.top_p) == (True, 0.5, 0.8)
+
+
+@pytest.mark.parametrize("given", ["l", ["zz", "l"]])
+def test_stop_strings_of_the_file_end_answers(folder, given):
+    write(folder)
+    with Engine(folder, blocks=1) as engine:
+        whole = engine.generate("Hello", max_tokens=20, stop_ids=()).text
+    stop = whole[5]
+    write(folder, stop_strings=[*given[:-1], stop] if isinstance(given, list) else stop)
+    with Engine(folder, blocks=1) as engine:
+        answer = engine.generate("Hello", max_tokens=20, stop_ids=())
+        assert (answer.text, answer.end) == (whole[: whole.index(stop)], "stop")
+        assert engine.generate("Hello", max_tokens=20, stop_ids=(), stop=()).text == whole
+    with Engine(folder, blocks=1, tokenizer=False) as engine:
+        assert "stop" not in engine.sampling and len(engine.generate([5], max_tokens=3).ids) == 3
+        assert engine.notices[-1].endswith("is not used without a tokenizer")
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
+        ({"stop_strings": 7}, "stop is 7, must be a string"),
         ({"do_sample": "yes"}, "field do_sample is 'yes', must be true or false"),
         ({"do_sample": True, "temperature": "hot"}, "field temperature is 'hot', must be a number"),
         ({"top_k": -1}, "field top_k is -1, must be at least 0"),
@@ -71,11 +100,13 @@ def test_a_wrong_field_is_named(folder, fields, told):
 
 
 def test_what_the_engine_lacks_is_told(folder, capsys):
-    write(folder, num_beams=4, no_repeat_ngram_size=0, bad_words_ids=[[5]])
+    write(folder, num_beams=4, no_repeat_ngram_size=0, bad_words_ids=[[5]], max_new_tokens=7)
     with Engine(folder, blocks=1) as engine:
-        assert engine.notices[-2:] == (
+        length = "max_new_tokens = 7, which is not used: max_tokens limits an answer"
+        assert engine.notices[-3:] == (
             "generation_config.json asks for num_beams = 4, which the engine does not have",
             "generation_config.json asks for bad_words_ids = [[5]], which the engine does not have",
+            f"generation_config.json asks for {length}",
         )
     arguments = ["generate", "--model", str(folder), "--prompt", "Hi", "--max-tokens", "2"]
     assert main(arguments) == 0

@@ -220,6 +220,7 @@ def test_one_request_at_a_time():
         ([-1], {}, "id -1"),
         ([1.5], {}, r"^an id of the prompt is 1\.5, must be an integer"),
         (["1"], {}, "^an id of the prompt is '1', must be an integer"),
+        ([{"role": "user"}], {}, r"has messages, must be text or ids: engine\.tokenizer\.chat\("),
         (b"1", {}, "^the prompt is of type bytes, must be text or ids"),
         (1, {}, "^the prompt is of type int, must be text or ids"),
         ([1] * 129, {}, "129 tokens, must have at most 127 in a context of 128"),
@@ -228,6 +229,8 @@ def test_one_request_at_a_time():
         ([1], {"heat": 1}, "no parameter heat"),
         ([1], {"stop": ("a",)}, "must be empty: random weights of tiny-llama has no tokenizer"),
         ([1], {"params": SamplingParams(stop=("a",))}, "has no tokenizer"),
+        ([1], {"temprature": 1}, r"there is no parameter temprature: did you mean temperature\?"),
+        ([1], {"xyz": 1}, "there is no parameter xyz: must be one of temperature, top_k, "),
     ],
 )
 def test_bad_requests_are_refused(prompt, given, message):

@@ -8,7 +8,8 @@ import sys
 import pytest
 from tiny_models import write_gguf
 
-from kccl.engine import Engine
+import kccl
+from kccl.engine import Engine, screen
 from kccl.tools.cli import main
 
 BEGINNING = "def mean(values):"
@@ -56,6 +57,34 @@ def test_the_answer_alone_is_on_stdout(expected, capsys):
         assert "of what the memory allows" in told.err
     assert main([*arguments, "--quiet"]) == 0
     assert capsys.readouterr() == (expected + "\n", "")
+
+
+def test_a_ctrl_c_behind_the_last_token_leaves_the_summary(capsys, monkeypatch):
+    def interrupted(engine):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "bandwidth", interrupted)
+    arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "3", "--temperature", "1"]
+    assert main([*arguments, "--seed", "8"]) == 130
+    told = capsys.readouterr().err
+    assert "3 of answer (max_tokens), 1 rank; seed 8; first token after" in told
+    assert told.endswith(" tok/s\n")
+    # Nobody reads the share, so nothing is measured.
+    assert main([*arguments, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("rank", "is_quiet"), [(None, False), (0, False), (1, True)])
+def test_only_rank_0_draws_a_bar(rank, is_quiet, monkeypatch):
+    consoles = []
+
+    def progress(console):
+        consoles.append(console)
+        raise kccl.Error("enough")
+
+    monkeypatch.setattr(kccl, "launched_rank", lambda: rank)
+    monkeypatch.setattr(screen, "progress", progress)
+    assert main(["generate", "--prompt", "x"]) != 0
+    assert [console.quiet for console in consoles] == [is_quiet]
 
 
 def test_the_prompt_may_come_from_standard_input(expected, capsys, monkeypatch):
@@ -108,6 +137,10 @@ def test_options_of_a_chat_reach_the_template(tiny, tmp_path, capsys):
     # A token for each byte.
     count = len("HiFalsea=b[1]")
     assert f"{count} tokens of prompt" in capsys.readouterr().err
+    for wrong in ("enable_thinkng=false", "self=1"):
+        assert main(["generate", *arguments, "--chat-option", wrong]) != 0
+        told = f"{wrong.split('=')[0]} is no variable of the chat template, which has enable_th"
+        assert told in capsys.readouterr().err
 
 
 def test_ids_in_and_ids_out(tiny, tmp_path, capsys):
@@ -145,8 +178,8 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--top-p", "2"], "top_p is 2.0, must be above 0 and at most 1"),
-        (["--max-tokens", str(2**32)], "max_tokens is 4294967296, must be an integer from 1 to"),
+        (["--top-p", "2"], "--top-p is 2.0, must be above 0 and at most 1"),
+        (["--max-tokens", str(2**32)], "--max-tokens is 4294967296, must be an integer from 1 to"),
         (["--model", "no/such/model"], "model 'no/such/model' is neither"),
         (["--system", "Be"], "--system is given, which needs --chat"),
         (["--chat-option", "a=1"], "--chat-option is given, which needs --chat"),
@@ -157,19 +190,19 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
-        (["--chat"], "has no chat template"),
+        (["--chat"], "has no chat template: give text, on the command line leave out --chat"),
         (["--model", ""], "model '' is neither"),
         (["-n", "9"], "ranks is 9, must be from 1 to 8"),
         (["--blocks", "65"], "blocks is 65, must be from 1 to 64"),
         (["--dtype", "float16"], "dtype is 'float16', must be 'bfloat16' on backend 'host'"),
         (["--context", "0"], "context is 0, must be from 1 to the model's, 2048"),
-        (["--stop", ""], "stop is ('',), must be a string that is not empty"),
-        (["--stop", "\udcff"], "stop is ('\\udcff',), must be a string"),
+        (["--stop", ""], "--stop is ('',), must be a string that is not empty"),
+        (["--stop", "\udcff"], "--stop is ('\\udcff',), must be a string"),
         (["--stop", r"a\q"], r"--stop 'a\\q' has the escape '\\q' at character 1, must be \n, "),
-        (["--stop", "\\"], r"has the escape '\\' at character 0"),
+        (["--stop", "a\\"], r"--stop 'a\\' ends in a single backslash: write \\ for one"),
         (["--stop", r"\u12"], r"has the escape '\\u' at character 0"),
         (["--stop", r"\ud800"], r"has the escape \ud800, which is no character of Unicode"),
-        (["--temperature", "1e-310"], "temperature is 1e-310, must be 0, or 1e-06 or more"),
+        (["--temperature", "1e-310"], "--temperature is 1e-310, must be 0, or 1e-06 or more"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
@@ -180,9 +213,26 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert told.err.count("\n") == 1
 
 
+def test_without_its_tokenizer_a_model_does_not_lack_one(tiny):
+    with Engine(tiny, blocks=1, tokenizer=False, context=8) as engine:
+        with pytest.raises(kccl.InvalidArgument, match="was opened without its tokenizer"):
+            engine.generate([1], stop="x")
+        # There may be more context than was asked for.
+        with pytest.raises(kccl.InvalidArgument, match=r"context \(--context\), at most 64$"):
+            engine.generate([1] * 9)
+
+
+@pytest.mark.parametrize("other", [["--stop", "x"], ["--chat"], ["--system", "x"]])
+def test_ids_have_no_text_beside_them(other, capsys):
+    assert main(["generate", "--model", "no/such/model", "--ids", "1", *other]) != 0
+    assert f"--ids and {other[0]} are given, must be one of them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("12345678901", "--ids has '12345678901', must be ids"),
+        ("1" * 5000, "--ids has '11111"),
         ("", '--ids is empty, must be ids, as in "1 15 7"'),
         ("1 x", "--ids has 'x', must be ids"),
         ("-1", "--ids has '-1', must be ids"),
@@ -198,6 +248,25 @@ def test_wrong_ids_are_one_line(tiny, text, message, capsys):
 def test_a_job_prints_one_answer(expected):
     done = generate("--max-tokens", "12", "--quiet", text=BEGINNING.encode(), ranks=2)
     assert (done.returncode, done.stdout.decode()) == (0, expected + "\n"), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["full", "closed"])
+def test_a_job_whose_output_fails_says_so_once(kind):
+    if kind == "full":
+        output, code = os.open("/dev/full", os.O_WRONLY), 1
+    else:
+        (reader, output), code = os.pipe(), 141
+        os.close(reader)
+    command = [sys.executable, "-m", "kccl"]
+    job = [*command, "run", "-n", "2", "--", *command]
+    done = subprocess.run(
+        [*job, "generate", "--prompt", BEGINNING, "--max-tokens", "200"],
+        **{"stdout": output, "stderr": subprocess.PIPE, "text": True, "timeout": 60},
+    )
+    os.close(output)
+    assert done.returncode == code
+    assert "another rank" not in done.stderr and "rank 1:" not in done.stderr, done.stderr
+    assert done.stderr.count("cannot write to standard output") == (kind == "full")
 
 
 @pytest.mark.parametrize(

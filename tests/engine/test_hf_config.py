@@ -5,9 +5,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3
+from tiny_models import LANEFORMER, LLAMA, MISTRAL, QWEN2, QWEN3, write_folder
 
 import kccl
+from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.hf_config import read_config
 from kccl.engine.rope import LinearScaling, Llama3Scaling, Rope
 
@@ -296,3 +297,9 @@ def test_any_configuration_is_taken_or_refused_in_one_line(config_of, config, ch
         assert "config.json: " in str(error) and "\n" not in str(error)
     else:
         assert taken.num_parameters() > 0
+
+
+def test_swish_is_silu(tmp_path):
+    write_folder(tmp_path, LLAMA | {"hidden_act": "swish"})
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.config.hidden == LLAMA["hidden_size"]

@@ -47,6 +47,23 @@ def made(tmp_path):
     return tmp_path / "made"
 
 
+def test_a_mistyped_path_is_no_repository(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/foo.gguf", "hub/foo"):
+        with pytest.raises(kccl.Error, match=f"^model '{name}' does not exist$"):
+            find_model(name)
+
+
+def test_weights_that_are_a_link_to_nothing(cache, made):
+    write_folder(made, LLAMA)
+    snapshot = put(cache, "people/model", made)
+    (snapshot / "model.safetensors").resolve().unlink()
+    with pytest.raises(kccl.Error, match=r"model\.safetensors is missing: run `hf download people"):
+        find_model("people/model")
+    with pytest.raises(kccl.Error, match="is a link to a file that does not exist: run `hf down"):
+        Engine(snapshot)
+
+
 def test_a_folder_of_the_cache(cache, made, capsys):
     write_folder(made, LLAMA, with_tokenizer=True)
     snapshot = put(cache, "people/model-1.5", made)

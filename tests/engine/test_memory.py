@@ -1,6 +1,7 @@
 """Memory: what a model needs is compared with what there is, and close() gives it back."""
 
 import dataclasses
+import os
 import resource
 import subprocess
 import sys
@@ -8,9 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tiny_models import LLAMA, write_folder, write_gguf
 
 import kccl
 from kccl.engine import Engine
+from kccl.engine.bounds import kv_bytes
 from kccl.engine.random_weights import random_checkpoint
 from kccl.topology import Room, cgroup_folders, memory_room
 from kccl.topology import memory as rooms
@@ -35,6 +38,48 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch, is_
     # What fits is read: the same model with less context.
     room = dataclasses.replace(room, nbytes=500_000)
     Engine(checkpoint, blocks=1, context=8).close()
+
+
+def test_a_file_that_is_mapped_counts_in_address_space(monkeypatch, tmp_path):
+    write_folder(tmp_path, LLAMA)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    room = Room("this limit", 1 << 40, True, "raise it", counts_mapped=True)
+    monkeypatch.setattr(kccl.topology, "memory_room", lambda: [room])
+    # The communicator's own memory has room.
+    monkeypatch.setattr("kccl.base.memory.check_room", lambda nbytes, count: None)
+    with Engine(tmp_path, blocks=1, context=8) as engine:
+        needed = engine.nbytes + kv_bytes(engine.config, 7, 4)
+    room = dataclasses.replace(room, nbytes=needed + size // 2)
+    with pytest.raises(kccl.Error, match="for its largest file while that is read, and this limi"):
+        Engine(tmp_path, blocks=1, context=8)
+    room = dataclasses.replace(room, counts_mapped=False)
+    Engine(tmp_path, blocks=1, context=8).close()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_file_that_cannot_be_mapped_is_named(tmp_path, kind):
+    write_folder(tmp_path, LLAMA)
+    write_gguf(tmp_path / "model.gguf")
+    file = tmp_path / f"model.{kind}"
+    os.truncate(file, 64 << 30)
+    program = """
+    import resource, sys
+    import kccl
+    from kccl.engine.checkpoint import open_checkpoint
+    import safetensors.numpy, gguf
+    resource.setrlimit(resource.RLIMIT_AS, (32 << 30, 32 << 30))
+    try:
+        open_checkpoint(sys.argv[1])
+    except kccl.Error as error:
+        print(error)
+    """
+    model = tmp_path if kind == "safetensors" else file
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(model)],
+        **{"capture_output": True, "text": True, "timeout": 60},
+    )
+    assert done.stdout.startswith(f"cannot map {file}: there is no room for its 65536 MiB")
+    assert "raise `ulimit -v`" in done.stdout and done.returncode == 0, done.stderr
 
 
 def test_all_ranks_of_a_job_refuse_it_together(tmp_path):

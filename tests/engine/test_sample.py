@@ -1,4 +1,6 @@
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -57,6 +59,16 @@ def test_tokens_are_drawn_by_their_probabilities():
     shares = np.bincount(drawn, minlength=5) / 4000
     # Five standard deviations of the likeliest.
     np.testing.assert_allclose(shares, np.exp(LOGITS), atol=0.04)
+
+
+def test_numbers_of_other_kinds():
+    torch = pytest.importorskip("torch")
+    for value in (torch.tensor(0.5), Fraction(1, 2), Decimal("0.5"), np.float16(0.5)):
+        given = SamplingParams(temperature=value).temperature
+        assert type(given) is float and given == 0.5
+    for wrong in (torch.tensor(True), torch.tensor([0.5]), np.array([0.5]), 1j):
+        with pytest.raises(kccl.InvalidArgument, match=r"^temperature is "):
+            SamplingParams(temperature=wrong)
 
 
 def test_temperature_sharpens():

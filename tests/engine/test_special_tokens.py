@@ -8,6 +8,7 @@ from tiny_models import LLAMA, write_folder
 import kccl
 from kccl.engine import Engine
 from kccl.engine.checkpoint import open_checkpoint
+from kccl.engine.tokenizer_folder import from_folder
 
 HELLO = 262
 
@@ -87,8 +88,8 @@ def test_the_first_file_with_ends_counts(folder):
     assert tokenizer_of(folder).eos_ids == (5, 6)
     rewrite(folder, "config", eos_token_id=None)
     assert tokenizer_of(folder).eos_ids == (1,)
-    rewrite(folder, "config", eos_token_id=-1)
-    with pytest.raises(kccl.Error, match=r"/config\.json: field eos_token_id is -1, must be from"):
+    rewrite(folder, "config", eos_token_id=-2)
+    with pytest.raises(kccl.Error, match=r"/config\.json: field eos_token_id is -2, must be from"):
         tokenizer_of(folder)
 
 
@@ -120,7 +121,7 @@ def test_padding_that_the_model_has_no_row_for(tmp_path):
         # It has an id, as in transformers, which the model has not.
         with pytest.raises(kccl.InvalidArgument, match="the prompt has id 264, must be from 0"):
             engine.generate("hello[PAD]")
-    rewrite(tmp_path, "tokenizer_config", bos_token="[BOS]")
+    rewrite(tmp_path, "tokenizer", post_processor=processor(264))
     with pytest.raises(kccl.Error, match="texts begin or end with id 264, must be below 264"):
         tokenizer_of(tmp_path)
 
@@ -130,7 +131,7 @@ def test_padding_that_the_model_has_no_row_for(tmp_path):
 
 def processor(*numbers):
     """Puts these ids in front."""
-    names = {0: "<s>", 2: "<pad>"}
+    names = {0: "<s>", 2: "<pad>", 264: "[PAD]"}
     used = {names[n]: {"id": names[n], "ids": [n], "tokens": [names[n]]} for n in numbers}
     single = [{"SpecialToken": {"id": names[n], "type_id": 0}} for n in numbers]
     single.append({"Sequence": {"id": "A", "type_id": 0}})
@@ -151,10 +152,12 @@ def test_a_post_processor_decides_how_texts_begin(folder, asked, numbers):
     assert tokenizer.encode(f"{spelt}hello") == [*numbers, HELLO]
 
 
-def test_without_a_post_processor_the_configuration_decides(folder):
-    assert tokenizer_of(folder).encode("hello") == [0, HELLO]
-    rewrite(folder, "tokenizer_config", add_eos_token=True)
-    assert tokenizer_of(folder).encode("hello") == [0, HELLO, 1]
+def test_without_a_post_processor_the_configuration_decides_for_a_laneformer_only(folder):
+    rewrite(folder, "tokenizer", post_processor=None)
+    rewrite(folder, "tokenizer_config", add_bos_token=True, add_eos_token=True)
+    assert tokenizer_of(folder).encode("hello") == [HELLO]
+    laneformer = from_folder(folder, LLAMA["vocab_size"], is_laneformer=True)
+    assert laneformer.encode("hello") == [0, HELLO, 1]
 
 
 def test_a_chat_begins_once(folder):

@@ -173,16 +173,18 @@ def test_chat(tokenizers, name):
 )
 def test_a_template_that_fails_is_named(source, told):
     with pytest.raises(kccl.Error, match=f"^here: {told}"):
-        ChatTemplate(source, {}, "here").render(MESSAGES, add_generation_prompt=True)
+        ChatTemplate(source, {}, "here").render(MESSAGES, {}, add_generation_prompt=True)
 
 
 def test_what_templates_may_use():
     source = "{{ messages | tojson }}{% for x in [1, 2] %}{% break %}{% endfor %}"
     text = ChatTemplate(source, {}, "").render(
-        [{"role": "user", "content": "<é>"}], add_generation_prompt=True
+        [{"role": "user", "content": "<é>"}], {}, add_generation_prompt=True
     )
     assert text == '[{"role": "user", "content": "<é>"}]'
-    year = ChatTemplate("{{ strftime_now('%Y') }}", {}, "").render([], add_generation_prompt=True)
+    year = ChatTemplate("{{ strftime_now('%Y') }}", {}, "").render(
+        [], {}, add_generation_prompt=True
+    )
     assert len(year) == 4
 
 
@@ -234,19 +236,9 @@ def test_templates_in_other_places(folder):
 
 
 def test_bos_from_the_tokenizer_itself(folder):
-    rewrite(folder / "tokenizer_config.json", add_bos_token=None)
-    assert not tokenizer_of(folder).adds_bos
-    template = {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-    }
-    rewrite(folder / "tokenizer.json", post_processor=template)
     assert tokenizer_of(folder).adds_bos
+    rewrite(folder / "tokenizer.json", post_processor=None)
+    assert not tokenizer_of(folder).adds_bos
 
 
 def test_ids_from_the_models_configuration(folder):
@@ -257,17 +249,26 @@ def test_ids_from_the_models_configuration(folder):
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, (1,), None)
 
 
+def test_an_end_may_have_no_token(folder):
+    rewrite(folder / "generation_config.json", eos_token_id=[-1, 280, 1])
+    tokenizer = tokenizer_of(folder)
+    assert tokenizer.eos_ids == (280, 1) and tokenizer.vocab_size <= 280
+    assert tokenizer.decode([280]) == ""
+    # -1 stands for none, so the tokenizer's own end counts.
+    rewrite(folder / "generation_config.json", eos_token_id=-1)
+    assert tokenizer_of(folder).eos_ids == (1,)
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "told"),
     [
         (
             "generation_config.json",
             {"eos_token_id": 999},
-            r"generation_config\.json: field eos_token_id is 999, must be from 0 to 263, the ids",
+            r"generation_config\.json: field eos_token_id is 999, must be from 0 to 299, the ids",
         ),
         ("generation_config.json", {"eos_token_id": ["x"]}, "must be an id or a list of ids"),
         ("tokenizer_config.json", {"bos_token": 3}, "field bos_token is 3, must be a string"),
-        ("tokenizer_config.json", {"add_bos_token": 1}, "field add_bos_token is 1, must be true"),
         ("tokenizer_config.json", {"added_tokens_decoder": 1}, "decoder is 1, must be an object"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "an object with ids and tok"),
         (
@@ -294,7 +295,11 @@ def test_a_wrong_file_is_named(folder, file, changes, told):
 
 def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(kccl.Error, match=r"cannot read .*tokenizer\.json: No such file"):
+    missing = r"has neither tokenizer\.json nor tokenizer\.model"
+    with pytest.raises(kccl.Error, match=rf"{missing}$"):
+        tokenizer_of(folder)
+    (folder / "vocab.json").write_text("{}")
+    with pytest.raises(kccl.Error, match=rf"{missing}; to use its vocab\.json, let transformers"):
         tokenizer_of(folder)
     write_folder(tmp_path / "small", LLAMA | {"vocab_size": 8}, with_tokenizer=True)
     with pytest.raises(kccl.Error, match="has 264 ids, must have at most 8, the rows"):

@@ -123,3 +123,17 @@ def test_another_file_is_named(folder, content, told):
         (path / "tokenizer.model").write_bytes(content)
     with pytest.raises(kccl.Error, match=rf"tokenizer\.model {told}"):
         tokenizer_of(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "has no pieces: it is empty; download it again"),
+        (b"IQ== 0\nIg== 1\n", "is a file of tiktoken, which is not read: let transformers write"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, content, told):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with open_checkpoint(tmp_path) as checkpoint, pytest.raises(kccl.Error, match=told):
+        checkpoint.tokenizer()

@@ -72,7 +72,7 @@ FOLDERS = {
 
 def write(folder, files):
     write_folder(folder, LLAMA, with_tokenizer=True)
-    plain = {"tokenizer_config": {"eos_token": "</s>", "add_bos_token": None}}
+    plain = {"tokenizer_config": {"eos_token": "</s>"}}
     for name in {*plain, *files}:
         file = folder / f"{name}.json"
         content = json.loads(file.read_text()) if file.exists() else {}
@@ -121,20 +121,24 @@ def processor(*parts):
 @pytest.mark.parametrize(
     "post",
     [
+        None,
         processor("<s>", "A"),
         processor("A"),
         processor("<s>", "A", "</s>"),
         processor("<pad>", "<s>", "A"),
         {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     ],
-    ids=["bos", "none", "both", "two", "bytes"],
+    ids=["no processor", "bos", "none", "both", "two", "bytes"],
 )
-def test_a_post_processor_decides(tmp_path, post, asked):
+@pytest.mark.parametrize("kind", [None, "LlamaTokenizerFast", "PreTrainedTokenizerFast"])
+def test_a_post_processor_decides(tmp_path, post, asked, kind):
     ours, theirs = write(
         tmp_path,
         {
             "tokenizer": {"post_processor": post},
-            "tokenizer_config": {"add_bos_token": asked, "add_eos_token": asked},
+            "tokenizer_config": {
+                **{"add_bos_token": asked, "add_eos_token": asked, "tokenizer_class": kind}
+            },
         },
     )
     for text in ("hello w", "", "\n"):
@@ -185,8 +189,10 @@ OPTIONS = {"enable_thinking": False, "style": {"a": [1, "é"]}}
 @pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "documents": [{"title": "t", "text": "x"}]}])
 def test_chats(tmp_path, name, more):
     ours, theirs = write(tmp_path, {"tokenizer_config": {"chat_template": TEMPLATES[name]}})
+    # Others are refused, which transformers passes over.
+    used = {option: value for option, value in OPTIONS.items() if option in TEMPLATES[name]}
     for prompt in (False, True):
-        kept = {"add_generation_prompt": prompt, **more, **OPTIONS}
+        kept = {"add_generation_prompt": prompt, **more, **used}
         text = theirs.apply_chat_template(CHAT, tokenize=False, **kept)
         assert ours.chat_text(CHAT, **kept) == text
         ids = theirs.apply_chat_template(CHAT, return_dict=False, **kept)

@@ -149,19 +149,19 @@ def byte_vocabulary():
 
 def write_tokenizer(folder):
     """Writes tokenizer.json, tokenizer_config.json and generation_config.json."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     tokens, merges = byte_vocabulary()
     backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     backend.add_special_tokens([AddedToken(t, special=True) for t in tokens[:3]])
     backend.save(str(folder / "tokenizer.json"))
     config = {
         "bos_token": "<s>",
         "eos_token": {"content": "</s>", "lstrip": False},
         "pad_token": "<pad>",
-        "add_bos_token": True,
         "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,15 +1,11 @@
 """Ctrl-C at a terminal, within each command that lasts."""
 
-import json
 import re
-import struct
 import sys
 import textwrap
-from math import prod
 
 import pytest
 from terminal import Terminal, check_ended_well
-from tiny_models import ordinary_shapes, write_tokenizer
 
 KCCL = [sys.executable, "-m", "kccl"]
 GENERATE = [*KCCL, "generate"]
@@ -22,36 +18,33 @@ def interrupted(terminal, code=130):
     check_ended_well(terminal)
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """A folder with a model of 2 GB, of holes, which takes seconds to read."""
-    folder = tmp_path_factory.mktemp("large")
-    config = {
-        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048},
-        **{"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8},
-        **{"intermediate_size": 8192, "vocab_size": 512, "max_position_embeddings": 64},
-        **{"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True},
-        **{"hidden_act": "silu", "head_dim": 64},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    header, at = {}, 0
-    for name, shape in ordinary_shapes(config).items():
-        end = at + 2 * prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
-    write_tokenizer(folder)
-    return folder
-
-
 @pytest.mark.parametrize("columns", [80, 40])
-def test_while_a_model_is_read(large, columns):
-    command = [*GENERATE, "--model", str(large), "--prompt", "Hi", "-n", "2"]
-    with Terminal(command, columns=columns) as terminal:
-        terminal.wait_for("GB")
+def test_while_a_model_is_read(columns):
+    # However fast the machine is, the model is being read until the ranks are aborted.
+    program = """
+    import sys, threading
+    import kccl
+    from kccl.engine.hf import FolderSource
+    from kccl.tools import cli
+
+    is_aborted, reads = threading.Event(), []
+    read, abort = FolderSource.read, kccl.Communicator.abort
+
+    def read_slowly(*arguments):
+        reads.append(1)
+        if len(reads) > 20:
+            is_aborted.wait(60)
+        return read(*arguments)
+
+    def aborted(comm):
+        abort(comm)
+        is_aborted.set()
+
+    FolderSource.read, kccl.Communicator.abort = read_slowly, aborted
+    sys.exit(cli.main(["generate", "--prompt", "Hi", "-n", "2", "--blocks", "1"]))
+    """
+    with Terminal([sys.executable, "-c", textwrap.dedent(program)], columns=columns) as terminal:
+        terminal.wait_for("MB")
         interrupted(terminal)
         # The bar is gone.
         assert not terminal.words.replace("^C", "")
