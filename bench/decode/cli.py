@@ -20,7 +20,7 @@ from kccl.engine.models import find_model
 from kccl.engine.monokernel.variant import Variant
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
-from ..harness.document import Document, document
+from ..harness.document import Document, document, machine
 from ..harness.interrupts import Interrupts
 from ..harness.measure import REPEATS
 from ..harness.outputs import silence, try_file, try_stdout, write, write_csv
@@ -158,7 +158,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             def finish(ended: str | None) -> None:
                 facts = {"peers": result.versions, "notes": result.notes} | result.facts
                 facts |= {"timelines": [asdict(summary_of(each)) for each in result.timelines]}
-                made = document(result.rows, engine.world_size, facts, command)
+                made = document(result.rows, machine(engine.world_size) | facts, command)
                 if ended:
                     made["interrupted"] = ended
                 _finish(out, args, request, result, screen, made)

@@ -54,7 +54,7 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_command_of_a_document_has_no_folders_of_the_machine() -> None:
     command = ["bench", "decode", "--trace", "/somewhere/here/2b.json", "--csv=/somewhere/2b.csv"]
     command += ["--model", "models/mine", "--ablate", "in-flight=1"]
-    made = document.document([], 1, {}, command)
+    made = document.document([], {}, command)
     wanted = "kccl bench decode --trace 2b.json --csv=2b.csv --model models/mine --ablate"
     assert made["command"] == f"{wanted} in-flight=1"
 
