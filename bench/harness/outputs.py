@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+import kccl
+
 from .measure import Row
 
 _TRIAL = b"\0" * (64 << 10)
@@ -38,7 +40,7 @@ def try_file(option: str, path: Path) -> None:
 def try_picture(option: str, path: Path) -> None:
     """The same for a picture, whose suffix must be of a known kind."""
     if find_spec("matplotlib") is None:
-        raise ValueError(f"{option} needs matplotlib: pip install '.[bench]' in a checkout of kccl")
+        raise ValueError(f"{option} needs matplotlib: {kccl.install_command('bench')}")
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder: name a file, as in {path / 'latency.png'}")
     from ..plot import suffixes
