@@ -24,7 +24,7 @@ import numpy as np
 
 import kccl
 
-from ..arguments import message_size
+from ..arguments import message_size, whole_number
 from ..harness.collective import (
     Buffers,
     Collective,
@@ -155,13 +155,15 @@ def main(argv: list[str] | None = None) -> int:
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
             f"--{name}",
-            type=int,
+            type=whole_number,
             nargs="+",
             default=default,
             metavar="N",
             help="bounds to try on GPUs",
         )
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repeats ({REPEATS})")
+    parser.add_argument(
+        "--repeats", type=whole_number, default=REPEATS, help=f"repeats ({REPEATS})"
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -76,6 +76,13 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
     assert "mpirun -n 2 kccl bench barrier" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["-f", "--repeats", "--iterations", "-n"])
+def test_a_number_with_a_fraction_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("all_reduce", flag, "1.5")
+    assert "'1.5' is no whole number, as in 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -85,6 +92,8 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
         (("all_reduce", "--root", "0"), "all_reduce has no root: leave out --root 0"),
         (("broadcast", "--op", "sum"), "broadcast reduces nothing: leave out --op sum"),
         (("barrier", "--op", "max"), "barrier reduces nothing: leave out --op max"),
+        (("put", "--in-place"), "put has one form, between two arrays: leave out --in-place"),
+        (("put", "--out-of-place"), "put has one form, between two arrays: leave out --out-of"),
         (("barrier", "-b", "8"), "barrier sends no data: leave out -b"),
         (("barrier", "--sizes", "8"), "barrier sends no data: leave out --sizes"),
         (("barrier", "-d", "fp32"), "barrier sends no data: leave out -d"),
