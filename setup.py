@@ -61,12 +61,14 @@ ONLY_IN_CHECKOUT = {
 def find_compiler() -> None:
     """Sets CC and CXX to the compiler inside the ziglang wheel where the system has none."""
     # By itself, because the package may not be there yet.
-    compilers = run_path(str(Path(__file__).parent / "kccl" / "jit" / "compilers.py"))
+    package = Path(__file__).parent / "kccl"
+    compilers = run_path(str(package / "jit" / "compilers.py"))
     cxx = compilers["find_cxx"]()
     if cxx is None:
+        extras = run_path(str(package / "base" / "extras.py"))
         sys.exit(
             "kccl needs a C++ compiler: CXX is not set, and there is no g++, clang++ or c++. "
-            f"{compilers['CURE']} 'setuptools>=77' 'cffi>=2.0', then "
+            f"{compilers['cure'](extras['pip_install']())} 'setuptools>=77' 'cffi>=2.0', then "
             "pip install --no-build-isolation ..."
         )
     if compilers["is_zig"](cxx) and "CXX" not in os.environ:

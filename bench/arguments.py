@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="last size (1M; in kernels 64K; simulated 8K)",
     )
-    sizes.add_argument("-f", "--factor", type=int, help=f"factor between sizes ({_FACTOR})")
+    sizes.add_argument(
+        "-f", "--factor", type=whole_number, help=f"factor between sizes ({_FACTOR})"
+    )
     sizes.add_argument(
         "--sizes",
         type=message_size,
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-d", "--dtype", type=dtype_name, help="element type (float32; on GPUs bfloat16)"
     )
     parser.add_argument("--op", type=_op, help=f"reduction operator: {', '.join(OPS)} (sum)")
-    parser.add_argument("--root", type=int, help="root of a broadcast (0)")
+    parser.add_argument("--root", type=whole_number, help="root of a broadcast (0)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--in-place",
@@ -84,10 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--iterations",
-        type=int,
+        type=whole_number,
         help="timed calls per repeat (8 ms of them; in kernels 5000; simulated 3)",
     )
-    parser.add_argument("--repeats", type=int, help=f"number of repeats ({REPEATS}; simulated 1)")
+    parser.add_argument(
+        "--repeats", type=whole_number, help=f"number of repeats ({REPEATS}; simulated 1)"
+    )
     parser.add_argument(
         "--backend",
         choices=("host", *ON_GPUS, "sim"),
@@ -103,9 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-pin", action="store_true", help="leave the ranks wherever the system puts them"
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="number of simulated ranks (2)"
+        "-n", "--ranks", type=whole_number, metavar="N", help="number of simulated ranks (2)"
     )
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of the simulation (0)")
+    parser.add_argument("--seed", type=whole_number, metavar="S", help="seed of the simulation (0)")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="print every row, not one line a size"
     )
@@ -123,6 +127,18 @@ def message_size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def whole_number(text: str) -> int:
+    """The number of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no whole number.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, as in 2") from error
 
 
 def _op(text: str) -> str:
@@ -151,6 +167,9 @@ def check_flags(args: argparse.Namespace, collective: Collective) -> None:
     if args.in_place is not None and not collective.has_data:
         form = "--in-place" if args.in_place else "--out-of-place"
         raise ValueError(f"{name} sends no data: leave out {form}")
+    if args.in_place is not None and collective.is_composed:
+        form = "--in-place" if args.in_place else "--out-of-place"
+        raise ValueError(f"{name} has one form, between two arrays: leave out {form}")
     if args.no_pin and args.backend != "host":
         raise ValueError(f"--no-pin: ranks of backend {args.backend} are not pinned")
 

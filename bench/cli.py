@@ -18,7 +18,7 @@ import kccl
 from .arguments import ON_GPUS, add_arguments, check_flags, fill_defaults, problems_of
 from .compare import main as compare
 from .harness.collective import Collective, Problem, load
-from .harness.document import document, subtitle
+from .harness.document import document, machine, subtitle
 from .harness.interrupts import Interrupts
 from .harness.measure import COLUMNS, Contender, Row, measure
 from .harness.outputs import silence, try_file, try_picture, try_stdout, write, write_csv
@@ -109,6 +109,7 @@ def main(
         problems, rounding = problems_of(args, collective, comm.world_size)
     except ValueError as error:
         return _refused(comm, str(error))
+    facts = machine(comm.world_size)
     with ExitStack() as ends:
         pins = args.backend == "host" and comm.world_size > 1 and not args.no_pin
         places = ends.enter_context(placed(comm, pins=pins))
@@ -122,7 +123,7 @@ def main(
         if job is None and _is_on_gpus(args):
             job = ends.enter_context(closing(_gpu_job(comm)))
         side = ends.enter_context(closing(_side(args, collective, problems, comm, job, places)))
-        found = _Found(side.machine, len(problems))
+        found = _Found(facts | side.machine, len(problems))
         screen = Screen(out, verbose=args.verbose, has_peers=args.baselines)
         interrupts = ends.enter_context(Interrupts())
         try:
@@ -289,7 +290,7 @@ def _finish(
     screen.end(found.rows)
     ended = [f"# {found.ended}"] if found.ended else []
     _say_all(out, [*(f"# {note}" for note in found.notes), *ended])
-    made = document(found.rows, comm.world_size, found.machine, command)
+    made = document(found.rows, found.machine, command)
     if found.ended:
         made["interrupted"] = found.ended
     failures: list[str] = []

@@ -25,7 +25,7 @@ from kccl.engine.diff import LIMITS, Diff
 from kccl.engine.models import find_model
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
-from ..harness.document import Document, document
+from ..harness.document import Document, document, machine
 from ..harness.measure import Row
 from .report import MODEL_NAMES
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     command = sys.argv[1:] if arguments is None else list(arguments)
-    made = document(rows, args.ranks, facts, command)
+    made = document(rows, machine(args.ranks) | facts, command)
     # It is no command of kccl.
     made["command"] = made["command"].replace("kccl", parser.prog, 1)
     print(markdown([made]), end="")

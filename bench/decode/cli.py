@@ -20,7 +20,8 @@ from kccl.engine.models import find_model
 from kccl.engine.monokernel.variant import Variant
 from kccl.engine.random_weights import MODELS, random_checkpoint
 
-from ..harness.document import Document, document
+from ..arguments import whole_number
+from ..harness.document import Document, document, machine
 from ..harness.interrupts import Interrupts
 from ..harness.measure import REPEATS
 from ..harness.outputs import silence, try_file, try_stdout, write, write_csv
@@ -57,17 +58,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--positions",
-        type=int,
+        type=whole_number,
         nargs="+",
         metavar="P",
         help="tokens before the first timed one (128 1024 4000, where the context has room)",
     )
     parser.add_argument(
-        "--new-tokens", type=int, metavar="N", help="of a run (as many as take 0.8 s, at most 64)"
+        "--new-tokens",
+        type=whole_number,
+        metavar="N",
+        help="of a run (as many as take 0.8 s, at most 64)",
     )
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"number of runs ({REPEATS})")
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="RANKS", help="ranks as threads; not in a job (1)"
+        "--repeats", type=whole_number, default=REPEATS, help=f"number of runs ({REPEATS})"
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=whole_number,
+        metavar="RANKS",
+        help="ranks as threads; not in a job (1)",
     )
     parser.add_argument(
         "--backend",
@@ -95,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--traced-tokens",
-        type=int,
+        type=whole_number,
         metavar="N",
         help=f"of --trace, at the first position ({_TRACED_TOKENS})",
     )
@@ -158,7 +168,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             def finish(ended: str | None) -> None:
                 facts = {"peers": result.versions, "notes": result.notes} | result.facts
                 facts |= {"timelines": [asdict(summary_of(each)) for each in result.timelines]}
-                made = document(result.rows, engine.world_size, facts, command)
+                made = document(result.rows, machine(engine.world_size) | facts, command)
                 if ended:
                     made["interrupted"] = ended
                 _finish(out, args, request, result, screen, made)

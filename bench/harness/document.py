@@ -22,20 +22,19 @@ _ARCHIVAL = Path(__file__).resolve().parents[2] / ".git_archival.txt"
 
 def document(
     rows: Sequence[Row],
-    ranks: int,
-    more: Mapping[str, Any],
+    machine: Mapping[str, Any],
     command: Sequence[str] | None = None,
 ) -> Document:
     """The document of these rows, made on this machine by this process.
 
     Args:
         rows: The rows of the run.
-        ranks: Number of ranks.
-        more: Further facts about the machine, such as its GPUs.
+        machine: What machine() returned before the ranks were pinned, and further facts, such as
+            the GPUs.
         command: Arguments of `kccl` that repeat the run; None for those of this process.
     """
     return {
-        "machine": machine(ranks) | dict(more),
+        "machine": dict(machine),
         "commit": commit(),
         "command": shlex.join(
             ["kccl", *map(_shared, sys.argv[1:] if command is None else command)]
@@ -51,7 +50,10 @@ def _shared(argument: str) -> str:
 
 
 def machine(ranks: int) -> dict[str, Any]:
-    """Facts about the machine that figures depend on. No host name, since records are published."""
+    """Facts about the machine that figures depend on. No host name, since records are published.
+
+    A bench asks before it pins its ranks: `allowed_cpus` counts the CPUs that this thread may use.
+    """
     from kccl import topology
 
     found = topology.discover()

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+import kccl
+
 from .measure import Row
 
 _TRIAL = b"\0" * (64 << 10)
@@ -20,6 +22,7 @@ _TRIAL = b"\0" * (64 << 10)
 def try_file(option: str, path: Path) -> None:
     """Raises ValueError if a file cannot be written. It stays as it is; none is left behind."""
     what = f"{option} {path}"
+    _refuse_dash(option, path)
     if path.is_dir():
         raise ValueError(f"{what} is a folder: name a file")
     try:
@@ -38,9 +41,10 @@ def try_file(option: str, path: Path) -> None:
 def try_picture(option: str, path: Path) -> None:
     """The same for a picture, whose suffix must be of a known kind."""
     if find_spec("matplotlib") is None:
-        raise ValueError(f"{option} needs matplotlib: pip install '.[bench]' in a checkout of kccl")
+        raise ValueError(f"{option} needs matplotlib: {kccl.install_command('bench')}")
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder: name a file, as in {path / 'latency.png'}")
+    _refuse_dash(option, path)
     from ..plot import suffixes
 
     if path.suffix.lower() not in suffixes():
@@ -50,6 +54,14 @@ def try_picture(option: str, path: Path) -> None:
             f"{path.with_suffix('.png')}"
         )
     try_file(option, path)
+
+
+def _refuse_dash(option: str, path: Path) -> None:
+    if str(path) == "-":
+        raise ValueError(
+            f"{option} takes a file's name, and - is not for stdout here: name a file; --json "
+            "prints to stdout"
+        )
 
 
 def try_stdout() -> None:

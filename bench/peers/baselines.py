@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import kccl
+
 from ..harness.collective import Collective, Comm, Problem
 from ..harness.measure import Contender
 from . import mpi
@@ -27,14 +29,15 @@ class InJob:
         if comm.launcher != "mpi":
             self.missing = (
                 "MPICH rows need MPICH's mpirun: mpirun -n 2 kccl bench … --baselines "
-                "(pip install mpi4py mpich brings both)"
+                f"({kccl.install_command('mpi')} brings both)"
             )
             return
         try:
             from mpi4py import MPI
         except ImportError as error:
             self.missing = (
-                f"no rows of the MPI that started this job: {error}. Cure: pip install mpi4py"
+                f"no rows of the MPI that started this job: {error}. Cure: "
+                + kccl.install_command("mpi")
             )
             return
         world = MPI.COMM_WORLD

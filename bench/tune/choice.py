@@ -131,19 +131,28 @@ def updated(
     }
 
 
-def read(path: Path | None) -> dict[str, Any] | None:
+def read(path: Path | None, backend: str) -> dict[str, Any] | None:
     """The tuning document of a file that is to be updated; None if there is no such file yet.
 
     Raises:
-        ValueError: The file has no tables of tuning.
+        ValueError: The file has no tables of tuning, or those of another backend.
     """
     if path is None or not path.exists() or path.stat().st_size == 0:
         return None
     try:
         found = json.loads(path.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError("it holds no JSON object")
+        of_backend = found["backend"]
         {table["world_size"]: table["thresholds"] for table in found["tables"]}
     except (ValueError, TypeError, KeyError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"--out {path} exists and is no tuning file ({error}): name another, or delete it"
+            f"--out {path} exists and is no tuning file ({what}): name another, or delete it"
         ) from error
-    return dict(found)
+    if of_backend != backend:
+        raise ValueError(
+            f"--out {path} has tables of backend {of_backend}, and this run is of {backend}: name "
+            "another file"
+        )
+    return found

@@ -24,7 +24,7 @@ import numpy as np
 
 import kccl
 
-from ..arguments import message_size
+from ..arguments import message_size, whole_number
 from ..harness.collective import (
     Buffers,
     Collective,
@@ -155,13 +155,15 @@ def main(argv: list[str] | None = None) -> int:
     for name, default in (("blocks", BLOCKS), ("threads", THREADS)):
         parser.add_argument(
             f"--{name}",
-            type=int,
+            type=whole_number,
             nargs="+",
             default=default,
             metavar="N",
             help="bounds to try on GPUs",
         )
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"repeats ({REPEATS})")
+    parser.add_argument(
+        "--repeats", type=whole_number, default=REPEATS, help=f"repeats ({REPEATS})"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -173,18 +175,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     unknown = set(args.collectives) - set(names)
-    if unknown:
-        parser.error(
-            f"{', '.join(sorted(unknown))} is called inside kernels only; known are "
-            f"{', '.join(names)}"
-        )
+    for name in sorted(unknown):
+        why = "it is called inside kernels only"
+        if load(name).is_composed:
+            why = "it has one algorithm"
+        parser.error(f"{name} is not tuned: {why}; tuned are {', '.join(names)}")
     if args.repeats < 1:
         parser.error(f"--repeats is {args.repeats}, must be at least 1")
     try:
         sizes = sweep(args.begin, args.end, 2)
         if args.out is not None:
             try_file("--out", args.out)
-        before = read(args.out)
+        before = read(args.out, args.backend)
     except ValueError as error:
         parser.error(str(error))
     try:
@@ -202,15 +204,20 @@ def _run(args: argparse.Namespace, sizes: Sequence[int], before: dict[str, Any] 
     if args.dtype is None:
         args.dtype = "float32" if args.backend == "host" else "bfloat16"
     entries: list[dict[str, Any]] = []
+    ended = ""
     with Interrupts() as interrupts:
         try:
             _tune_all(args, comm, sizes, entries)
+        except BaseException as error:
+            is_interrupt = interrupts.number is not None or isinstance(error, KeyboardInterrupt)
+            ended = "interrupted" if is_interrupt else f"ended by {type(error).__name__}"
+            raise
         finally:
             interrupts.hold()
             if comm.rank == 0:
                 done = dict.fromkeys(each["collective"] for each in entries)
-                if len(done) < len({*args.collectives}):
-                    print(f"# interrupted; complete: {', '.join(done) or 'none'}", file=sys.stderr)
+                if ended:
+                    print(f"# {ended}; complete: {', '.join(done) or 'none'}", file=sys.stderr)
                 tuning = updated(before, comm.backend, comm.world_size, entries)
                 if args.out and entries:
                     args.out.write_text(json.dumps(tuning, indent=2) + "\n", "utf-8")

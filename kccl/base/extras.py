@@ -39,13 +39,13 @@ def install(extra: str) -> str:
     if not wanted:
         # A copy without pyproject.toml that nobody has installed.
         return f"install what the extra {extra} of KCCL's pyproject.toml names"
-    return f"{_pip_install()} {shlex.join(wanted)}"
+    return f"{pip_install()} {shlex.join(wanted)}"
 
 
 def reinstall() -> str:
     """The command that installs KCCL again from where it came."""
     if (_ROOT / "pyproject.toml").exists():
-        return f"{_pip_install()} -e {shlex.quote(str(_ROOT))}"
+        return f"{pip_install()} -e {shlex.quote(str(_ROOT))}"
     import json
     from importlib.metadata import PackageNotFoundError, distribution
 
@@ -55,7 +55,13 @@ def reinstall() -> str:
         text = "{}"
     # Without an address, from the checkout's folder.
     source = json.loads(text).get("url", ".")
-    return f"{_pip_install()} --force-reinstall --no-deps {shlex.quote(source)}"
+    return f"{pip_install()} --force-reinstall --no-deps {shlex.quote(source)}"
+
+
+def pip_install() -> str:
+    """The words that install for this interpreter: by pip, or by uv where it has no pip."""
+    python = shlex.quote(sys.executable)
+    return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
 
 
 def missing(error: ImportError) -> str:
@@ -107,9 +113,3 @@ def _name(requirement: str) -> str:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _pip_install() -> str:
-    """The words that install for this interpreter: by pip, or by uv where it has no pip."""
-    python = shlex.quote(sys.executable)
-    return f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"

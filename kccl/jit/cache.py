@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from ..base import extras
 from ..base.abi import ABI_VERSION
 from ..base.env import read
 from ..base.errors import BackendError, CompileError, InvalidArgument
@@ -207,7 +208,7 @@ def compile_sim(
     if cxx is None:
         raise BackendError(
             "the simulator compiles kernels at run time, and this machine has no C++ compiler. "
-            f"{compilers.CURE}"
+            f"{compiler_cure()}"
         )
     include_dirs = [csrc / "include", *include_dirs]
     flags = [*_SIM_FLAGS, f"-DKCCL_SIM_WARP_SIZE={warp_size}", *(f"-I{at}" for at in include_dirs)]
@@ -240,6 +241,11 @@ def _version(command: tuple[str, ...]) -> str:
     return _run([*command, "--version"], "the compiler's version").stdout
 
 
+def compiler_cure() -> str:
+    """What gives a machine without a C++ compiler one."""
+    return compilers.cure(extras.pip_install())
+
+
 def compiler_name() -> str:
     """Name and version of the simulator's compiler; "" when there is none."""
     cxx = compilers.find_cxx()
@@ -265,7 +271,7 @@ def _run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
     except OSError as error:
-        raise BackendError(f"cannot run {command[0]} ({error}). {compilers.CURE}") from error
+        raise BackendError(f"cannot run {command[0]} ({error}). {compiler_cure()}") from error
     if done.returncode != 0:
         log = done.stderr.strip() or done.stdout.strip()
         raise CompileError(f"{what} does not compile with {command[0]}:\n{log}", log=log)

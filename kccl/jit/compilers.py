@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _C_DRIVERS = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
-_PYTHON = shlex.quote(sys.executable)
-CURE = f"Install g++ or clang++, or set CXX, or: {_PYTHON} -m pip install ziglang==0.17.0"
+
+
+def cure(pip_install: str) -> str:
+    """What gives this machine a compiler. `pip_install` is what base/extras.py says."""
+    return f"Install g++ or clang++, or set CXX, or: {pip_install} ziglang==0.17.0"
 
 
 def find_cxx(environ: Mapping[str, str] = os.environ) -> list[str] | None:

@@ -224,7 +224,8 @@ def _bench(args: argparse.Namespace) -> int:
 def _bench_decode_arguments(parser: argparse.ArgumentParser) -> None:
     from ..bench.decode import cli
 
-    parser.usage = "kccl bench decode [options]"
+    parser.prog = "kccl bench decode"
+    parser.usage = f"{parser.prog} [options]"
     cli.add_arguments(parser)
 
 

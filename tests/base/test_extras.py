@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,9 +15,12 @@ from source_tree import ROOT, python_files
 
 import kccl
 from kccl.base import extras
+from kccl.bench.harness import outputs
+from kccl.bench.peers import baselines
 from kccl.engine import extras as of_engine
 from kccl.gpu.cuda import CUDA
 from kccl.gpu.hip import HIP
+from kccl.jit import cache
 from kccl.tools.checks import optional
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,6 +96,18 @@ def test_each_hint_installs_what_is_missing(monkeypatch):
     monkeypatch.setattr(optional, "find_spec", lambda name: None)
     assert installed_by(optional.packages().cure) == EXTRAS["bench"]
     assert installed_by(optional.mpi().cure) == EXTRAS["mpi"]
+    monkeypatch.setattr(outputs, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--plot needs matplotlib: ") as refused:
+        outputs.try_picture("--plot", Path("x.png"))
+    assert installed_by(str(refused.value)) == EXTRAS["bench"]
+    assert installed_by(cache.compiler_cure()) == ["ziglang==0.17.0"]
+
+
+@pytest.mark.parametrize("launcher", ["kccl run", "mpi"])
+def test_the_hint_about_mpis_rows_installs_mpi(launcher, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    missing = baselines.InJob(SimpleNamespace(launcher=launcher)).missing
+    assert installed_by(missing.replace(" brings both)", "")) == EXTRAS["mpi"]
 
 
 def test_the_library_that_cannot_be_imported_is_named():
@@ -109,7 +126,7 @@ def test_the_core_is_built_again_from_its_checkout():
     assert last.endswith(f"Build it with: {shlex.join(PIP)} -e {ROOT}")
 
 
-@pytest.mark.parametrize("folder", ["kccl", "engine"])
+@pytest.mark.parametrize("folder", ["kccl", "engine", "bench"])
 def test_no_hint_asks_an_index_for_kccl(folder):
     for path in python_files(folder):
         if path.name == "extras.py":

@@ -32,6 +32,8 @@ SHORT = ("-e", "64", "--repeats", "2", "--iterations", "9")
     [
         (("--csv", "folder"), "--csv folder is a folder: name a file"),
         (("--plot", "folder"), "--plot folder is a folder: name a file, as in folder/latency.png"),
+        (("--csv", "-"), "--csv takes a file's name, and - is not for stdout here"),
+        (("--plot", "-"), "--plot takes a file's name, and - is not for stdout here"),
         (("--csv", "missing/x.csv"), "--csv missing/x.csv cannot be written: No such file"),
         (("--csv", "/dev/full"), "--csv /dev/full cannot be written: No space left"),
         (("--plot", "x.foo"), "--plot x.foo has the suffix .foo: pictures are "),

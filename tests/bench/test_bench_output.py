@@ -54,7 +54,7 @@ def test_the_documents_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_command_of_a_document_has_no_folders_of_the_machine() -> None:
     command = ["bench", "decode", "--trace", "/somewhere/here/2b.json", "--csv=/somewhere/2b.csv"]
     command += ["--model", "models/mine", "--ablate", "in-flight=1"]
-    made = document.document([], 1, {}, command)
+    made = document.document([], {}, command)
     wanted = "kccl bench decode --trace 2b.json --csv=2b.csv --model models/mine --ablate"
     assert made["command"] == f"{wanted} in-flight=1"
 
@@ -76,6 +76,13 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
     assert "mpirun -n 2 kccl bench barrier" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["-f", "--repeats", "--iterations", "-n"])
+def test_a_number_with_a_fraction_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("all_reduce", flag, "1.5")
+    assert "'1.5' is no whole number, as in 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
@@ -85,6 +92,8 @@ def test_one_rank_alone_works_and_says_how_to_start_two(
         (("all_reduce", "--root", "0"), "all_reduce has no root: leave out --root 0"),
         (("broadcast", "--op", "sum"), "broadcast reduces nothing: leave out --op sum"),
         (("barrier", "--op", "max"), "barrier reduces nothing: leave out --op max"),
+        (("put", "--in-place"), "put has one form, between two arrays: leave out --in-place"),
+        (("put", "--out-of-place"), "put has one form, between two arrays: leave out --out-of"),
         (("barrier", "-b", "8"), "barrier sends no data: leave out -b"),
         (("barrier", "--sizes", "8"), "barrier sends no data: leave out --sizes"),
         (("barrier", "-d", "fp32"), "barrier sends no data: leave out -d"),
@@ -221,7 +230,7 @@ def test_a_table_does_not_alternate_where_the_repeats_spread_by_as_much() -> Non
     assert len(choice.thresholds("all_reduce", timed(times_us, spread=0.01))) == 8
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"tables": [3]}'])
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"tables": [3]}', '{"tables": []}'])
 def test_tune_overwrites_no_file_that_is_not_its_own(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +239,47 @@ def test_tune_overwrites_no_file_that_is_not_its_own(
         tune.main(["barrier", "--out", str(tmp_path / "mine.json")])
     assert "mine.json exists and is no tuning file" in capsys.readouterr().err
     assert (tmp_path / "mine.json").read_text("utf-8") == text
+
+
+def test_tune_writes_no_tables_into_the_file_of_another_backend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps(choice.updated(None, "cuda", 2, []))
+    (tmp_path / "cuda.json").write_text(text, "utf-8")
+    with pytest.raises(SystemExit):
+        tune.main(["barrier", "--out", str(tmp_path / "cuda.json")])
+    assert "has tables of backend cuda, and this run is of host" in capsys.readouterr().err
+    assert (tmp_path / "cuda.json").read_text("utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("put", "it has one algorithm"), ("exchange", "it is called inside kernels only")],
+)
+def test_tune_says_why_it_does_not_tune_a_collective(
+    name: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        tune.main(["all_reduce", name])
+    assert f"{name} is not tuned: {why}; tuned are " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(kccl.Error("it broke"), "# ended by Error"), (KeyboardInterrupt(), "# interrupted")],
+)
+def test_tune_says_what_ended_it(
+    error: BaseException,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tune, "measure", failing)
+    assert tune.main(["all_reduce", "-e", "8", "--no-pin"]) in (2, 130)
+    assert f"{said}; complete: none\n" in capsys.readouterr().err
 
 
 def test_a_tuning_file_keeps_what_was_not_tuned_again() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,8 @@ from bench_world import (
     problem,
 )
 
-from kccl.bench import cli
-from kccl.bench.harness import collective, measure
+from kccl.bench import cli, compare
+from kccl.bench.harness import collective, document, measure
 from kccl.bench.host import places
 
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -178,3 +181,20 @@ def test_ranks_of_a_job_do_not_share_a_core() -> None:
     assert done.returncode == 0, done.stderr
     heads = [line for line in done.stdout.splitlines() if line.startswith("# rank ")]
     assert [line.split()[-1] for line in heads] == [str(ALLOWED[1]), str(ALLOWED[0])]
+
+
+@needs_two
+def test_the_document_of_pinned_ranks_has_the_machine_as_it_was_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Documents are matched by it, with those of runs without pins too."""
+    bench = ("bench", "all_reduce", "-e", "8", "--repeats", "1", "--iterations", "9", "--json")
+    command = (sys.executable, "-m", "kccl", "run", "-n", "2", "--", sys.executable, "-m", "kccl")
+    files = [tmp_path / "pinned", tmp_path / "not"]
+    for path, flags in zip(files, [(), ("--no-pin",)], strict=True):
+        with open(path, "w") as file:
+            subprocess.run([*command, *bench, *flags], stdout=file, timeout=120, check=True)
+        assert json.loads(path.read_text())["machine"] == document.machine(2)
+    assert document.machine(2)["allowed_cpus"] == len(ALLOWED)
+    compare.main(argparse.Namespace(compare=files, collective=None))
+    assert "the machines differ" not in capsys.readouterr().out

@@ -92,6 +92,12 @@ def test_topo_plot_probes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["distances.svg"]
 
 
+@pytest.mark.parametrize("word", ["--nope", "all_reduce", "--backend=nope"])
+def test_complaints_of_bench_decode_name_its_own_help(word, capsys):
+    assert cli.main(["bench", "decode", word]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("; see `kccl bench decode --help`")
+
+
 def test_plan():
     done = kccl("plan", "all_reduce", "--bytes", "8", "-n", "4")
     assert (done.returncode, done.stderr) == (0, "")

@@ -73,14 +73,13 @@ def open_mpi() -> Finding:
 
 def simulator() -> Finding:
     """A C++ compiler."""
-    from ...jit.cache import cache_folder, compiler_name
-    from ...jit.compilers import CURE
+    from ...jit.cache import cache_folder, compiler_cure, compiler_name
     from ...sim.library import library_kernel
 
     name = compiler_name()
     if not name:
         reason = "The simulator's kernels are compiled at run time."
-        return Finding("no", "no C++ compiler", reason, CURE)
+        return Finding("no", "no C++ compiler", reason, compiler_cure())
     library_kernel("barrier_direct", warp_size=32)
     return Finding("ok", f"{name}; compiled kernels are kept in {cache_folder()}")
 
