@@ -74,7 +74,9 @@ def test_within_an_answer(job):
         interrupted(terminal)
         # On a line of its own, behind what was generated.
         (line,) = [line for line in terminal.lines if line.startswith("6 tokens of prompt, ")]
-        assert re.search(r", \d+ of answer \(interrupted\), \d ranks?; seed 8; first", line)
+        # On a busy machine the whole answer may come before the key does.
+        ends = r"\((interrupted|max_tokens)\)"
+        assert re.search(rf", \d+ of answer {ends}, \d ranks?; seed 8; first", line)
 
 
 def test_a_quiet_answer_ends_with_a_new_line():
