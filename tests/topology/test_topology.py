@@ -226,7 +226,7 @@ def test_core_to_core_refuses(
 
 
 def test_latencies_are_shown_by_relation(machine: Machine) -> None:
-    assert "probe first" in shown(machine)
+    assert "kccl topo --probe" in shown(machine)
     text = shown(topology.core_to_core(machine, near_or_far))
     for line in (r"same core \(SMT\) +4 +12 +12 +12", r"shared L3 +8 +50", r"other package +18"):
         assert re.search(line, text)
@@ -240,7 +240,7 @@ def test_plot_writes_a_picture(
     pytest.importorskip("matplotlib")
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # its import would now fail
     path = tmp_path / f"core_to_core.{suffix}"
-    with pytest.raises(ValueError, match="probe first"):
+    with pytest.raises(ValueError, match="kccl topo --probe"):
         topology.plot(machine, path)
     topology.plot(topology.core_to_core(machine, near_or_far), path)
     assert path.read_bytes().startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
