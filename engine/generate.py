@@ -86,25 +86,26 @@ def main(args: argparse.Namespace) -> int:
             if isinstance(error, kccl.Error):
                 raise
             failed = error
-        if failed is None:
-            try:
-                _write(engine, "\n")
-            except OSError as error:
-                failed = error
-        if end != screen.INTERRUPTED:
-            code = _BROKEN_PIPE if isinstance(failed, BrokenPipeError) else _FAILED
-            # Where rank 0 cannot write, the others end without a word.
-            if (code := engine.of_rank_0(code if failed else 0)) and engine.rank != 0:
-                return int(code)
+        is_interrupted, share = end == screen.INTERRUPTED, None
+        try:
+            if failed is None:
+                try:
+                    _write(engine, "\n")
+                except OSError as error:
+                    failed = error
+            if not is_interrupted:
+                code = _BROKEN_PIPE if isinstance(failed, BrokenPipeError) else _FAILED
+                # Where rank 0 cannot write, the others end without a word.
+                if (code := engine.of_rank_0(code if failed else 0)) and engine.rank != 0:
+                    return int(code)
+            # All ranks measure, or none.
+            if failed is None and len(times) > 1 and not is_interrupted and not args.quiet:
+                share = screen.share_of_bound(engine, len(ids), times)
+        except KeyboardInterrupt:
+            # The answer is there: its line follows all the same.
+            is_interrupted = True
         if failed is not None:
             raise failed
-        is_interrupted, share = end == screen.INTERRUPTED, None
-        # All ranks measure, or none.
-        if len(times) > 1 and not is_interrupted and not args.quiet:
-            try:
-                share = screen.share_of_bound(engine, len(ids), times)
-            except KeyboardInterrupt:
-                is_interrupted = True
         screen.tell(console, screen.summary(engine, len(ids), times, began, end, share))
     return _INTERRUPTED if is_interrupted else 0
 
