@@ -209,8 +209,9 @@ def problems_of(
         raise ValueError(f"--root {args.root} is not a rank of {world_size}")
     if not args.in_place and not collective.has_out:
         raise ValueError(f"{collective.name} has no out-of-place form")
-    _check_backend(args, collective, world_size)
+    collective.check_place(args.backend, in_kernel=args.in_kernel)
     _check_in_kernel(args, collective)
+    _check_backend(args, world_size)
     in_place = args.in_place and not (args.in_kernel and collective.is_apart_in_kernels)
     sizes = args.sizes or sweep(args.begin, args.end, args.factor)
     how = {
@@ -243,8 +244,7 @@ def _rounding(rounded: Sequence[str], dtype: str, chunks: int) -> str:
     return f"sizes are whole {dtype} elements{of_each}: {', '.join(rounded[:3])}{more}"
 
 
-def _check_backend(args: argparse.Namespace, collective: Collective, world_size: int) -> None:
-    collective.check_place(args.backend, in_kernel=args.in_kernel)
+def _check_backend(args: argparse.Namespace, world_size: int) -> None:
     if args.backend in ON_GPUS:
         from .gpu.side import check_gpus
 
