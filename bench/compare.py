@@ -24,7 +24,7 @@ from .harness.document import Document, load
 from .harness.measure import BELOW_FLOOR, BUSY, DRIFT, DRIFTED, SHARED_CORE, Row, spread
 
 TOLERANCE = 0.1
-"""By this fraction times differ from run to run, even where the repeats of a run agree."""
+"""Times of two runs differ by this fraction, even if the repeats within each run agree."""
 UNKNOWN_SPREAD = 0.025
 """The spread of a row that does not say it, as those of older documents."""
 

@@ -28,7 +28,7 @@ from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
 
-# Of a seed that is drawn: short enough to be typed again.
+# A drawn seed has so few bits that a person can type it again.
 _SEED_BITS = 32
 
 

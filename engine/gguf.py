@@ -134,7 +134,7 @@ class GgufSource(Source):
                 attention_scale=fields.number(names["attention_scale"], default=0.0),
                 is_tied=WHOLE_NAMES["head"] not in self.shapes,
                 has_qk_norm=family == "qwen3",
-                # Of all layers, if one has them: a missing one is named.
+                # If one layer has them, all must have them: a missing one is named.
                 biases=tuple(
                     kind
                     for kind in BIASES

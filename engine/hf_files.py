@@ -1,4 +1,4 @@
-"""Which files of a folder hold its weights: those that transformers would take."""
+"""Finds the files that hold a folder's weights. They are those that transformers would load."""
 
 import json
 import struct

@@ -143,7 +143,7 @@ def _download(folder: Path) -> Path:
         raise kccl.Error(f"cannot run {sys.executable} -m pip: {error.strerror}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        # Of an exception, whose name and text are the last line, pip's own line says nothing.
+        # The last line has the exception's name and text; pip's own line says nothing of it.
         errors = [line for line in lines if re.match(r"ERROR: (?!Exception:$)", line)]
         errors = errors or lines or ["no message"]
         raise kccl.Error(f"pip cannot download {_REQUIREMENT}: {errors[-1][:300]}")

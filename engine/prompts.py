@@ -11,7 +11,7 @@ from .tokenizer import Tokenizer
 
 # What the command itself gives a template.
 _OWN = ("messages",)
-# Of an id, which has 31 bits. Python refuses to read numbers of thousands.
+# An id has 31 bits, which are at most 10 digits. Python refuses to read thousands of digits.
 _MOST_DIGITS = 10
 
 

@@ -13,7 +13,7 @@ from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, v
 from .tokenizer_model import CONVERT, MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
-# Of older folders, with merges.txt beside it.
+# Older folders have this file, with merges.txt beside it.
 _VOCABULARY = "vocab.json"
 _CONFIG = "tokenizer_config.json"
 # Files that name ids. The first that gives one counts.

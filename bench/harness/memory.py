@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import kccl
 
-# Of the check: the input, the result that is expected, and NumPy's intermediates in pieces.
+# The check has the input, the expected result, and NumPy's intermediates in pieces.
 _CHECK_ARRAYS = 2
 
 

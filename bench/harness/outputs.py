@@ -39,7 +39,7 @@ def try_file(option: str, path: Path) -> None:
 
 
 def try_picture(option: str, path: Path) -> None:
-    """The same for a picture, whose suffix must be of a known kind."""
+    """Checks a picture's file as try_file() does; its suffix must be of a known kind."""
     if find_spec("matplotlib") is None:
         raise ValueError(f"{option} needs matplotlib: {kccl.install_command('bench')}")
     if path.is_dir():

@@ -51,7 +51,7 @@ class Places:
     def lifted(self) -> Iterator[None]:
         """Lets the processes that start inside the context use all CPUs of the job."""
         before = _allowed()
-        # Why suppressed: where this is forbidden, the ranks have not been pinned either.
+        # Where the system forbids this call, it also forbade the pinning, so nothing is to undo.
         with suppress(OSError):
             os.sched_setaffinity(0, self.allowed)
         try:

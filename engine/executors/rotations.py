@@ -38,7 +38,7 @@ class Rotations:
         """
         reach = self._program.reach(length, self._context)
         if reach != self._reach:
-            # Of nothing, until all is in place: Ctrl-C may come in between.
+            # It refers to nothing until all is in place, because Ctrl-C may come in between.
             self._reach = 0
             self.cosines[:reach], self.sines[:reach] = self._program.rotations(reach)
             self._changed()

@@ -62,7 +62,7 @@ def _number(path: str) -> int:
 
 
 def _user_namespace(process: str) -> str:
-    # Of a process that may not be read, even this link may not be.
+    # This link cannot be read if the process may not be inspected.
     try:
         return os.readlink(f"/proc/{process}/ns/user")
     except OSError:

@@ -78,7 +78,7 @@ def missing(error: ImportError) -> str:
         if project and _normal(project) in names:
             cure = install(extra)
             return f"kccl needs {project}, which cannot be imported ({told}): {cure}"
-    # Of the compiled core, which says its cure itself, or of a library's own libraries.
+    # The compiled core, which says its cure itself, or a library's own libraries are missing.
     return " ".join(str(error).split()) if module in ("", "kccl") else f"{module}: {told}"
 
 

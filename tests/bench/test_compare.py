@@ -78,7 +78,7 @@ def test_a_slower_row_of_another_machine_state_is_no_finding(
     code, text = compared(made(row(**floors)), made(row(**floors | doubtful, time_us=9.0)))
     assert code == 0
     assert "1 row (all_reduce float32 sum eager prepared, 8 B, 2 ranks) slower, but maybe" in text
-    # The same time is no reason for words.
+    # A case that takes as long as before is not reported.
     code, text = compared(made(row(**floors)), made(row(**floors | doubtful)))
     assert code == 0 and "maybe" not in text
 

@@ -122,7 +122,7 @@ def test_a_cgroup_that_is_nearly_full_has_little_room(monkeypatch, tmp_path, ver
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "x")
     (tmp_path / names[0]).write_text("1000000\n")
     (tmp_path / names[1]).write_text("900000\n")
-    # Of the page cache, which makes way.
+    # These bytes are page cache, which the kernel drops.
     (tmp_path / "memory.stat").write_text(f"anon 5\n{names[2]} 30000\n{names[3]} 4000\n")
     monkeypatch.setattr(rooms, "folders", lambda controller: [tmp_path, tmp_path / "gone"])
     (room,) = rooms._of_cgroups()

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files against llama.cpp: its source has vocabularies, texts and their ids.
+"""Compares tokenizers of GGUF files with llama.cpp, whose source has vocabularies, texts and ids.
 
 pip fetches the source into the cache. The tests are skipped where it cannot.
 """

@@ -150,7 +150,7 @@ ENDS = ["raise RuntimeError('mishap')", "sys.exit(0)", "os._exit(3)"]
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("before", ["", "from mpi4py import MPI"])
 def test_a_rank_ends_before_init_under_mpirun(before, end):
-    """MPI is initialized, and MPI_Finalize waits for the others; or MPI_Init waits for the rank."""
+    """A rank ends while the others wait for it in MPI_Init, or while it waits in MPI_Finalize."""
     program = ENDS_BEFORE_INIT.replace("BEFORE", before).replace("END", end)
     program = program.replace("VICTIM", "1").replace("SECONDS", "0.2")
     code, said, err = mpirun(3, program, KCCL_FIRST_TIMEOUT="50")

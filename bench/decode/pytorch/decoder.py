@@ -113,8 +113,8 @@ class Weights:
         return found | {kind: self._bias(layer, kind) for kind in config.biases}
 
     def _bias(self, layer: int, kind: str) -> Tensor:
-        """Of an op's rows on this rank; of "out" and "down", which all ranks add up, the first rank
-        has the whole bias.
+        """Returns the bias of an op's rows on this rank. All ranks add up the rows of "out" and
+        "down", so the first rank has their whole bias.
         """
         names = [f"layers.{layer}.{name}" for name in BIASES[kind]]
         if kind in ("out", "down"):
