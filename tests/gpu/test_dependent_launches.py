@@ -39,8 +39,8 @@ def launched(world):
 )
 def test_drivers_and_chips_that_have_them(monkeypatch, driver, major, wanted):
     facts = {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": 0}
-    monkeypatch.setattr(CUDA, "call", {"cuDriverGetVersion": driver}.__getitem__)
-    monkeypatch.setattr(CUDA, "attribute", lambda ordinal, name: facts[name])
+    monkeypatch.setitem(vars(CUDA), "call", {"cuDriverGetVersion": driver}.__getitem__)
+    monkeypatch.setitem(vars(CUDA), "attribute", lambda ordinal, name: facts[name])
     assert CUDA.launches_dependents(0) is wanted
 
 

@@ -102,7 +102,8 @@ def test_within_a_probe():
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        (["run", "-n", "2", "--", "sh", "-c", "echo started; sleep 60"], "started"),
+        # A shell that waits for a child can miss a signal while it starts the child.
+        (["run", "-n", "2", "--", "sh", "-c", "echo started; exec sleep 60"], "started"),
         (["bench", "all_reduce", "--backend", "sim", "-n", "4", "--repeats", "99"], "# kccl bench"),
         (
             ["run", "-n", "2", "--", *KCCL, "bench", "all_reduce", "--repeats", "999"],

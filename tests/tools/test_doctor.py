@@ -25,7 +25,7 @@ def test_a_cure_is_said_once(monkeypatch, capsys, vendor, whose):
     def fail(*_):
         raise BackendError(f"it cannot be loaded: gone. {cure}")
 
-    monkeypatch.setattr(type(vendor), "call", fail)
+    monkeypatch.setitem(vars(vendor), "call", fail)
     monkeypatch.setattr(type(vendor.compiler), "full_name", "a compiler")
     found = gpus._gpus(vendor.backend)
     assert (found.found, found.cure) == ("it cannot be loaded: gone", cure)
