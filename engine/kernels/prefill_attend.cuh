@@ -70,7 +70,7 @@ class ChunkAttention {
     KCCL_DEVICE ChunkAttention(Crew<S>& crew, const Pass& pass, uint32_t layer, uint32_t window,
                                uint32_t unit)
         : crew_(crew),
-          parts_(*reinterpret_cast<typename C::Parts*>(crew.shared().ring.stage)),
+          parts_(crew.shared().parts()),
           num_groups_(ceil_div(pass.num, C::kTogether)),
           number_(unit % num_groups_ * C::kTogether),
           num_(pass.num - number_ < C::kTogether ? pass.num - number_ : C::kTogether),
@@ -78,9 +78,7 @@ class ChunkAttention {
           window_(window),
           kv_head_(unit / num_groups_ % S::kKvHeads),
           lane_(crew.first_lane_here() + unit / num_groups_ / S::kKvHeads),
-          cache_(cache_of<S>(crew.task(), layer, lane_, kv_head_)) {
-        static_assert(sizeof(typename C::Parts) <= sizeof(crew.shared().ring.stage), "fits");
-    }
+          cache_(cache_of<S>(crew.task(), layer, lane_, kv_head_)) {}
 
     // Goes through this warp's strands.
     KCCL_DEVICE void run() {

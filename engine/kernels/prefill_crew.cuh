@@ -83,7 +83,7 @@ class Crew : public Member<S> {
     }
     // Among the threads of the crew.
     KCCL_DEVICE uint32_t index() const { return mem::forget(platform::thread_in_block()); }
-    KCCL_DEVICE Consumer<typename Chunk<S>::VectorRing>& vectors() { return vectors_; }
+    KCCL_DEVICE Consumer<VectorRing<S>>& vectors() { return vectors_; }
 
     // All warps of the crew wait for each other.
     KCCL_DEVICE void meet() { (void)meeting_.meet(false); }
@@ -144,7 +144,7 @@ class Crew : public Member<S> {
         *parity ^= 1u;
     }
 
-    Consumer<typename Chunk<S>::VectorRing> vectors_;
+    Consumer<VectorRing<S>> vectors_;
     Meeting<S::kChunkWarps> meeting_;
     Delays<S> delays_;
     uint32_t ready_parity_ = 0;
@@ -254,7 +254,7 @@ class Lookout : public Member<S> {
         return !has_failed_;
     }
 
-    Producer<typename Chunk<S>::VectorRing> vectors_;
+    Producer<VectorRing<S>> vectors_;
     bool has_failed_ = false;
     // The next phase's. A step of this block lies between two phases, so it is one ahead at most.
     uint32_t ready_parity_ = 0;

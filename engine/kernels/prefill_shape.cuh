@@ -98,8 +98,6 @@ struct Chunk {
     }
     static constexpr uint32_t kTotals = most_totals();
 
-    using VectorRing = Ring<S::kChunkStages, S::kChunkSteps * kStripe * sizeof(StagedQuad)>;
-
     // Attention: so many positions share a multiplication, with all query heads of a KV head each.
     KCCL_CONSTEXPR static uint32_t together() {
         const uint32_t most = most_of(Mma<f16>::kVectors / Dims::kHeadsPerKv, 1);
@@ -181,19 +179,53 @@ struct Chunk {
 // Why a block goes no further.
 enum Stop : uint32_t { kNoStop, kWaitFailed, kRequestOver };
 
-// Block-shared memory of prefill.
+// Block-shared memory of prefill, besides the ring of vectors.
 template <class S>
-struct PrefillShared {
-    // Of the vectors that products multiply. Attention has its parts in the stages.
-    typename Chunk<S>::VectorRing ring;
-    // [row tile][lane][position][row]
-    Quad totals[Chunk<S>::kTotals];
+struct BesideVectors {
     StrandArea<Chunk<S>::kQueries> strands[S::kChunkWarps];
     // Sums of squares of each warp's part, as decode cuts it.
     float squares[S::kChunk][S::kWarps];
     MeetingPlace met;
     mem::CopyBarrier ready;  // a phase for each thing that the block waits for
     uint32_t stops[2];       // by the parity of the phase of `ready`: Stop
+    // [row tile][lane][position][row]. At the end, so that the ring's stages lie behind it.
+    alignas(kKcclLineBytes) Quad totals[Chunk<S>::kTotals];
+};
+
+// Stages of the ring of vectors: as many as were asked for, or as fit.
+template <class S>
+KCCL_CONSTEXPR uint32_t num_vector_stages() {
+    constexpr uint32_t kStage = S::kChunkSteps * Chunk<S>::kStripe * sizeof(StagedQuad);
+    constexpr uint32_t kEach = kStage + 2 * sizeof(mem::CopyBarrier);
+    constexpr uint32_t kRest = sizeof(BesideVectors<S>) + kKcclLineBytes;  // what aligns the end
+    static_assert(kRest + 2 * kEach <= S::kSharedBytes, "a block has enough memory");
+    constexpr uint32_t kFit = (S::kSharedBytes - kRest) / kEach;
+    return kFit < S::kChunkStages ? kFit : S::kChunkStages;
+}
+
+template <class S>
+using VectorRing =
+    Ring<num_vector_stages<S>(), S::kChunkSteps * Chunk<S>::kStripe * sizeof(StagedQuad)>;
+
+template <class S>
+struct PrefillShared : BesideVectors<S> {
+    using Parts = typename Chunk<S>::Parts;
+
+    // Of the vectors that products multiply.
+    VectorRing<S> ring;
+
+    // Attention has its parts in the stages and, where these are too few, in the totals before
+    // them. No product uses either meanwhile: all totals have been read, and the lookout copies the
+    // next vectors when attention is done.
+    KCCL_DEVICE Parts& parts() {
+        constexpr uint64_t kLines = ceil_div(sizeof(Parts), kKcclLineBytes);
+        constexpr uint64_t kOfStages = sizeof(VectorRing<S>::stage) / kKcclLineBytes;
+        constexpr uint64_t kBefore = kLines > kOfStages ? kLines - kOfStages : 0;
+        return *reinterpret_cast<Parts*>(ring.stage[0] - kBefore * kKcclLineBytes);
+    }
+
+    static_assert(sizeof(Parts) <= sizeof(Quad) * Chunk<S>::kTotals + sizeof(VectorRing<S>::stage),
+                  "attention's parts fit");
 };
 
 }  // namespace kccl::decode

@@ -1,6 +1,7 @@
 """The whole monokernel for real shapes, as NVIDIA's compiler sees it. No GPU is needed."""
 
 import re
+import struct
 
 import pytest
 from device_compilers import compile_cuda, find_nvrtc, ptx_entries
@@ -65,6 +66,28 @@ def test_it_compiles_for_hopper_and_keeps_its_registers(model, gpus, dtype, samp
             log,
         )
         assert sum(map(int, numbers)) <= most
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if not model.startswith("tiny")])
+def test_a_tuning_fits_a_multiprocessor(model, headers):
+    library = find_nvrtc()
+    if library is None:
+        pytest.skip("the nvidia-cuda-nvrtc wheel is not installed")
+    program = Program(MODELS[model])
+    # With more ranks a block has fewer rows.
+    tuning = tuning_for(program, 1, H200)
+    source, _, _ = source_of(program, 1, CONTEXT, tuning).partition("KCCL_KERNEL_OF(")
+    facts = "sizeof(Shared<Model>), sizeof(PrefillShared<Model>)"
+    source += f"""
+using namespace kccl::decode;
+__device__ const unsigned long long kFacts[] = {{{facts}}};
+"""
+    ptx, _ = compile_cuda(library, source, ["kFacts"], "sm_90a", headers)
+    (found,) = re.findall(r"kFacts\w*\[\d+\] = \{([^}]*)\}", ptx)
+    # Bytes, without the zeros at the end.
+    sizes = bytes(map(int, found.split(","))).ljust(16, b"\0")
+    for size in struct.unpack("<2Q", sizes):
+        assert 0 < size <= H200.shared_bytes
 
 
 @pytest.mark.parametrize("variant", [TRACING, parse("exchanges+weights+attention+pin:head")])
