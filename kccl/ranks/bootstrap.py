@@ -20,7 +20,7 @@ from typing import Any
 from ..base import extras
 from ..base.env import Env
 from ..base.errors import BackendError, Error, InvalidArgument
-from . import job, last_word, launchers, mesh, refusal, rendezvous, sockets
+from . import job, last_word, launchers, losses, mesh, refusal, rendezvous, sockets
 from .siblings import Siblings, of_mpi, of_torchrun
 
 _RETRY_S = 0.002
@@ -145,7 +145,7 @@ def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
             from mpi4py import MPI
         else:
             # The import calls MPI_Init.
-            with siblings.guarding():
+            with siblings.guarding(timeout):
                 from mpi4py import MPI
     except ImportError as error:
         raise BackendError(
@@ -202,7 +202,7 @@ def _mpi_exchange(mpi: Any, text: str, timeout: float, siblings: Siblings) -> li
         while not request.Test():
             now = time.monotonic()
             if now > began + timeout:
-                raise rendezvous.absent(world.Get_rank(), None)
+                raise losses.absent(world.Get_rank(), None, by_mpi=True)
             if now > looked + _LOOK_S:
                 looked = now
                 siblings.check()

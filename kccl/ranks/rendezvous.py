@@ -11,9 +11,9 @@ import struct
 import time
 from typing import Any
 
-from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
+from ..base.errors import BackendError, InvalidArgument, PeerLost
 from . import refusal, sockets
-from .losses import Watch, ended_before
+from .losses import Watch, absent, ended_before
 from .place import Place
 from .siblings import Siblings
 
@@ -166,20 +166,6 @@ def _send_all(connections: dict[int, socket.socket], message: object, deadline: 
     for connection in connections.values():
         with contextlib.suppress(OSError):
             _send(connection, message, deadline)
-
-
-def absent(rank: int, missing: int | None) -> Timeout:
-    whom, it_is = f"rank {missing}", "it has not called kccl.init(), or is"
-    if missing is None:
-        whom, it_is = "the other ranks", "they have not called kccl.init(), or are"
-    return Timeout(
-        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit): "
-        f"{it_is} in another network or user namespace (another container), where the ranks cannot "
-        "see each other",
-        rank=rank,
-        peer=missing,
-        collective="start-up",
-    )
 
 
 def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:

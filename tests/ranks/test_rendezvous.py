@@ -12,7 +12,7 @@ from ranks import facts, start
 
 import kccl
 from kccl.base import env
-from kccl.ranks import rendezvous, sockets
+from kccl.ranks import losses, rendezvous, sockets
 from kccl.ranks.losses import Watch
 
 # Rank 1's process ends when it has sent its string.
@@ -186,4 +186,4 @@ def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
 )
 def test_who_is_absent_is_one_rank_or_several(missing, words):
     with pytest.raises(kccl.Timeout, match=words):
-        raise rendezvous.absent(0, missing)
+        raise losses.absent(0, missing)
