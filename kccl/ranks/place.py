@@ -63,7 +63,10 @@ class Place:
             except OSError:  # nobody has come
                 return
             with connection:
-                pid = sockets.peer_pid(connection)
+                try:
+                    pid = sockets.peer_pid(connection)
+                except BackendError:  # a stranger
+                    continue
             if pid in _ancestors(os.getpid()):
                 _held.pop(self._name).close()
                 raise BackendError(

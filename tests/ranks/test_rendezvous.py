@@ -12,7 +12,7 @@ from ranks import facts, start
 
 import kccl
 from kccl.base import env
-from kccl.ranks import losses, rendezvous, sockets
+from kccl.ranks import losses, place, rendezvous, sockets
 from kccl.ranks.losses import Watch
 
 # Rank 1's process ends when it has sent its string.
@@ -187,3 +187,20 @@ def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
 def test_who_is_absent_is_one_rank_or_several(missing, words):
     with pytest.raises(kccl.Timeout, match=words):
         raise losses.absent(0, missing)
+
+
+def test_strangers_take_no_place_away(request, monkeypatch):
+    held = place.Place(request.node.name, 1)
+
+    def stranger(connection):
+        raise kccl.BackendError("of another user")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(f"\0{held._name}")
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets, "peer_pid", stranger)
+            held.check()
+        # This process is not its own helper either.
+        connection.close()
+        held.check()
+    place.Place(request.node.name, 1).check()
