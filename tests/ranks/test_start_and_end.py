@@ -135,6 +135,23 @@ def test_the_wait_for_processes_that_a_launcher_has_not_started_ends(monkeypatch
         raise AssertionError
 
 
+def test_all_raise_why_one_rank_cannot_start_under_mpirun():
+    program = """
+rank = int(os.environ["PMI_RANK"])
+if rank == 1:
+    os.environ["KCCL_TIMEOUT"] = "soon"
+try:
+    kccl.init()
+except kccl.InvalidArgument as error:
+    say(rank=rank, message=str(error))
+"""
+    code, said, err = mpirun(3, program)
+    assert code == 0 and sorted(said) == [0, 1, 2], err
+    for fact in said.values():
+        assert "KCCL_TIMEOUT='soon' must be of type float" in fact["message"]
+        assert ("start-up failed on rank 1: " in fact["message"]) == (fact["rank"] != 1)
+
+
 def test_a_rank_comes_too_late_under_mpirun():
     """The others have timed out, and make no more calls of MPI."""
     program = """
