@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ from .backends.base import Opener
 from .backends.openers import OF_PROCESSES, OF_THREADS, opener
 from .base import arguments
 from .base.abi import MAX_WORLD_SIZE
-from .base.env import Env, read
-from .base.errors import BackendError, InvalidArgument, WaitFailed
+from .base.env import Env, read, read_what_is_right
+from .base.errors import BackendError, Error, InvalidArgument, WaitFailed
 from .comm import Communicator
 from .ranks import bootstrap, job
 from .ranks.mesh import Mesh
@@ -53,17 +54,26 @@ def init(backend: str = "auto") -> Communicator:
         InvalidArgument: Environment variables are wrong, are missing or differ between ranks.
         Timeout, PeerLost: A rank did not come, or went.
     """
-    if backend == "sim":
-        raise BackendError(
-            "backend 'sim' simulates all ranks in one process: use "
-            'kccl.run_threads(main, world_size, backend="sim") instead of kccl.init()'
-        )
-    _check_backend(backend, OF_PROCESSES)
-    env = read()
+    wrong: Error | None = None
+    try:
+        if backend == "sim":
+            raise BackendError(
+                "backend 'sim' simulates all ranks in one process: use "
+                'kccl.run_threads(main, world_size, backend="sim") instead of kccl.init()'
+            )
+        _check_backend(backend, OF_PROCESSES)
+        env = read()
+    except (BackendError, InvalidArgument) as error:
+        # The others must hear of it too, so this rank still goes to where they meet.
+        wrong, env = error, read_what_is_right()
     job.check_namespaces(env.namespaces)
     job.claim(os.environ)
+    if wrong is not None:
+        # Whatever else goes wrong follows from that.
+        with suppress(Error):
+            bootstrap.refuse(bootstrap.detect(env, os.environ), wrong)
+        raise wrong
     job_rank = bootstrap.detect(env, os.environ)
-
     return join(job_rank, env, lambda: opener(backend, "of_process", job_rank.local_rank))
 
 
@@ -82,7 +92,12 @@ def join(job_rank: bootstrap.JobRank, env: Env, find: Callable[[], Opener]) -> C
         Timeout, PeerLost: A rank did not come, or went.
     """
     size = job_rank.world_size
-    job.check_descriptors(_DESCRIPTORS + _OF_A_PEER * (size - 1), f"kccl.init() of {size} ranks")
+    try:
+        needed = _DESCRIPTORS + _OF_A_PEER * (size - 1)
+        job.check_descriptors(needed, f"kccl.init() of {size} ranks")
+    except BackendError as error:
+        bootstrap.refuse(job_rank, error)
+        raise
     ranks = bootstrap.connect(job_rank, env.first_timeout)
     try:
         return _meet(ranks, env, job_rank.launcher, job_rank.local_rank, find)

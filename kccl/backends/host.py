@@ -7,6 +7,7 @@ from typing import Any
 
 from ..base import arrays
 from ..base.abi import ffi, lib
+from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
 from . import host_memory, host_state, no_streams
@@ -122,6 +123,8 @@ class HostBackend(Backend):
         """See Backend."""
         handle = ffi.new("KcclHostOp *")
         fill_op(handle, self._scratches.comm, kernel, dtype, op, **fields)
+        # One-sided calls use no channel, and say nothing that a peer could compare.
+        handle.is_new = bool(BY_NAME[kernel].algorithm)
         if lib.kccl_host_bind(handle) != 0:
             raise AssertionError(f"no kernel {kernel} for {dtype} {op}: the planner let it pass")
         return handle

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from . import arguments
@@ -32,7 +32,7 @@ class Env:
             that ask a captured graph for its edges without the edges' data, as PyTorch's allocator
             does with graph_capture_record_stream_reuse.
         rank, world_size, rendezvous, namespaces: Set by `kccl run` for its children.
-        rank_process: Set by kccl.init() for the processes that the rank starts: they are no ranks.
+        rank_process: Set by `import kccl` for the processes that a rank starts: they are no ranks.
         openmpi_prefix: An environment with mpi4py and Open MPI, for `kccl bench --baselines`.
     """
 
@@ -60,19 +60,19 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
         InvalidArgument: A value is wrong, or a variable that starts with `KCCL_` is unknown.
     """
     environ = os.environ if environ is None else environ
-    known = {f"KCCL_{field.name.upper()}": field for field in fields(Env)}
-    values: dict[str, Any] = {}
-    for name, text in environ.items():
-        if not name.startswith("KCCL_"):
-            continue
-        if name not in known:
+    known = [_name(field) for field in fields(Env)]
+    for name in environ:
+        if name.startswith("KCCL_") and name not in known:
             raise InvalidArgument(f"{name} is unknown, must be one of {', '.join(known)}")
-        field = known[name]
-        kind: Any = type(field.default)
-        try:
-            values[field.name] = kind(text)
-        except ValueError:
-            raise InvalidArgument(f"{name}={text!r} must be of type {kind.__name__}") from None
+    values: dict[str, Any] = {}
+    for field in fields(Env):
+        if (text := environ.get(_name(field))) is not None:
+            kind: Any = type(field.default)
+            try:
+                values[field.name] = kind(text)
+            except ValueError:
+                error = f"{_name(field)}={text!r} must be of type {kind.__name__}"
+                raise InvalidArgument(error) from None
     env = Env(**values)
     if env.windows not in ("", *WINDOWS):
         raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")
@@ -81,3 +81,23 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
     arguments.nanoseconds("KCCL_TIMEOUT", env.timeout)
     arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout)
     return env
+
+
+def read_what_is_right() -> Env:
+    """The variables whose values are of the right type, where read() has found a wrong one.
+
+    For a rank that cannot start, and must tell the others.
+    """
+    env = Env()
+    for field in fields(Env):
+        kind: Any = type(field.default)
+        try:
+            value = kind(os.environ[_name(field)])
+        except (KeyError, ValueError):
+            continue
+        env = replace(env, **{field.name: value})
+    return env
+
+
+def _name(field: "Field[Any]") -> str:
+    return f"KCCL_{field.name.upper()}"

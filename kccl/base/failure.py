@@ -137,7 +137,9 @@ def _call(call: int, nbytes: int) -> str:
     kernel, dtype, op = call >> 8, call >> 4 & 15, call & 15
     if kernel >= lib.kKcclNumKernels:
         return "another call"
-    words = f"{kernel_name(kernel)}, {nbytes} bytes"
+    name = kernel_name(kernel)
+    root = f", root {op}" if "broadcast" in name else ""
+    words = f"{name}{root}, {nbytes} bytes"
     if "reduce" in words:
         words += f", {_name(abi.DTYPES, dtype)}, {_name(abi.OPS, op)}"
     return words

@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from .abi import ffi
@@ -18,7 +19,13 @@ _libc.mmap.argtypes = (
     *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _FAILED = ctypes.c_void_p(-1).value
+_LOWEST_BIT = bytes(number & 1 for number in range(256))
+
+# What is mapped now: address -> the file, or the address where there is none, and its bytes. Ranks
+# that are threads map the same files.
+_mapped: dict[int, tuple[Hashable, int]] = {}
 
 
 def map_shared(fd: int, nbytes: int) -> Any:
@@ -38,5 +45,36 @@ def map_shared(fd: int, nbytes: int) -> Any:
     # The buffer keeps this object. Why no memoryview of it: when the cyclic collector clears one,
     # others that still hold its memory crash.
     memory = ffi.cast("char *", address)
-    weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    weakref.finalize(memory, _unmap, address, nbytes).atexit = False
+    _mapped[address] = (_file_of(fd) if fd >= 0 else address), nbytes
     return ffi.buffer(memory, nbytes)
+
+
+def _file_of(fd: int) -> Hashable:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    _mapped.pop(address, None)
+    _libc.munmap(address, nbytes)
+
+
+def mapped_bytes() -> int:
+    """Bytes of all memory that is mapped."""
+    return sum(dict(list(_mapped.values())).values())
+
+
+def untouched_bytes() -> int:
+    """Bytes of it that no process has written yet, so that no limit of memory counts them."""
+    files = {file: (address, nbytes) for address, (file, nbytes) in list(_mapped.items())}
+    return sum(nbytes - _resident_bytes(address, nbytes) for address, nbytes in files.values())
+
+
+def _resident_bytes(address: int, nbytes: int) -> int:
+    pages = ctypes.create_string_buffer(-(-nbytes // mmap.PAGESIZE))
+    if _libc.mincore(address, nbytes, pages) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    # A byte a page; its lowest bit says whether the page exists, the others are undefined.
+    return min(nbytes, mmap.PAGESIZE * pages.raw.translate(_LOWEST_BIT).count(1))

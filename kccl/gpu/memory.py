@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -147,7 +148,7 @@ class Plain:
     """
 
     def __init__(self, where: driver.Device, nbytes: int, *, is_exported: bool) -> None:
-        """Allocates. What is exported stays until the process ends."""
+        """Allocates. What is exported stays until the process ends; but see free_when_dropped()."""
         gpu = driver.table()
         self.device = where
         self._users: list[driver.Device] = []  # as in Shareable
@@ -158,7 +159,12 @@ class Plain:
             self.address = _with_room(partial(gpu.allocate, self.nbytes, note))
         # To free it while a peer has it open is undefined, and nobody says when all have closed it.
         if not is_exported:
-            release.at_end(self, where, ((gpu.names.free, (self.address,)),), users=self._users)
+            self.free_when_dropped()
+
+    def free_when_dropped(self) -> None:
+        """From now on the memory lasts as long as this object: no other process has it open."""
+        calls = ((driver.table().names.free, (self.address,)),)
+        release.at_end(self, self.device, calls, users=self._users)
 
     def allow(self, ordinals: Sequence[int]) -> None:
         """Lets devices of this process read and write it."""
@@ -194,7 +200,16 @@ class Opened:
         note = f"of rank {peer} on device {where.ordinal}"
         with where.current():
             self.address = gpu.open_handle(handle, note)
-        release.at_end(self, where, ((gpu.names.close_handle, (self.address,)),))
+        self._where = where
+        self._calls = ((gpu.names.close_handle, (self.address,)),)
+        self._closing = release.at_end(self, where, self._calls)
+
+    def close(self) -> None:
+        """Closes it at once. No kernel has used it."""
+        if self._closing.detach() is not None:
+            # Called when something has failed, and that is what is raised.
+            with contextlib.suppress(BackendError):
+                release.undo(self._where, self._calls, os.getpid(), waits=False)
 
 
 def _with_room(allocate: Callable[[], Any]) -> Any:
@@ -213,6 +228,8 @@ def _with_room(allocate: Callable[[], Any]) -> Any:
 
 # Parts that threads of this process give each other, by address.
 _handed: dict[int, "Shareable | Plain"] = {}
+# Exported parts of windows that could not be made, until all peers are known to have closed them.
+_given_up: "weakref.WeakKeyDictionary[Mesh, list[Plain]]" = weakref.WeakKeyDictionary()
 
 
 class GpuWindow(Window):
@@ -244,6 +261,9 @@ class GpuWindow(Window):
         self._parts: Sequence[Shareable | Plain | Opened]
         with mesh.together(what, timeout):
             agree_on_size(mesh, nbytes, what, timeout)
+            # Who takes part in this call has left those before, and closes what it opened there.
+            for part in _given_up.pop(mesh, []):
+                part.free_when_dropped()
             mine: Shareable | Plain
             if way == "vmm":
                 mine = Shareable(device, nbytes)
@@ -312,8 +332,18 @@ def _with_processes(mesh: Mesh, mine: Shareable, what: str, timeout: float) -> l
 
 
 def _by_handles(mesh: Mesh, mine: Plain, what: str, timeout: float) -> list[Plain | Opened]:
-    replies = mesh.allgather(mine.export(), what, timeout)
-    return [
-        mine if rank == mesh.rank else Opened(mine.device, handle, rank)
-        for rank, handle in enumerate(replies)
-    ]
+    with contextlib.ExitStack() as undo:
+        undo.callback(_given_up.setdefault(mesh, []).append, mine)
+        replies = mesh.allgather(mine.export(), what, timeout)
+        parts: list[Plain | Opened] = []
+        for rank, handle in enumerate(replies):
+            if rank == mesh.rank:
+                parts.append(mine)
+                continue
+            opened = Opened(mine.device, handle, rank)
+            undo.callback(opened.close)
+            parts.append(opened)
+        # Until here nobody has the window. After the call's last exchange a peer may have it.
+        mesh.allgather(b"", what, timeout)
+        undo.pop_all()
+    return parts

@@ -32,7 +32,7 @@ def at_end(
     *,
     waits: bool = True,
     users: Sequence[driver.Device] = (),
-) -> None:
+) -> "weakref.finalize[..., Any]":
     """Makes the calls when `owner` is collected; at the end of the process there is no need.
 
     Args:
@@ -42,14 +42,23 @@ def at_end(
         waits: Wait for the device first, because kernels may still use what is released.
         users: Other devices of this process whose kernels may use it; waited for, too. The caller
             may add some later.
+
+    Returns:
+        What detach() cancels.
     """
-    later(owner, undo, where, calls, os.getpid(), waits, users)
+    return later(owner, undo, where, calls, os.getpid(), waits, users)
 
 
-def later(owner: object, function: Callable[..., None], *args: Any) -> None:
-    """Makes a call in this module's thread when `owner` is collected; not at the process's end."""
+def later(owner: object, function: Callable[..., None], *args: Any) -> "weakref.finalize[..., Any]":
+    """Makes a call in this module's thread when `owner` is collected; not at the process's end.
+
+    Returns:
+        What detach() cancels.
+    """
     _start_releasing(os.getpid())
-    weakref.finalize(owner, _dropped.put, partial(function, *args)).atexit = False
+    call = weakref.finalize(owner, _dropped.put, partial(function, *args))
+    call.atexit = False
+    return call
 
 
 def undo(

@@ -127,9 +127,9 @@ class ProcessGroup(dist.ProcessGroup):
                     self._store.delete_key(key)
             return opener(backend_for(device), "number", device.index or 0)
 
-        def exchange(text: str) -> list[str]:
+        def exchange(text: str, seconds: float) -> list[str]:
             self._store.set(keys[rank], text)
-            return [self._read(peer, key) for peer, key in enumerate(keys)]
+            return [self._read(peer, key, seconds) for peer, key in enumerate(keys)]
 
         job_rank = bootstrap.JobRank("torch.distributed", rank, world_size, rank, exchange)
         env = replace(read(), timeout=self._timeout_s, first_timeout=self._timeout_s)
@@ -137,18 +137,18 @@ class ProcessGroup(dist.ProcessGroup):
         self._devices[device.type] = device
         return self._comms[device.type]
 
-    def _read(self, peer: int, key: str) -> str:
+    def _read(self, peer: int, key: str, seconds: float) -> str:
         # Why not Store.wait(): Ctrl-C does not interrupt it.
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + seconds
         while not self._store.check([key]):
             if time.monotonic() > deadline:
                 raise Timeout(
-                    f"rank {self.rank()} waited {self._timeout_s:.3g} s for rank {peer} to make "
+                    f"rank {self.rank()} waited {seconds:.3g} s for rank {peer} to make "
                     "its first call on this process group",
                     rank=self.rank(),
                     peer=peer,
                     collective="start-up",
-                    waited_s=self._timeout_s,
+                    waited_s=seconds,
                 )
             time.sleep(_POLL_S)
         text: str = self._store.get(key).decode()

@@ -19,15 +19,12 @@ from typing import Any
 
 from ..base import extras
 from ..base.env import Env
-from ..base.errors import BackendError, InvalidArgument, PeerLost, Timeout
-from . import job, last_word, launchers, mesh, sockets
-from .losses import Watch, ended_before
+from ..base.errors import BackendError, Error, InvalidArgument
+from . import job, last_word, launchers, losses, mesh, refusal, rendezvous, sockets
 from .siblings import Siblings, of_mpi, of_torchrun
 
 _RETRY_S = 0.002
 _LOOK_S = 0.1  # between two looks at the other ranks' processes
-# After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
-_LAST_REPLY_S = 1.0
 
 # The string of a rank in an exchange by MPI, padded with zeros.
 _MPI_TEXT = struct.Struct("1024s")
@@ -43,14 +40,15 @@ class JobRank:
         launcher: "mpi", "torchrun", "srun", "torch.distributed", "kccl run", "threads" or "alone".
         rank, world_size: This rank, and the number of ranks.
         local_rank: Index of this rank within the machine.
-        exchange: Takes this rank's string, and returns all ranks' strings in rank order.
+        exchange: Takes this rank's string, and most seconds to wait. Returns all ranks' strings in
+            rank order; or fewer, if one of them is a refusal (refusal.py).
     """
 
     launcher: str
     rank: int
     world_size: int
     local_rank: int
-    exchange: Callable[[str], list[str]]
+    exchange: Callable[[str, float], list[str]]
 
 
 def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
@@ -67,7 +65,7 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
             raise InvalidArgument(
                 f"KCCL_RANK={env.rank} must be between 0 and KCCL_WORLD_SIZE={env.world_size} - 1"
             )
-        return _by_socket("kccl run", env.rendezvous, env.rank, env.world_size, env.rank, env)
+        return _by_socket("kccl run", env.rendezvous, env.rank, env.world_size, env.rank)
     if launchers.is_by_mpi(environ):
         return _by_mpi(env.first_timeout, environ)
     found = launchers.started(environ)
@@ -76,8 +74,8 @@ def detect(env: Env, environ: Mapping[str, str]) -> JobRank:
         siblings = None
         if found.launcher == "torchrun":
             siblings = of_torchrun(environ, found.rank, found.world_size)
-        return _by_socket(found.launcher, found.key, *where, env, siblings)
-    return JobRank("alone", 0, 1, 0, lambda text: [text])
+        return _by_socket(found.launcher, found.key, *where, siblings)
+    return JobRank("alone", 0, 1, 0, lambda text, _: [text])
 
 
 def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
@@ -89,7 +87,8 @@ def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
 
     Raises:
         Timeout, PeerLost: A rank did not come, or went.
-        BackendError: The ranks are not on one machine.
+        BackendError: The ranks are not on one machine, or one cannot start.
+        InvalidArgument: One cannot start because of an argument or a variable.
     """
     if job_rank.world_size == 1:
         return mesh.Mesh(0, 1, {})
@@ -97,10 +96,12 @@ def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
     listener, name = sockets.listen()
     try:
         mine = {"name": name, "machine": _machine_id()}
-        everyone = [json.loads(text) for text in job_rank.exchange(json.dumps(mine))]
+        texts = job_rank.exchange(json.dumps(mine), timeout)
+        refusal.check(texts, job_rank.rank)
     except BaseException:
         listener.close()
         raise
+    everyone = [json.loads(text) for text in texts]
     for peer, other in enumerate(everyone):
         if other["machine"] != mine["machine"]:
             listener.close()
@@ -112,6 +113,15 @@ def connect(job_rank: JobRank, timeout: float) -> mesh.Mesh:
     names = [other["name"] for other in everyone]
     streams = sockets.connect(job_rank.rank, names, listener, deadline)
     return mesh.Mesh(job_rank.rank, job_rank.world_size, streams)
+
+
+def refuse(job_rank: JobRank, error: Error) -> None:
+    """Tells the other ranks why this one cannot start. The text of `error` gets this rank."""
+    if job_rank.world_size > 1:
+        said = refusal.refusal(error, job_rank.rank, _MPI_TEXT.size)
+        # What happens meanwhile to this rank or the others is no reason to keep back the error.
+        with contextlib.suppress(Error, OSError):
+            job_rank.exchange(said, refusal.WAITS_S)
 
 
 def thread_streams(world_size: int) -> list[dict[int, socket.socket]]:
@@ -135,7 +145,7 @@ def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
             from mpi4py import MPI
         else:
             # The import calls MPI_Init.
-            with siblings.guarding():
+            with siblings.guarding(timeout):
                 from mpi4py import MPI
     except ImportError as error:
         raise BackendError(
@@ -154,10 +164,10 @@ def _by_mpi(timeout: float, environ: Mapping[str, str]) -> JobRank:
         )
     rank = world.Get_rank()
 
-    def exchange(text: str) -> list[str]:
-        return _mpi_exchange(MPI, text, timeout, siblings)
+    def exchange(text: str, seconds: float) -> list[str]:
+        return _mpi_exchange(MPI, text, seconds, siblings)
 
-    machines = exchange(_machine_id())
+    machines = exchange(_machine_id(), timeout)
     local_rank = machines[:rank].count(machines[rank])
     return JobRank("mpi", rank, world.Get_size(), local_rank, exchange)
 
@@ -192,7 +202,7 @@ def _mpi_exchange(mpi: Any, text: str, timeout: float, siblings: Siblings) -> li
         while not request.Test():
             now = time.monotonic()
             if now > began + timeout:
-                raise _absent(world.Get_rank(), None)
+                raise losses.absent(world.Get_rank(), None, by_mpi=True)
             if now > looked + _LOOK_S:
                 looked = now
                 siblings.check()
@@ -209,7 +219,6 @@ def _by_socket(
     rank: int,
     world_size: int,
     local_rank: int,
-    env: Env,
     siblings: Siblings | None = None,
 ) -> JobRank:
     # Each init() has a rendezvous of its own. All ranks call init() equally often, so the numbers
@@ -217,153 +226,7 @@ def _by_socket(
     number = next(_rendezvous_numbers)
     name = "kccl-" + hashlib.sha256(f"{os.getuid()} {key} {number}".encode()).hexdigest()[:32]
 
-    def exchange(text: str) -> list[str]:
-        deadline = time.monotonic() + env.first_timeout
-        with Watch(rank, key, siblings.check if siblings else None) as watch:
-            if rank == 0:
-                return _host_rendezvous(name, world_size, text, deadline, watch)
-            return _join_rendezvous(name, rank, text, deadline, watch)
+    def exchange(text: str, seconds: float) -> list[str]:
+        return rendezvous.exchange(name, key, rank, world_size, text, seconds, siblings)
 
     return JobRank(launcher, rank, world_size, local_rank, exchange)
-
-
-def _send(connection: socket.socket, message: object, deadline: float) -> None:
-    connection.settimeout(max(deadline - time.monotonic(), 0.001))
-    data = json.dumps(message).encode()
-    connection.sendall(struct.pack("<I", len(data)) + data)
-
-
-def _receive(connection: socket.socket, deadline: float) -> Any:
-    (length,) = struct.unpack("<I", sockets.receive(connection, 4, deadline))
-    return json.loads(sockets.receive(connection, length, deadline))
-
-
-def _host_rendezvous(
-    name: str, world_size: int, text: str, deadline: float, watch: Watch
-) -> list[str]:
-    """Rank 0's part: collects every rank's string, and sends all of them to every rank."""
-    try:
-        listener = sockets.bind(name)
-    except OSError as error:
-        raise BackendError(
-            f"another process is rank 0 already: the rendezvous {name} is taken ({error}). If a "
-            "rank started this process, which has inherited its variables, this one must not call "
-            "kccl.init(); if this one is rank 0, the other one must not. If the other one is of "
-            "another job, give each job a rendezvous of its own"
-        ) from error
-    texts = {0: text}
-    connections: dict[int, socket.socket] = {}
-    try:
-        while len(texts) < world_size:
-            if not watch.wait(listener, deadline - time.monotonic()):
-                if time.monotonic() < deadline:
-                    continue
-                raise TimeoutError
-            connection, _ = listener.accept()
-            try:
-                sockets.peer_pid(connection)
-                rank, its_text = _receive(connection, deadline)
-            except (BackendError, ConnectionError):
-                # A stranger; or a rank that ended before it sent its rank, which the time-out will
-                # name.
-                connection.close()
-                continue
-            except BaseException:
-                connection.close()
-                raise
-            if rank in texts:
-                # A helper process of that rank, which must not end the job.
-                with contextlib.suppress(OSError), connection:
-                    _send(connection, {"taken": rank}, time.monotonic() + _LAST_REPLY_S)
-                continue
-            if not 0 < rank < world_size:
-                connection.close()
-                raise InvalidArgument(
-                    f"a process says that it is rank {rank} of {world_size}: there is no such rank"
-                )
-            connections[rank] = connection
-            texts[rank] = its_text
-        everyone = [texts[rank] for rank in range(world_size)]
-        _send_all(connections, everyone, deadline)
-        return everyone
-    except TimeoutError:
-        missing = min(set(range(world_size)) - set(texts), default=None)
-        _send_all(connections, missing, time.monotonic() + _LAST_REPLY_S)
-        raise _absent(0, missing) from None
-    except PeerLost as error:
-        # All hear of the same rank.
-        _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
-        raise
-    finally:
-        for connection in connections.values():
-            connection.close()
-        listener.close()
-
-
-def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
-    """Sends a message to all ranks that are still there; sockets.connect() names those that went.
-
-    So a rank that has ended keeps the message from no other, which would take rank 0 for lost.
-    """
-    for connection in connections.values():
-        with contextlib.suppress(OSError):
-            _send(connection, message, deadline)
-
-
-def _absent(rank: int, missing: int | None) -> Timeout:
-    whom, it_is = f"rank {missing}", "it has not called kccl.init(), or is"
-    if missing is None:
-        whom, it_is = "the other ranks", "they have not called kccl.init(), or are"
-    return Timeout(
-        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit): "
-        f"{it_is} in another network or user namespace (another container), where the ranks cannot "
-        "see each other",
-        rank=rank,
-        peer=missing,
-        collective="start-up",
-    )
-
-
-def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:
-    """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
-    while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.connect(f"\0{name}")
-            except ConnectionRefusedError:
-                if time.monotonic() > deadline:
-                    raise _absent(rank, 0) from None
-                watch.wait(None, _RETRY_S)
-                continue
-            sockets.peer_pid(connection)
-            try:
-                _send(connection, [rank, text], deadline)
-                ends = deadline + _LAST_REPLY_S
-                while not watch.wait(connection, ends - time.monotonic()):
-                    if time.monotonic() > ends:
-                        raise TimeoutError
-                everyone = _receive(connection, ends)
-            except TimeoutError:
-                raise _absent(rank, None) from None
-            except PeerLost:  # a ConnectionError too
-                raise
-            except ConnectionError as error:
-                # Rank 0 gives up when another one has ended. The launcher may be about to say so.
-                watch.wait(None, _LAST_REPLY_S)
-                raise PeerLost(
-                    f"rank {rank} lost rank 0 at start-up: {error}",
-                    rank=rank,
-                    peer=0,
-                    collective="start-up",
-                ) from error
-            if isinstance(everyone, list):
-                return everyone
-            if isinstance(everyone, dict) and "taken" in everyone:
-                raise BackendError(
-                    f"another process is rank {rank} already. If a rank started this process, "
-                    "which has inherited its variables, this one must not call kccl.init(); if "
-                    f"this one is rank {rank}, the other one must not"
-                )
-            if isinstance(everyone, dict):
-                raise ended_before(rank, everyone["lost"])
-            raise _absent(rank, everyone)

@@ -9,8 +9,9 @@ import hashlib
 import os
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 
-from ..base.errors import BackendError
+from ..base.errors import BackendError, Error
 from . import launchers
 
 _KINDS = ("net", "pid", "user")
@@ -50,7 +51,8 @@ def check_namespaces(launchers_own: str) -> None:
 def claim(environ: Mapping[str, str]) -> None:
     """Makes this process the rank that its launcher's variables name. Idempotent.
 
-    Processes that it starts inherit the variables, and this claim.
+    Processes that it starts inherit the variables, and this claim. It is made when kccl is imported
+    and again by kccl.init(). So it counts for helpers that a rank starts before its kccl.init().
 
     Raises:
         BackendError: A process that started this one, or a fork's parent, is the rank.
@@ -64,10 +66,16 @@ def claim(environ: Mapping[str, str]) -> None:
         raise BackendError(
             f"this process is no rank: process {pid} is rank {launchers.rank_of(environ)}, and "
             f"this one (process {os.getpid()}) was started by it and inherits its variables. Call "
-            "kccl.init() in the rank only, or start this process without "
-            f"{', '.join(sorted(variables))}"
+            "kccl.init() in the rank only, which is the process that has imported kccl first; or "
+            f"start this process without {', '.join(sorted(variables))}"
         )
     os.environ[_CLAIM] = f"{os.getpid()}/{job}"
+
+
+def claim_at_import() -> None:
+    """Claims as claim() does. What is wrong there is an error only where kccl.init() is called."""
+    with suppress(Error):
+        claim(os.environ)
 
 
 def check_descriptors(needed: int, what: str) -> None:

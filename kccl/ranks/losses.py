@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ..base.errors import BackendError, PeerLost
+from ..base.errors import BackendError, PeerLost, Timeout
 from . import sockets
 
 _RANK = struct.Struct("<I")
@@ -140,5 +140,36 @@ def ended_before(rank: int, peer: int) -> PeerLost:
         f"rank {rank} lost rank {peer} at start-up: it ended before its kccl.init()",
         rank=rank,
         peer=peer,
+        collective="start-up",
+    )
+
+
+def absent(rank: int, missing: int | None, *, by_mpi: bool = False) -> Timeout:
+    """The exception of `rank` for ranks that did not come in time.
+
+    Args:
+        rank: The rank that waited.
+        missing: The rank that did not come; None if it is not known which.
+        by_mpi: The ranks meet by MPI.
+    """
+    whom, it_is = f"rank {missing}", "it has"
+    if missing is None:
+        whom, it_is = "the other ranks", "they have"
+    if by_mpi:
+        why = (
+            ". Under mpirun a program that fails between its `from mpi4py import MPI` and its "
+            "`import kccl` waits in MPI_Finalize, and nobody can see that: import kccl first"
+        )
+    else:
+        be = "is" if it_is == "it has" else "are"
+        why = (
+            f", or {be} in another network or user namespace (another container), where the ranks "
+            "cannot see each other"
+        )
+    return Timeout(
+        f"rank {rank} waited too long for {whom} at start-up (KCCL_FIRST_TIMEOUT is the limit): "
+        f"{it_is} not called kccl.init(){why}",
+        rank=rank,
+        peer=missing,
         collective="start-up",
     )

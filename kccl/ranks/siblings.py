@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import launchers
-from .losses import ended_before
+from .losses import absent, ended_before
 from .processes import is_running
 from .sockets import bind
 
@@ -73,16 +73,23 @@ class Siblings:
         return all_known
 
     @contextmanager
-    def guarding(self) -> Iterator[None]:
+    def guarding(self, seconds: float) -> Iterator[None]:
         """A context for a call that waits for the others and cannot be interrupted, as MPI_Init.
 
-        If one of them ends meanwhile, this process is ended.
+        If one of them ends meanwhile, or the time is up, this process is ended.
+
+        Args:
+            seconds: Most seconds to wait for the others.
 
         Raises:
             PeerLost: One has ended already.
+            Timeout: The launcher has not started all of them in time.
         """
+        deadline = time.monotonic() + seconds
         self.check()
         while self._launcher and len(self._pids) < self._size:
+            if time.monotonic() > deadline:
+                raise absent(self._rank, min(set(range(self._size)) - set(self._pids)))
             time.sleep(_LOOK_S)
             self.check()
         if not self._launcher:
@@ -90,7 +97,9 @@ class Siblings:
             return
         program = _GUARD.format(str(Path(__file__).parents[2]))
         peers = [f"{rank}:{pid}" for rank, pid in self._pids.items() if rank != self._rank]
-        command = [sys.executable, "-I", "-S", "-c", program, str(self._rank), *peers]
+        left = max(deadline - time.monotonic(), 0)
+        facts = [str(self._rank), str(left), *peers]
+        command = [sys.executable, "-I", "-S", "-c", program, *facts]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         try:
             yield
@@ -111,11 +120,13 @@ def of_torchrun(environ: Mapping[str, str], rank: int, size: int) -> Siblings:
 
 
 def guard() -> None:
-    """The program of the guard: ends its parent when a peer ends, until its input ends.
+    """The program of the guard: ends its parent when a peer ends or the time is up.
 
-    Why a process: MPI_Init holds the interpreter's lock, so no thread of its process runs.
+    It ends itself when its input ends. Why a process: MPI_Init holds the interpreter's lock, so no
+    thread of its process runs.
     """
-    rank, *peers = sys.argv[1:]
+    rank, seconds, *peers = sys.argv[1:]
+    deadline = time.monotonic() + float(seconds)
     parent = os.getppid()
     os.set_blocking(0, False)
     while _is_open(0):
@@ -123,15 +134,20 @@ def guard() -> None:
             if not is_running(int(pid)):
                 # The launcher may be about to end all ranks itself.
                 time.sleep(_LOOK_S)
-                os.write(
-                    2, f"kccl: {ended_before(int(rank), int(peer))}; rank {rank} ends\n".encode()
-                )
-                for number in (signal.SIGTERM, signal.SIGKILL):
-                    with suppress(ProcessLookupError):
-                        os.kill(parent, number)
-                    time.sleep(1)
+                _end(parent, int(rank), ended_before(int(rank), int(peer)))
                 return
+        if time.monotonic() > deadline:
+            _end(parent, int(rank), absent(int(rank), None, by_mpi=True))
+            return
         time.sleep(_LOOK_S)
+
+
+def _end(parent: int, rank: int, why: Exception) -> None:
+    os.write(2, f"kccl: {why}; rank {rank} ends\n".encode())
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.kill(parent, number)
+        time.sleep(1)
 
 
 def _is_open(descriptor: int) -> bool:

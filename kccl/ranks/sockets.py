@@ -122,7 +122,7 @@ def connect(
             if culprit is not None:
                 raise lost(culprit)
         for peer, connection in sockets.items():
-            if refuser is not None and peer != refuser and _has_ended(connection):
+            if refuser is not None and peer != refuser and has_ended(connection):
                 raise lost(peer)
 
     def check(absent: set[int]) -> None:
@@ -130,7 +130,7 @@ def connect(
         look()
         # A connected peer may be lost too. The absent ones may know it already and never come.
         ended = [peer for peer in (*sockets, *absent) if not is_running(_pid_in(names[peer]))]
-        ended += [peer for peer, connection in sockets.items() if _has_ended(connection)]
+        ended += [peer for peer, connection in sockets.items() if has_ended(connection)]
         # Afterwards, because a peer that gives up says why before it ends.
         check_others()
         if ended:
@@ -241,7 +241,8 @@ def _pid_in(name: str) -> int:
     return int(name.split("-")[1])
 
 
-def _has_ended(connection: socket.socket) -> bool:
+def has_ended(connection: socket.socket) -> bool:
+    """Whether the other end of a connection has closed it, and all it said has been read."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

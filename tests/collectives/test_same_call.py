@@ -1,6 +1,7 @@
-"""Ranks that make different calls of more than a few packets are told so, on all ranks."""
+"""Ranks that make different calls are told so, on all ranks."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -95,6 +96,17 @@ OTHERS = {
         lambda comm: comm.broadcast(floats(128 * KIB)),
         ["262144 bytes;", "131072 bytes;"],
     ),
+    # Rank 0 finds it in its next call, because a root waits for nobody.
+    "roots": (
+        lambda comm: comm.broadcast(floats(256 * KIB), root=0),
+        lambda comm: comm.broadcast(floats(256 * KIB), root=1),
+        ["broadcast_pull_simple, root 0, 262144", "broadcast_pull_simple, root 1, 262144"],
+    ),
+    "no root": (
+        lambda comm: comm.broadcast(floats(256 * KIB), root=1),
+        lambda comm: comm.broadcast(floats(256 * KIB), root=0),
+        ["root 0", "root 1"],
+    ),
 }
 
 
@@ -104,6 +116,157 @@ def test_calls_of_other_kinds(what):
     for text in differ(calls):
         assert text.startswith("the ranks disagree about this call: rank ")
         assert all(word in text for word in words), text
+
+
+# What the first rank does and what the others do. Each call is the first of its kind.
+SMALL = {
+    "lengths": (
+        lambda comm: comm.all_reduce(floats(8)),
+        lambda comm: comm.all_reduce(floats(16)),
+        ["8 bytes, float32, sum", "16 bytes, float32, sum"],
+    ),
+    "types": (
+        lambda comm: comm.all_reduce(floats(8)),
+        lambda comm: comm.all_reduce(np.ones(2, np.int32)),
+        ["8 bytes, float32, sum", "8 bytes, int32, sum"],
+    ),
+    "operators": (
+        lambda comm: comm.all_reduce(floats(8), op="max"),
+        lambda comm: comm.all_reduce.prepare(floats(8))(),
+        ["8 bytes, float32, max", "8 bytes, float32, sum"],
+    ),
+    "barrier": (
+        lambda comm: comm.all_gather(floats(8)),
+        lambda comm: comm.barrier(),
+        ["all_gather_", "barrier_direct, 0 bytes"],
+    ),
+    "collectives": (
+        lambda comm: comm.all_reduce(floats(24)),
+        lambda comm: comm.reduce_scatter(floats(24)),
+        ["all_reduce_one_shot_", "reduce_scatter_"],
+    ),
+    "protocols": (
+        lambda comm: comm.all_reduce(floats(8)),
+        lambda comm: comm.all_reduce(floats(64 * KIB)),
+        ["8 bytes, float32, sum", "65536 bytes, float32, sum"],
+    ),
+    "roots": (
+        lambda comm: comm.broadcast(floats(8), root=0),
+        lambda comm: comm.broadcast(floats(8), root=1),
+        ["root 0, 8 bytes", "root 1, 8 bytes"],
+    ),
+    "no root": (
+        lambda comm: comm.broadcast(floats(8), root=1),
+        lambda comm: comm.broadcast(floats(8), root=0),
+        ["root 1, 8 bytes", "root 0, 8 bytes"],
+    ),
+    "broadcasts": (
+        lambda comm: comm.broadcast(floats(8)),
+        lambda comm: comm.broadcast(floats(16)),
+        ["root 0, 8 bytes", "root 0, 16 bytes"],
+    ),
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("what", SMALL)
+def test_small_calls_that_differ(what, world_size):
+    *calls, words = SMALL[what]
+    for text in differ(calls, world_size):
+        assert text.startswith("the ranks disagree about this call: rank ")
+        assert all(word in text for word in words), text
+
+
+def test_small_calls_that_differ_and_were_made_before():
+    """One rank has its result, and the other waits for words that do not come."""
+    x, y = floats(8), floats(16)
+
+    def before(comm):
+        for _ in range(3):
+            comm.all_reduce(x.copy())
+            comm.all_reduce(y.copy())
+            comm.broadcast(x.copy(), root=0)
+            comm.broadcast(x.copy(), root=1)
+
+    def first(comm):
+        before(comm)
+        comm.all_reduce(x.copy())
+
+    def other(comm):
+        before(comm)
+        comm.all_reduce(y.copy())
+
+    for text in differ([first, other]):
+        assert "8 bytes, float32, sum; " in text and "16 bytes, float32, sum; " in text
+
+    def root(number):
+        return lambda comm: (before(comm), comm.broadcast(x.copy(), root=number))
+
+    for text in differ([root(0), root(1)]):
+        assert "root 0, 8 bytes" in text and "root 1, 8 bytes" in text
+
+
+@pytest.mark.parametrize("nbytes", [8, 64 * KIB])
+def test_a_rank_that_is_late_makes_no_other_call(nbytes):
+    """Others look at its call meanwhile, and a time-out does not say that it makes another."""
+
+    def main(comm):
+        comm.all_reduce(floats(nbytes))
+        comm.broadcast(floats(nbytes))
+        for make in (
+            lambda: comm.all_reduce(floats(nbytes)),
+            lambda: comm.broadcast(floats(nbytes), root=1),
+            lambda: comm.all_gather(floats(nbytes)),
+        ):
+            for late in range(2):
+                if comm.rank == late:
+                    time.sleep(0.05)
+                make()
+        comm.barrier()
+        comm.timeout = 0.1
+        if comm.rank == 0:
+            with pytest.raises(kccl.Timeout, match=r"peer 1 did not arrive; rank 0 waited"):
+                comm.all_reduce(floats(nbytes))
+        else:
+            time.sleep(0.5)
+            with pytest.raises(
+                kccl.Timeout, match=r"peer 1 did not arrive; .*heard it from rank 0"
+            ):
+                comm.all_reduce(floats(nbytes))
+                comm.barrier()
+        comm.timeout = 20
+        comm.reset()
+        comm.all_reduce(floats(nbytes))
+
+    kccl.run_threads(main, 2)
+
+
+def test_ranks_that_make_the_same_calls_in_other_ways_agree():
+    """Prepared or not, in place or not, known or not: in one call these may differ."""
+
+    def main(comm):
+        x = np.arange(6, dtype=np.float32)
+        prepared = [comm.all_reduce.prepare(x.copy()) for _ in range(2)]
+        for number in range(60):
+            way = (number + comm.rank) % 4
+            if way == 0:
+                y = comm.all_reduce(x.copy())
+            elif way == 1:
+                y = comm.all_reduce(x, out=np.empty_like(x))
+            elif way == 2:
+                y = comm.all_reduce.prepare(x.copy())()
+            else:
+                y = prepared[number % 2]()
+            assert y.shape == x.shape
+            if number % 3 == 0:
+                comm.barrier() if comm.rank else comm.barrier.prepare()()
+            if number % 5 == 0:
+                array = x.copy() if comm.rank else x.view(np.int32).copy()
+                comm.broadcast(array.reshape(2, 3), root=number % 3)
+            if number % 7 == comm.rank:
+                time.sleep(0.012)
+
+    kccl.run_threads(main, 3)
 
 
 def test_the_same_calls_agree_whatever_came_before():

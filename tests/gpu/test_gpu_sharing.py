@@ -31,6 +31,7 @@ class Driver:
     def __init__(self, monkeypatch):
         self.lacks = set()
         self.refuses = ""
+        self.cannot_open = None
         self.enabled = []
         self.calls = []
         self._next = UNIT
@@ -68,8 +69,7 @@ class Driver:
         return int(name not in self.lacks)
 
     def constant(self, name):
-        assert name == "CUipcMemHandle"
-        return SimpleNamespace
+        return SimpleNamespace if name == "CUipcMemHandle" else 0
 
     def call(self, name, *args, note=""):
         self.calls.append((name, *args))
@@ -77,11 +77,15 @@ class Driver:
             with self._lock:
                 address, self._next = self._next, self._next + args[0]
             return address
+        if name == "cuThreadExchangeStreamCaptureMode":
+            return args[0]
         if name == "cuDeviceGetCount":
             return len(self.devices)
         if name == "cuIpcGetMemHandle":
             return SimpleNamespace(reserved=args[0].to_bytes(64, "little"))
         if name == "cuIpcOpenMemHandle":
+            if self.cannot_open and self.current.context == self.cannot_open.context:
+                raise DriverError("cuIpcOpenMemHandle failed", 1)
             handle, flags = args
             assert flags == 1 and len(handle.reserved) == 64
             return int.from_bytes(handle.reserved, "little") + (1 << 40)
@@ -259,6 +263,29 @@ def test_ipc_windows_open_the_peers_handles_and_close_but_never_free_them(driver
     closed = [("cuIpcCloseMemHandle", each) for each in (first[1], second[0])]
     assert eventually(lambda: all(each in driver.calls for each in closed))
     assert "cuMemFree" not in {name for name, *_ in driver.calls}
+
+
+def test_ipc_memory_of_a_window_that_failed_is_freed_when_all_have_closed_it(driver):
+    """The ranks know with their next window that the others have closed what they opened."""
+    meshes = Meshes(2)
+    driver.cannot_open = driver.devices[1]
+    for error in meshes.run(lambda mesh: window(driver, mesh, "ipc")):
+        assert isinstance(error, kccl.BackendError) and "failed on rank 1" in str(error)
+    opened = [args[0].reserved for name, *args in driver.calls if name == "cuIpcOpenMemHandle"]
+    failed = {int.from_bytes(handle, "little") for handle in opened}
+    # Rank 0 may have heard that before it opened rank 1's part.
+    closed = {args[0] - (1 << 40) for name, *args in driver.calls if name == "cuIpcCloseMemHandle"}
+    assert len(failed) - len(closed) == 1 and closed < failed
+
+    def freed():
+        return {args[0] for name, *args in driver.calls if name == "cuMemFree"}
+
+    assert freed() == set()
+    driver.cannot_open = None
+    windows = meshes.run(lambda mesh: window(driver, mesh, "ipc"))
+    gc.collect()
+    assert eventually(lambda: len(freed()) == 2) and freed() >= failed
+    assert not freed() & {each.addresses[mesh] for mesh, each in enumerate(windows)}
 
 
 def test_threads_windows_give_every_device_access_and_are_freed(driver):

@@ -297,8 +297,9 @@ def test_a_limit_of_one_process_is_an_error_on_all_ranks(name):
 
 @pytest.mark.parametrize("backend", ["host", "sim"])
 def test_a_window_larger_than_the_memory_is_refused(backend):
+    room = topology.memory_room()[0].nbytes
+
     def main(comm):
-        room = topology.memory_room()[0].nbytes
         for nbytes in (room * 2 // 3, 2**46):
             with pytest.raises(kccl.BackendError, match=r"are more than the .* bytes of memory"):
                 comm.window(nbytes)

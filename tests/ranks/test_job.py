@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from ranks import LAUNCHER, PRELUDE, environment, eventually, facts, run, start
+from ranks import AT_ONCE, LAUNCHER, PRELUDE, environment, eventually, facts, run, start
 
 import kccl
 from kccl.ranks import job, launchers
@@ -31,8 +31,12 @@ def fork():
     os.wait()
     return os.read(reads, 4096).decode()
 
+def ask():
+    return [help_(), (1, fork())] if int(os.environ["KCCL_RANK"]) == WHO else []
+
+said = ask()
 comm = kccl.init()
-said = [help_(), (1, fork())] if comm.rank == WHO else []
+said += ask()
 x = comm.all_reduce(np.ones(3, np.float32))
 second = kccl.init()
 y = second.all_reduce(np.ones(3, np.float32))
@@ -45,11 +49,102 @@ def test_a_process_that_a_rank_starts_is_no_rank_and_harms_nobody(who):
     code, said, err = run(2, HELPER.replace("WHO", str(who)))
     assert (code, err) == (0, "")
     assert [fact["sums"] for fact in said.values()] == [[[2.0] * 3] * 2] * 2
-    assert len(said[who]["said"]) == 2
+    # Two before the rank's kccl.init(), and two after.
+    assert len(said[who]["said"]) == 4
     for returned, text in said[who]["said"]:
         assert returned == 1
         assert f"process {said[who]['pid']} is rank {who}, and this one" in text
         assert "without KCCL_RANK, KCCL_RENDEZVOUS, KCCL_WORLD_SIZE" in text
+
+
+# Rank 0 has not imported kccl when it starts a helper, so the helper has no claim to see.
+EARLY = """
+import hashlib, os, subprocess, sys, threading, time
+rank, folder = int(os.environ["KCCL_RANK"]), sys.argv[1]
+place = f"place 0 {os.getuid()} {os.environ['KCCL_RENDEZVOUS']}"
+place = "kccl-" + hashlib.sha256(place.encode()).hexdigest()[:32]
+
+def is_there(name):
+    return os.path.exists(os.path.join(folder, name))
+
+def until(is_so):
+    while not is_so():
+        time.sleep(0.01)
+
+def helper_has_its_place():
+    return place in open("/proc/net/unix").read()
+
+def note(name, text=""):
+    with open(os.path.join(folder, name + "~"), "w") as file:
+        file.write(text)
+    os.rename(os.path.join(folder, name + "~"), os.path.join(folder, name))
+"""
+
+HELPS = """
+import kccl, sys, numpy as np
+try:
+    comm = kccl.init()
+    said = str(comm.all_reduce(np.ones(1))[0])
+except kccl.BackendError as error:
+    said = str(error)
+open(sys.argv[1] + "/helper", "w").write(said)
+"""
+
+GIVES_BACK = (
+    EARLY
+    + """
+if rank == 0:
+    helper = subprocess.Popen([sys.executable, "-c", HELPS, folder])
+    until(helper_has_its_place)
+    threading.Thread(target=lambda: (helper.wait(), note("helped", str(helper.pid)))).start()
+else:
+    until(lambda: is_there("helped"))
+import kccl, numpy as np
+note(f"rank{rank}", str(kccl.init().all_reduce(np.ones(1))[0]))
+"""
+)
+
+IS_TOLD = (
+    EARLY
+    + """
+if rank == 0:
+    helper = subprocess.Popen([sys.executable, "-c", HELPS, folder], stdin=subprocess.PIPE)
+    until(lambda: is_there("rank1"))
+    until(helper_has_its_place)
+    note("helped", str(helper.pid))
+import kccl, numpy as np
+try:
+    said = str(kccl.init().all_reduce(np.ones(1))[0])
+except kccl.BackendError as error:
+    said = str(error)
+    helper.communicate()
+note(f"rank{rank}", said)
+"""
+)
+
+
+def run_with_an_early_helper(program, helper, tmp_path):
+    """What the ranks and the helper said, by name."""
+    text = program.replace("HELPS", repr(helper))
+    command = [*LAUNCHER, "-n", "2", "--", sys.executable, "-c", text, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return {file.name: file.read_text() for file in tmp_path.iterdir()}
+
+
+def test_a_helper_that_still_waits_gives_the_ranks_place_back(tmp_path):
+    said = run_with_an_early_helper(GIVES_BACK, HELPS, tmp_path)
+    assert [said["rank0"], said["rank1"]] == ["2.0", "2.0"]
+    assert "which started it, is rank 0 and has called kccl.init() after it" in said["helper"]
+    assert f"this one, process {said['helped']} (" in said["helper"]
+
+
+def test_a_rank_is_told_which_helper_has_its_place(tmp_path):
+    helper = HELPS + "sys.stdin.read()\n"  # until rank 0 has been told
+    said = run_with_an_early_helper(IS_TOLD, helper, tmp_path)
+    assert [said["helper"], said["rank1"]] == ["2.0", "2.0"]
+    told = f"another process is rank 0 already: process {said['helped']} ("
+    assert told in said["rank0"] and "This process started it" in said["rank0"]
 
 
 def test_a_job_that_a_rank_starts_has_ranks_of_its_own():
@@ -176,3 +271,47 @@ comm.all_reduce(np.ones(1 << 20, np.float32))
     )
     done = limited(found[1], command)
     assert done.returncode == 0, done.stderr
+
+
+# What is wrong on rank WHO alone, before it has met the others, and what all are told.
+WRONG = {
+    "backend": ('backend = "nope"', r"backend is 'nope', must be one of auto, host"),
+    "simulator": ('backend = "sim"', r"use kccl.run_threads\(main, world_size"),
+    "number": ('os.environ["KCCL_TIMEOUT"] = "soon"', r"KCCL_TIMEOUT='soon' must be of type float"),
+    "variable": ('os.environ["KCCL_TIMEOUTS"] = "1"', r"KCCL_TIMEOUTS is unknown"),
+    "limit": (
+        'os.environ["KCCL_FIRST_TIMEOUT"] = "-1"',
+        r"KCCL_FIRST_TIMEOUT is -1.0, must be positive",
+    ),
+    "tuning": ('os.environ["KCCL_TUNING"] = "/nowhere.json"', r"/nowhere.json"),
+    "descriptors": (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))",
+        r"kccl.init\(\) of 3 ranks needs \d+ file descriptors",
+    ),
+}
+STARTS = """
+backend, began = "auto", time.monotonic()
+rank = int(os.environ.get("KCCL_RANK", os.environ.get("PMI_RANK", "-1")))
+if rank == WHO:
+    WRONG
+try:
+    kccl.init(backend)
+except kccl.Error as error:
+    say(rank=rank, type=type(error).__name__, text=str(error), seconds=time.monotonic() - began)
+    # The others hear of it while this process lives.
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_all_raise_why_one_rank_cannot_start(name):
+    wrong, reason = WRONG[name]
+    who = sorted(WRONG).index(name) % 3
+    program = STARTS.replace("WHO", str(who)).replace("WRONG", wrong)
+    code, said, err = run(3, program)
+    assert code == 0 and sorted(said) == [0, 1, 2], err
+    for fact in said.values():
+        assert fact["seconds"] < AT_ONCE
+        assert re.search(reason, fact["text"]), fact
+        assert fact["type"] == said[who]["type"]
+        assert f"start-up failed on rank {who}: " in fact["text"] or fact["rank"] == who

@@ -12,21 +12,21 @@ from ranks import facts, start
 
 import kccl
 from kccl.base import env
-from kccl.ranks import bootstrap, sockets
+from kccl.ranks import losses, place, rendezvous, sockets
 from kccl.ranks.losses import Watch
 
 # Rank 1's process ends when it has sent its string.
 ENDS = """
-from kccl.ranks import bootstrap
+from kccl.ranks import rendezvous
 rank = int(os.environ["KCCL_RANK"])
-send = bootstrap._send
+send = rendezvous._send
 
 def send_and_end(*arguments):
     send(*arguments)
     os._exit(0)
 
 if rank == 1:
-    bootstrap._send = send_and_end
+    rendezvous._send = send_and_end
 else:
     time.sleep(0.3)
 try:
@@ -47,7 +47,7 @@ def test_all_name_the_rank_that_ended_at_the_rendezvous(request):
 def host(name, world_size, seconds):
     with Watch(0, name) as watch:
         deadline = time.monotonic() + seconds
-        return bootstrap._host_rendezvous(name, world_size, "0's", deadline, watch)
+        return rendezvous._host_rendezvous(name, world_size, "0's", deadline, watch)
 
 
 def join(name, rank):
@@ -58,7 +58,7 @@ def join(name, rank):
         with Watch(rank, name) as watch:
             try:
                 deadline = time.monotonic() + 20
-                got.append(bootstrap._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
+                got.append(rendezvous._join_rendezvous(name, rank, f"{rank}'s", deadline, watch))
             except kccl.Error as error:
                 got.append(error)
 
@@ -76,7 +76,7 @@ def join_and_go(name, rank):
             except ConnectionRefusedError:
                 continue
             with suppress(BrokenPipeError):  # it was taken for a stranger
-                bootstrap._send(connection, [rank, f"{rank}'s"], time.monotonic() + 20)
+                rendezvous._send(connection, [rank, f"{rank}'s"], time.monotonic() + 20)
             return
 
 
@@ -186,4 +186,21 @@ def test_a_taken_rendezvous_says_which_process_may_be_wrong(request):
 )
 def test_who_is_absent_is_one_rank_or_several(missing, words):
     with pytest.raises(kccl.Timeout, match=words):
-        raise bootstrap._absent(0, missing)
+        raise losses.absent(0, missing)
+
+
+def test_strangers_take_no_place_away(request, monkeypatch):
+    held = place.Place(request.node.name, 1)
+
+    def stranger(connection):
+        raise kccl.BackendError("of another user")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(f"\0{held._name}")
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets, "peer_pid", stranger)
+            held.check()
+        # This process is not its own helper either.
+        connection.close()
+        held.check()
+    place.Place(request.node.name, 1).check()

@@ -1,5 +1,6 @@
 """Ranks that end before kccl.init(), or by an exception: the others hear of it at once."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from ranks import PRELUDE, environment, facts, run
 
 import kccl
+from kccl.ranks import siblings
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 
@@ -110,6 +112,46 @@ os._exit(0)
         assert "KCCL_FIRST_TIMEOUT is the limit" in fact["message"]
 
 
+def test_a_rank_that_never_enters_mpi_init_ends_the_wait_of_the_others():
+    """A rank that is in MPI_Init cannot raise, so its guard ends it."""
+    program = """
+if os.environ["PMI_RANK"] == "1":
+    time.sleep(50)
+kccl.init()
+"""
+    began = time.monotonic()
+    code, _, err = mpirun(2, program, KCCL_FIRST_TIMEOUT="1")
+    assert code != 0 and time.monotonic() - began < 40
+    assert "kccl: rank 0 waited too long for the other ranks at start-up" in err
+    assert "fails between its `from mpi4py import MPI` and its `import kccl`" in err
+
+
+def test_the_wait_for_processes_that_a_launcher_has_not_started_ends(monkeypatch):
+    found = siblings.Siblings("SOME_RANK", 0, 3, is_one_machine=True)
+    monkeypatch.setattr(found, "_launcher", os.getppid())
+    # A child of the launcher that does not show its rank, as one of another user.
+    monkeypatch.setattr(found, "_look", lambda: False)
+    with pytest.raises(kccl.Timeout, match="waited too long for rank 1"), found.guarding(0.2):
+        raise AssertionError
+
+
+def test_all_raise_why_one_rank_cannot_start_under_mpirun():
+    program = """
+rank = int(os.environ["PMI_RANK"])
+if rank == 1:
+    os.environ["KCCL_TIMEOUT"] = "soon"
+try:
+    kccl.init()
+except kccl.InvalidArgument as error:
+    say(rank=rank, message=str(error))
+"""
+    code, said, err = mpirun(3, program)
+    assert code == 0 and sorted(said) == [0, 1, 2], err
+    for fact in said.values():
+        assert "KCCL_TIMEOUT='soon' must be of type float" in fact["message"]
+        assert ("start-up failed on rank 1: " in fact["message"]) == (fact["rank"] != 1)
+
+
 def test_a_rank_comes_too_late_under_mpirun():
     """The others have timed out, and make no more calls of MPI."""
     program = """
@@ -130,6 +172,7 @@ os._exit(0)
     assert sorted(said) == [0, 1], err
     assert 2.4 < said[1]["seconds"] < 7
     assert "KCCL_FIRST_TIMEOUT is the limit" in said[1]["message"]
+    assert "fails between its `from mpi4py import MPI`" in said[1]["message"]
 
 
 ENDS_BEFORE_INIT = """

@@ -74,10 +74,14 @@ class Channel {
     KCCL_DEVICE explicit Channel(Coop coop, const DeviceComm& comm)
         : Channel(coop, comm, default_channel(coop)) {}
 
-    // For a kernel that the host launches for one call.
-    KCCL_DEVICE explicit Channel(const Call& call)
+    // For a kernel that the host launches for one call. bytes_per_count: of the message, by
+    // call.count, for the call's description.
+    KCCL_DEVICE explicit Channel(const Call& call, uint64_t bytes_per_count = 0)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
-        if constexpr (platform::kComparesCalls) call_ = &call;
+        if constexpr (platform::kComparesCalls) {
+            call_ = &call;
+            bytes_per_count_ = bytes_per_count;
+        }
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
@@ -119,9 +123,13 @@ class Channel {
         return inbox_ + (offset_ + source * slot_packets_ + i);
     }
 
-    // The call that the host launched, which outlives this. Null for calls in a user's kernel, and
-    // where ranks do not compare their calls (same_call.cuh).
-    KCCL_DEVICE const Call* call() const { return call_; }
+    // Whether calls are described (description.cuh): those that the host launches, where ranks
+    // compare their calls.
+    KCCL_DEVICE bool is_described() const { return platform::kComparesCalls && call_ != nullptr; }
+    // This rank's call.
+    KCCL_DEVICE Description description() const {
+        return {call_->count * bytes_per_count_, state_.epoch, call_in_bits(*call_)};
+    }
 
     // See DependentLaunch.
     KCCL_DEVICE bool is_ordered() const { return launch_.is_ordered(); }
@@ -131,7 +139,8 @@ class Channel {
 
     // What a wait in this call is for.
     KCCL_DEVICE Awaited awaited() const {
-        return {static_cast<uint32_t>(kernel_), channel_, state_.epoch};
+        return {static_cast<uint32_t>(kernel_), channel_, state_.epoch, Need::kEach,
+                is_described()};
     }
 
     // The coop votes on whether the communicator had failed when this was opened: see FailureLatch.
@@ -178,6 +187,10 @@ class Channel {
         if (exchange == Exchange::kCredited) {
             state_.credit_due = 1;
             special_ = state_.epoch + step_;
+            if constexpr (platform::kCpu) {
+                describe();
+                if (is_described()) describe_to_peers(kKcclFlagCredit);
+            }
             arrive<kCreditArrive>(kKcclFlagCredit);
         }
         return kKcclOk;
@@ -198,6 +211,8 @@ class Channel {
     // This thread has sent what it sends in this call, and state() is what the next call needs.
     // Called by all threads of the coop, once in a call that leave() ends. See DependentLaunch.
     KCCL_DEVICE void sent() {
+        // Behind the packets, where it costs no time.
+        describe();
         if (launch_.sent(coop_)) store_state();
     }
 
@@ -216,6 +231,26 @@ class Channel {
         }
         fail();
         return status();
+    }
+
+    // Describes this call in this rank's own line. After a failure it does not: the communicator may
+    // be closed and its memory gone.
+    KCCL_DEVICE void describe() {
+        if constexpr (platform::kCpu) {
+            if (is_described() && is_usable()) kccl::describe(comm_, index_, description());
+        }
+    }
+
+    // Describes this call in the line of a flag, which arrive() then sets with release. Called by
+    // all threads of the coop.
+    KCCL_DEVICE void describe_to_peers(KcclFlag flag) {
+        const Description mine = description();
+        for (int peer = thread_; peer < world_size(); peer += num_threads_) {
+            // On a CPU describe() has written this rank's own line.
+            if (platform::kCpu && flag == kKcclFlagWritten && peer == comm_.rank) continue;
+            mem::store_plain(description_slot(comm_, peer, index_, flag, comm_.rank, state_.epoch),
+                             mine);
+        }
     }
 
     // As in barrier.cuh, in this call.
@@ -291,14 +326,32 @@ class Channel {
         if ((state_.epoch << 1) == 0) {
             entered = scrub(coop_, comm_, index_, awaited());
         } else if (state_.credit_due != 0) {
-            const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch};
+            const Awaited credit = {static_cast<uint32_t>(kernel_), channel_, last_epoch,
+                                    Need::kEach, is_described()};
             entered = kccl::await<kCreditAwait>(coop_, comm_, index_, kKcclFlagCredit, credit, 0,
                                                 world_size());
+            if constexpr (platform::kCpu) {
+                if (entered == kKcclOk && is_described()) entered = compare_last(credit);
+            }
         }
         state_.credit_due = 0;
         find_special();
         if (entered != kKcclOk) fail();
         return entered;
+    }
+
+    // Compares the call before this one, which did not wait for all peers, with theirs.
+    KCCL_DEVICE Status compare_last(const Awaited& credit) {
+        const Description mine = described(comm_, comm_.rank, index_, credit.wanted);
+        if (mine.call == kUnknownCall) return kKcclOk;
+        for (int source = 0; source < world_size(); ++source) {
+            const Description theirs = mem::load_plain(description_slot(
+                comm_, comm_.rank, index_, kKcclFlagCredit, source, credit.wanted));
+            if (theirs.epoch != credit.wanted || are_same(mine, theirs)) continue;
+            refuse_call(comm_, credit, source, mine, theirs);
+            return status_of(comm_);
+        }
+        return kKcclOk;
     }
 
     const Coop coop_;
@@ -316,7 +369,8 @@ class Channel {
     uint32_t step_;
     uint32_t special_;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
-    const Call* call_ = nullptr;
+    const Call* call_ = nullptr;  // as the host launched it, which outlives this; or none
+    uint64_t bytes_per_count_ = 0;
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;

@@ -44,7 +44,9 @@ inline std::string call_words(uint32_t call, uint32_t bytes) {
     const uint32_t kernel = call >> 8, dtype = call >> 4 & 15, op = call & 15;
     if (kernel >= kKcclNumKernels) return "another call";
     const std::string name = kernel_name(kernel);
-    std::string words = name + ", " + std::to_string(bytes) + " bytes";
+    const bool has_root = name.find("broadcast") != std::string::npos;
+    const std::string root = has_root ? ", root " + std::to_string(op) : "";
+    std::string words = name + root + ", " + std::to_string(bytes) + " bytes";
     if (name.find("reduce") != std::string::npos) {
         words += ", " + name_of<KcclDtype>(dtype, std::make_index_sequence<kKcclNumDtypes>());
         words += ", " + name_of<KcclOp>(op, std::make_index_sequence<kKcclNumOps>());

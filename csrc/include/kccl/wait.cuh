@@ -10,7 +10,7 @@
 #pragma once
 
 #include "coop.cuh"
-#include "window.cuh"
+#include "description.cuh"
 
 namespace kccl {
 
@@ -73,7 +73,38 @@ struct Awaited {
     int32_t channel;  // or the signal_id
     uint32_t wanted;  // an epoch or a count
     Need need = Need::kEach;
+    bool is_on_channel = false;  // wanted is the epoch of a call that this rank has described
 };
+
+// Fails this rank because `source` makes another call.
+KCCL_DEVICE_COLD void refuse_call(const DeviceComm& comm, const Awaited& awaited, int source,
+                                  const Description& mine, const Description& theirs) {
+    constexpr uint64_t kMost = 0xffffffff;
+    const auto most = [](uint64_t bytes) {
+        return static_cast<uint32_t>(bytes < kMost ? bytes : kMost);
+    };
+    give_up(comm,
+            Record{kKcclCallsDiffer, comm.rank, source, awaited.kernel, awaited.channel,
+                   most(mine.num_bytes), most(theirs.num_bytes), theirs.call << 16 | mine.call, 0});
+}
+
+// Compares this rank's call of an epoch with those of `ranks`, a bit each, that have entered it. A
+// peer that is late is no difference. False: one makes another call, so this rank has failed. On
+// CPUs only, for calls that describe themselves.
+KCCL_DEVICE_COLD bool make_same_call(const DeviceComm& comm, const Awaited& awaited,
+                                     uint32_t ranks) {
+    const int index = awaited.channel * comm.blocks_per_channel;
+    const Description mine = described(comm, comm.rank, index, awaited.wanted);
+    if (mine.call == kUnknownCall) return true;
+    for (int source = 0; source < comm.world_size; ++source) {
+        if ((ranks >> source & 1u) == 0) continue;
+        const Description theirs = described(comm, source, index, awaited.wanted);
+        if (theirs.call == kUnknownCall || are_same(mine, theirs)) continue;
+        refuse_call(comm, awaited, source, mine, theirs);
+        return false;
+    }
+    return true;
+}
 
 // What a thread still waits for.
 struct Missing {
@@ -94,6 +125,10 @@ struct Patience {
 // the host's mailbox takes microseconds, with many warps a millisecond, and would delay the peers
 // that wait for this rank.
 constexpr uint64_t kQuietNs = platform::kCpu ? 0 : 1000000;
+
+// On CPUs a rank that has waited so long looks which calls the missing peers make. Those that are
+// only late lose a cache line by that, and nothing else.
+constexpr uint64_t kCompareAfterNs = 10000000;
 
 // Whether this thread checks the clock this time. The waiting threads of a warp take turns. lanes:
 // those that wait, a bit each.
@@ -137,6 +172,10 @@ KCCL_DEVICE_COLD bool may_go_on(const DeviceComm& comm, const Awaited& awaited, 
     if (waited_ns < kQuietNs) return true;
     uint32_t closed = 0;
     if (!nobody_gave_up(comm, &closed)) return false;
+    if (platform::kCpu && awaited.is_on_channel && waited_ns > kCompareAfterNs &&
+        !make_same_call(comm, awaited, missing.ranks)) {
+        return false;
+    }
     uint32_t gone = 0;
     uint32_t status = mem::idle(state->idle_context, waited_ns, missing.ranks, &gone);
     const uint32_t lost = (closed | gone) & missing.ranks;

@@ -31,11 +31,11 @@ KCCL_DEVICE Status all_gather_pull_simple(Channel<Coop, WORLD_SIZE>& channel, ui
                                          Half::kInput);
         };
         mem::overwrite(staging_of(comm.rank), in, n, coop.index(), coop.size());
-        say_written(channel, 1);
+        say_written(channel);
         // Needs no peer, so it is done while the peers' flags are on their way.
         uint8_t* mine = out + comm.rank * stride;
         if (mine != in) mem::copy(mine, in, n, coop.index(), coop.size());
-        const Status written = await_written(channel, 1, 0, comm.world_size);
+        const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
         for (int k = 0; k + 1 < channel.world_size(); ++k) {
             const int peer = channel.receiver(k);
@@ -50,7 +50,7 @@ namespace kernels {
 
 KCCL_KERNEL void all_gather_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block> channel(call);
+    Channel<Block> channel(call, 1);
     kccl::all_gather_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                  call.count, call.count);
 }

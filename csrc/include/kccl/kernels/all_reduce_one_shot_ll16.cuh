@@ -39,7 +39,7 @@ namespace kernels {
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void all_reduce_one_shot_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     prefetch_slice<T>(call, slice);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,

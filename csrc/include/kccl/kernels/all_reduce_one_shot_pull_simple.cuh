@@ -37,8 +37,8 @@ KCCL_DEVICE Status all_reduce_one_shot_pull_simple(Channel<Coop, WORLD_SIZE>& ch
 
         mem::overwrite(const_cast<T*>(rows[comm.rank]), in, n * sizeof(T), coop.index(),
                        coop.size());
-        say_written(channel, sizeof(T));
-        const Status written = await_written(channel, sizeof(T), 0, comm.world_size);
+        say_written(channel);
+        const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
         rows[comm.rank] = in;
         reduce_rows<T, Op>(coop, out, rows, comm.world_size, n);
@@ -52,7 +52,7 @@ namespace kernels {
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_one_shot_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block> channel(call);
+    Channel<Block> channel(call, sizeof(T));
     kccl::all_reduce_one_shot_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                                  call.count);
 }

@@ -59,7 +59,7 @@ template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL_OF(sentinel::kMostThreads)
 void all_reduce_one_shot_sentinel(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, sizeof(T));
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
                  [&](T* out, const T* in, uint32_t count) {

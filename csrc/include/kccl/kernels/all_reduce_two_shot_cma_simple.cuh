@@ -87,8 +87,8 @@ KCCL_DEVICE Status all_reduce_two_shot_cma_simple(Channel<Coop, WORLD_SIZE>& cha
         Whereabouts{reinterpret_cast<uint64_t>(in), reinterpret_cast<uint64_t>(out),
                     is_readable(comm, in, count * sizeof(T)) &&
                         is_readable(comm, out, count * sizeof(T)) && may_read_all(comm)});
-    say_written(channel, sizeof(T));
-    const Status written = await_written(channel, sizeof(T), 0, world_size);
+    say_written(channel);
+    const Status written = await_written(channel, 0, world_size);
     if (written != kKcclOk) return written;
     Whereabouts peers[kKcclMaxWorldSize];
     bool all_readable = true;
@@ -147,7 +147,7 @@ namespace kernels {
 template <class T, class Op>
 KCCL_KERNEL void all_reduce_two_shot_cma_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block> channel(call);
+    Channel<Block> channel(call, sizeof(T));
     kccl::all_reduce_two_shot_cma_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                                 call.count);
 }

@@ -42,7 +42,7 @@ namespace kernels {
 template <int WORLD_SIZE>
 KCCL_KERNEL void broadcast_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, 1);
     const Slice slice = call_slice<uint8_t>(call);
     prefetch_slice<uint8_t>(call, slice);
     in_rounds<uint8_t>(channel, call, slice, call.comm.layout.packet_bytes,

@@ -29,9 +29,9 @@ KCCL_DEVICE Status broadcast_pull_simple(Channel<Coop, WORLD_SIZE>& channel, uin
             staging_slot<uint8_t>(comm, root, channel.index(), channel.parity(), Half::kInput);
         if (comm.rank == root) {
             mem::overwrite(staging, in, n, coop.index(), coop.size());
-            say_written(channel, 1);
+            say_written(channel);
         } else {
-            const Status written = await_written(channel, 1, root, root + 1);
+            const Status written = await_written(channel, root, root + 1);
             if (written != kKcclOk) return written;
             mem::copy(out, staging, n, coop.index(), coop.size());
         }
@@ -44,7 +44,7 @@ namespace kernels {
 
 KCCL_KERNEL void broadcast_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block> channel(call);
+    Channel<Block> channel(call, 1);
     kccl::broadcast_pull_simple(channel, output_of<uint8_t>(call), input_of<uint8_t>(call),
                                 call.count, call.peer);
 }

@@ -48,7 +48,7 @@ namespace kernels {
 template <class T, class Op, int WORLD_SIZE>
 KCCL_KERNEL void reduce_scatter_direct_ll16(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block, WORLD_SIZE> channel(call);
+    Channel<Block, WORLD_SIZE> channel(call, call.comm.world_size * sizeof(T));
     const Slice slice = call_slice<T>(call);
     in_rounds<T>(channel, call, slice, call.comm.layout.packet_bytes,
                  [&](T* out, const T* in, uint32_t count) {

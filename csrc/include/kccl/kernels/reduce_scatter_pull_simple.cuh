@@ -39,9 +39,8 @@ KCCL_DEVICE Status reduce_scatter_pull_simple(Channel<Coop, WORLD_SIZE>& channel
             mem::overwrite(part_of(comm.rank, peer), in + peer * stride, n * sizeof(T),
                            coop.index(), coop.size());
         }
-        say_written(channel, comm.world_size * sizeof(T));
-        const Status written =
-            await_written(channel, comm.world_size * sizeof(T), 0, comm.world_size);
+        say_written(channel);
+        const Status written = await_written(channel, 0, comm.world_size);
         if (written != kKcclOk) return written;
         const T* rows[kKcclMaxWorldSize];
         for (int rank = 0; rank < comm.world_size; ++rank) rows[rank] = part_of(rank, comm.rank);
@@ -57,7 +56,7 @@ namespace kernels {
 template <class T, class Op>
 KCCL_KERNEL void reduce_scatter_pull_simple(KCCL_KERNEL_PARAM(KcclCall) parameter) {
     const KcclCall& call = platform::first_parameter(parameter);
-    Channel<Block> channel(call);
+    Channel<Block> channel(call, call.comm.world_size * sizeof(T));
     kccl::reduce_scatter_pull_simple<T, Op>(channel, output_of<T>(call), input_of<T>(call),
                                             call.count, call.count);
 }

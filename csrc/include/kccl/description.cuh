@@ -1,0 +1,72 @@
+// What a rank says about its call, so that its peers can compare it with theirs. On CPUs only: a
+// description takes no line of its own there, and no time that could be measured.
+//
+// Where it stands                                    who reads it
+//   in the line of "written", at every rank            calls that pull, before they pull
+//   in the line of "credit", at every rank             the call after one that did not wait for all
+//   in the rank's own line of "written", at itself     peers that have waited long; and once, those
+//                                                      that have made a call of a new kind
+//
+// There is a description for each parity, because a rank may be in the next call before a peer has
+// read what it said in this one. In the call after that it knows that the peer has.
+#pragma once
+
+#include "window.cuh"
+
+namespace kccl {
+
+struct Description {
+    uint64_t num_bytes;
+    uint32_t epoch;
+    uint32_t call;  // as one half of KcclRecord.calls
+};
+static_assert(3 * sizeof(Description) <= kKcclLineBytes, "behind the flag word, in its line");
+constexpr uint32_t kUnknownCall = 255u << 8;
+static_assert(kKcclNumKernels <= kUnknownCall >> 8, "a kernel has 8 bits, and 255 is no kernel");
+static_assert(kKcclNumDtypes <= 16 && kKcclNumOps <= 16 && kKcclMaxWorldSize <= 16,
+              "element type, operator and root have 4 bits");
+
+// A call has an operator or a root, and the other is 0.
+KCCL_DEVICE uint32_t call_in_bits(const Call& call) {
+    return call.kernel << 8 | call.dtype << 4 | call.op | static_cast<uint32_t>(call.peer);
+}
+
+KCCL_DEVICE bool are_same(const Description& a, const Description& b) {
+    return a.num_bytes == b.num_bytes && a.epoch == b.epoch && a.call == b.call;
+}
+
+// In `rank`'s scratch, behind the flag word of `source`: the description of calls of one parity, on
+// scratch channel `index`.
+KCCL_DEVICE Description* description_slot(const DeviceComm& comm, int rank, int index,
+                                          KcclFlag flag, int source, uint32_t epoch) {
+    const uint32_t parity = (epoch & comm.epoch_step) != 0 ? 1 : 0;
+    uint32_t* word = flag_word(comm, rank, index, flag, source);
+    return reinterpret_cast<Description*>(word) + 1 + parity;
+}
+
+// Where a rank describes its calls for those who look there.
+KCCL_DEVICE Description* own_description(const DeviceComm& comm, int rank, int index,
+                                         uint32_t epoch) {
+    return description_slot(comm, rank, index, kKcclFlagWritten, rank, epoch);
+}
+
+// The epoch comes last: who reads it reads the description of that call.
+KCCL_DEVICE void describe(const DeviceComm& comm, int index, const Description& mine) {
+    Description* slot = own_description(comm, comm.rank, index, mine.epoch);
+    mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->num_bytes, mine.num_bytes);
+    mem::store<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->call, mine.call);
+    mem::store<mem::Order::kRelease, mem::Scope::kSystem>(&slot->epoch, mine.epoch);
+}
+
+// What `rank` says about its call of this epoch, which this rank has not left. The call is unknown
+// if `rank` has not entered it.
+KCCL_DEVICE Description described(const DeviceComm& comm, int rank, int index, uint32_t epoch) {
+    const Description* slot = own_description(comm, rank, index, epoch);
+    if (mem::load<mem::Order::kAcquire, mem::Scope::kSystem>(&slot->epoch) != epoch) {
+        return {0, epoch, kUnknownCall};
+    }
+    return {mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->num_bytes), epoch,
+            mem::load<mem::Order::kRelaxed, mem::Scope::kSystem>(&slot->call)};
+}
+
+}  // namespace kccl

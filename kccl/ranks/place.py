@@ -1,0 +1,135 @@
+"""Which process is a rank, where the ranks find each other by sockets: a name held while it lives.
+
+A helper process may inherit a rank's variables and call kccl.init() before the rank does. It then
+has the rank's place. When the rank comes, and the helper is still waiting for the others, the
+helper gives the place back and is told so. When it has met the others, the rank is told who has the
+place.
+"""
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+from pathlib import Path
+
+from ..base.errors import BackendError
+from . import sockets
+
+# So long a rank waits for a helper to give its place back. Helpers look every 0.2 s.
+_GIVES_BACK_S = 2.0
+_RETRY_S = 0.02
+
+_held: dict[str, socket.socket] = {}
+"""The places of this process, which it keeps until it ends."""
+
+
+class Place:
+    """The place of a rank in a job, taken by this process."""
+
+    def __init__(self, job: str, rank: int) -> None:
+        """Takes the place. Idempotent.
+
+        Args:
+            job: The job's unique name.
+            rank: The rank.
+
+        Raises:
+            BackendError: Another process has it.
+        """
+        self._rank = rank
+        text = f"place {rank} {os.getuid()} {job}"
+        self._name = "kccl-" + hashlib.sha256(text.encode()).hexdigest()[:32]
+        deadline = time.monotonic() + _GIVES_BACK_S
+        while self._name not in _held:
+            try:
+                listener = sockets.bind(self._name)
+            except OSError:
+                self._ask_holder(deadline)
+                continue
+            listener.setblocking(False)
+            _held[self._name] = listener
+
+    def check(self) -> None:
+        """Gives the place back if the rank has come, which has started this process.
+
+        Raises:
+            BackendError: It has.
+        """
+        listener = _held[self._name]
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # nobody has come
+                return
+            with connection:
+                try:
+                    pid = sockets.peer_pid(connection)
+                except BackendError:  # a stranger
+                    continue
+            if pid in _ancestors(os.getpid()):
+                _held.pop(self._name).close()
+                raise BackendError(
+                    f"this process is no rank: process {pid}, which started it, is rank "
+                    f"{self._rank} and has called kccl.init() after it. Only that one is a rank: "
+                    f"this one, {_described(os.getpid())}, must not call kccl.init(), or must be "
+                    "started without the launcher's variables"
+                )
+
+    def _ask_holder(self, deadline: float) -> None:
+        """Returns when the place may be free. Raises if the holder keeps it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(f"\0{self._name}")
+            except ConnectionRefusedError:
+                return  # it has just ended, or given the place back
+            pid = sockets.peer_pid(connection)
+            is_helper = os.getpid() in _ancestors(pid)
+            while is_helper and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+                with contextlib.suppress(OSError), sockets.bind(self._name):
+                    return
+        already, holder = f"another process is rank {self._rank} already", _described(pid)
+        if is_helper:
+            raise BackendError(
+                f"{already}: {holder}. This process started it, it has inherited the variables, "
+                "and it has called kccl.init() first. Only this one may call that; or start the "
+                "other one without the launcher's variables"
+            )
+        raise BackendError(
+            f"{already}. If a rank started this process, which has inherited its variables, this "
+            f"one must not call kccl.init(); if this one is rank {self._rank}, the other one must "
+            f"not: {holder}. If that is of another job, give each job a rendezvous of its own"
+        )
+
+
+def _described(pid: int) -> str:
+    words = " ".join(_read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").split())
+    return f"process {pid} ({words[:80]})" if words else f"process {pid}"
+
+
+def _ancestors(pid: int) -> list[int]:
+    """The processes that started a process, from its parent on."""
+    found: list[int] = []
+    while pid > 1:
+        fields = _read(pid, "stat").rpartition(b")")[2].split()
+        pid = int(fields[1]) if fields else 0
+        found.append(pid)
+    return found
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _forget() -> None:
+    # A fork of the rank is none, and must not hold the place when the rank has ended.
+    for listener in _held.values():
+        listener.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,52 @@
+"""What a rank says instead of its name when it cannot start: why. All others raise with the reason.
+
+Some things go wrong on a rank before it is connected with the others: a variable of its environment
+is wrong, or it may open too few files. Without a word the others would wait for it until their time
+is up.
+"""
+
+import json
+from collections.abc import Sequence
+
+from ..base.errors import Error
+from .messages import own_failure, peers_failure, reason_of
+
+WAITS_S = 5.0
+"""So long a rank that cannot start waits for those that have yet to hear why."""
+
+_KEY = "refusal"
+
+
+def refusal(error: Error, rank: int, most_bytes: int) -> str:
+    """The string of a rank that cannot start; of so many bytes at most.
+
+    Args:
+        error: Why. Its text gets the rank.
+        rank: The rank.
+        most_bytes: The most that the exchange takes.
+    """
+    own_failure(error, rank, "start-up")
+    source, kind, text, peer = json.loads(reason_of(error, rank))
+    while True:
+        said = json.dumps({_KEY: json.dumps([source, kind, text, peer])})
+        if len(said.encode()) <= most_bytes:
+            return said
+        text = text[: len(text) * 3 // 4] + "..."
+
+
+def first_refusal(texts: Sequence[str]) -> str | None:
+    """The first of the ranks' strings that says why a rank cannot start; None if there is none."""
+    return next((text for text in texts if text.startswith(f'{{"{_KEY}"')), None)
+
+
+def check(texts: Sequence[str], rank: int) -> None:
+    """Raises what a rank has said, if one cannot start.
+
+    Args:
+        texts: The ranks' strings.
+        rank: The rank that reads them.
+    """
+    found = first_refusal(texts)
+    if found is not None:
+        _, error = peers_failure(json.loads(found)[_KEY].encode(), rank, "start-up")
+        raise error

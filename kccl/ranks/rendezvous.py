@@ -1,0 +1,226 @@
+"""The rendezvous: ranks that a launcher started without MPI exchange one string each, by sockets.
+
+Rank 0 listens under a name that all ranks know. It collects the strings of all, and sends all to
+each. So it is also the one that says which rank is missing, has ended or cannot start.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+from ..base.errors import BackendError, InvalidArgument, PeerLost
+from . import refusal, sockets
+from .losses import Watch, absent, ended_before
+from .place import Place
+from .siblings import Siblings
+
+_RETRY_S = 0.002
+# After the time-out the other ranks wait so much longer for rank 0 to name the missing rank.
+_LAST_REPLY_S = 1.0
+
+
+def exchange(
+    name: str,
+    job: str,
+    rank: int,
+    world_size: int,
+    text: str,
+    seconds: float,
+    siblings: Siblings | None = None,
+) -> list[str]:
+    """See JobRank.exchange.
+
+    Args:
+        name: Name of the rendezvous.
+        job: The job's unique name.
+        rank, world_size: This rank, and the number of ranks.
+        text: This rank's string.
+        seconds: Most seconds to wait for the others.
+        siblings: The launcher's other processes, where it does not tell itself that one has ended.
+
+    Raises:
+        BackendError: Another process has the place of this rank.
+        Timeout, PeerLost: A rank did not come, or went.
+    """
+    deadline = time.monotonic() + seconds
+    place = Place(job, rank)
+
+    def look() -> None:
+        place.check()
+        if siblings is not None:
+            siblings.check()
+
+    with Watch(rank, job, look) as watch:
+        if rank == 0:
+            return _host_rendezvous(name, world_size, text, deadline, watch)
+        return _join_rendezvous(name, rank, text, deadline, watch)
+
+
+def _send(connection: socket.socket, message: object, deadline: float) -> None:
+    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+    data = json.dumps(message).encode()
+    connection.sendall(struct.pack("<I", len(data)) + data)
+
+
+def _receive(connection: socket.socket, deadline: float) -> Any:
+    (length,) = struct.unpack("<I", sockets.receive(connection, 4, deadline))
+    return json.loads(sockets.receive(connection, length, deadline))
+
+
+def _host_rendezvous(
+    name: str, world_size: int, text: str, deadline: float, watch: Watch
+) -> list[str]:
+    """Rank 0's part: collects every rank's string, and sends all of them to every rank."""
+    try:
+        listener = sockets.bind(name)
+    except OSError as error:
+        raise BackendError(
+            f"another process is rank 0 already: the rendezvous {name} is taken ({error}). If a "
+            "rank started this process, which has inherited its variables, this one must not call "
+            "kccl.init(); if this one is rank 0, the other one must not. If the other one is of "
+            "another job, give each job a rendezvous of its own"
+        ) from error
+    texts = {0: text}
+    connections: dict[int, socket.socket] = {}
+    refused: list[str] = []
+    try:
+        while len(texts) < world_size:
+            found = None if refused else refusal.first_refusal([*texts.values()])
+            if found is not None:
+                # All others are told as they come.
+                refused, deadline = [found], min(deadline, time.monotonic() + refusal.WAITS_S)
+            if refused:
+                _send_all(connections, refused, deadline)
+                _close_all(connections)
+            if not watch.wait(listener, deadline - time.monotonic()):
+                if time.monotonic() < deadline:
+                    continue
+                raise TimeoutError
+            connection, _ = listener.accept()
+            try:
+                sockets.peer_pid(connection)
+                rank, its_text = _receive(connection, deadline)
+            except (BackendError, ConnectionError):
+                # A stranger; or a rank that ended before it sent its rank, which the time-out will
+                # name.
+                connection.close()
+                continue
+            except BaseException:
+                connection.close()
+                raise
+            if rank in connections and sockets.has_ended(connections[rank]):
+                # It was a helper process, which has given the place back.
+                connections.pop(rank).close()
+                texts.pop(rank)
+            if rank in texts:
+                # A helper process of that rank, which must not end the job.
+                with contextlib.suppress(OSError), connection:
+                    _send(connection, {"taken": rank}, time.monotonic() + _LAST_REPLY_S)
+                continue
+            if not 0 < rank < world_size:
+                connection.close()
+                raise InvalidArgument(
+                    f"a process says that it is rank {rank} of {world_size}: there is no such rank"
+                )
+            connections[rank] = connection
+            texts[rank] = its_text
+        found = refusal.first_refusal([*texts.values()])
+        everyone = [found] if found is not None else [texts[each] for each in range(world_size)]
+        _send_all(connections, everyone, deadline)
+        return everyone
+    except TimeoutError:
+        if refused:
+            return refused
+        missing = min(set(range(world_size)) - set(texts), default=None)
+        _send_all(connections, missing, time.monotonic() + _LAST_REPLY_S)
+        raise absent(0, missing) from None
+    except PeerLost as error:
+        if refused:
+            return refused
+        # All hear of the same rank.
+        _send_all(connections, {"lost": error.peer}, time.monotonic() + _LAST_REPLY_S)
+        raise
+    except BackendError:
+        # The true rank 0 has come.
+        _send_all(connections, {"moved": True}, time.monotonic() + _LAST_REPLY_S)
+        raise
+    finally:
+        _close_all(connections)
+        listener.close()
+
+
+def _close_all(connections: dict[int, socket.socket]) -> None:
+    for connection in connections.values():
+        connection.close()
+    connections.clear()
+
+
+def _send_all(connections: dict[int, socket.socket], message: object, deadline: float) -> None:
+    """Sends a message to all ranks that are still there; sockets.connect() names those that went.
+
+    So a rank that has ended keeps the message from no other, which would take rank 0 for lost.
+    """
+    for connection in connections.values():
+        with contextlib.suppress(OSError):
+            _send(connection, message, deadline)
+
+
+def _join_rendezvous(name: str, rank: int, text: str, deadline: float, watch: Watch) -> list[str]:
+    """The part of ranks 1 and up: sends this rank's string, and receives all ranks' strings."""
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(f"\0{name}")
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise absent(rank, 0) from None
+                watch.wait(None, _RETRY_S)
+                continue
+            sockets.peer_pid(connection)
+            try:
+                _send(connection, [rank, text], deadline)
+                ends = deadline + _LAST_REPLY_S
+                while not watch.wait(connection, ends - time.monotonic()):
+                    if time.monotonic() > ends:
+                        raise TimeoutError
+                everyone = _receive(connection, ends)
+            except TimeoutError:
+                raise absent(rank, None) from None
+            except PeerLost:  # a ConnectionError too
+                # Rank 0 may know why that rank has ended.
+                everyone = _last_reply(connection)
+                if not isinstance(everyone, list):
+                    raise
+            except ConnectionError as error:
+                # Rank 0 gives up when another one has ended. The launcher may be about to say so.
+                watch.wait(None, _LAST_REPLY_S)
+                raise PeerLost(
+                    f"rank {rank} lost rank 0 at start-up: {error}",
+                    rank=rank,
+                    peer=0,
+                    collective="start-up",
+                ) from error
+            if isinstance(everyone, list):
+                return everyone
+            if isinstance(everyone, dict) and "taken" in everyone:
+                raise BackendError(
+                    f"another process is rank {rank} already. If a rank started this process, "
+                    "which has inherited its variables, this one must not call kccl.init(); if "
+                    f"this one is rank {rank}, the other one must not"
+                )
+            if isinstance(everyone, dict) and "moved" in everyone:
+                continue
+            if isinstance(everyone, dict):
+                raise ended_before(rank, everyone["lost"])
+            raise absent(rank, everyone)
+
+
+def _last_reply(connection: socket.socket) -> object:
+    """What rank 0 still says; None if it says nothing."""
+    try:
+        return _receive(connection, time.monotonic() + _LAST_REPLY_S)
+    except OSError:
+        return None
