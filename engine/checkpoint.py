@@ -107,6 +107,7 @@ class Checkpoint(Closing):
         self.config = source.config
         self.source = source.path
         self._source: Source | None = source
+        self._tokenizer: Tokenizer | None = None
         self._shapes = self.config.shapes()
         for name, shape in self._shapes.items():
             self._check(source, name, shape)
@@ -272,15 +273,17 @@ class Checkpoint(Closing):
         return self._opened().end_ids()
 
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer beside the weights.
+        """The tokenizer beside the weights. It is read once.
 
         Raises:
             kccl.Error: There is none, it cannot be read, or texts become ids that the embedding
                 does not have.
         """
-        tokenizer = self._opened().tokenizer()
-        tokenizer.fit(self.config.vocab_size, self.source)
-        return tokenizer
+        if self._tokenizer is None:
+            tokenizer = self._opened().tokenizer()
+            tokenizer.fit(self.config.vocab_size, self.source)
+            self._tokenizer = tokenizer
+        return self._tokenizer
 
     def _opened(self) -> Source:
         if self._source is None:
