@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
             if isinstance(error, kccl.Error):
                 raise
             failed = error
-        is_interrupted, share = end == screen.INTERRUPTED, None
+        is_interrupted, worth = end == screen.INTERRUPTED, ""
         try:
             if failed is None:
                 try:
@@ -84,13 +84,13 @@ def main(args: argparse.Namespace) -> int:
                     return int(code)
             # All ranks measure, or none.
             if failed is None and len(times) > 1 and not is_interrupted and not args.quiet:
-                share = screen.share_of_bound(engine, len(ids), times)
+                worth = screen.bound(engine, len(ids), times)
         except KeyboardInterrupt:
             # The answer is there: its line follows all the same.
             is_interrupted = True
         if failed is not None:
             raise failed
-        screen.tell(console, screen.summary(engine, len(ids), times, began, end, share))
+        screen.tell(console, screen.summary(engine, len(ids), times, began, end, worth))
     return _INTERRUPTED if is_interrupted else 0
 
 

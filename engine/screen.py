@@ -39,17 +39,21 @@ def tell(screen: "Console", text: str) -> None:
     screen.print(text, style="dim", soft_wrap=not screen.is_terminal)
 
 
-def share_of_bound(engine: Engine, num_prompt: int, times: list[float]) -> float:
-    """The speed of an answer of several tokens, relative to what the memory allows. Collective:
-    measures the memory, which takes longer than somebody waits who has typed Ctrl-C.
+def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
+    """What the speed of an answer of several tokens is worth: its share of what the memory allows.
+    If caches hold the weights, that says nothing, and their size is told. Collective: measures the
+    memory, which takes longer than somebody waits who has typed Ctrl-C.
 
     Args:
         engine: What answered.
         num_prompt: Tokens of the prompt.
         times: When each token of the answer came.
     """
-    bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
-    return _rate(times) / bound
+    weights, caches = engine.weight_bytes(), engine.cache_bytes()
+    if weights <= caches:
+        return f"with all weights ({weights / 1e6:.0f} MB) in the caches ({caches / 1e6:.0f} MB)"
+    most = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
+    return f"{_rate(times) / most:.0%} of what the memory allows"
 
 
 def summary(
@@ -58,7 +62,7 @@ def summary(
     times: list[float],
     began: float,
     end: str,
-    share: float | None,
+    worth: str,
 ) -> str:
     """How much was answered, and how fast.
 
@@ -68,7 +72,7 @@ def summary(
         times: When each token of the answer came.
         began: When the prompt was given; both by time.monotonic().
         end: As Piece.end, or INTERRUPTED.
-        share: By share_of_bound(); None if that is not known.
+        worth: By bound(); "" if that is not known.
     """
     ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
@@ -79,7 +83,7 @@ def summary(
     if len(times) > 1:
         rate = _rate(times)
         speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
-        parts.append(speed if share is None else f"{speed}, {share:.0%} of what the memory allows")
+        parts.append(f"{speed}, {worth}" if worth else speed)
     return "; ".join(parts)
 
 

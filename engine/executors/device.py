@@ -44,6 +44,7 @@ class DeviceExecutor:
     """
 
     kv_item_bytes = 2
+    cpus: Sequence[int] = ()
 
     def __init__(
         self,

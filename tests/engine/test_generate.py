@@ -47,7 +47,8 @@ def expected():
         return engine.generate(BEGINNING, max_tokens=12).text
 
 
-def test_the_answer_alone_is_on_stdout(expected, capsys):
+def test_the_answer_alone_is_on_stdout(expected, capsys, monkeypatch):
+    monkeypatch.setattr(Engine, "cache_bytes", lambda engine: 0)
     arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "12"]
     for ranks in ([], ["-n", "2"]):
         assert main([*arguments, *ranks]) == 0
@@ -60,11 +61,40 @@ def test_the_answer_alone_is_on_stdout(expected, capsys):
     assert capsys.readouterr() == (expected + "\n", "")
 
 
+def test_what_the_memory_allows_is_not_told_of_weights_in_caches(capsys, monkeypatch):
+    caches = 0
+
+    def cache_bytes(engine):
+        nonlocal caches
+        # As many bytes as there are weights are enough.
+        caches = engine.weight_bytes()
+        return caches
+
+    def bandwidth(engine):
+        raise AssertionError("the memory is measured")
+
+    monkeypatch.setattr(Engine, "cache_bytes", cache_bytes)
+    monkeypatch.setattr(Engine, "bandwidth", bandwidth)
+    assert main(["generate", "--prompt", BEGINNING, "--max-tokens", "3", "-n", "2"]) == 0
+    told = capsys.readouterr().err
+    size = f"{caches / 1e6:.0f} MB"
+    assert told.endswith(f" tok/s, with all weights ({size}) in the caches ({size})\n")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_caches_are_those_of_the_cores_of_all_ranks(ranks, monkeypatch):
+    machine = kccl.topology.Machine
+    monkeypatch.setattr(machine, "cache_bytes", lambda _, cpus: sum(1 << cpu for cpu in cpus))
+    allowed = os.sched_getaffinity(0)
+    with Engine("bundled", ranks=ranks, blocks=len(allowed) // ranks or 1) as engine:
+        assert engine.cache_bytes() == sum(1 << cpu for cpu in allowed)
+
+
 def test_a_ctrl_c_behind_the_last_token_leaves_the_summary(capsys, monkeypatch):
-    def interrupted(engine):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "bandwidth", interrupted)
+    monkeypatch.setattr(screen, "bound", interrupted)
     arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "3", "--temperature", "1"]
     assert main([*arguments, "--seed", "8"]) == 130
     told = capsys.readouterr().err
