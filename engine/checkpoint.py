@@ -30,7 +30,7 @@ DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float
 # NaN.
 _MAGNITUDE = 0x7FFF
 _NOT_FINITE = {"bfloat16": 0x7F80, "float16": 0x7C00}
-_MOST_BFLOAT16 = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+_MOST_BFLOAT16 = float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
 # Elements that are checked at a time, so that they are still in the cache.
 _CHUNK = 1 << 16
 # Elements of a matrix that are read at a time, where only some of its columns are wanted.
