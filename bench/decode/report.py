@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import kccl
+
 from ..harness.document import Document
 from ..harness.lines import Column, Table
 from ..harness.measure import Row
-from ..harness.report import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,15 +82,17 @@ class Screen:
         if not rows:
             return
         out = self._out
-        say(out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's")
+        kccl.screen.say(
+            out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's"
+        )
         reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
-        say(
+        kccl.screen.say(
             out,
             "# bound: weights, keys and values of a token at the speed at which the same\n"
             f"#        threads read the weights, in this run: {', '.join(reads)} GB/s",
         )
         length = next(row["prompt_tokens"] for row in rows if not is_ablated(row))
-        say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
+        kccl.screen.say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
 
 
 _TABLE = (
