@@ -21,6 +21,7 @@ from bench_world import (
     problem,
 )
 
+from kccl import topology
 from kccl.bench import cli, compare
 from kccl.bench.harness import collective, document, measure
 from kccl.bench.host import places
@@ -51,7 +52,7 @@ needs_two = pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core")
 def test_ranks_have_a_core_each_where_that_is_possible(
     allowed: list[set[int]], siblings: int, cpus: list[int]
 ) -> None:
-    assert places.assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
+    assert topology.assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
 
 
 def where(comm: FakeComm, *, pins: bool = True) -> Any:
@@ -91,7 +92,7 @@ def test_a_system_that_forbids_pinning_is_said_so(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
     for found, inside, _ in FakeWorld(2).run(where):
-        assert "not pinned, because the system forbids it (rank 0: Operation not" in found.note
+        assert "are not pinned, so two may meet on one core: rank 0: sched_seta" in found.note
         assert list(found.cpus) == [None, None] and sorted(inside) == ALLOWED
 
 
