@@ -8,7 +8,17 @@ from typing import IO, TYPE_CHECKING
 import kccl
 
 from .lines import Column, Table
-from .measure import BELOW_FLOOR, BUSY, DRIFT, DRIFTED, SHARED_CORE, SPREAD, WIDE_SPREAD, Row
+from .measure import (
+    BELOW_FLOOR,
+    BUSY,
+    BUSY_SHARE,
+    DRIFT,
+    DRIFTED,
+    SHARED_CORE,
+    SPREAD,
+    WIDE_SPREAD,
+    Row,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +31,10 @@ _ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "worl
 # By a note of a row: its letter behind the line, and what that means.
 _MARKS = {
     SHARED_CORE: ("c", "two ranks were on one core: this is the scheduler's time"),
-    BUSY: ("b", "another process took a rank's core in half of the repeats"),
+    BUSY: (
+        "b",
+        f"others had a rank's core for over {BUSY_SHARE:.0%} of the time in half the repeats",
+    ),
     BELOW_FLOOR: ("f", "below its floor: calls overlapped, or ranks shared a core"),
     DRIFT: ("d", f"the floor changed by more than {DRIFTED - 1:.0%} while this was measured"),
     SPREAD: ("s", f"the middle half of the repeats spreads over more than {WIDE_SPREAD:.0%}"),

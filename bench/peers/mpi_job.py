@@ -86,7 +86,7 @@ class _Rank:
         contender.enter()
         typical_us, single_us = contender.clock(iterations, warmup)
         answer = {"typical_us": typical_us.tolist(), "single_us": single_us.tolist()}
-        return answer | {"cpu": contender.cpu(), "preempted": contender.preempted()}
+        return answer | {"cpu": contender.cpu(), "waited": contender.waited()}
 
 
 if __name__ == "__main__":
