@@ -44,6 +44,9 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
     for row in rows:
         if row["library"] != "kccl" or is_ablated(row) or "position" not in row:
             continue
+        # A run that was interrupted has rows that nobody checked.
+        if row["tokens_match"] is None:
+            continue
         peers = [
             each
             for each in rows
@@ -73,7 +76,7 @@ class Screen:
         mine = next(row for row in rows if row["library"] == "kccl" and not is_ablated(row))
         for row in rows:
             if not is_ablated(row):
-                style = None if row["tokens_match"] else "bold red"
+                style = "bold red" if row["tokens_match"] is False else None
                 for line in self._table.lines(_cells(row, mine)):
                     self._out.print(line, style=style, soft_wrap=True)
 
@@ -112,7 +115,8 @@ def _cells(row: Row, mine: Row) -> dict[str, str]:
     is_peer = row is not mine
     name = " ".join(filter(None, (row["library"], row["form"])))
     found = {"position": "" if is_peer else str(row["position"])}
-    found["library"] = name if row["tokens_match"] else f"{name}: wrong tokens"
+    doubts = {False: ": wrong tokens", None: ": unchecked"}
+    found["library"] = name + doubts.get(row["tokens_match"], "")
     if is_peer and row["tok_s"] and mine["tok_s"]:
         found["ratio"] = f"{mine['tok_s'] / row['tok_s']:.2f}x"
     fields = {"tok/s": "tok_s", "us a token": "us_per_token", "p99 (us)": "p99_us"}
