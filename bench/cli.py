@@ -23,7 +23,7 @@ from .harness.interrupts import Interrupts
 from .harness.measure import COLUMNS, Contender, Row, measure
 from .harness.outputs import silence, try_file, try_picture, try_stdout, write, write_csv
 from .harness.progress import progress
-from .harness.report import Screen, console, say, size_text
+from .harness.report import Screen, console, size_text
 from .host.places import Places, placed
 from .host.side import HostSide
 
@@ -316,7 +316,7 @@ def _finish(
 
 def _say_all(out: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        say(out, line)
+        kccl.screen.say(out, line)
 
 
 def _side(
@@ -358,15 +358,19 @@ def _print_head(
     form = ", inside kernels" if args.in_kernel else form
     kind = f", {args.dtype}" if collective.has_data else ""
     kind += f" {args.op}" if collective.has_op else ""
-    say(out, f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{form}")
+    kccl.screen.say(
+        out, f"# kccl bench {collective.name}: {ranks}, backend {comm.backend}{kind}{form}"
+    )
     if args.backend == "sim":
-        say(out, "# times are those of the simulation on this CPU, not of any GPU or link")
+        kccl.screen.say(
+            out, "# times are those of the simulation on this CPU, not of any GPU or link"
+        )
     if comm.world_size == 1:
         is_on_gpus = args.backend in ON_GPUS
         start = "kccl run -n 2 --" if is_on_gpus else "mpirun -n 2"
         again = f" --backend {args.backend}" if is_on_gpus else ""
         again += " --in-kernel" if args.in_kernel else ""
-        say(
+        kccl.screen.say(
             out,
             f"# 1 rank exchanges nothing. Start two: {start} kccl bench {args.collective}{again}",
         )

@@ -23,7 +23,7 @@ from .models import find_model
 from .monokernel.variant import USUAL
 from .program import Program
 from .ranks import Ranks
-from .requests import integer, params_of, prompt_ids
+from .requests import check_room, context_of, integer, no_tokenizer, params_of, prompt_ids
 from .sample import SamplingParams
 from .text import Piece, StopText
 from .tokenizer import Tokenizer
@@ -147,14 +147,7 @@ class Engine(Measuring):
                 self.notices += (f"stop_strings = {stop!r:.60} is not used without a tokenizer",)
             ends = self._tokenizer.eos_ids if self._tokenizer else checkpoint.end_ids()
             self._end_ids: tuple[int, ...] = ends
-            most = self.config.longest_context
-            self.context = (
-                min(self.config.context, 4096) if context is None else integer("context", context)
-            )
-            if not 1 <= self.context <= most:
-                raise kccl.InvalidArgument(
-                    f"context is {context}, must be from 1 to the model's, {most}"
-                )
+            self.context = context_of(self.config, context)
             self._ranks: Ranks[Executor] = start_ranks(
                 checkpoint, backend, ranks, blocks, self.context, progress
             )
@@ -173,10 +166,7 @@ class Engine(Measuring):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         if self._tokenizer is None:
-            raise kccl.Error(
-                f"{self._source} {self._lacks}: give ids instead of text, on the command line by "
-                "--ids"
-            )
+            raise no_tokenizer(self._source, self._lacks)
         return self._tokenizer
 
     @property
@@ -344,13 +334,7 @@ class Engine(Measuring):
 
     def _ids(self, prompt: str | Sequence[int], room: int = 0) -> list[int]:
         ids = prompt_ids(prompt, lambda text: self.tokenizer.encode(text), self.config.vocab_size)
-        if len(ids) > self.context - room:
-            most = self.config.longest_context
-            more = f"; give a larger context (--context), at most {most}"
-            raise kccl.InvalidArgument(
-                f"the prompt has {len(ids)} tokens, must have at most {self.context - room} in a "
-                f"context of {self.context}{more if most > self.context else ''}"
-            )
+        check_room(ids, self.context - room, self.config, self.context)
         return ids
 
     def _params(self, params: SamplingParams | None, given: dict[str, Any]) -> SamplingParams:

@@ -30,6 +30,7 @@ DTYPES: Mapping[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float
 # NaN.
 _MAGNITUDE = 0x7FFF
 _NOT_FINITE = {"bfloat16": 0x7F80, "float16": 0x7C00}
+_MOST_BFLOAT16 = float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
 # Elements that are checked at a time, so that they are still in the cache.
 _CHUNK = 1 << 16
 # Elements of a matrix that are read at a time, where only some of its columns are wanted.
@@ -107,6 +108,7 @@ class Checkpoint(Closing):
         self.config = source.config
         self.source = source.path
         self._source: Source | None = source
+        self._tokenizer: Tokenizer | None = None
         self._shapes = self.config.shapes()
         for name, shape in self._shapes.items():
             self._check(source, name, shape)
@@ -230,11 +232,20 @@ class Checkpoint(Closing):
             dtype = np.float32 if is_vector(name) else DTYPES[self.dtype]
             rounded = read.astype(dtype, copy=False)
         if not self._is_finite(rounded):
-            told = "that is NaN or infinite"
-            if self.dtype == "float16" and np.isfinite(read.astype(np.float32)).all():
-                told = "beyond 65504, the largest of float16: read it with dtype 'bfloat16'"
-            raise kccl.Error(f"{source.file_of(in_file)}: tensor {in_file} has a weight {told}")
+            told = self._why_not_finite(read.reshape(-1).astype(np.float32), rounded.reshape(-1))
+            raise kccl.Error(f"{source.file_of(in_file)}: tensor {in_file} has {told}")
         return rounded
+
+    def _why_not_finite(self, read: NDArray[np.float32], rounded: NDArray[Any]) -> str:
+        """What a tensor has that is not finite: in its file, or when it is rounded."""
+        if not np.isfinite(read).all():
+            return "a weight that is NaN or infinite"
+        value = float(read[~np.isfinite(rounded.astype(np.float32))][0])
+        if self.dtype == "float16":
+            most = "65504, the largest of float16: read it with dtype 'bfloat16'"
+        else:
+            most = f"{_MOST_BFLOAT16:.3g}, the largest of bfloat16, and no other dtype holds more"
+        return f"a weight beyond {most}; it is {value:.5g}"
 
     def _is_finite(self, values: NDArray[Any]) -> bool:
         flat = values.reshape(-1)
@@ -272,15 +283,17 @@ class Checkpoint(Closing):
         return self._opened().end_ids()
 
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer beside the weights.
+        """The tokenizer beside the weights. It is read once.
 
         Raises:
             kccl.Error: There is none, it cannot be read, or texts become ids that the embedding
                 does not have.
         """
-        tokenizer = self._opened().tokenizer()
-        tokenizer.fit(self.config.vocab_size, self.source)
-        return tokenizer
+        if self._tokenizer is None:
+            tokenizer = self._opened().tokenizer()
+            tokenizer.fit(self.config.vocab_size, self.source)
+            self._tokenizer = tokenizer
+        return self._tokenizer
 
     def _opened(self) -> Source:
         if self._source is None:

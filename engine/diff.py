@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+import kccl
 from kccl import Error, InvalidArgument
 
 from .checkpoint import Checkpoint, open_checkpoint
@@ -319,7 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
 
     if options.op is not None and options.layers is not None:
         raise InvalidArgument("--op and --layers are given, must be one of them")
@@ -333,7 +333,7 @@ def _run(options: argparse.Namespace) -> int:
         if random
         else open_checkpoint(find_model(options.model))
     )
-    console = Console()
+    console = kccl.screen.console()
     with opened as checkpoint, _opened_executor(options.executor, checkpoint) as executor:
         config = checkpoint.config
         if options.prompt is None:

@@ -73,6 +73,18 @@ class Measuring(Closing):
             best = min([best, *(self._read(turns) for _ in range(_READS - 1))])
         return self.config.streamed_bytes() / best
 
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of all ranks' cores, together; 0 on devices. Weights that fit into
+        them are read faster than memory allows. Collective.
+        """
+        mine = sorted({cpu for each in self._ranks.mine for cpu in each.cpus})
+        cpus = {cpu for some in self._ranks.all_gather(mine) for cpu in some}
+        return kccl.topology.discover().cache_bytes(cpus)
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a token reads."""
+        return self.config.streamed_bytes()
+
     def _read(self, turns: int) -> float:
         """Seconds of one turn."""
         for each in self._ranks.mine:

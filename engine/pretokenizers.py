@@ -28,12 +28,16 @@ class PreTokenizer:
     adds_bos: bool = False
     composes: bool = False
 
-    def steps(self) -> Any:
-        """The pre-tokenizer of the `tokenizers` library."""
+    def steps(self, *, adds_space: bool = False) -> Any:
+        """The pre-tokenizer of the `tokenizers` library. adds_space puts one in front of
+        each word without.
+        """
         tokenizers = library("tokenizers")
         made = tokenizers.pre_tokenizers
         splits = [made.Split(tokenizers.Regex(pattern), "isolated") for pattern in self.patterns]
-        return made.Sequence([*splits, made.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return made.Sequence(
+            [*splits, made.ByteLevel(add_prefix_space=adds_space, use_regex=False)]
+        )
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -6,6 +6,7 @@ from typing import Any
 
 import kccl
 
+from .config import ModelConfig
 from .sample import SamplingParams
 from .scalars import as_integer
 
@@ -58,6 +59,39 @@ def prompt_ids(
             f"the prompt has id {wrong[0]}, must be from 0 to {vocab_size - 1}"
         )
     return ids
+
+
+def context_of(config: ModelConfig, context: int | None) -> int:
+    """The tokens that an engine makes room for; None: the model's context, at most 4096.
+
+    Raises:
+        InvalidArgument: It is no integer, or the model has no such positions.
+    """
+    found = min(config.context, 4096) if context is None else integer("context", context)
+    most = config.longest_context
+    if not 1 <= found <= most:
+        raise kccl.InvalidArgument(f"context is {context}, must be from 1 to the model's, {most}")
+    return found
+
+
+def no_tokenizer(source: object, lacks: str = "has no tokenizer") -> kccl.Error:
+    """The error of a text that no tokenizer can make ids."""
+    return kccl.Error(f"{source} {lacks}: give ids instead of text, on the command line by --ids")
+
+
+def check_room(ids: Sequence[int], room: int, config: ModelConfig, context: int) -> None:
+    """Compares a prompt's length with the room for it in a context.
+
+    Raises:
+        InvalidArgument: It is longer.
+    """
+    if len(ids) > room:
+        most = config.longest_context
+        more = f"; give a larger context (--context), at most {most}"
+        raise kccl.InvalidArgument(
+            f"the prompt has {len(ids)} tokens, must have at most {room} in a context of "
+            f"{context}{more if most > context else ''}"
+        )
 
 
 def params_of(

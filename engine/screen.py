@@ -1,18 +1,17 @@
 """What `kccl generate` shows beside the answer, on stderr: a bar, notices, the speed."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import kccl
 
 from .api import Engine
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Windows with fewer columns have fewer words.
-_NARROW = 60
 # Columns of "1000.0/1000.0 MB", of blanks, and of a ^C.
 _AROUND_BAR = 16 + 2 + 3
 
@@ -21,35 +20,30 @@ INTERRUPTED = "interrupted"
 
 
 def console(*, is_quiet: bool) -> "Console":
-    """What writes to stderr. Only a terminal gets colours and the bar."""
-    from rich.console import Console, ConsoleDimensions
-
-    made = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=is_quiet)
-    if made.is_terminal and made.is_dumb_terminal:
-        # rich takes each of these for 80 columns wide.
-        columns, lines = os.get_terminal_size(sys.stderr.fileno())
-        made.size = ConsoleDimensions(columns or made.width, lines or made.height)
-    # The bar hides the cursor, and a command that is killed could not show it again.
-    setattr(made, "show_cursor", lambda show=True: False)  # noqa: B010
-    return made
+    """What writes to stderr."""
+    return kccl.screen.console(sys.stderr, is_quiet=is_quiet)
 
 
 def tell(screen: "Console", text: str) -> None:
     """Prints a line, which only a terminal's window may break."""
-    screen.print(text, style="dim", soft_wrap=not screen.is_terminal)
+    kccl.screen.say(screen, text, "dim")
 
 
-def share_of_bound(engine: Engine, num_prompt: int, times: list[float]) -> float:
-    """The speed of an answer of several tokens, relative to what the memory allows. Collective:
-    measures the memory, which takes longer than somebody waits who has typed Ctrl-C.
+def bound(engine: Engine, num_prompt: int, times: list[float]) -> str:
+    """What the speed of an answer of several tokens is worth: its share of what the memory allows.
+    If caches hold the weights, that says nothing, and their size is told. Collective: measures the
+    memory, which takes longer than somebody waits who has typed Ctrl-C.
 
     Args:
         engine: What answered.
         num_prompt: Tokens of the prompt.
         times: When each token of the answer came.
     """
-    bound = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
-    return _rate(times) / bound
+    weights, caches = engine.weight_bytes(), engine.cache_bytes()
+    if weights <= caches:
+        return f"with all weights ({weights / 1e6:.0f} MB) in the caches ({caches / 1e6:.0f} MB)"
+    most = engine.bandwidth() / engine.bytes_per_token(num_prompt + len(times) // 2)
+    return f"{_rate(times) / most:.0%} of what the memory allows"
 
 
 def summary(
@@ -58,7 +52,7 @@ def summary(
     times: list[float],
     began: float,
     end: str,
-    share: float | None,
+    worth: str,
 ) -> str:
     """How much was answered, and how fast.
 
@@ -68,7 +62,7 @@ def summary(
         times: When each token of the answer came.
         began: When the prompt was given; both by time.monotonic().
         end: As Piece.end, or INTERRUPTED.
-        share: By share_of_bound(); None if that is not known.
+        worth: By bound(); "" if that is not known.
     """
     ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
     parts = [f"{num_prompt} tokens of prompt, {len(times)} of answer ({end}), {ranks}"]
@@ -79,7 +73,7 @@ def summary(
     if len(times) > 1:
         rate = _rate(times)
         speed = f"{rate:.0f} tok/s" if rate >= 10 else f"{rate:.2g} tok/s"
-        parts.append(speed if share is None else f"{speed}, {share:.0%} of what the memory allows")
+        parts.append(f"{speed}, {worth}" if worth else speed)
     return "; ".join(parts)
 
 
@@ -93,11 +87,11 @@ def progress(screen: "Console") -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     # Room is left for the ^C that the terminal may print behind it.
-    words = "reading the model" if screen.width >= _NARROW else "reading"
+    words = "reading the model" if screen.width >= kccl.screen.NARROW else "reading"
     bar_width = max(1, min(40, screen.width - len(words) - _AROUND_BAR))
     columns = (TextColumn(words), BarColumn(bar_width), DownloadColumn())
-    is_shown = screen.is_terminal and not screen.is_dumb_terminal and not screen.quiet
-    with Progress(*columns, console=screen, transient=True, disable=not is_shown) as bar:
+    is_hidden = not kccl.screen.draws(screen)
+    with Progress(*columns, console=screen, transient=True, disable=is_hidden) as bar:
         task = bar.add_task("", total=None)
 
         def told(done: int, total: int) -> None:

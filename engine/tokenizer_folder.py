@@ -10,11 +10,10 @@ from .extras import library
 from .fields import Fields, read_json, read_optional
 from .special_tokens import add_special_tokens
 from .tokenizer import Pieces, Tokenizer, byte_level, guarded, sentence_piece, vocab_size_of
-from .tokenizer_model import CONVERT, MODEL, read_model
+from .tokenizer_merges import MERGES, VOCABULARY, read_merges
+from .tokenizer_model import MODEL, read_model
 
 TOKENIZER = "tokenizer.json"
-# Older folders have this file, with merges.txt beside it.
-_VOCABULARY = "vocab.json"
 _CONFIG = "tokenizer_config.json"
 # Files that name ids. The first that gives one counts.
 _WITH_IDS = ("generation_config.json", "config.json")
@@ -22,12 +21,12 @@ _WITH_IDS = ("generation_config.json", "config.json")
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has a tokenizer, damaged or not."""
-    return any((folder / name).exists() for name in (TOKENIZER, MODEL, _VOCABULARY))
+    return any((folder / name).exists() for name in (TOKENIZER, MODEL, VOCABULARY))
 
 
 def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokenizer:
-    """Reads tokenizer.json, or tokenizer.model where there is none, and what the files beside it
-    say about special tokens.
+    """Reads tokenizer.json, or where there is none tokenizer.model or vocab.json, and what the
+    files beside it say about special tokens.
 
     Args:
         folder: The folder.
@@ -40,18 +39,24 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
     values = read_optional(folder / _CONFIG)
     config = Fields(folder / _CONFIG, values)
     file, content = folder / TOKENIZER, {}
-    is_model = not file.exists() and (folder / MODEL).exists()
+    is_there = file.exists() or file.is_symlink()
+    is_model = not is_there and (folder / MODEL).exists()
+    is_merges = not is_there and not is_model and (folder / VOCABULARY).exists()
+    pieces: Pieces = byte_level
     if is_model:
         file = folder / MODEL
         backend, adds_space, texts = guarded(file, read_model, file, config)
         values = texts | values
-        pieces: Pieces = sentence_piece
+        pieces = sentence_piece
+    elif is_merges:
+        file = folder / VOCABULARY
+        backend, adds_space, texts = guarded(file, read_merges, folder, config)
+        values = texts | values
     else:
-        if not file.exists() and not file.is_symlink():
-            told = f"{folder} has neither {TOKENIZER} nor {MODEL}"
-            if (folder / _VOCABULARY).exists():
-                told += f"; to use its {_VOCABULARY}, {CONVERT}"
-            raise kccl.Error(told)
+        if not is_there:
+            raise kccl.Error(
+                f"{folder} has neither {TOKENIZER} nor {MODEL}, nor {VOCABULARY} with {MERGES}"
+            )
         content = read_json(file)
         backend = guarded(file, library("tokenizers").Tokenizer.from_file, str(file))
         pieces, adds_space = _kind(file, content)
@@ -77,7 +82,7 @@ def from_folder(folder: Path, vocab_size: int, *, is_laneformer: bool) -> Tokeni
         prefix, suffix = _around(file, backend)
     # transformers takes the post-processor of a tokenizer.json, or none, whatever these fields say.
     # It does not read Laneformers: the tokenizers that they are trained with have none.
-    elif is_model or is_laneformer:
+    elif is_model or is_merges or is_laneformer:
         prefix = _if_asked(config, "add_bos_token", bos_id)
         suffix = _if_asked(config, "add_eos_token", ids["eos"])
     return Tokenizer(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .plan.choice import Plan
     from .ranks.windows import Window
     from .start import init, run_threads
-    from .tools import probe
+    from .tools import probe, screen
 
 __all__ = [
     "BackendError",
@@ -66,6 +66,7 @@ __all__ = [
     "launched_rank",
     "probe",
     "run_threads",
+    "screen",
     "topology",
 ]
 
@@ -84,6 +85,7 @@ _LAZY_MODULES = {
     "dtypes": "base.dtypes",
     "gpu": "gpu",
     "probe": "tools.probe",
+    "screen": "tools.screen",
     "topology": "topology",
 }
 

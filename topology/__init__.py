@@ -8,6 +8,7 @@ from .discovery import discover, recorded
 from .heatmap import check_plot, plot
 from .memory import Room, memory_room
 from .model import FORMAT, Cache, Cpu, Machine, NumaNode
+from .pinning import assign, core_of, pin
 from .probes import core_to_core, spread
 from .render import table
 
@@ -18,11 +19,14 @@ __all__ = [
     "Machine",
     "NumaNode",
     "Room",
+    "assign",
     "cgroup_folders",
     "check_plot",
+    "core_of",
     "core_to_core",
     "discover",
     "memory_room",
+    "pin",
     "plot",
     "recorded",
     "spread",

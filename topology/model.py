@@ -110,6 +110,16 @@ class Machine:
         """Number of packages (sockets)."""
         return _num_distinct(cpu.package for cpu in self.cpus)
 
+    def cache_bytes(self, cpus: Iterable[int]) -> int:
+        """Bytes that the caches of these CPUs hold: those of one level, where they are largest.
+        Caches that other CPUs share count whole, since these may be idle. 0 if none is known.
+        """
+        wanted, levels = set(cpus), dict[int, int]()
+        for cache in self.caches:
+            if cache.type != "instruction" and wanted & set(cache.shared_cpus or ()):
+                levels[cache.level] = levels.get(cache.level, 0) + (cache.size_bytes or 0)
+        return max(levels.values(), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the machine as JSON types, "format" first."""
         return {"format": FORMAT, **asdict(self)}

@@ -26,7 +26,7 @@ from ..harness.interrupts import Interrupts
 from ..harness.measure import REPEATS
 from ..harness.outputs import silence, try_file, try_stdout, write, write_csv
 from ..harness.progress import progress
-from ..harness.report import console, say
+from ..harness.report import console
 from ..names import dtype_name
 from . import perfetto, picture
 from .measure import measure
@@ -162,7 +162,7 @@ def main(args: argparse.Namespace, command: Sequence[str] | None = None) -> int:
             out = console(tables)
             out.quiet = engine.rank != 0
             ranks = f"{engine.world_size} rank{'s' if engine.world_size > 1 else ''}"
-            out.print(f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
+            kccl.screen.say(out, f"# kccl bench decode: {request.name}, {engine.dtype}, {ranks}")
             result, screen = Result(), Screen(out)
 
             def finish(ended: str | None) -> None:
@@ -224,15 +224,15 @@ def _finish(
         print_summary(out, result.timelines, result.stream_bytes_per_s)
         try:
             for line in _write_timelines(args.trace, request, result, made["commit"]):
-                say(out, f"# {line}")
+                kccl.screen.say(out, f"# {line}")
         except OSError as error:
             failures.append(f"{args.trace} could not be written: {error.strerror or error}")
     if args.backend == "sim":
-        say(out, "# simulated GPUs: no time here measures a machine")
+        kccl.screen.say(out, "# simulated GPUs: no time here measures a machine")
     for note in result.notes:
-        say(out, f"# {note}")
+        kccl.screen.say(out, f"# {note}")
     if "interrupted" in made:
-        say(out, f"# {made['interrupted']}")
+        kccl.screen.say(out, f"# {made['interrupted']}")
     if args.csv:
         write(args.csv, lambda path: write_csv(result.rows, COLUMNS, path), failures)
     if args.json:

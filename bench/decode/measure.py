@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from statistics import median
 from typing import Any
 
@@ -78,8 +78,19 @@ class _Measurement:
         self._peers: list[Peer] = []
         self._first_token_s: dict[str, float] = {}
         self._oracle: Oracle | None = None
+        # By position, from when it has been timed.
+        self._measured: dict[int, dict[str, Runs]] = {}
+        self._ablated: dict[int, list[Row]] = {}
 
     def run(self) -> None:
+        """Measures all positions. What ends it early leaves rows of those that were measured."""
+        try:
+            self._run()
+        except BaseException:
+            self._keep()
+            raise
+
+    def _run(self) -> None:
         request = self._request
         self._show("the check against the reference")
         answer, known = self._check()
@@ -99,8 +110,7 @@ class _Measurement:
             peer.reset()
         self._result.facts = gpu_facts(self._engine)
         done = 0
-        measured: dict[int, dict[str, Runs]] = {}
-        ablated: dict[int, list[Row]] = {}
+        measured, ablated = self._measured, self._ablated
         for position in request.positions:
             self._show(f"position {position}")
             prompt = self._ids[:position]
@@ -108,10 +118,11 @@ class _Measurement:
             firsts = [peer.extend(prompt[done:]) for peer in self._peers]
             done = position
             num = self._num_tokens(step_s, position)
-            measured[position] = self._repeat(prompt, num, firsts)
+            runs = self._repeat(prompt, num, firsts)
             if request.variants:
                 turns = (request.variants, request.repeats)
                 ablated[position] = time_variants(self._engine, prompt, num, *turns)
+            measured[position] = runs
             for peer in self._peers:
                 peer.rewind()
             if not request.has_baselines:
@@ -147,6 +158,22 @@ class _Measurement:
         self._add_rows(position, runs, verdict, without_overlap)
         self._add_ablated(ablated)
         self._tell(self._result.rows[done:])
+
+    def _keep(self) -> None:
+        """Adds the rows of positions whose tokens have not been compared with the reference's."""
+        judged = {row["position"] for row in self._result.rows}
+        for position, runs in self._measured.items() if self._is_first else ():
+            if position in judged:
+                continue
+            self._result.notes.append(
+                f"position {position}: its tokens were not compared with the reference's"
+            )
+            done = len(self._result.rows)
+            self._add_rows(position, runs, None, None)
+            self._add_ablated(self._ablated.get(position, []))
+            # The table may be what has failed.
+            with suppress(OSError):
+                self._tell(self._result.rows[done:])
 
     # ---- tokens ----------------------------------------------------------------------------------
 
@@ -271,9 +298,10 @@ class _Measurement:
         self,
         position: int,
         runs: dict[str, Runs],
-        verdict: Verdict,
+        verdict: Verdict | None,
         without_overlap: list[int] | None,
     ) -> None:
+        """Rows of a position; without a verdict nobody knows whether their tokens are right."""
         engine = self._engine
         peers = {peer.library: peer for peer in self._peers}
         for library, found in runs.items():
@@ -281,7 +309,7 @@ class _Measurement:
             # Peers with wrong tokens are not here.
             is_right = found.are_equal()
             if is_ours:
-                is_right &= verdict.is_right and self._result.is_right
+                is_right &= (verdict is None or verdict.is_right) and self._result.is_right
                 is_right &= self._equals(position, found.tokens[0], without_overlap)
             num = len(found.steps_us[0])
             row: Row = {name: None for name in COLUMNS} | {
@@ -296,7 +324,7 @@ class _Measurement:
                 "position": position,
                 "bandwidth_gbps": median(runs["kccl"].reads) * 1e-9,
                 "token_hash": token_hash(found.tokens[0]),
-                "tokens_match": is_right,
+                "tokens_match": None if verdict is None and is_right else is_right,
             }
             if is_right:
                 row |= found.figures()
@@ -333,7 +361,7 @@ class _Measurement:
         for fields in found:
             row: Row = {name: None for name in COLUMNS} | {name: whole[name] for name in same}
             row |= {"bandwidth_gbps": whole["bandwidth_gbps"]} | fields
-            if not whole["tokens_match"]:
+            if whole["tokens_match"] is False:
                 row["whole_us"] = None
             self._result.rows.append(row)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import kccl
+
 from ..harness.document import Document
 from ..harness.lines import Column, Table
 from ..harness.measure import Row
-from ..harness.report import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +44,9 @@ def ours_and_best(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
     for row in rows:
         if row["library"] != "kccl" or is_ablated(row) or "position" not in row:
             continue
+        # A run that was interrupted has rows that nobody checked.
+        if row["tokens_match"] is None:
+            continue
         peers = [
             each
             for each in rows
@@ -72,7 +76,7 @@ class Screen:
         mine = next(row for row in rows if row["library"] == "kccl" and not is_ablated(row))
         for row in rows:
             if not is_ablated(row):
-                style = None if row["tokens_match"] else "bold red"
+                style = "bold red" if row["tokens_match"] is False else None
                 for line in self._table.lines(_cells(row, mine)):
                     self._out.print(line, style=style, soft_wrap=True)
 
@@ -81,15 +85,17 @@ class Screen:
         if not rows:
             return
         out = self._out
-        say(out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's")
+        kccl.screen.say(
+            out, "\n# median of the runs; p99: of single tokens; ratio: KCCL's tok/s / this one's"
+        )
         reads = {f"{row['bandwidth_gbps']:.1f}": row["position"] for row in rows}
-        say(
+        kccl.screen.say(
             out,
             "# bound: weights, keys and values of a token at the speed at which the same\n"
             f"#        threads read the weights, in this run: {', '.join(reads)} GB/s",
         )
         length = next(row["prompt_tokens"] for row in rows if not is_ablated(row))
-        say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
+        kccl.screen.say(out, f"# 1st token: of a prompt of {length} tokens, also in decode steps")
 
 
 _TABLE = (
@@ -109,7 +115,8 @@ def _cells(row: Row, mine: Row) -> dict[str, str]:
     is_peer = row is not mine
     name = " ".join(filter(None, (row["library"], row["form"])))
     found = {"position": "" if is_peer else str(row["position"])}
-    found["library"] = name if row["tokens_match"] else f"{name}: wrong tokens"
+    doubts = {False: ": wrong tokens", None: ": unchecked"}
+    found["library"] = name + doubts.get(row["tokens_match"], "")
     if is_peer and row["tok_s"] and mine["tok_s"]:
         found["ratio"] = f"{mine['tok_s'] / row['tok_s']:.2f}x"
     fields = {"tok/s": "tok_s", "us a token": "us_per_token", "p99 (us)": "p99_us"}

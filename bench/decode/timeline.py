@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import kccl
 from kccl.engine.monokernel.trace import ASKED, LANDED, LET_GO, PHASES, Timeline, covered
 
 if TYPE_CHECKING:
@@ -148,19 +149,19 @@ def print_summary(
         if stream_bytes_per_s is not None:
             stream = stream_bytes_per_s / len(timelines)
             share = f", {found.bytes_per_s / stream:.0%} of the stream"
-        out.print(
+        kccl.screen.say(
+            out,
             f"# {found.token_us:.1f} us a token, {timeline.num_rounds} tokens, with the time that "
             f"stamps take; {found.token_us - everything:.1f} us of it between ops\n"
             f"# weights landed at {found.bytes_per_s * 1e-9:.0f} GB/s{share}; memory idle "
             f"{found.idle_share:.1%} of the time, no stage in flight {found.quiet_share:.1%}\n"
             f"# of a ring of {found.ring_stages} stages, {found.ring_level:.1f} were full and "
             f"{found.in_flight:.1f} in flight; clocks agree within {found.clock_error_ns:.0f} ns",
-            soft_wrap=True,
         )
-    out.print(
+    kccl.screen.say(
+        out,
         "# a / b: a mean over the blocks, b the block that spends most. wait: for a vector; "
         "multiply: in attention, go through the positions; meet: for the block's other warps\n"
         f"# idle: share of windows of {WINDOW_NS * 1e-3:.0f} us in which no stage of any block "
         "landed",
-        soft_wrap=True,
     )

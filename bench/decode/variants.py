@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import kccl
 from kccl.engine import Engine
 from kccl.engine.monokernel.variant import USUAL, Variant, parse
 
@@ -87,11 +88,11 @@ def print_variants(out: Console, rows: Sequence[Row]) -> None:
             f"{whole_us - us:+,.1f}" if is_known else "",
         )
     out.print(table)
-    out.print(
+    kccl.screen.say(
+        out,
         "# Kernels that leave something out: their tokens are wrong and not checked, so these are "
         "no speeds.\n# difference: what the whole kernel takes more, in turns with them. Parts "
         "overlap, so differences need not add up.",
-        soft_wrap=True,
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from .collective import Array, Call
 _BLOCKS = 20
 _LONGEST_BLOCK = 25
 _LIBC = ctypes.CDLL(None)
+# Nanoseconds on a CPU, nanoseconds of waiting for one, and the number of time slices.
+_WAITED = Path("/proc/thread-self/schedstat")
 
 
 def time_calls(call: Call, iterations: int, warmup: int) -> tuple[Array, Array]:
@@ -58,9 +60,16 @@ def current_cpu() -> int | None:
     return None if cpu < 0 else cpu
 
 
-def times_preempted() -> int:
-    """How often another thread has taken this thread's core since it began."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+def waited_s() -> float:
+    """Seconds for which this thread could have run since it began, and others had its core; 0.0 on
+    a kernel that does not count them (CONFIG_SCHED_INFO).
+
+    Why not the number of times: an idle machine's kernel takes a core for microseconds, often.
+    """
+    try:
+        return int(_WAITED.read_text().split()[1]) * 1e-9
+    except FileNotFoundError:
+        return 0.0
 
 
 @contextmanager

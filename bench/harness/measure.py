@@ -5,6 +5,7 @@ From a job it needs only this rank's index and an out-of-band all-gather of smal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .clock import current_cpu, time_calls, times_preempted
+from .clock import current_cpu, time_calls, waited_s
 from .collective import Array, Buffers, Call, Collective, Comm, Gather, Problem, buffers
 
 Row = dict[str, Any]
@@ -34,6 +35,7 @@ SHARED_CORE, BELOW_FLOOR, DRIFT = "shared_core", "below_floor", "drift"
 BUSY, SPREAD = "busy", "spread"
 """What `notes` of a row may have: why its time is in doubt."""
 WIDE_SPREAD = 0.2
+BUSY_SHARE = 0.05
 DRIFTED = 1.5
 _BUDGET_US = 8000.0
 _FEWEST, _MOST = 30, 2000
@@ -62,7 +64,8 @@ class Contender:
             last time. They are added to those of the collective's check.
         check: (seed) -> the number of wrong elements that this rank found; None for the
             collective's own check.
-        cpu, preempted: Return the CPU of what calls, and how often another took its core.
+        cpu, waited: Return the CPU of what calls, and the seconds for which others had its core
+            while it could have run.
     """
 
     library: str
@@ -81,7 +84,7 @@ class Contender:
     wrong: Callable[[], int] = lambda: 0
     check: Callable[[int], int] | None = None
     cpu: Callable[[], int | None] = current_cpu
-    preempted: Callable[[], int] = times_preempted
+    waited: Callable[[], float] = waited_s
 
 
 def eager(
@@ -149,7 +152,8 @@ def measure(
         repeats: repeats of every contender.
         iterations: timed calls in a repeat; None for as many as take about 8 ms, from 30 to 2000.
         core_of: logical CPU -> its core. A row is marked if ranks were on one core before or after
-            a repeat, or were preempted in half of the repeats. None: no row is.
+            a repeat, or others had a core for over BUSY_SHARE of the time in half of the repeats.
+            None: no row is.
     """
     lost: set[int] = set()
 
@@ -187,14 +191,15 @@ def measure(
         i: {column: [] for column in contenders[i].further} for i in sound
     }
     cpus: dict[int, list[list[int | None]]] = {i: [] for i in sound}
-    preempted: dict[int, list[int]] = {i: [] for i in sound}
+    taken: dict[int, list[float]] = {i: [] for i in sound}
 
     def repeat_one(index: int, count: int) -> None:
         contender = contenders[index]
-        before, count_before = contender.cpu(), contender.preempted()
+        before, waited_before, began = contender.cpu(), contender.waited(), time.perf_counter()
         median_us, single_us = _time(contender, count)
+        taken_s, lasted_s = contender.waited() - waited_before, time.perf_counter() - began
         cpus[index].append([before, contender.cpu()])
-        preempted[index].append(contender.preempted() - count_before)
+        taken[index].append(taken_s / lasted_s)
         medians[index].append(median_us)
         singles[index].append(single_us)
         for column, clock in contender.further.items():
@@ -210,7 +215,7 @@ def measure(
         [
             None
             if late_wrong[i] is None
-            else [medians[i], _p99(singles[i]), late_wrong[i], further[i], cpus[i], preempted[i]]
+            else [medians[i], _p99(singles[i]), late_wrong[i], further[i], cpus[i], taken[i]]
             for i in sound
         ]
     )
@@ -231,10 +236,11 @@ def measure(
                 of_repeats = np.array([more[column] for _, _, _, more, *_ in of_ranks])
                 row[column] = float(np.median(of_repeats.max(axis=0)))
             if core_of is not None:
-                *_, of_cpus, counts = zip(*of_ranks, strict=True)
+                *_, of_cpus, shares = zip(*of_ranks, strict=True)
                 row["notes"] += [SHARED_CORE] if _share_a_core(of_cpus, core_of) else []
                 # In half of the repeats: then it is in the median.
-                row["notes"] += [BUSY] if np.median(np.max(counts, axis=0)) >= 1 else []
+                is_busy = np.median(np.max(shares, axis=0)) > BUSY_SHARE
+                row["notes"] += [BUSY] if is_busy else []
         rows.append(row)
     return rows
 

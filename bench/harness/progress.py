@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import kccl
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 @contextmanager
 def progress(wanted: bool, sizes: int, out: Console) -> Iterator[Callable[[str], None]]:
-    """Shows a progress line if `out` is a terminal, below what is printed meanwhile. Yields the
+    """Shows a progress line if `out` may draw one, below what is printed meanwhile. Yields the
     function that sets its text.
 
     The line is redrawn between sizes only: a redrawing thread would disturb rank 0's figures.
     """
-    if not (wanted and out.is_terminal):
+    if not (wanted and kccl.screen.draws(out)):
         yield lambda what: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
+import kccl
+
 from .lines import Column, Table
-from .measure import BELOW_FLOOR, BUSY, DRIFT, DRIFTED, SHARED_CORE, SPREAD, WIDE_SPREAD, Row
+from .measure import (
+    BELOW_FLOOR,
+    BUSY,
+    BUSY_SHARE,
+    DRIFT,
+    DRIFTED,
+    SHARED_CORE,
+    SPREAD,
+    WIDE_SPREAD,
+    Row,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +31,10 @@ _ALIKE = ("bytes", "dtype", "op", "mode", "in_place", "complete", "order", "worl
 # By a note of a row: its letter behind the line, and what that means.
 _MARKS = {
     SHARED_CORE: ("c", "two ranks were on one core: this is the scheduler's time"),
-    BUSY: ("b", "another process took a rank's core in half of the repeats"),
+    BUSY: (
+        "b",
+        f"others had a rank's core for over {BUSY_SHARE:.0%} of the time in half the repeats",
+    ),
     BELOW_FLOOR: ("f", "below its floor: calls overlapped, or ranks shared a core"),
     DRIFT: ("d", f"the floor changed by more than {DRIFTED - 1:.0%} while this was measured"),
     SPREAD: ("s", f"the middle half of the repeats spreads over more than {WIDE_SPREAD:.0%}"),
@@ -31,23 +43,7 @@ _MARKS = {
 
 def console(file: IO[str] | None = None) -> Console:
     """A console as wide as its terminal."""
-    from rich.console import Console
-
-    class Plain(Console):
-        def on_broken_pipe(self) -> None:
-            # Not an exit, as rich has it: what was measured has yet to be written.
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    found = Plain(file=file, highlight=False, markup=False)
-    if not found.is_terminal:
-        width = shutil.get_terminal_size((WIDTH, 24)).columns
-        found = Plain(file=file, highlight=False, markup=False, width=width)
-    return found
-
-
-def say(out: Console, text: str, style: str | None = None) -> None:
-    """Prints sentences. Only a terminal's are wrapped, since others may be searched by line."""
-    out.print(text, style=style, soft_wrap=not out.is_terminal)
+    return kccl.screen.console(file, elsewhere=WIDTH)
 
 
 def headline(rows: Iterable[Row]) -> list[Row]:
@@ -134,12 +130,14 @@ class Screen:
             legend(self._out, rows)
             if self._table.dropped:
                 names = ", ".join(reversed(self._table.dropped))
-                say(self._out, f"# also measured, in --json and on a wider screen: {names}")
+                kccl.screen.say(
+                    self._out, f"# also measured, in --json and on a wider screen: {names}"
+                )
         else:
             _explain(self._out, rows, has_peers=self._has_peers)
         for note, (letter, meaning) in _MARKS.items():
             if note in self._said:
-                say(self._out, f"# {letter}: {meaning}")
+                kccl.screen.say(self._out, f"# {letter}: {meaning}")
         verdict(self._out, rows)
 
     def _print(self, *lines: str, style: str | None = None) -> None:
@@ -222,32 +220,34 @@ def _all_cells(rows: Sequence[Row], row: Row) -> dict[str, str]:
 def _explain(out: Console, rows: Sequence[Row], *, has_peers: bool) -> None:
     """Prints what a summary's columns mean."""
     calls, ratio = _SUMMARY[_side(rows)]
-    say(out, f"# KCCL: {calls}")
+    kccl.screen.say(out, f"# KCCL: {calls}")
     if has_peers:
-        say(out, f"# ratio: {ratio}")
+        kccl.screen.say(out, f"# ratio: {ratio}")
     if any(row["floor_us"] is not None for row in rows):
-        say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
-    say(out, "# --verbose prints every library, algorithm and mode")
+        kccl.screen.say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
+    kccl.screen.say(out, "# --verbose prints every library, algorithm and mode")
 
 
 def legend(out: Console, rows: Sequence[Row]) -> None:
     """Prints what the columns of a table of all rows mean."""
     times, further = _LEGEND[_side(rows)]
-    say(out, times)
-    say(
+    kccl.screen.say(out, times)
+    kccl.screen.say(
         out,
         "# min, avg, max: of the ranks' medians; algbw, busbw: in GB/s, the rest in us",
     )
     if any(row["floor_us"] is not None for row in rows):
-        say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
-    say(out, further)
+        kccl.screen.say(out, f"# floor: {_FLOOR[_side(rows)]}; least so far")
+    kccl.screen.say(out, further)
 
 
 def verdict(out: Console, rows: Sequence[Row]) -> None:
     """Prints the number of wrong elements over all rows."""
     wrong = sum(row["wrong"] for row in rows)
     verdict = "OK" if wrong == 0 else "FAILED"
-    say(out, f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None)
+    kccl.screen.say(
+        out, f"# wrong elements: {wrong} {verdict}", style="bold red" if wrong else None
+    )
 
 
 # By _side(): what a summary says about KCCL's calls and about the ratio.

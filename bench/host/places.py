@@ -7,8 +7,8 @@ its ranks, and the ranks of a second job onto the same cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import kccl
@@ -52,13 +52,11 @@ class Places:
         """Lets the processes that start inside the context use all CPUs of the job."""
         before = _allowed()
         # Where the system forbids this call, it also forbade the pinning, so nothing is to undo.
-        with suppress(OSError):
-            os.sched_setaffinity(0, self.allowed)
+        kccl.topology.pin(self.allowed)
         try:
             yield
         finally:
-            with suppress(OSError):
-                os.sched_setaffinity(0, before)
+            kccl.topology.pin(before)
 
 
 @contextmanager
@@ -72,7 +70,7 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
         comm: The communicator.
         pins: False: only says where the ranks are.
     """
-    core_of = _cores()
+    core_of = kccl.topology.core_of()
     before = _allowed()
     told = comm.gather_objects([os.getpid(), before])
     sets = [set(cpus) for _, cpus in told]
@@ -88,83 +86,20 @@ def placed(comm: Comm, *, pins: bool) -> Iterator[Places]:
             "machine"
         )
     if pins:
-        chosen = assign(sets, core_of)
-        forbidden = comm.gather_objects(_pin({chosen[comm.rank]}))
+        chosen = kccl.topology.assign(sets, core_of)
+        forbidden = comm.gather_objects(kccl.topology.pin({chosen[comm.rank]}))
         reasons = [f"rank {i}: {why}" for i, why in enumerate(forbidden) if why]
         if reasons:
-            _pin(before)
-            notes.append(
-                f"the ranks are not pinned, because the system forbids it ({reasons[0]}): two may "
-                "meet on one core"
-            )
+            kccl.topology.pin(before)
+            notes.append(f"the ranks are not pinned, so two may meet on one core: {reasons[0]}")
         else:
             cpus = list(chosen)
     try:
         yield Places([pid for pid, _ in told], cpus, everything, "; ".join(notes), core_of)
     finally:
         if pins:
-            _pin(before)
-
-
-def assign(allowed: Sequence[set[int]], core_of: Callable[[int], int]) -> list[int]:
-    """A logical CPU for each rank, of those that it may use.
-
-    As many ranks as possible have a core of their own; the others are spread evenly.
-    """
-    of_core: dict[int, int] = {}  # core -> rank
-
-    def settle(rank: int, refused: set[int]) -> bool:
-        cores = [core for core in _cores_of(allowed[rank], core_of) if core not in refused]
-        free = next((core for core in cores if core not in of_core), None)
-        if free is not None:
-            of_core[free] = rank
-            return True
-        for core in cores:
-            # Its rank may have another.
-            refused.add(core)
-            if settle(of_core[core], refused):
-                of_core[core] = rank
-                return True
-        return False
-
-    ranks = range(len(allowed))
-    homeless = [rank for rank in ranks if not settle(rank, set())]
-    found = {rank: core for core, rank in of_core.items()}
-    used = dict.fromkeys(of_core, 1)
-    for rank in homeless:
-        found[rank] = min(
-            _cores_of(allowed[rank], core_of), key=lambda core: (used.get(core, 0), core)
-        )
-        used[found[rank]] = used.get(found[rank], 0) + 1
-    taken: set[int] = set()
-    cpus = []
-    for rank in ranks:
-        own = sorted(cpu for cpu in allowed[rank] if core_of(cpu) == found[rank])
-        cpus.append(next((cpu for cpu in own if cpu not in taken), own[0]))
-        taken.add(cpus[-1])
-    return cpus
-
-
-def _cores_of(cpus: Iterable[int], core_of: Callable[[int], int]) -> list[int]:
-    return sorted({core_of(cpu) for cpu in cpus})
-
-
-def _cores() -> Callable[[int], int]:
-    """Logical CPU -> the first logical CPU of its core, by the machine's topology."""
-    siblings: Mapping[int, Sequence[int]] = {
-        cpu.id: cpu.smt_siblings or (cpu.id,) for cpu in kccl.topology.discover().cpus
-    }
-    return lambda cpu: min(siblings.get(cpu, (cpu,)))
+            kccl.topology.pin(before)
 
 
 def _allowed() -> list[int]:
     return sorted(os.sched_getaffinity(0))
-
-
-def _pin(cpus: Iterable[int]) -> str | None:
-    """Why this thread cannot be pinned; None if it has been."""
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError as error:
-        return str(error.strerror)
-    return None

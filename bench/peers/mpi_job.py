@@ -9,10 +9,8 @@ until the socket is closed.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,13 @@ def main(request: dict[str, Any]) -> None:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from mpi4py import MPI
 
+    import topology
+
     comm = MPI.COMM_WORLD
     cpu = request["cpus"][comm.rank]
     if cpu is not None:
         # Where this is forbidden, the bench says so of its own ranks.
-        with suppress(OSError):
-            os.sched_setaffinity(0, {cpu})
+        topology.pin({cpu})
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"\0{request['name']}-{comm.rank}")
         with connection.makefile("rw", encoding="utf-8") as stream:
@@ -87,7 +86,7 @@ class _Rank:
         contender.enter()
         typical_us, single_us = contender.clock(iterations, warmup)
         answer = {"typical_us": typical_us.tolist(), "single_us": single_us.tolist()}
-        return answer | {"cpu": contender.cpu(), "preempted": contender.preempted()}
+        return answer | {"cpu": contender.cpu(), "waited": contender.waited()}
 
 
 if __name__ == "__main__":

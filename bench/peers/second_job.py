@@ -142,7 +142,7 @@ class SecondJob:
         process.wait()
 
     def _contender(self, problem: Problem, index: int, library: str, algorithm: str) -> Contender:
-        seen: dict[str, Any] = {"cpu": None, "preempted": 0}
+        seen: dict[str, Any] = {"cpu": None, "waited": 0.0}
 
         def clock(iterations: int, warmup: int) -> tuple[Array, Array]:
             answer = self._ask({"time": [index, iterations, warmup]})
@@ -163,7 +163,7 @@ class SecondJob:
             clock,
             check=check,
             cpu=lambda: seen["cpu"],
-            preempted=lambda: seen["preempted"],
+            waited=lambda: seen["waited"],
         )
 
     def _start(self, name: str, cpus: Sequence[int | None]) -> str | None:

@@ -38,7 +38,7 @@ from ..harness.collective import (
 from ..harness.interrupts import Interrupts
 from ..harness.measure import REPEATS, Contender, Row, looped, measure, spread
 from ..harness.outputs import try_file
-from ..harness.report import Screen, console, say
+from ..harness.report import Screen, console
 from ..host.places import placed
 from ..names import collective_name, dtype_name
 from .choice import Candidate, Timing, entry_of, read, thresholds, updated
@@ -236,7 +236,7 @@ def _tune_all(
         pins = is_on_host and not args.no_pin
         places = ends.enter_context(placed(comm, pins=pins))
         for line in [*places.lines(), *([f"# {places.note}"] if places.note else [])]:
-            say(out, line)
+            kccl.screen.say(out, line)
         tuner: Tuner = HostTuner(comm)
         if not is_on_host:
             from .gpu import GpuTuner

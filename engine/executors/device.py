@@ -38,12 +38,12 @@ _NO_LOGITS = (ctypes.c_uint64 * 8)()
 
 
 class DeviceExecutor:
-    """One rank's weights, KV cache and board on a device: an Executor (executor.py).
-
-    The communicator's backend is "cuda", "hip" or "sim".
+    """One rank's weights, KV cache and board on a device: an Executor (executor.py). The
+    communicator's backend is "cuda", "hip" or "sim".
     """
 
     kv_item_bytes = 2
+    cpus: Sequence[int] = ()
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class Executor(Protocol):
         nbytes: Of this rank's packed weights.
         kv_item_bytes: Of an element of the KV cache.
         device: The name of the rank's GPU; "" on a CPU.
+        cpus: On which its threads may run; none on a device.
     """
 
     program: Program
@@ -74,6 +75,7 @@ class Executor(Protocol):
     nbytes: int
     kv_item_bytes: int
     device: str
+    cpus: Sequence[int]
 
     def prepare(self, params: SamplingParams, *, overlaps: bool = True) -> None:
         """Compiles and loads what start() needs for such a request. All ranks of a process do so

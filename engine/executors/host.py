@@ -94,6 +94,7 @@ class HostExecutor:
         self._window = comm.window(lib.kccl_engine_window_bytes(self._model, comm.world_size))
         self.nbytes = self._weights.nbytes + self._place_embedding(checkpoint, progress)
         self._team = self._make_team(blocks, cpus)
+        self.cpus: Sequence[int] = tuple(cpus or os.sched_getaffinity(0))
         # All windows are complete. The second barrier sees that the first one succeeded: from then
         # on waits have the usual limit instead of that of the first call.
         comm.barrier()

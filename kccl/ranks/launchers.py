@@ -140,6 +140,16 @@ def launcher_of_several(environ: Mapping[str, str]) -> str:
     return "srun" if is_by_srun and _number(environ, "SLURM_STEP_NUM_TASKS") > 1 else ""
 
 
+def is_one_of_several(environ: Mapping[str, str]) -> bool:
+    """Whether any launcher, `kccl run` too, started this process as one of several."""
+    sizes = []
+    if environ.get("KCCL_RENDEZVOUS"):
+        sizes.append(_number_or(environ, "KCCL_WORLD_SIZE", 1))
+    if _has_all(environ, _TORCHRUN_VARIABLES):
+        sizes.append(_number(environ, "WORLD_SIZE"))
+    return bool(launcher_of_several(environ)) or max(sizes, default=1) > 1
+
+
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the launchers' variables, for a child that is not a rank."""
     names = {"KCCL_RANK", "KCCL_WORLD_SIZE", "KCCL_RENDEZVOUS", "KCCL_NAMESPACES", "SLURM_PROCID"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ..base.env import Env
 from .checks import CHECKS
 from .checks.finding import Finding
-from .screen import NARROW, console
+from .screen import NARROW, console, draws
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ def main(*, as_json: bool) -> int:
 def _run_all() -> Iterator[tuple[str, bool, Finding]]:
     """Runs the checks, and says on a terminal which one runs: some take seconds."""
     screen = console(sys.stderr)
-    if not screen.is_terminal or screen.is_dumb_terminal:
+    if not draws(screen):
         for name, is_needed, check in CHECKS:
             yield name, is_needed, _run(check)
         return

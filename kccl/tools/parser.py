@@ -2,16 +2,15 @@
 
 import argparse
 import copy
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from .screen import fitted, wrapped
+from .screen import NARROW, fitted, width_of, wrapped
 
 USAGE_ERROR = 2
-# Windows with fewer columns have help texts below their options, and a short usage.
-_NARROW = 60
+# Columns of a help text that goes to a file or a pipe.
+_USUAL = 80
 _LEAST_WIDTH = 20
 
 
@@ -58,8 +57,9 @@ class Parser(argparse.ArgumentParser):
 
 class _Help(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
-        columns = shutil.get_terminal_size().columns
-        self._is_narrow = columns < _NARROW
+        columns = width_of(sys.stdout, _USUAL)
+        # Then help texts stand below their options, and the usage is short.
+        self._is_narrow = columns < NARROW
         super().__init__(
             prog,
             max_help_position=8 if self._is_narrow else 24,

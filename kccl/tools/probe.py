@@ -88,12 +88,12 @@ def probed(machine: "Machine", most: int | None) -> "Machine":
     from rich.progress import Progress
 
     from ..topology import core_to_core, spread
-    from .screen import console
+    from .screen import console, draws
 
     screen = console(sys.stderr)
     # Drawn between two ping-pongs only: a thread that redraws it would be noise in them.
     with Progress(
-        console=screen, auto_refresh=False, transient=True, disable=not screen.is_terminal
+        console=screen, auto_refresh=False, transient=True, disable=not draws(screen)
     ) as bar:
         task = bar.add_task("core to core", total=None)
 

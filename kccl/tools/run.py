@@ -25,7 +25,6 @@ from typing import IO, BinaryIO
 from ..base.errors import BackendError, InvalidArgument
 from ..ranks.job import check_descriptors, namespaces
 from ..ranks.losses import Announcer
-from .pinning import cores, pin_to
 
 _GRACE_S = 2.0
 _TIMED_OUT = 124  # the exit code of timeout(1)
@@ -68,12 +67,7 @@ def run(
         raise InvalidArgument("the command is missing, as in: kccl run -n 4 -- python program.py")
     if timeout is not None and not timeout > 0:
         raise InvalidArgument(f"timeout is {timeout}, must be positive")
-    cpus = cores() if pins else []
-    if pins and len(cpus) < world_size:
-        raise InvalidArgument(
-            f"{world_size} ranks cannot be pinned to {len(cpus)} allowed cores: start fewer ranks, "
-            "or do not pin them"
-        )
+    cpus = _cpus(world_size) if pins else []
     # For a rank: its connection and, with labels, its pipes. The rest: two pipes, the selector, the
     # socket of the announcements, and what subprocess opens while it starts a rank.
     check_descriptors(10 + (3 if labels else 1) * world_size, f"kccl run of {world_size} ranks")
@@ -85,6 +79,28 @@ def run(
                 return job.wait(timeout)
             finally:
                 job.close()
+
+
+def _cpus(world_size: int) -> list[int]:
+    """The CPU of each rank that is to be pinned."""
+    from ..topology import assign, core_of
+
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < world_size:
+        raise InvalidArgument(
+            f"{world_size} ranks cannot be pinned to {len(allowed)} allowed cores: start fewer "
+            "ranks, or do not pin them"
+        )
+    return assign([allowed] * world_size, core_of())
+
+
+def _is_pinned(cpus: set[int]) -> bool:
+    """Pins this process, whose children inherit that. Reports where the system forbids it."""
+    from ..topology import pin
+
+    if forbidden := pin(cpus):
+        _report(f"the ranks are not pinned: {forbidden}")
+    return forbidden is None
 
 
 class _Guard:
@@ -178,7 +194,7 @@ class _Job:
         try:
             for rank in range(world_size):
                 # The child inherits this, so it is pinned from its start.
-                if cpus and not pin_to({cpus[rank]}, _report):
+                if cpus and not _is_pinned({cpus[rank]}):
                     cpus = []
                 variables = {
                     "KCCL_RANK": str(rank),
@@ -189,7 +205,7 @@ class _Job:
                 self._start_rank(rank, command, os.environ | variables)
         finally:
             if cpus:
-                pin_to(allowed, _report)
+                _is_pinned(allowed)
 
     def _start_rank(self, rank: int, command: Sequence[str], environ: dict[str, str]) -> None:
         # A rank's group is not the foreground group of the terminal. A read from the terminal would

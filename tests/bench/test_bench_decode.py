@@ -11,12 +11,13 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from decode_bench import FAST, bench, document_of
+from decode_bench import FAST, ReferenceAsPeer, bench, document_of
 
 import kccl
 from kccl.bench import compare
 from kccl.bench.decode import report, tokens, variants
 from kccl.bench.decode.gpu import states
+from kccl.bench.decode.peers import PEERS
 from kccl.engine import Engine
 from kccl.engine.bounds import bytes_per_token
 from kccl.engine.random_weights import random_checkpoint
@@ -234,6 +235,7 @@ def test_a_readmes_table_has_the_newest_rows() -> None:
     def made(commit: str, us: float) -> dict[str, Any]:
         ours = dict.fromkeys(report.COLUMNS) | {"library": "kccl", "position": 128, "model": "m"}
         ours |= {"us_per_token": us, "tok_s": 1e6 / us, "world_size": 2, "bandwidth_share": 0.87}
+        ours["tokens_match"] = True
         peer = ours | {"library": "llama.cpp", "us_per_token": 400.0, "tok_s": 2500.0}
         slow = peer | {"library": "transformers", "tok_s": 100.0}
         return {"machine": machine, "commit": commit, "rows": [ours, slow, peer]}
@@ -295,8 +297,10 @@ def test_files_and_flags_are_refused_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), kccl.BackendError("it broke")])
+@pytest.mark.parametrize("baselines", [(), ("--baselines",)], ids=len)
 def test_positions_that_were_measured_outlive_what_ends_a_run(
     error: BaseException,
+    baselines: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -310,12 +314,20 @@ def test_positions_that_were_measured_outlive_what_ends_a_run(
 
     monkeypatch.setattr(Engine, "timed", failing)
     table = tmp_path / "rows.csv"
-    argv = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json")
+    monkeypatch.setitem(PEERS, "host", {"reference": ReferenceAsPeer})
+    argv = ("--random-weights", "tiny-llama", "--positions", "16", "30", "--json", *baselines)
     code = bench(*argv, "--csv", str(table))
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
     printed = capsys.readouterr()
     made = document_of(printed.out)
-    assert [row["position"] for row in made["rows"]] == [16]
-    assert made["rows"][0]["tokens_match"] and made["rows"][0]["tok_s"] > 0
+    libraries = ["kccl", *(["reference"] if baselines else [])]
+    assert [(row["library"], row["position"]) for row in made["rows"]] == [
+        (library, 16) for library in libraries
+    ]
+    # Beside peers there is memory for the reference only at the end.
+    checked = None if baselines else True
+    for row in made["rows"]:
+        assert row["tokens_match"] is checked and row["tok_s"] > 0
+    assert ("kccl: unchecked" in printed.err) is bool(baselines)
     assert "after 1 of 2 positions" in made["interrupted"] and made["interrupted"] in printed.err
-    assert len(table.read_text("utf-8").splitlines()) == 2
+    assert len(table.read_text("utf-8").splitlines()) == 1 + len(libraries)

@@ -8,46 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decode_bench import bench, document_of
+from decode_bench import ReferenceAsPeer, bench, document_of
 
 import kccl
 from kccl.bench.decode import files, tokens
 from kccl.bench.decode.opened import OpenedPeers
-from kccl.bench.decode.peer import Peer, Room
 from kccl.bench.decode.peers import PEERS
 from kccl.engine.checkpoint import open_checkpoint
 from kccl.engine.config import BIASES
 from kccl.engine.random_weights import random_checkpoint
-from kccl.engine.reference import Cache, Reference
+from kccl.engine.reference import Reference
 from kccl.engine.rope import Llama3Scaling, Rope
 from kccl.engine.rope_scaling import DynamicScaling
-
-
-class ReferenceAsPeer(Peer):
-    """The NumPy reference as another engine."""
-
-    library = "reference"
-    version = "1"
-
-    def __init__(self, room: Room) -> None:
-        self._reference = Reference(room.checkpoint)
-        self.reset()
-
-    def reset(self) -> None:
-        self._cache, self._length = Cache(), 0
-
-    def extend(self, ids: Any) -> int:
-        self._length += len(ids)
-        return int(self._reference.logits(ids, self._cache)[-1].argmax())
-
-    def step(self, token: int) -> int:
-        return int(self._reference.logits([token], self._cache)[-1].argmax())
-
-    def rewind(self) -> None:
-        self._cache.length = self._length
-
-    def close(self) -> None:
-        pass
 
 
 class WrongPeer(ReferenceAsPeer):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from bench_world import (
     problem,
 )
 
+from kccl import topology
 from kccl.bench import cli, compare
-from kccl.bench.harness import collective, document, measure
+from kccl.bench.harness import clock, collective, document, measure
 from kccl.bench.host import places
 
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -51,7 +53,7 @@ needs_two = pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core")
 def test_ranks_have_a_core_each_where_that_is_possible(
     allowed: list[set[int]], siblings: int, cpus: list[int]
 ) -> None:
-    assert places.assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
+    assert topology.assign(allowed, lambda cpu: cpu // siblings * siblings) == cpus
 
 
 def where(comm: FakeComm, *, pins: bool = True) -> Any:
@@ -91,20 +93,20 @@ def test_a_system_that_forbids_pinning_is_said_so(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
     for found, inside, _ in FakeWorld(2).run(where):
-        assert "not pinned, because the system forbids it (rank 0: Operation not" in found.note
+        assert "are not pinned, so two may meet on one core: rank 0: sched_seta" in found.note
         assert list(found.cpus) == [None, None] and sorted(inside) == ALLOWED
 
 
-def rows_of(comm: FakeComm, cpus: list[list[int]], preempted: int = 0) -> list[measure.Row]:
+def rows_of(comm: FakeComm, cpus: list[list[int]], taken: float = 0.0) -> list[measure.Row]:
     """Rows of contenders that say they ran on these CPUs, by rank one for each sample."""
     table, asked = collective.load("all_reduce"), problem(n=comm.world_size)
-    samples, counts = iter(cpus[comm.rank]), iter(range(0, 100 * preempted + 1, preempted or 1))
+    samples, began = iter(cpus[comm.rank]), time.perf_counter()
     contender = measure.Contender(
         *("kccl", "some", "host", "prepared", measure.buffers(asked), lambda: None),
         lambda iterations, warmup: (np.ones(1), np.ones(1)),
         check=lambda seed: 0,
         cpu=lambda: next(samples),
-        preempted=lambda: next(counts) if preempted else 0,
+        waited=lambda: (time.perf_counter() - began) * taken,
     )
     common = {"rank": comm.rank, "gather": comm.gather_objects, "repeats": 2, "iterations": 2}
     return measure.measure(table, asked, [contender], **common, core_of=lambda cpu: cpu // 2)
@@ -128,10 +130,35 @@ def test_rows_of_ranks_that_met_on_a_core_are_marked(
         assert row["notes"] == notes
 
 
-def test_rows_of_ranks_that_others_preempted_are_marked() -> None:
+@pytest.mark.parametrize(("taken", "notes"), [(0.01, []), (0.3, ["busy"])])
+def test_rows_of_ranks_whose_core_others_had_are_marked(taken: float, notes: list[str]) -> None:
+    """Not those from which a sleeper that wakes took microseconds."""
     apart = [[0] * 4, [2] * 4]
-    for (row,) in FakeWorld(2).run(partial(rows_of, cpus=apart, preempted=1)):
-        assert row["notes"] == ["busy"]
+    for (row,) in FakeWorld(2).run(partial(rows_of, cpus=apart, taken=taken)):
+        assert row["notes"] == notes
+
+
+def test_a_process_that_works_on_the_same_core_is_seen() -> None:
+    """Also beside the work of a whole test run; a process that sleeps takes no time at all."""
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    os.sched_setaffinity(0, {core})
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+        ) as worker:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            waited, began = clock.waited_s(), time.perf_counter()
+            while time.perf_counter() - began < 0.5:
+                pass
+            share = (clock.waited_s() - waited) / (time.perf_counter() - began)
+            worker.kill()
+    finally:
+        os.sched_setaffinity(0, before)
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("the kernel does not count it")
+    assert share > measure.BUSY_SHARE
 
 
 def test_rows_below_their_floor_and_of_a_floor_that_changed_are_marked() -> None:

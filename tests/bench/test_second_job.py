@@ -48,7 +48,7 @@ with socket.socket(socket.AF_UNIX) as connection:
                 "problem": {{"contenders": [["openmpi", "default"]]}},
                 "check": {{"wrong": 0}},
                 "time": {{"typical_us": [5.0] * 4, "single_us": [6.0] * 4, "cpu": rank,
-                          "preempted": 0}},
+                          "waited": 0.0}},
             }}[order]
             stream.write(json.dumps(answer) + "\\n")
             stream.flush()

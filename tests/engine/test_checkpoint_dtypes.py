@@ -47,6 +47,22 @@ def test_weights_beyond_float16_are_refused_when_read(tmp_path, value):
     write_folder(tmp_path, LLAMA, tensors)
     with open_checkpoint(tmp_path) as checkpoint:
         checkpoint.tensor("head")
-        told = "tensor lm_head.weight has a weight beyond 65504, the largest of float16"
-        with pytest.raises(kccl.Error, match=told):
+        told = "tensor lm_head.weight has a weight beyond 65504, the largest of float16: "
+        with pytest.raises(kccl.Error, match=told) as caught:
             checkpoint.as_dtype("float16").tensor("head")
+        assert str(caught.value).endswith(f"; it is {value:.5g}")
+
+
+@pytest.mark.parametrize("value", [3.4e38, -3.4028235e38])
+def test_weights_beyond_bfloat16_are_told_with_their_value(tmp_path, value):
+    tensors = random_tensors(shapes_of(LLAMA), np.float32)
+    norm, head = tensors["model.norm.weight"], tensors["lm_head.weight"]
+    # A norm stays in FP32, which holds it. The largest of bfloat16 is one of its numbers.
+    norm[0], head[0, 0], head[-1, -1] = value, 3.3895e38, value
+    write_folder(tmp_path, LLAMA, tensors)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.tensor("norm")[0] == np.float32(value)
+        told = "tensor lm_head.weight has a weight beyond 3.39e.38, the largest of bfloat16"
+        with pytest.raises(kccl.Error, match=told) as caught:
+            checkpoint.tensor("head")
+        assert str(caught.value).endswith(f"; it is {value:.5g}")

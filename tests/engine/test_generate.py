@@ -9,10 +9,11 @@ import pytest
 from tiny_models import write_gguf
 
 import kccl
-from kccl.engine import Engine, screen
+from kccl.engine import Checkpoint, Engine, screen
 from kccl.tools.cli import main
 
 BEGINNING = "def mean(values):"
+EMPTY = "the prompt is empty: give --prompt, or pipe it"
 
 
 def generate(*arguments, text=None, ranks=0):
@@ -46,7 +47,8 @@ def expected():
         return engine.generate(BEGINNING, max_tokens=12).text
 
 
-def test_the_answer_alone_is_on_stdout(expected, capsys):
+def test_the_answer_alone_is_on_stdout(expected, capsys, monkeypatch):
+    monkeypatch.setattr(Engine, "cache_bytes", lambda engine: 0)
     arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "12"]
     for ranks in ([], ["-n", "2"]):
         assert main([*arguments, *ranks]) == 0
@@ -59,11 +61,40 @@ def test_the_answer_alone_is_on_stdout(expected, capsys):
     assert capsys.readouterr() == (expected + "\n", "")
 
 
+def test_what_the_memory_allows_is_not_told_of_weights_in_caches(capsys, monkeypatch):
+    caches = 0
+
+    def cache_bytes(engine):
+        nonlocal caches
+        # As many bytes as there are weights are enough.
+        caches = engine.weight_bytes()
+        return caches
+
+    def bandwidth(engine):
+        raise AssertionError("the memory is measured")
+
+    monkeypatch.setattr(Engine, "cache_bytes", cache_bytes)
+    monkeypatch.setattr(Engine, "bandwidth", bandwidth)
+    assert main(["generate", "--prompt", BEGINNING, "--max-tokens", "3", "-n", "2"]) == 0
+    told = capsys.readouterr().err
+    size = f"{caches / 1e6:.0f} MB"
+    assert told.endswith(f" tok/s, with all weights ({size}) in the caches ({size})\n")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_caches_are_those_of_the_cores_of_all_ranks(ranks, monkeypatch):
+    machine = kccl.topology.Machine
+    monkeypatch.setattr(machine, "cache_bytes", lambda _, cpus: sum(1 << cpu for cpu in cpus))
+    allowed = os.sched_getaffinity(0)
+    with Engine("bundled", ranks=ranks, blocks=len(allowed) // ranks or 1) as engine:
+        assert engine.cache_bytes() == sum(1 << cpu for cpu in allowed)
+
+
 def test_a_ctrl_c_behind_the_last_token_leaves_the_summary(capsys, monkeypatch):
-    def interrupted(engine):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "bandwidth", interrupted)
+    monkeypatch.setattr(screen, "bound", interrupted)
     arguments = ["generate", "--prompt", BEGINNING, "--max-tokens", "3", "--temperature", "1"]
     assert main([*arguments, "--seed", "8"]) == 130
     told = capsys.readouterr().err
@@ -106,7 +137,7 @@ def test_an_empty_standard_input_is_told_before_the_model_is_read(capsys, monkey
     for content in (b"", b"\n"):
         monkeypatch.setattr(sys, "stdin", Standard(content))
         assert main(["generate", "--model", "no/such/model"]) != 0
-        assert capsys.readouterr().err.endswith("the prompt is empty\n")
+        assert capsys.readouterr().err.endswith(f"{EMPTY}\n")
 
 
 def test_rounding_of_weights_is_told(tiny, capsys):
@@ -187,7 +218,7 @@ def test_ids_end_where_the_files_say_so(tiny, tmp_path, capsys):
         (["--chat", "--chat-option", "a=b"], "--chat-option a is 'b', must be JSON: a text has"),
         (["--chat", "--chat-option", "messages=[]"], "--chat-option is 'messages=[]', must be a"),
         (["--ids", "1 2"], "--ids and --prompt are given, must be one of them"),
-        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", ""], EMPTY),
         (["--prompt", "\udcff"], "the text is not valid UTF-8: character 0 is '\\udcff'"),
         (["--prompt", "x" * 3000], "tokens, must have at most 2047 in a context of 2048"),
         (["--chat"], "has no chat template: give text, on the command line leave out --chat"),
@@ -270,14 +301,42 @@ def test_a_job_whose_output_fails_says_so_once(kind):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [(b"\n", b"the prompt is empty"), (b"\xff", b"the text is not valid UTF-8")]
+    ("arguments", "text", "told"),
+    [
+        ([], b"\n", EMPTY.encode()),
+        ([], b"\xff", b"the text is not valid UTF-8"),
+        (["--chat"], b"Hi", b"has no chat template"),
+        (["--prompt", ""], None, EMPTY.encode()),
+        (["--model", "no/such/model"], b"Hi", b"model 'no/such/model' is neither"),
+    ],
 )
-def test_a_job_refuses_a_wrong_standard_input_on_all_ranks(text, told):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_job_refuses_what_is_wrong_once_and_on_all_ranks(arguments, text, told, ranks):
     # A rank 0 that ended by itself would leave the others in MPI_Init.
-    done = generate(text=text, ranks=2)
-    assert done.returncode != 0
+    done = generate(*arguments, text=text, ranks=ranks)
+    assert done.returncode == 2
     assert done.stdout == b""
-    assert done.stderr.count(told) == 2
+    assert done.stderr.count(told) == 1 and b"rank 1: " not in done.stderr, done.stderr
+    assert done.stderr.count(b"ended with exit code 2") == ranks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--chat"], "has no chat template"),
+        (["--prompt", "x" * 3000], "tokens, must have at most 2047"),
+        (["--ids", "99999"], "the prompt has id 99999"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_weights_are_read(arguments, told, capsys, monkeypatch):
+    def read(*_):
+        raise AssertionError("a weight is read")
+
+    monkeypatch.setattr(Checkpoint, "tensor", read)
+    monkeypatch.setattr(Checkpoint, "rows", read)
+    prompt = [] if "--ids" in arguments else ["--prompt", "x"]
+    assert main(["generate", *prompt, *arguments]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_job_with_threads_as_ranks_prints_no_answer():

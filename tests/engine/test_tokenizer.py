@@ -296,14 +296,34 @@ def test_a_wrong_file_is_named(folder, file, changes, told):
 def test_a_tokenizer_that_is_missing_or_too_large(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     missing = r"has neither tokenizer\.json nor tokenizer\.model"
-    with pytest.raises(kccl.Error, match=rf"{missing}$"):
-        tokenizer_of(folder)
-    (folder / "vocab.json").write_text("{}")
-    with pytest.raises(kccl.Error, match=rf"{missing}; to use its vocab\.json, let transformers"):
+    with pytest.raises(kccl.Error, match=rf"{missing}, nor vocab\.json with merges\.txt$"):
         tokenizer_of(folder)
     write_folder(tmp_path / "small", LLAMA | {"vocab_size": 8}, with_tokenizer=True)
     with pytest.raises(kccl.Error, match="has 264 ids, must have at most 8, the rows"):
         tokenizer_of(tmp_path / "small")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "named", "told"),
+    [
+        ("{}", "", None, "there is no tokenizer_class, must be one of GPT2Tokenizer, Qwen2Tok"),
+        ("{}", "", "T5Tokenizer", "tokenizer_class is 'T5Tokenizer', must be one of GPT2Tokenizer"),
+        ("{}", None, "GPT2Tokenizer", r"has vocab\.json and no merges\.txt"),
+        ("[", "", "GPT2Tokenizer", r"vocab\.json: the tokenizer is wrong"),
+        ('{"a": 0, "b": 1}', "a b\n", "GPT2Tokenizer", r"vocab\.json: the tokenizer is wrong"),
+        ('{"a": 0}', "a\n", "GPT2Tokenizer", r"vocab\.json: the tokenizer is wrong"),
+    ],
+)
+def test_wrong_files_of_merges_are_named(folder, vocabulary, merges, named, told):
+    """tests/parity compares what right ones give with transformers."""
+    (folder / "tokenizer.json").unlink()
+    rewrite(folder / "tokenizer_config.json", tokenizer_class=named)
+    (folder / "vocab.json").write_text(vocabulary)
+    if merges is not None:
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    with pytest.raises(kccl.Error, match=told) as caught:
+        tokenizer_of(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -350,3 +350,21 @@ def test_big_libraries_are_imported_lazily(library):
                 is_lazy = when == "function" or where in ON_TORCH
                 assert is_lazy, f"{where} imports {name} when it is imported"
                 assert allowed is None or where in allowed, f"{where} imports {name}"
+
+
+def test_one_file_knows_windows():
+    """Whether there is one, how wide it is, and what may be drawn in it."""
+    known = re.compile(
+        r"get_terminal_size|\bConsole\(|is_dumb_terminal|show_cursor|NO_COLOR|\[\?25"
+    )
+    for folder in ("kccl", "bench", "engine"):
+        for path in python_files(folder):
+            found = known.findall(path.read_text())
+            assert path.match("kccl/tools/screen.py") or not found, f"{path.name} has {found}"
+
+
+def test_one_file_pins():
+    for folder in ("kccl", "bench", "engine", "topology"):
+        for path in python_files(folder):
+            pins = "sched_setaffinity(" in path.read_text()
+            assert path.match("topology/pinning.py") or not pins, path.name

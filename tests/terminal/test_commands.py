@@ -86,5 +86,7 @@ def test_the_last_step_of_make_demo(columns):
     with Terminal(line, columns=columns) as terminal:
         assert terminal.end() == 0, terminal.text
         check_ended_well(terminal)
-        assert "of what the memory allows" in terminal.words
+        # Caches hold the small model on many machines.
+        share = r"\d+ tok/s, (\d+% of what the memory allows|with all weights .* in the caches)"
+        assert re.search(share, terminal.words), terminal.text
         assert "(stop)" in terminal.words or "(max_tokens)" in terminal.words

@@ -56,6 +56,15 @@ def test_while_a_prompt_is_awaited():
         interrupted(terminal)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_job_that_lacks_a_prompt(ranks):
+    """The ranks are no foreground processes of the terminal, so nobody can type to them."""
+    with Terminal([*KCCL, "run", "-n", str(ranks), "--", *GENERATE]) as terminal:
+        assert terminal.end() == 2, terminal.text
+        check_ended_well(terminal)
+        assert terminal.words.count("give --prompt, or pipe it") == 1
+
+
 def test_a_prompt_that_is_typed():
     with Terminal([*GENERATE, "--max-tokens", "8"]) as terminal:
         terminal.wait_for("Ctrl-D")

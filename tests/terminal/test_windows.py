@@ -123,7 +123,29 @@ def test_the_bar_goes_away_and_never_hides_the_cursor():
         assert terminal.end() == 128 + signal.SIGTERM
         assert not terminal.hides_cursor
     terminal = on_a_terminal(ANSWER, columns=40)
-    assert "MB" not in terminal.text and b"\x1b[?25l" not in terminal.raw
+    assert "reading" not in terminal.text and b"\x1b[?25l" not in terminal.raw
+
+
+BENCH = ["bench", "all_reduce", "-e", "16", "--iterations", "5", "--repeats", "1"]
+
+
+def test_a_bench_in_a_narrow_window_breaks_no_word():
+    terminal = on_a_terminal(["run", "-n", "2", "--", *KCCL, *BENCH], columns=40)
+    lines = terminal.lines
+    assert max(map(len, lines)) <= 40
+    assert {"prepared", "--verbose", "algorithm", "float32"} < set(terminal.words.split())
+    # What belongs to the line above begins further right; a table's lines have no such.
+    (begin,) = [number for number, line in enumerate(lines) if line.startswith("# KCCL: op()")]
+    assert lines[begin + 1].startswith("  ") and lines[begin + 2].startswith("# floor: ")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("command", [BENCH, ANSWER], ids=["bench", "generate"])
+def test_several_ranks_draw_no_bar(command, ranks):
+    """They write to one terminal, whose lines a bar would overwrite."""
+    terminal = on_a_terminal(["run", "-n", str(ranks), "--", *KCCL, *command])
+    assert (b"\x1b[2K" in terminal.raw) is (ranks == 1)
+    assert b"\x1b[?25l" not in terminal.raw
 
 
 @pytest.mark.parametrize("columns", [80, 40])

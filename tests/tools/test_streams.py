@@ -41,7 +41,7 @@ def test_other_streams_may_be_closed():
     for redirection in ("<&-", "2>&-", "<&- 2>&-"):
         done = shell(f"{KCCL} {ANSWER} {redirection}")
         assert done.returncode == 0 and done.stdout, done.stderr
-    assert shell(f"{KCCL} generate <&-").stderr.endswith("kccl: the prompt is empty\n")
+    assert shell(f"{KCCL} generate <&-").stderr.endswith("give --prompt, or pipe it\n")
     # `kccl run` has ranks that may have no output.
     assert shell(f"{KCCL} run -n 2 -- true >&- 2>&- <&-").returncode == 0
 

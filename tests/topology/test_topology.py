@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,24 @@ def test_discover_reads_smt_and_numa(machine: Machine) -> None:
     assert machine.caches[-1] == Cache(
         level=3, type="unified", size_bytes=32 << 20, line_bytes=64, shared_cpus=(2, 3, 6, 7)
     )
+
+
+def test_cache_bytes_are_of_the_level_that_holds_most(machine: Machine) -> None:
+    def cache(level: int, size: int | None, *cpus: int, kind: str = "unified") -> Cache:
+        return Cache(level=level, type=kind, size_bytes=size, line_bytes=64, shared_cpus=cpus)
+
+    found = replace(
+        machine,
+        caches=(
+            *(cache(2, 100, 0, 1), cache(2, 100, 2, 3), cache(1, 999, 0, kind="instruction")),
+            *(cache(3, 150, 0, 1, 2, 3), cache(3, 7000, 4), cache(4, None, 0)),
+        ),
+    )
+    # The two of level 2 hold more than the one behind them.
+    assert found.cache_bytes([0]) == 150
+    assert found.cache_bytes([0, 1, 3]) == 200
+    assert found.cache_bytes([0, 4]) == 7150
+    assert found.cache_bytes([]) == found.cache_bytes([9]) == 0
 
 
 def test_what_is_missing_is_unknown(tmp_path: Path) -> None:

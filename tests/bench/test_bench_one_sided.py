@@ -1,4 +1,4 @@
-"""The rows of put: a halo exchange by KCCL's one-sided calls, and by MPI's ways of doing it."""
+"""The rows of put, get and signal: KCCL's one-sided calls, and MPI's ways of doing the same."""
 
 import argparse
 import json
@@ -13,9 +13,11 @@ import kccl
 from kccl.bench import cli
 from kccl.bench.harness import collective, measure
 
+NAMES = ("put", "get", "signal")
 
-def problem(world_size, nbytes=64):
-    table = collective.load("put")
+
+def problem(name, world_size, nbytes=64):
+    table = collective.load(name)
     (found,) = table.problems(
         [nbytes],
         dtype="float32",
@@ -28,10 +30,11 @@ def problem(world_size, nbytes=64):
     return table, found
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_rows_of_kccl(world_size):
+def test_rows_of_kccl(name, world_size):
     def main(comm):
-        table, asked = problem(world_size)
+        table, asked = problem(name, world_size)
         return measure.measure(
             table,
             asked,
@@ -49,13 +52,14 @@ def test_rows_of_kccl(world_size):
         ("eager", "direct"),
     ]
     for row in rows[0]:
-        assert row["algorithm"] == "put" and row["wrong"] == 0 and row["time_us"] > 0
+        assert row["algorithm"] == name and row["wrong"] == 0 and row["time_us"] > 0
 
 
+@pytest.mark.parametrize("name", ["put", "get"])
 @pytest.mark.parametrize("lost", ["data", "order"])
-def test_wrong_data_is_counted(lost):
+def test_wrong_data_is_counted(name, lost):
     def main(comm):
-        table, asked = problem(2)
+        table, asked = problem(name, 2)
         mine = collective.buffers(asked)
         call = table.direct(comm, mine, asked)
 
@@ -71,24 +75,39 @@ def test_wrong_data_is_counted(lost):
     assert right == 0 and wrong > 0
 
 
-def test_it_has_no_rows_on_gpus_and_in_kernels(capsys):
+def test_a_rank_that_does_not_wait_for_its_partner_is_counted():
+    def main(comm):
+        table, asked = problem("signal", 2)
+        mine = collective.buffers(asked)
+        return table.check(asked, mine, lambda: None, comm.rank, comm.gather_objects, 3)
+
+    # Of two that do not wait, the first leaves before the other arrives.
+    assert sum(kccl.run_threads(main, 2)) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_have_no_rows_on_gpus_and_in_kernels(name, capsys):
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
 
     def main(comm):
         for options in (["--backend", "cuda"], ["--in-kernel", "--backend", "sim"]):
-            assert cli.main(parser.parse_args(["put", *options]), comm) == 2
+            assert cli.main(parser.parse_args([name, *options]), comm) == 2
 
     kccl.run_threads(main, 1)
-    assert capsys.readouterr().err.count("put has rows on the host and the simulator only") == 2
+    assert capsys.readouterr().err.count(f"{name} has rows on the host and the simulator only") == 2
 
 
-def test_mpis_rows():
+@pytest.mark.parametrize(
+    ("name", "second"), [("put", "put_fence"), ("get", "get_fence"), ("signal", "fence")]
+)
+def test_mpis_rows(name, second):
     pytest.importorskip("mpi4py")
     done = subprocess.run(
         [
             *(Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable),
-            *("-m", "kccl", "bench", "put", "--sizes", "64", "--baselines", "--json"),
+            *("-m", "kccl", "bench", name, "--baselines", "--json"),
+            *([] if name == "signal" else ["--sizes", "64"]),
             *("--repeats", "1", "--iterations", "5"),
         ],
         capture_output=True,
@@ -98,5 +117,5 @@ def test_mpis_rows():
     )
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     found = {(row["library"], row["algorithm"]) for row in rows}
-    assert {("kccl", "put"), ("mpich", "sendrecv"), ("mpich", "put_fence")} <= found
+    assert {("kccl", name), ("mpich", "sendrecv"), ("mpich", second)} <= found
     assert all(row["wrong"] == 0 and row["floor_us"] > 0 for row in rows)

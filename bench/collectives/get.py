@@ -1,0 +1,95 @@
+"""get: a halo exchange that pulls. Each rank puts its array into its own window, signals, waits for
+its partner's signal, and gets the partner's array.
+
+A rank fills a slot again two calls later. Its partner has signalled in the call between, and has
+read the slot before that. MPI's ways of doing the same are Sendrecv, and Get between two fences.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from ..harness.collective import Buffers, Call, Collective, Problem
+from ..harness.pairs import SLOTS, check_exchange, mpi_slots_of, partner_of, sendrecv, slots_of
+
+
+def _prepare(comm: Any, buffers: Buffers, problem: Problem, **_: Any) -> Any:
+    partner = partner_of(comm.rank, comm.world_size)
+    window, _slots = slots_of(comm, problem)
+    found, x = np.zeros_like(buffers.x), buffers.x
+    offsets = [slot * problem.nbytes for slot in range(SLOTS)]
+    gets = [comm.get.prepare(found, partner, window, offset) for offset in offsets]
+    fills = [comm.put.prepare(x, comm.rank, window, offset) for offset in offsets]
+    turns = cycle(list(zip(fills, gets, strict=True)))
+    signal, wait = comm.signal.prepare(partner), comm.wait.prepare(peer=partner)
+
+    def exchange() -> object:
+        fill, get = next(turns)
+        fill()
+        signal()
+        wait()
+        get()
+        return found
+
+    # A function itself, because a further call would cost as much as one of these four.
+    made: Any = exchange
+    made.plan = gets[0].plan
+    return made
+
+
+def _direct(comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    partner = partner_of(comm.rank, comm.world_size)
+    window, _slots = slots_of(comm, problem)
+    found, x, rank = np.zeros_like(buffers.x), buffers.x, comm.rank
+    put, signal, wait, get = comm.put, comm.signal, comm.wait, comm.get
+    turns = cycle([slot * problem.nbytes for slot in range(SLOTS)])
+
+    def exchange() -> object:
+        offset = next(turns)
+        put(x, rank, window, offset)
+        signal(partner)
+        wait(peer=partner)
+        get(found, partner, window, offset)
+        return found
+
+    return exchange
+
+
+def _get_fence(mpi: Any, comm: Any, buffers: Buffers, problem: Problem) -> Call:
+    partner = partner_of(comm.rank, comm.size)
+    x, found = buffers.x, np.zeros_like(buffers.x)
+    window, slots = mpi_slots_of(mpi, comm, problem)
+    turns = cycle(list(enumerate(slots)))
+    window.Fence()
+
+    def exchange() -> object:
+        slot, mine = next(turns)
+        mine[:] = x
+        window.Fence()
+        window.Get(found, partner, slot)
+        window.Fence()
+        return found
+
+    return exchange
+
+
+COLLECTIVE = Collective(
+    name="get",
+    order="acq_rel",
+    has_data=True,
+    has_op=False,
+    has_root=False,
+    has_out=False,
+    waits_for_all=False,
+    busbw_factor=lambda world_size: 1.0,
+    check=check_exchange,
+    prepare=_prepare,
+    direct=_direct,
+    mpi=sendrecv,
+    mpi_default="sendrecv",
+    mpi_others={"get_fence": _get_fence},
+    is_composed=True,
+)
