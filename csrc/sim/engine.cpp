@@ -361,6 +361,7 @@ constexpr KcclSimEngine kTable = {
     .copy_async = copy_async,
     .fence_copies = fence_copies,
     .enter_call = enter_call,
+    .window_room = window_room,
 };
 
 }  // namespace

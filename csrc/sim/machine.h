@@ -286,4 +286,7 @@ extern Machine* running;
 void show_self(Fiber& fiber);
 const KcclSimEngine* engine_table();
 
+// Kernels' questions and announcements of calls, for the table (calls.cpp).
+uint64_t window_room(const void* address);
+
 }  // namespace kccl::sim

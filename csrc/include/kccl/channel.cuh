@@ -49,14 +49,22 @@ enum class Opening {
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
-    // `channel`: below comm.num_channels. `block`: this block's number in a call of several blocks,
-    // which have a part of the channel each. `comm` outlives this.
+    // `channel`: from 0 to comm.num_channels - 1. `block`: this block's number in a call of several
+    // blocks, which have a part of the channel each; below comm.blocks_per_channel. If they are
+    // not, every call returns a failed status and sends nothing. `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
-        index_ = channel * comm.blocks_per_channel + block;
-        latch_.ask(comm);
-        state_ = mem::load_words(channel_state(comm, index_));
+        // The host has checked what it launches.
+        const bool is_checked = opening != Opening::kLaunch;
+        const bool is_known = !is_outside(channel, comm.num_channels);
+        if (is_checked && (!is_known || is_outside(block, comm.blocks_per_channel))) {
+            refuse(channel, block, is_known);
+        } else {
+            index_ = channel * comm.blocks_per_channel + block;
+            latch_.ask(comm);
+            state_ = mem::load_words(channel_state(comm, index_));
+        }
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             outbox_[k] = packet_slot(comm, receiver(k), index_, 0, comm.rank);
         }
@@ -237,6 +245,16 @@ class Channel {
     }
 
   private:
+    // Nobody may open the channel, or this part of it.
+    KCCL_DEVICE void refuse(int channel, int block, bool is_known) {
+        const Refused no_channel = {kKcclArgumentChannel, uint64_t(int64_t{channel}),
+                                    uint64_t(comm_.num_channels)};
+        const Refused no_block = {kKcclArgumentBlock, uint64_t(int64_t{block}),
+                                  uint64_t(comm_.blocks_per_channel)};
+        latch_.refuse(comm_, kKcclNumKernels, channel, is_known ? no_block : no_channel,
+                      leads(coop_));
+    }
+
     KCCL_DEVICE void store_state() const {
         if (leads(coop_)) mem::store_words(channel_state(comm_, index_), state_);
     }
@@ -304,7 +322,7 @@ class Channel {
     const Coop coop_;
     const DeviceComm& comm_;
     const int channel_;
-    int index_;
+    int index_ = 0;
     // Addresses for calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
@@ -320,7 +338,7 @@ class Channel {
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;
-    ChannelState state_;
+    ChannelState state_ = {};
 };
 
 }  // namespace kccl

@@ -10,7 +10,7 @@
 // clears.
 #pragma once
 
-#include "wait.cuh"
+#include "refuse.cuh"
 
 namespace kccl {
 
@@ -19,6 +19,17 @@ class FailureLatch {
   public:
     // Asks for the communicator's status, at the opening. The load is on its way when this returns.
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
+
+    // This coop must not make its calls, because of an argument of the opening. Called by all
+    // threads of the coop, instead of ask().
+    KCCL_DEVICE void refuse(const DeviceComm& comm, uint32_t kernel, int32_t channel,
+                            const Refused& why, bool leads) {
+        found_ = kKcclBadArgument;
+        if (leads) kccl::refuse(comm, kernel, channel, why);
+    }
+
+    // Whether this thread has found no failure.
+    KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }
 
     // Ok until fail().
     KCCL_DEVICE Status status() const { return status_; }

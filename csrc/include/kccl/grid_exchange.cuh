@@ -222,6 +222,12 @@ class GridExchange {
         return status_;
     }
 
+    // Fails the exchange because of an argument. Called by all threads of the block.
+    KCCL_DEVICE Status refuse(const Refused& why) {
+        if (status_ == kKcclOk && leads(block())) kccl::refuse(comm_, kKcclGridExchange, 0, why);
+        return leave(true);
+    }
+
   private:
     // 0 where the compiler does not know them.
     static constexpr int kNumPeers = kIsLocal || WORLD_SIZE == 0 ? 0 : WORLD_SIZE - 1;

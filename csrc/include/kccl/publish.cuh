@@ -115,6 +115,13 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     // small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     if (exchange.status() != kKcclOk) return exchange.status();
+    if constexpr (IS_PART) {
+        const uint32_t most = rows.num == 1 ? exchange.num_slices() : exchange.num_blocks();
+        if (slices.first > most || slices.num > most - slices.first) {
+            const uint64_t end = uint64_t{slices.first} + slices.num;
+            return exchange.refuse({kKcclArgumentSlices, end, most});
+        }
+    }
     const uint32_t size = exchange.num_threads();
     const uint32_t thread = exchange.thread();
     const uint32_t total = slices.num * exchange.num_packets();

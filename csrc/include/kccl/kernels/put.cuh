@@ -2,10 +2,13 @@
 // nothing. A later signal or barrier tells it, and orders the bytes.
 #pragma once
 
-#include "../wait.cuh"
+#include "../one_sided.cuh"
 
 namespace kccl {
 
+// `out` to `out` + num_bytes lies in one window. The simulator refuses what does not: the call
+// returns a failed status and copies nothing. A GPU does not know the windows.
+//
 // Called by all threads of the coop. `out` lies in the peer's window as mapped here. `in` may be
 // reused on return.
 template <class Coop>
@@ -13,6 +16,10 @@ KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, void* out, const void*
                        uint64_t num_bytes) {
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
+    if constexpr (told::kIsTold) {
+        const Status found = check_window(coop, comm, kKcclPut, kKcclArgumentOut, out, num_bytes);
+        if (found != kKcclOk) return found;
+    }
     mem::copy(out, in, num_bytes, coop.index(), coop.size());
     return kKcclOk;
 }

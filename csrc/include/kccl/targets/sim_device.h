@@ -73,6 +73,9 @@ struct KcclSimEngine {
     // The calling thread is in this call from here on. Reports name it, and it decides which words
     // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+
+    // See told.cuh.
+    uint64_t (*window_room)(const void* address);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;
