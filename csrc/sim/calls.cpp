@@ -2,6 +2,55 @@
 #include "machine.h"
 
 namespace kccl::sim {
+namespace {
+
+bool are_alike(const KcclSimMade& a, const KcclSimMade& b) {
+    const bool is_type_known = a.dtype != kKcclNumDtypes && b.dtype != kKcclNumDtypes;
+    return a.num_bytes == b.num_bytes && a.kernel == b.kernel && a.op == b.op && a.root == b.root &&
+           a.num_blocks == b.num_blocks && (a.dtype == b.dtype || !is_type_known);
+}
+
+}  // namespace
+
+// ---- Calls of several ranks ---------------------------------------------------------------------
+
+void Alike::forget(uint64_t state) {
+    std::erase_if(streams_, [&](const auto& each) { return each.second.states.contains(state); });
+}
+
+const Made* Alike::compare(const KcclSimCall& call, const Made& mine) {
+    Stream& stream = streams_[{call.memory, call.stream}];
+    stream.states.insert(call.state);
+    const bool is_exchange = call.stream < 0;
+    const uint64_t number = is_exchange ? call.epoch : stream.calls[call.rank]++;
+    Pending& pending = stream.pending[number];
+    if (pending.callers == 0) pending.first = mine;
+    found_ = pending.first;
+    if (++pending.callers == call.num_callers) stream.pending.erase(number);
+    return are_alike(found_.what, mine.what) ? nullptr : &found_;
+}
+
+// ---- Channels -----------------------------------------------------------------------------------
+
+const Made* Openings::open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
+                           const Made& mine) {
+    const auto [at, is_new] = open_.try_emplace({opening.memory, opening.index});
+    Open& open = at->second;
+    if (is_new) open = {mine, slot, opening.first_thread, opening.num_threads, {}};
+    const bool is_same_coop = open.slot == slot && open.first_thread == opening.first_thread &&
+                              open.num_threads == opening.num_threads;
+    if (!is_same_coop || !open.threads.insert(thread).second) return &open.by;
+    return nullptr;
+}
+
+void Openings::close(const KcclSimOpening& opening, uint32_t thread) {
+    const auto at = open_.find({opening.memory, opening.index});
+    if (at == open_.end()) return;
+    at->second.threads.erase(thread);
+    if (at->second.threads.empty()) open_.erase(at);
+}
+
+// ---- Windows ------------------------------------------------------------------------------------
 
 uint64_t Memory::window_room(uint64_t address) const {
     for (const Window& window : windows_) {
@@ -11,8 +60,57 @@ uint64_t Memory::window_room(uint64_t address) const {
     return 0;
 }
 
+// ---- For the table ------------------------------------------------------------------------------
+
+void Machine::report_made(KcclSimFindingKind kind, const KcclSimMade& made, const Made& other) {
+    const Fiber& mine = *current_;
+    const size_t before = findings.size();
+    report(kind, {mine.knowledge.now(), mine.knowledge.call, mine.site, steps}, 0, other.deed);
+    if (findings.size() == before) return;
+    findings.back().made = made;
+    findings.back().other_made = other.what;
+}
+
+namespace {
+
+Made made_at(uint64_t site, const KcclSimMade& what) {
+    Fiber& me = running->me();
+    me.site = site;
+    return {what,
+            {me.knowledge.now(), me.knowledge.call, site, running->steps, kKcclSimEnterCall, true}};
+}
+
+uint64_t site_of(void* address) { return reinterpret_cast<uint64_t>(address); }
+
+}  // namespace
+
 uint64_t window_room(const void* address) {
     return running->memory.window_room(reinterpret_cast<uint64_t>(address));
+}
+
+void call_begins(const KcclSimCall* call) {
+    Machine& machine = *running;
+    const Made mine = made_at(site_of(__builtin_return_address(0)),
+                              {call->num_bytes, call->kernel, call->channel, call->dtype, call->op,
+                               call->root, call->num_blocks});
+    const Made* const other = machine.alike.compare(*call, mine);
+    if (other != nullptr) machine.report_made(kKcclSimCallsDiffer, mine.what, *other);
+    machine.leave_if_found();
+}
+
+void channel_opens(const KcclSimOpening* opening) {
+    Machine& machine = *running;
+    const Made mine =
+        made_at(site_of(__builtin_return_address(0)),
+                {0, kKcclNumKernels, opening->channel, kKcclNumDtypes, kKcclNumOps, -1, 0});
+    const Agent me = machine.me().knowledge.agent;
+    const Made* const other = machine.openings.open(*opening, me.slot, me.thread, mine);
+    if (other != nullptr) machine.report_made(kKcclSimOpenedTwice, mine.what, *other);
+    machine.leave_if_found();
+}
+
+void channel_closes(const KcclSimOpening* opening) {
+    running->openings.close(*opening, running->me().knowledge.agent.thread);
 }
 
 }  // namespace kccl::sim

@@ -362,6 +362,9 @@ constexpr KcclSimEngine kTable = {
     .fence_copies = fence_copies,
     .enter_call = enter_call,
     .window_room = window_room,
+    .call_begins = call_begins,
+    .channel_opens = channel_opens,
+    .channel_closes = channel_closes,
 };
 
 }  // namespace

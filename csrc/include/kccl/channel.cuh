@@ -21,6 +21,7 @@
 #include "dependent_launch.cuh"
 #include "failure_latch.cuh"
 #include "scrub.cuh"
+#include "told.cuh"
 
 namespace kccl {
 
@@ -62,6 +63,7 @@ class Channel {
             refuse(channel, block, is_known);
         } else {
             index_ = channel * comm.blocks_per_channel + block;
+            if (is_checked) told::channel_opens(coop, comm, channel, index_, true);
             latch_.ask(comm);
             state_ = mem::load_words(channel_state(comm, index_));
         }
@@ -86,11 +88,14 @@ class Channel {
     KCCL_DEVICE explicit Channel(const Call& call)
         : Channel(Coop(), call.comm, call.channel, platform::block_in_grid(), Opening::kLaunch) {
         if constexpr (platform::kComparesCalls) call_ = &call;
+        if constexpr (told::kIsTold) tell_launched(call);
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
     // Stores what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
+        // Before the sync, behind which another coop may open the channel.
+        if (!launch_.is_launch()) told::channel_opens(coop_, comm_, channel_, index_, false);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
@@ -136,6 +141,19 @@ class Channel {
 
     // For the counters of the sentinel protocol.
     KCCL_DEVICE ChannelState& state() { return state_; }
+
+    // This rank makes this call next, here. Called by all threads of the coop.
+    KCCL_DEVICE void tell(told::Call call) const {
+        if constexpr (told::kIsTold) {
+            call.num_blocks = grid_blocks_;
+            // After a failure no call is made.
+            if (leads(coop_) && latch_.is_ok()) {
+                told::call_begins(comm_, channel_, index_, call);
+            }
+        }
+    }
+    // Its calls are parts of calls of the grid.
+    KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
     // What a wait in this call is for.
     KCCL_DEVICE Awaited awaited() const {
@@ -245,6 +263,17 @@ class Channel {
     }
 
   private:
+    // The count of a reduction is in elements, of others in bytes.
+    KCCL_DEVICE void tell_launched(const Call& call) const {
+        const bool is_reduction = call.kernel <= kKcclReduceScatterPullSimple ||
+                                  call.kernel == kKcclReduceScatterPushSimple ||
+                                  call.kernel == kKcclAllReduceTwoShotSentinel;
+        const uint64_t sizes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
+        tell({static_cast<KcclKernel>(call.kernel),
+              call.count * (is_reduction ? sizes[call.dtype] : 1), call.dtype,
+              is_reduction ? call.op : uint32_t{kKcclNumOps}, call.peer});
+    }
+
     // Nobody may open the channel, or this part of it.
     KCCL_DEVICE void refuse(int channel, int block, bool is_known) {
         const Refused no_channel = {kKcclArgumentChannel, uint64_t(int64_t{channel}),
@@ -335,6 +364,7 @@ class Channel {
     uint32_t special_;  // the next epoch at which a call takes the slow path
     bool has_looked_ = false;
     const Call* call_ = nullptr;
+    uint32_t grid_blocks_ = 0;             // for tell()
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;

@@ -49,12 +49,18 @@ KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kern
 }
 
 // Whether there is something to send, `count` elements of T, and it fits. If it does not fit, the
-// call has failed. Called by all threads of the coop.
-template <class T, class Coop, int WORLD_SIZE>
-KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t count) {
+// call has failed. Called by all threads of the coop. `Op` and `root`: for the simulator, which
+// compares the ranks' calls; void and -1 for none.
+template <class T, class Op = void, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t count,
+                      int root = -1) {
     // Slots have whole elements. In bytes a count that is too large could wrap.
     const uint64_t most = channel.max_bytes() / sizeof(T);
-    if (count - 1 < most) return true;
+    const bool is_plain = count - 1 < most;
+    if (told::kIsTold && (is_plain || count == 0)) {
+        channel.tell({kernel, count * sizeof(T), kDtypeOf<T>, kOpOf<Op>, root});
+    }
+    if (is_plain) return true;
     if (count > kMostElements<T>) {
         refuse_on(channel, kernel, {kKcclArgumentCount, count, most});
         return false;
@@ -94,7 +100,7 @@ KCCL_DEVICE bool fits_stride(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kern
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
-    if (!fits<T>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
+    if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
 
@@ -105,7 +111,7 @@ template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
     constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
-    if (!fits<T>(channel, kKernel, count)) return channel.status();
+    if (!fits<T, Op>(channel, kKernel, count)) return channel.status();
     if (!fits_stride<T>(channel, kKernel, count, stride)) return channel.status();
     return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
                                              stride);
@@ -143,12 +149,12 @@ template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
     constexpr KcclKernel kKernel = kKcclBroadcastDirectLl16;
-    if (!fits<T>(channel, kKernel, count)) return channel.status();
     if (is_outside(root, channel.world_size())) {
         return refuse_on(
             channel, kKernel,
             {kKcclArgumentRoot, uint64_t(int64_t{root}), uint64_t(channel.world_size())});
     }
+    if (!fits<T>(channel, kKernel, count, root)) return channel.status();
     return broadcast_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
                                  reinterpret_cast<const uint8_t*>(in),
                                  static_cast<uint32_t>(count * sizeof(T)), root);
@@ -157,6 +163,7 @@ KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T
 // Waits for the same coop of every rank: see barrier_direct().
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
+    channel.tell({kKcclBarrierDirect, 0});
     return barrier_direct<order>(channel);
 }
 
@@ -237,8 +244,12 @@ KCCL_DEVICE Slice grid_slice(uint64_t count) {
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
     const Slice slice = grid_slice<T>(count);
-    // Its status is the communicator's, which the next line returns.
-    all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, slice.count);
+    {
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
+        // Its status is the communicator's, which the last line returns.
+        all_reduce<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count);
+    }
     return grid_sync(comm);
 }
 
@@ -248,6 +259,7 @@ KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T*
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
         reduce_scatter<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);
@@ -258,6 +270,7 @@ KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in,
     const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
         all_gather<T>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);
@@ -267,7 +280,11 @@ template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {
     const Slice slice = grid_slice<T>(count);
-    broadcast(block(), comm, out + slice.begin, in + slice.begin, slice.count, root);
+    {
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
+        broadcast(opened, out + slice.begin, in + slice.begin, slice.count, root);
+    }
     return grid_sync(comm);
 }
 

@@ -25,6 +25,7 @@
 #include "barrier.cuh"
 #include "grid.cuh"
 #include "ll16.cuh"
+#include "told.cuh"
 
 namespace kccl {
 
@@ -220,6 +221,14 @@ class GridExchange {
     KCCL_DEVICE Status leave(bool failed) {
         if (block().any(failed)) status_ = status_of(comm_);
         return status_;
+    }
+
+    // This block publishes this slice in this exchange. Called by all threads of the block.
+    KCCL_DEVICE void tell(told::Call call) const {
+        if constexpr (told::kIsTold) {
+            call.num_blocks = num_blocks_;
+            if (leads(block())) told::slice_begins(comm_, REACH, epoch_, call);
+        }
     }
 
     // Fails the exchange because of an argument. Called by all threads of the block.

@@ -36,6 +36,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
                   "an exchange orders both ways or not at all");
     const Status entered = exchange.next(num_slice_packets<T>(count));
     if (entered != kKcclOk) return entered;
+    exchange.tell({kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>});
     const uint32_t num_packets = exchange.num_packets();
     if constexpr (order == mem::Order::kAcqRel) block().sync();
     bool is_fenced = order == mem::Order::kRelaxed;

@@ -22,4 +22,69 @@ KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
 #endif
 }
 
+// What all ranks must agree on when they make a call; see KcclSimCall.
+struct Call {
+    KcclKernel kernel;
+    uint64_t num_bytes;
+    uint32_t dtype = kKcclNumDtypes;
+    uint32_t op = kKcclNumOps;
+    int root = -1;
+    uint32_t num_blocks = 0;
+};
+
+// This rank makes the next call on a channel. The simulator compares it with what the other ranks
+// make there. Called by one thread. `index`: the scratch channel.
+KCCL_DEVICE void call_begins([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] int channel,
+                             [[maybe_unused]] int index, [[maybe_unused]] const Call& call) {
+#if defined(KCCL_TARGET_SIM)
+    const auto rank = static_cast<uint32_t>(comm.rank);
+    const auto ranks = static_cast<uint32_t>(comm.world_size);
+    const KcclSimCall made = {
+        comm.scratch[0], comm.state,     index,      channel, rank,      ranks,          0,
+        call.kernel,     call.num_bytes, call.dtype, call.op, call.root, call.num_blocks};
+    kccl_sim_engine->call_begins(&made);
+#endif
+}
+
+// This block publishes a slice in an exchange of the grid. Called by one thread of each block.
+KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
+                              [[maybe_unused]] KcclReach reach, [[maybe_unused]] uint32_t epoch,
+                              [[maybe_unused]] const Call& call) {
+#if defined(KCCL_TARGET_SIM)
+    const bool is_local = reach == kKcclReachRank;
+    const auto rank = static_cast<uint32_t>(comm.rank);
+    const uint32_t ranks = is_local ? 1 : static_cast<uint32_t>(comm.world_size);
+    const KcclSimCall made = {comm.scratch[is_local ? rank : 0],
+                              comm.state,
+                              -1 - static_cast<int32_t>(reach),
+                              -1,
+                              rank,
+                              ranks * call.num_blocks,
+                              epoch,
+                              call.kernel,
+                              call.num_bytes,
+                              call.dtype,
+                              call.op,
+                              call.root,
+                              call.num_blocks};
+    kccl_sim_engine->call_begins(&made);
+#endif
+}
+
+// The coop opens a channel, or closes it. Called by all its threads.
+template <class Coop>
+KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
+                               [[maybe_unused]] int channel, [[maybe_unused]] int index,
+                               [[maybe_unused]] bool opens) {
+#if defined(KCCL_TARGET_SIM)
+    const uint32_t first = platform::thread_in_block() - coop.index();
+    const KcclSimOpening opening = {comm.scratch[comm.rank], index, channel, first, coop.size()};
+    if (opens) {
+        kccl_sim_engine->channel_opens(&opening);
+    } else {
+        kccl_sim_engine->channel_closes(&opening);
+    }
+#endif
+}
+
 }  // namespace kccl::told
