@@ -29,11 +29,16 @@ class Alike {
     // What another rank or block made instead; null if nobody did. `mine` is kept for those who
     // come later.
     const Made* compare(const KcclSimCall& call, const Made& mine);
+    // Two ranks that make the same call on different channels, when no thread can go on: of some
+    // communicator each rank has made one call that others have not, and these are alike. Null
+    // pointers if there are none.
+    std::pair<const Made*, const Made*> crossed() const;
 
   private:
     struct Pending {
         Made first;
-        uint32_t callers = 0;  // who have made it
+        uint32_t callers = 0;  // how many have made it
+        uint32_t ranks = 0;    // whose, a bit each
     };
     struct Stream {
         std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
@@ -51,7 +56,8 @@ class Openings {
     // Who has it open already; null if nobody has. `slot`: of the thread's block.
     const Made* open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
                      const Made& mine);
-    void close(const KcclSimOpening& opening, uint32_t thread);
+    // Nothing, if another coop has it open, or nobody.
+    void close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread);
 
   private:
     struct Open {
@@ -60,6 +66,11 @@ class Openings {
         uint32_t first_thread;
         uint32_t num_threads;
         std::set<uint32_t> threads;
+
+        bool is_by(const KcclSimOpening& opening, uint32_t its_slot) const {
+            return slot == its_slot && first_thread == opening.first_thread &&
+                   num_threads == opening.num_threads;
+        }
     };
     std::map<std::pair<uint64_t, int32_t>, Open> open_;  // by memory and scratch channel
 };

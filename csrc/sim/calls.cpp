@@ -26,8 +26,28 @@ const Made* Alike::compare(const KcclSimCall& call, const Made& mine) {
     Pending& pending = stream.pending[number];
     if (pending.callers == 0) pending.first = mine;
     found_ = pending.first;
+    pending.ranks |= 1u << call.rank;
     if (++pending.callers == call.num_callers) stream.pending.erase(number);
     return are_alike(found_.what, mine.what) ? nullptr : &found_;
+}
+
+std::pair<const Made*, const Made*> Alike::crossed() const {
+    for (auto at = streams_.begin(); at != streams_.end();) {
+        const uint64_t memory = at->first.first;
+        std::vector<const Made*> calls;
+        uint32_t ranks = 0;
+        bool are_crossed = true;
+        for (; at != streams_.end() && at->first.first == memory; ++at) {
+            for (const auto& [number, pending] : at->second.pending) {
+                are_crossed = are_crossed && at->first.second >= 0 && (ranks & pending.ranks) == 0;
+                ranks |= pending.ranks;
+                calls.push_back(&pending.first);
+                are_crossed = are_crossed && are_alike(calls.front()->what, pending.first.what);
+            }
+        }
+        if (are_crossed && calls.size() > 1) return {calls[0], calls[1]};
+    }
+    return {};
 }
 
 // ---- Channels -----------------------------------------------------------------------------------
@@ -37,15 +57,13 @@ const Made* Openings::open(const KcclSimOpening& opening, uint32_t slot, uint32_
     const auto [at, is_new] = open_.try_emplace({opening.memory, opening.index});
     Open& open = at->second;
     if (is_new) open = {mine, slot, opening.first_thread, opening.num_threads, {}};
-    const bool is_same_coop = open.slot == slot && open.first_thread == opening.first_thread &&
-                              open.num_threads == opening.num_threads;
-    if (!is_same_coop || !open.threads.insert(thread).second) return &open.by;
+    if (!open.is_by(opening, slot) || !open.threads.insert(thread).second) return &open.by;
     return nullptr;
 }
 
-void Openings::close(const KcclSimOpening& opening, uint32_t thread) {
+void Openings::close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread) {
     const auto at = open_.find({opening.memory, opening.index});
-    if (at == open_.end()) return;
+    if (at == open_.end() || !at->second.is_by(opening, slot)) return;
     at->second.threads.erase(thread);
     if (at->second.threads.empty()) open_.erase(at);
 }
@@ -69,6 +87,15 @@ void Machine::report_made(KcclSimFindingKind kind, const KcclSimMade& made, cons
     if (findings.size() == before) return;
     findings.back().made = made;
     findings.back().other_made = other.what;
+}
+
+bool Machine::report_crossed() {
+    const auto [one, other] = alike.crossed();
+    if (one == nullptr) return false;
+    report(kKcclSimCallsDiffer, one->deed, 0, other->deed);
+    findings.back().made = one->what;
+    findings.back().other_made = other->what;
+    return true;
 }
 
 namespace {
@@ -110,7 +137,8 @@ void channel_opens(const KcclSimOpening* opening) {
 }
 
 void channel_closes(const KcclSimOpening* opening) {
-    running->openings.close(*opening, running->me().knowledge.agent.thread);
+    const Agent me = running->me().knowledge.agent;
+    running->openings.close(*opening, me.slot, me.thread);
 }
 
 }  // namespace kccl::sim

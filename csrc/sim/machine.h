@@ -184,6 +184,8 @@ class Machine final : public Reporter {
     void report_here(KcclSimFindingKind kind);
     // The running thread makes `made`, which does not go with what another made (calls.cpp).
     void report_made(KcclSimFindingKind kind, const KcclSimMade& made, const Made& other);
+    // The machine is stuck. True: because ranks make their calls on different channels.
+    bool report_crossed();
 
     KcclSimSettings settings;
     Slots slots;

@@ -146,6 +146,8 @@ def _bad_argument(record: Any) -> str:
     if argument in (lib.kKcclArgumentOut, lib.kKcclArgumentIn):
         return f"{name} is {value:#x}, must be an address in a window"
     value -= (value >> 63) << 64
+    if argument == lib.kKcclArgumentWorldSize:
+        return f"WORLD_SIZE is {value}, must be {limit}, the number of ranks, or 0"
     if argument > lib.kKcclArgumentSignalId:
         is_least = argument == lib.kKcclArgumentStride and 0 <= value < limit
         words = f"must be at {'least' if is_least else 'most'} {limit}"

@@ -41,23 +41,26 @@ KCCL_KERNEL void only_barrier(DeviceComm comm) {
 KCCL_KERNEL void by_grid(DeviceComm comm, float* out, float* in, uint64_t count) {
     all_reduce(grid(), comm, out, in, count);  // line 33
 }
+KCCL_KERNEL void on_channel(DeviceComm comm, float* out, float* in, int channel) {
+    all_reduce(block(), comm, out, in, 4, channel);  // line 36
+}
 KCCL_KERNEL void exchange(DeviceComm comm, float* out, float* in, uint32_t count) {
     GridExchange<kKcclReachAllRanks> all(comm);
     publish(all, in, 1);
     collect(all, out + 32 * platform::block_in_grid(), 1);
-    publish(all, in, count);  // line 39
+    publish(all, in, count);  // line 42
     collect(all, out + 32 * platform::block_in_grid(), count);
 }
 KCCL_KERNEL void uneven(DeviceComm comm, float* out, float* in) {
     GridExchange<kKcclReachRank> mine(comm);
     const uint32_t count = 1 + platform::block_in_grid();
-    publish(mine, in, count);  // line 45
+    publish(mine, in, count);  // line 48
     collect(mine, out + 32 * platform::block_in_grid(), count);
 }
 """
 NAMES = [
     *("reduce", "reduce_max", "reduce_integers", "gather", "send", "only_barrier", "by_grid"),
-    *("exchange", "uneven"),
+    *("on_channel", "exchange", "uneven"),
 ]
 REDUCE = "all_reduce_one_shot_ll16"
 
@@ -118,6 +121,11 @@ CALLS = {
         ("broadcast_direct_ll16 of 16 bytes, float32, from root 0, on channel 0", 26),
         ("broadcast_direct_ll16 of 16 bytes, float32, from root 1, on channel 0", 26),
     ),
+    "channel": (
+        pair(("on_channel", "on_channel"), (0, 1)),
+        (f"{REDUCE} of 16 bytes, float32, sum, on channel 0", 36),
+        (f"{REDUCE} of 16 bytes, float32, sum, on channel 1", 36),
+    ),
     "blocks": (
         # One unit of 16 bytes: the result would be right.
         pair(("by_grid", "by_grid"), (4, 4), (1, 2)),
@@ -126,8 +134,8 @@ CALLS = {
     ),
     "slices": (
         pair(("exchange", "exchange"), (4, 5), (2, 2)),
-        ("an exchange of 16 bytes a block, float32, by 2 blocks", 39),
-        ("an exchange of 20 bytes a block, float32, by 2 blocks", 39),
+        ("an exchange of 16 bytes a block, float32, by 2 blocks", 42),
+        ("an exchange of 20 bytes a block, float32, by 2 blocks", 42),
     ),
 }
 
@@ -161,7 +169,7 @@ def test_blocks_of_a_rank_publish_the_same(module):
         out, given = np.zeros(64, np.float32), np.ones(64, np.float32)
         module.kernel("uneven")(comm, device_comm, out, given, grid=2, block=32)
 
-    with pytest.raises(kccl.ProtocolError, match=r"an exchange of (4|8) bytes a block.*source:45"):
+    with pytest.raises(kccl.ProtocolError, match=r"an exchange of (4|8) bytes a block.*source:48"):
         kccl.run_threads(main, 1, backend="sim")
 
 
@@ -274,8 +282,9 @@ def test_a_channel_opened_twice(kernel, blocks, lines):
         kccl.run_threads(main, 2, backend="sim", seed=1)
     assert caught.value.kind == "opened_twice"
     assert re.match(
-        rf"channel opened twice: rank (\d) block \d thread \d+ opens channel 0 at source:{lines[0]} "
-        rf"while rank \1 block \d thread \d+ has it open, since source:{lines[1]}; on each rank",
+        r"channel opened twice: rank (\d) block \d thread \d+ opens channel 0 at "
+        rf"source:{lines[0]} while rank \1 block \d thread \d+ has it open, since "
+        rf"source:{lines[1]}; on each rank one coop at a time has a channel open",
         str(caught.value),
     ), str(caught.value)
     for seed in range(4):

@@ -37,6 +37,8 @@ CALL(put_nowhere, kccl::put(kccl::block(), comm, out, in, b))
 CALL(some_slices, some_slices_of(comm, out, in, a, b))
 CALL(kept_open, kept_open_of(comm, out, in, a, b))
 CALL(of_block, of_block_of(comm, out, in, a, b))
+CALL(of_three, of_three_of(comm, out, in, b))
+CALL(all_of_three, all_of_three_of(comm, out, in))
 """.replace(
     "CALL(on_channel",
     """
@@ -63,6 +65,16 @@ KCCL_DEVICE kccl::Status of_block_of(const DeviceComm& comm, float* out, float* 
     kccl::Channel<kccl::Block> opened(kccl::block(), comm, 0, block);
     return kccl::all_reduce(opened, out, in, count);
 }
+KCCL_DEVICE kccl::Status of_three_of(const DeviceComm& comm, float* out, float* in,
+                                     uint64_t count) {
+    kccl::Channel<kccl::Block, 3> opened(kccl::block(), comm);
+    return kccl::all_gather(opened, out, in, count);
+}
+KCCL_DEVICE kccl::Status all_of_three_of(const DeviceComm& comm, float* out, float* in) {
+    kccl::GridExchange<kKcclReachAllRanks, 3> exchange(comm);
+    kccl::publish(exchange, in, 1);
+    return kccl::collect(exchange, out, 1);
+}
 CALL(on_channel""",
     1,
 )
@@ -70,6 +82,7 @@ NAMES = [
     *("on_channel", "on_own_channel", "by_warps", "by_grid", "from_root", "grid_from_root"),
     *("gather_apart", "to_peer", "with_id", "from_peer", "of_id", "for_many"),
     *("put", "get", "put_nowhere", "some_slices", "kept_open", "of_block"),
+    *("of_three", "all_of_three"),
 ]
 CHANNELS = ", the channels of its device_comm()"
 RANKS = ", the number of ranks"
@@ -88,6 +101,11 @@ CASES = [
     ("by_grid", 0, 4, 3, 32, f"Channel: channel is 2, must be below 2{CHANNELS}"),
     ("kept_open", 2, 4, 1, 64, f"Channel: channel is 2, must be below 2{CHANNELS}"),
     ("of_block", 1, 4, 1, 64, "Channel: block is 1, must be below 1, the blocks of a call"),
+    ("of_three", 0, 4, 1, 64, f"Channel: WORLD_SIZE is 3, must be 2{RANKS}, or 0"),
+    (
+        *("all_of_three", 0, 0, 2, 64),
+        f"grid_exchange: WORLD_SIZE is 3, must be 2{RANKS}, or 0",
+    ),
     ("by_grid", 0, 2**64 - 1, 2, 32, f"{REDUCE}: count is -1, must be at most 16"),
     ("on_channel", 0, 2**62 + 1, 1, 32, f"{REDUCE}: count is {2**62 + 1}, must be at most 16"),
     ("from_root", 2, 4, 1, 32, f"{BROADCAST}: root is 2, must be below 2{RANKS}"),
@@ -159,7 +177,7 @@ def test_the_call_fails_and_says_why(module, kernel, a, b, blocks, threads, said
         refused = statuses == lib.kKcclBadArgument
         assert refused.any()
         # A grid call fails in all blocks; other blocks than the first may be right.
-        if blocks == 1 and kernel != "by_warps" or kernel == "by_grid":
+        if (blocks == 1 and kernel != "by_warps") or kernel == "by_grid":
             assert refused.all()
             assert (out == 7).all() or kernel == "by_grid"
         assert bytes(window.local) == bytes(64)
@@ -205,3 +223,56 @@ def test_limits_themselves_are_fine(module):
         call("some_slices", 0, 2)
 
     kccl.run_threads(main, 2, backend="sim", timeout=10)
+
+
+PASS_IT = "pass comm.device_comm(), by which the kernel reaches its peers"
+
+
+def test_a_kernel_without_a_communicator(module):
+    """Each form of it that a newcomer tries."""
+
+    def main(comm):
+        kernel = module.kernel("on_own_channel")
+        device_comm = comm.device_comm(channels=2, max_bytes=64)
+        x = np.ones(4, np.float32)
+        for wrong, said in (
+            ((device_comm, x), "the first argument of on_own_channel is a DeviceComm, must be the"),
+            ((x,), "the first argument of on_own_channel is a ndarray, must be the communicator"),
+            ((None,), "the first argument of on_own_channel is a NoneType, must be the"),
+            (
+                (comm, x, x, x, 0, 4, x),
+                "on_own_channel takes 7 arguments, got 6 and no DeviceComm among them: " + PASS_IT,
+            ),
+            (
+                (comm, comm, x, x, x, 0, 4, x),
+                "argument 0 of on_own_channel is a Communicator, the parameter has 288 bytes, as "
+                "many as a kccl::DeviceComm: " + PASS_IT,
+            ),
+            (
+                (comm, x, x, x, x, 0, 4, x),
+                "argument 0 of on_own_channel is a ndarray, the parameter has 288 bytes, as many "
+                "as a kccl::DeviceComm: " + PASS_IT,
+            ),
+            (
+                (comm, device_comm, comm, x, x, 0, 4, x),
+                "argument 1 of on_own_channel is a Communicator, which is no kernel's argument",
+            ),
+        ):
+            with pytest.raises(kccl.InvalidArgument) as caught:
+                kernel(*wrong)
+            assert str(caught.value).startswith(said)
+
+    kccl.run_threads(main, 1, backend="sim")
+
+
+def test_device_comms_that_differ():
+    def main(comm):
+        with pytest.raises(kccl.InvalidArgument) as caught:
+            comm.device_comm(channels=1 + comm.rank, max_bytes=64)
+        assert str(caught.value) == (
+            f"device_comm: channels is {1 + comm.rank} on rank {comm.rank} and {2 - comm.rank} on "
+            f"rank {1 - comm.rank}, must be the same on all ranks"
+        )
+        comm.device_comm(channels=2, max_bytes=64)
+
+    kccl.run_threads(main, 2, backend="sim")

@@ -52,18 +52,19 @@ class Channel {
   public:
     // `channel`: from 0 to comm.num_channels - 1. `block`: this block's number in a call of several
     // blocks, which have a part of the channel each; below comm.blocks_per_channel. If they are
-    // not, every call returns a failed status and sends nothing. `comm` outlives this.
+    // not, or WORLD_SIZE is another one's, every call returns a failed status and sends nothing.
+    // `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
         // The host has checked what it launches.
         const bool is_checked = opening != Opening::kLaunch;
-        const bool is_known = !is_outside(channel, comm.num_channels);
-        if (is_checked && (!is_known || is_outside(block, comm.blocks_per_channel))) {
-            refuse(channel, block, is_known);
+        if (is_checked && !may_open(channel, block)) {
+            if (leads(coop)) refuse(comm, kKcclNumKernels, channel, why_not(channel, block));
+            latch_.refuse();
         } else {
             index_ = channel * comm.blocks_per_channel + block;
-            if (is_checked) told::channel_opens(coop, comm, channel, index_, true);
+            if (is_checked) told::channel_opens(coop, comm, channel, index_);
             latch_.ask(comm);
             state_ = mem::load_words(channel_state(comm, index_));
         }
@@ -95,7 +96,7 @@ class Channel {
     // Stores what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
         // Before the sync, behind which another coop may open the channel.
-        if (!launch_.is_launch()) told::channel_opens(coop_, comm_, channel_, index_, false);
+        if (!launch_.is_launch()) told::channel_closes(coop_, comm_, channel_, index_);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
@@ -274,14 +275,18 @@ class Channel {
               is_reduction ? call.op : uint32_t{kKcclNumOps}, call.peer});
     }
 
-    // Nobody may open the channel, or this part of it.
-    KCCL_DEVICE void refuse(int channel, int block, bool is_known) {
-        const Refused no_channel = {kKcclArgumentChannel, uint64_t(int64_t{channel}),
-                                    uint64_t(comm_.num_channels)};
-        const Refused no_block = {kKcclArgumentBlock, uint64_t(int64_t{block}),
-                                  uint64_t(comm_.blocks_per_channel)};
-        latch_.refuse(comm_, kKcclNumKernels, channel, is_known ? no_block : no_channel,
-                      leads(coop_));
+    KCCL_DEVICE bool may_open(int channel, int block) const {
+        return !is_outside(channel, comm_.num_channels) &&
+               !is_outside(block, comm_.blocks_per_channel) && world_size() == comm_.world_size;
+    }
+    KCCL_DEVICE Refused why_not(int channel, int block) const {
+        if (world_size() != comm_.world_size) {
+            return {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm_.world_size)};
+        }
+        if (is_outside(channel, comm_.num_channels)) {
+            return {kKcclArgumentChannel, uint64_t(int64_t{channel}), uint64_t(comm_.num_channels)};
+        }
+        return {kKcclArgumentBlock, uint64_t(int64_t{block}), uint64_t(comm_.blocks_per_channel)};
     }
 
     KCCL_DEVICE void store_state() const {

@@ -76,17 +76,17 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uin
     return false;
 }
 
-// Whether chunks of `count` elements may lie `stride` elements apart. If not, the call has failed.
-// Called by all threads of the coop.
+// Whether chunks may lie `stride` elements of T apart, at least `least`. If not, the call has
+// failed. Called by all threads of the coop.
 template <class T, class Coop, int WORLD_SIZE>
-KCCL_DEVICE bool fits_stride(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t count,
+KCCL_DEVICE bool fits_stride(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t least,
                              uint64_t stride) {
     if (stride > kMostElements<T>) {
         refuse_on(channel, kernel, {kKcclArgumentStride, stride, kMostElements<T>});
         return false;
     }
-    if (stride < count) {
-        refuse_on(channel, kernel, {kKcclArgumentStride, stride, count});
+    if (stride < least) {
+        refuse_on(channel, kernel, {kKcclArgumentStride, stride, least});
         return false;
     }
     return true;
@@ -105,14 +105,14 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 }
 
 // This rank's `out` becomes the element-wise reduction of all ranks' chunks for it, `count`
-// elements of T. The chunk for rank p is at in + p * stride; the default stride is `count`, and no
-// stride is smaller. `out` is this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
+// elements of T. The chunk for rank p is at in + p * stride; the default stride is `count`. `out`
+// is this rank's chunk of `in`, or does not overlap it. Otherwise as all_reduce().
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
     constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
     if (!fits<T, Op>(channel, kKernel, count)) return channel.status();
-    if (!fits_stride<T>(channel, kKernel, count, stride)) return channel.status();
+    if (!fits_stride<T>(channel, kKernel, 0, stride)) return channel.status();
     return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
                                              stride);
 }

@@ -20,13 +20,9 @@ class FailureLatch {
     // Asks for the communicator's status, at the opening. The load is on its way when this returns.
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
 
-    // This coop must not make its calls, because of an argument of the opening. Called by all
-    // threads of the coop, instead of ask().
-    KCCL_DEVICE void refuse(const DeviceComm& comm, uint32_t kernel, int32_t channel,
-                            const Refused& why, bool leads) {
-        found_ = kKcclBadArgument;
-        if (leads) kccl::refuse(comm, kernel, channel, why);
-    }
+    // The coop refuses an argument of the opening and makes no calls. Called by all its threads,
+    // instead of ask(); its leader has made the record.
+    KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
 
     // Whether this thread has found no failure.
     KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }

@@ -86,6 +86,12 @@ class GridExchange {
             status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
             return;
         }
+        if (WORLD_SIZE > 0 && WORLD_SIZE != comm.world_size) {
+            status_ = refuse_by(
+                block(), comm, kKcclGridExchange,
+                {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm.world_size)});
+            return;
+        }
         const Status status = status_of(comm);
         first_epoch_ = epoch_ = mem::load_plain(epoch_word(platform::block_in_grid()));
         own_slice_ =

@@ -58,9 +58,10 @@ inline std::string argument_words(const KcclRecord& record) {
     const uint32_t argument = record.calls;
     const auto text = [](auto number) { return std::to_string(number); };
     const std::string name =
-        argument > kKcclArgumentIn
+        argument > kKcclArgumentWorldSize
             ? "an argument"
-            : name_of<KcclArgument>(argument, std::make_index_sequence<kKcclArgumentIn + 1>(),
+            : name_of<KcclArgument>(argument,
+                                    std::make_index_sequence<kKcclArgumentWorldSize + 1>(),
                                     "kKcclArgument");
     if (argument == kKcclArgumentOut || argument == kKcclArgumentIn) {
         char address[32];
@@ -70,6 +71,10 @@ inline std::string argument_words(const KcclRecord& record) {
     }
     const auto value = static_cast<int64_t>(record.waited_ns);
     const uint64_t limit = uint64_t{record.wanted} << 32 | record.seen;
+    if (argument == kKcclArgumentWorldSize) {
+        return "WORLD_SIZE is " + text(value) + ", must be " + text(limit) +
+               ", the number of ranks, or 0";
+    }
     const bool is_peer_of_wait = record.kernel == kKcclWait && argument == kKcclArgumentPeer;
     const int least = is_peer_of_wait ? -1 : 0;
     const bool is_least = argument == kKcclArgumentStride && value >= 0 && record.waited_ns < limit;

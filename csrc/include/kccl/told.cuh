@@ -71,19 +71,31 @@ KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
 #endif
 }
 
-// The coop opens a channel, or closes it. Called by all its threads.
+#if defined(KCCL_TARGET_SIM)
+template <class Coop>
+KCCL_DEVICE KcclSimOpening opening_of(Coop coop, const DeviceComm& comm, int channel, int index) {
+    const uint32_t first = platform::thread_in_block() - coop.index();
+    return {comm.scratch[comm.rank], index, channel, first, coop.size()};
+}
+#endif
+
+// The coop opens a channel. Called by all its threads. `index`: the scratch channel.
 template <class Coop>
 KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
-                               [[maybe_unused]] int channel, [[maybe_unused]] int index,
-                               [[maybe_unused]] bool opens) {
+                               [[maybe_unused]] int channel, [[maybe_unused]] int index) {
 #if defined(KCCL_TARGET_SIM)
-    const uint32_t first = platform::thread_in_block() - coop.index();
-    const KcclSimOpening opening = {comm.scratch[comm.rank], index, channel, first, coop.size()};
-    if (opens) {
-        kccl_sim_engine->channel_opens(&opening);
-    } else {
-        kccl_sim_engine->channel_closes(&opening);
-    }
+    const KcclSimOpening opening = opening_of(coop, comm, channel, index);
+    kccl_sim_engine->channel_opens(&opening);
+#endif
+}
+
+// The coop closes it; the same of a channel that it could not open. Called by all its threads.
+template <class Coop>
+KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
+                                [[maybe_unused]] int channel, [[maybe_unused]] int index) {
+#if defined(KCCL_TARGET_SIM)
+    const KcclSimOpening opening = opening_of(coop, comm, channel, index);
+    kccl_sim_engine->channel_closes(&opening);
 #endif
 }
 
