@@ -19,8 +19,8 @@ struct Made {
 };
 
 // The calls that some ranks have made and others have not yet, by stream of calls. On a channel the
-// n-th calls of all ranks belong together, empty ones included. In an exchange of the grid it is the
-// calls of the same epoch.
+// n-th calls of all ranks belong together, empty ones included; in exchanges of the grid it is the
+// calls of one epoch.
 class Alike {
   public:
     void clear() { streams_.clear(); }

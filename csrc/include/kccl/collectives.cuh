@@ -16,10 +16,10 @@
 //
 // Each coop's message is at most DeviceComm's max_bytes long (in reduce_scatter and all_gather:
 // what one rank sends to another). A longer one is an error, and so are a channel or a root that
-// does not exist: nothing is sent, and the record names the argument. An error stays: whatever is opened
-// after it returns it at once, and so does every later call on what returned it. What was open
-// before may still complete calls whose data has come. It learns of the error in its next wait that
-// is not satisfied at once.
+// does not exist: nothing is sent, and the record names the argument. An error stays: whatever is
+// opened after it returns it at once, and so does every later call on what returned it. What was
+// open before may still complete calls whose data has come. It learns of the error in its next wait
+// that is not satisfied at once.
 #pragma once
 
 #include "grid.cuh"
@@ -124,8 +124,8 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
 }
 
 // Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
-// stride; the default stride is `count`, and no stride is smaller. `in` is this rank's chunk of `out`, or does not overlap
-// it. Otherwise as all_reduce().
+// stride; the default stride is `count`, and no stride is smaller. `in` is this rank's chunk of
+// `out`, or does not overlap it. Otherwise as all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
