@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backends.device_comm import DeviceComm
 from .base import arguments, arrays, scalars
+from .base.abi import ffi
 from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .comm import Communicator
 
 TARGETS = GPUS
+_COMM_BYTES = ffi.sizeof("KcclDeviceComm")
+_PASS_IT = "pass comm.device_comm(), by which the kernel reaches its peers"
 _not_copied = not_copied(
     "compiled code is loaded into its process",
     "call kccl.compile() in each process; it takes the code from the cache on disk",
@@ -123,12 +126,22 @@ class Kernel:
             shared_bytes: Bytes of dynamic shared memory of each block.
             stream: As in Communicator.all_reduce, for the first array among the arguments.
 
+        Under KCCL_CHECK=1 the launch of a kernel that takes a DeviceComm is collective: the ranks
+        first compare its name, grid, block and shared_bytes. The simulator compares the calls
+        in kernels instead, always.
+
         Raises:
-            InvalidArgument: An argument does not fit the kernel's parameter; nothing ran.
+            InvalidArgument: An argument does not fit the kernel's parameter, or under KCCL_CHECK=1
+                the ranks launch different kernels; nothing ran.
             BackendError: The driver refused the launch.
             Timeout, PeerLost: A wait of the library failed in this kernel or in an earlier call.
             ProtocolError: The simulator has a finding.
         """
+        if not hasattr(comm, "context"):
+            raise InvalidArgument(
+                f"the first argument of {self.name} is {_a(comm)}, must be the communicator, as in "
+                "kernel(comm, comm.device_comm(), x)"
+            )
         if comm.backend != self.module.target:
             raise InvalidArgument(
                 f"comm has backend {comm.backend!r}, the kernel is for {self.module.target!r}"
@@ -139,6 +152,10 @@ class Kernel:
         current = next((each.stream for each in keep if isinstance(each, arrays.Pointer)), None)
         if stream is None and current is not None:
             stream = current()
+        if self.module.target != "sim" and any(isinstance(arg, DeviceComm) for arg in args):
+            comm.context.check_agreement(
+                f"launch of {self.name}, grid {grid}, block {block}, shared_bytes {shared_bytes}"
+            )
         comm.context.launch(
             self, data, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
         )
@@ -153,11 +170,27 @@ class Kernel:
         """
         wanted = self.entry.parameters
         if len(args) != len(wanted):
-            raise InvalidArgument(f"{self.name} takes {len(wanted)} arguments, got {len(args)}")
+            is_missing = any(num_bytes == _COMM_BYTES for num_bytes, _ in wanted) and not any(
+                isinstance(arg, DeviceComm) for arg in args
+            )
+            raise InvalidArgument(
+                f"{self.name} takes {len(wanted)} arguments, got {len(args)}"
+                f"{f' and no DeviceComm among them: {_PASS_IT}' if is_missing else ''}"
+            )
         data = bytearray()
         keep = []
         each = enumerate(zip(args, wanted, self.entry.kinds, strict=True))
         for index, (arg, (num_bytes, alignment), kind) in each:
+            if num_bytes == _COMM_BYTES and not _is_struct(arg):
+                raise InvalidArgument(
+                    f"argument {index} of {self.name} is {_a(arg)}, the parameter has {num_bytes} "
+                    f"bytes, as many as a kccl::DeviceComm: {_PASS_IT}"
+                )
+            if hasattr(arg, "context"):
+                raise InvalidArgument(
+                    f"argument {index} of {self.name} is {_a(arg)}, which is no kernel's argument: "
+                    "kernels take a DeviceComm, from comm.device_comm()"
+                )
             value, kept = _bytes_of(arg, f"argument {index}", num_bytes, kind, self.module.target)
             if len(value) != num_bytes:
                 raise InvalidArgument(
@@ -168,6 +201,18 @@ class Kernel:
             data += value
             keep.append(kept)
         return bytes(data), keep
+
+
+def _a(arg: Any) -> str:
+    name = type(arg).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _is_struct(arg: Any) -> bool:
+    """Whether an argument may be passed by value as a struct."""
+    import numpy as np
+
+    return isinstance(arg, DeviceComm | np.generic | ctypes.Structure | ctypes.Union)
 
 
 def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tuple[bytes, Any]:

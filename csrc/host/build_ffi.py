@@ -34,6 +34,7 @@ SOURCES = [
     "host/kernels_x86_64_v4.cpp",
     "sim/accesses.cpp",
     "sim/api.cpp",
+    "sim/calls.cpp",
     "sim/clock.cpp",
     "sim/copies.cpp",
     "sim/engine.cpp",

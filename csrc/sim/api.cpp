@@ -72,6 +72,7 @@ void kccl_sim_set_outside(KcclSimMachine* machine, int rank, int is_outside) {
 void kccl_sim_forget_calls(KcclSimMachine* machine, uint64_t state) {
     const std::lock_guard<std::mutex> lock(machine->machine.mutex);
     machine->machine.calls.forget(state);
+    machine->machine.alike.forget(state);
 }
 
 void kccl_sim_leave(KcclSimMachine* machine, int rank) {

@@ -361,6 +361,10 @@ constexpr KcclSimEngine kTable = {
     .copy_async = copy_async,
     .fence_copies = fence_copies,
     .enter_call = enter_call,
+    .window_room = window_room,
+    .call_begins = call_begins,
+    .channel_opens = channel_opens,
+    .channel_closes = channel_closes,
 };
 
 }  // namespace

@@ -66,7 +66,9 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
         const bool can_be_freed = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
             return rank.host == Rank::kRunning || rank.host == Rank::kOutside;
         });
-        if (!has_pollers() && !can_be_freed) {
+        if (!can_be_freed && report_crossed()) {
+            // Each rank would wait for the other until its time is up.
+        } else if (!has_pollers() && !can_be_freed) {
             report_stuck(kKcclSimDeadlock);
         } else if (can_be_freed) {
             // Many threads' looks take longer than the wait between them, and count if they found

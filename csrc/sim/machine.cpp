@@ -34,6 +34,8 @@ void Machine::restart(uint64_t new_seed) {
     }
     slots.clear();
     calls.clear();
+    alike.clear();
+    openings.clear();
     slot_counters_.clear();
     met_outside_ = {};
     memory.hosts = {};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../include/kccl/targets/sim_device.h"
+#include "alike.h"
 #include "copies.h"
 #include "fiber.h"
 #include "memory.h"
@@ -181,10 +182,16 @@ class Machine final : public Reporter {
     void report(KcclSimFindingKind kind, const Deed& deed, uint64_t address,
                 const Deed& other) override;
     void report_here(KcclSimFindingKind kind);
+    // The running thread makes `made`, which does not go with what another made (calls.cpp).
+    void report_made(KcclSimFindingKind kind, const KcclSimMade& made, const Made& other);
+    // The machine is stuck. True: because ranks make their calls on different channels.
+    bool report_crossed();
 
     KcclSimSettings settings;
     Slots slots;
     Calls calls;
+    Alike alike;
+    Openings openings;
     Memory memory;
     Tape tape;
     uint64_t seed = 0;
@@ -285,5 +292,11 @@ extern Machine* running;
 // Makes a fiber the thread that kernels see as themselves (engine.cpp).
 void show_self(Fiber& fiber);
 const KcclSimEngine* engine_table();
+
+// Kernels' questions and announcements of calls, for the table (calls.cpp).
+uint64_t window_room(const void* address);
+void call_begins(const KcclSimCall* call);
+void channel_opens(const KcclSimOpening* opening);
+void channel_closes(const KcclSimOpening* opening);
 
 }  // namespace kccl::sim

@@ -229,6 +229,8 @@ class Memory {
 
     void add_window(int rank, uint64_t address, uint64_t num_bytes);
     void remove_window(uint64_t address);
+    // Bytes from an address to the end of its window; 0: it lies in none (calls.cpp).
+    uint64_t window_room(uint64_t address) const;
     void begin_launch(uint64_t launch) { launches_.push_back(launch); }
     void end_launch(uint64_t launch) { std::erase(launches_, launch); }
 

@@ -49,7 +49,10 @@ def members(enum: str, prefix: str = "kKccl") -> dict[str, int]:
     """
     elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
     names = [(_snake_case(name.removeprefix(prefix)), value) for value, name in elements.items()]
-    return dict(sorted((pair for pair in names if pair[0][:4] != "num_"), key=lambda pair: pair[1]))
+    names.sort(key=lambda pair: pair[1])
+    if names[-1][0].startswith("num_"):
+        names.pop()
+    return dict(names)
 
 
 MAX_WORLD_SIZE: int = lib.kKcclMaxWorldSize
@@ -67,6 +70,7 @@ ABI_VERSION: int = lib.kKcclAbiVersion
 KERNELS = members("KcclKernel")
 DTYPES = members("KcclDtype")
 OPS = members("KcclOp")
+ARGUMENTS = members("KcclArgument", "kKcclArgument")
 
 
 def kernel_name(kernel: int) -> str:

@@ -81,6 +81,12 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
             f"{name}: a call in the kernel on rank {record.rank} has {record.seen} bytes, must "
             f"have at most {record.wanted}, the {limit} of its device_comm(); {_AFTER_RESET}"
         )
+    if record.status == lib.kKcclBadArgument:
+        where = "Channel" if is_ring else name
+        return InvalidArgument(
+            f"{where}: {_bad_argument(record)}, in a call in the kernel on rank {record.rank}; "
+            f"{_AFTER_RESET}"
+        )
     if record.status == lib.kKcclUnreadable:
         error = record.seen & 0xFFFF
         return BackendError(
@@ -130,6 +136,38 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
         epoch_wanted=record.wanted,
         waited_s=waited_s,
     )
+
+
+def _bad_argument(record: Any) -> str:
+    """The argument that a call in a kernel refuses: its value and its limit."""
+    argument, kernel = record.calls, record.kernel
+    value, limit = record.waited_ns, record.wanted << 32 | record.seen
+    name = _name(abi.ARGUMENTS, argument) if argument in abi.ARGUMENTS.values() else "an argument"
+    if argument in (lib.kKcclArgumentOut, lib.kKcclArgumentIn):
+        return f"{name} is {value:#x}, must be an address in a window"
+    value -= (value >> 63) << 64
+    if argument == lib.kKcclArgumentWorldSize:
+        return f"WORLD_SIZE is {value}, must be {limit}, the number of ranks, or 0"
+    if argument > lib.kKcclArgumentSignalId:
+        is_least = argument == lib.kKcclArgumentStride and 0 <= value < limit
+        words = f"must be at {'least' if is_least else 'most'} {limit}"
+    else:
+        least = -1 if kernel == lib.kKcclWait and argument == lib.kKcclArgumentPeer else 0
+        words = f"must be below {limit}"
+        if value < least:
+            words = f"must be at least {least} and below {limit}"
+    side = "in" if kernel == lib.kKcclGet else "out"
+    meaning = {
+        lib.kKcclArgumentChannel: ", the channels of its device_comm()",
+        lib.kKcclArgumentBlock: ", the blocks of a call",
+        lib.kKcclArgumentRoot: ", the number of ranks",
+        lib.kKcclArgumentPeer: ", the number of ranks",
+        lib.kKcclArgumentNumBytes: f", what the window has from `{side}` on",
+        lib.kKcclArgumentSlices: ", the slices of the exchange",
+    }
+    if argument == lib.kKcclArgumentSlices:
+        name = "slices.first + slices.num"
+    return f"{name} is {value}, {words}{meaning.get(argument, '')}"
 
 
 def _call(call: int, nbytes: int) -> str:

@@ -89,8 +89,8 @@ def agree_on_arguments(
         for name, value in json.loads(reply).items():
             if value != mine[name]:
                 raise InvalidArgument(
-                    f"{name} is {mine[name]} on rank {ranks.rank} and {value} on rank {peer}, "
-                    "must be the same on all ranks"
+                    f"{what}: {name} is {mine[name]} on rank {ranks.rank} and {value} on rank "
+                    f"{peer}, must be the same on all ranks"
                 )
 
 

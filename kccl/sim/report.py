@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import KERNELS, lib, members
+from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
@@ -27,6 +27,11 @@ _KINDS = {
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
     "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
+    "calls_differ": "calls differ: {place} makes {made} at {line}, and {other_place} makes "
+    "{other_made} at {other_line}; {who} must make the same call",
+    "opened_twice": "channel opened twice: {place} opens channel {channel} at {line} while "
+    "{other_place} has it open, since {other_line}; on each rank one coop at a time has a channel "
+    "open, and opens it once",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
 }
@@ -102,7 +107,10 @@ class Reporter:
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
         what = self.regions.name(finding.address)
-        message = _sentence(kind, finding, place, other, what, waiting)
+        if kind in ("calls_differ", "opened_twice"):
+            message = self._made_sentence(kind, finding, place, other)
+        else:
+            message = _sentence(kind, finding, place, other, what, waiting)
         return ProtocolError(
             f"{message}\nlast steps:\n{timeline}" if timeline else message,
             kind=kind,
@@ -117,6 +125,25 @@ class Reporter:
             other=other,
             timeline=timeline,
         )
+
+    def _made_sentence(self, kind: str, finding: Any, place: Place, other: Place | None) -> str:
+        """The message of a finding about calls that two threads make."""
+        assert other is not None
+        is_exchange = finding.made.channel < 0
+        made, other_made = "", ""
+        if kind == "calls_differ":
+            made, other_made = made_words(finding.made), made_words(finding.other_made)
+        text = _KINDS[kind].format(
+            place=place,
+            other_place=other,
+            line=self.symbols.user_line(finding.place.site),
+            other_line=self.symbols.user_line(finding.other.site),
+            channel=finding.made.channel,
+            made=made,
+            other_made=other_made,
+            who="all blocks" if is_exchange else "all ranks",
+        )
+        return f"{text}; {_replay(finding)}"
 
     def place(self, place: Any) -> Place:
         """The Place for a KcclSimPlace."""
@@ -182,7 +209,35 @@ def _sentence(
         if who is not None and who.kernel
     ]
     within = f"; {' and '.join(calls)}" if calls else ""
-    return f"{text}{within}; step {finding.step} of seed {finding.seed}, which replays it"
+    return f"{text}{within}; {_replay(finding)}"
+
+
+def _replay(finding: Any) -> str:
+    return f"step {finding.step} of seed {finding.seed}, which replays it"
+
+
+def made_words(made: Any) -> str:
+    """A call (a KcclSimMade) in words."""
+    kernel = kernel_name(made.kernel)
+    if made.kernel == lib.kKcclGridExchange:
+        words = f"an exchange of {made.num_bytes} bytes a block"
+    else:
+        words = kernel
+        if made.kernel != lib.kKcclBarrierDirect:
+            words += f" of {made.num_bytes} bytes"
+    if made.dtype in DTYPES.values() and made.kernel != lib.kKcclBarrierDirect:
+        words += f", {_name(DTYPES, made.dtype)}"
+    if made.op in OPS.values():
+        words += f", {_name(OPS, made.op)}"
+    if kernel.startswith("broadcast"):
+        words += f", from root {made.root}"
+    if made.num_blocks:
+        words += f", by {made.num_blocks} blocks"
+    return words if made.channel < 0 else f"{words}, on channel {made.channel}"
+
+
+def _name(numbers: dict[str, int], number: int) -> str:
+    return next(name for name, each in numbers.items() if each == number)
 
 
 def _relevant(finding: Any, events: Sequence[Any]) -> list[Any]:

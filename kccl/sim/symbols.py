@@ -76,6 +76,14 @@ class Symbols:
         is_called = outer.file != inner.file and not outer.file.startswith(_CSRC)
         return f"{inner}, called in {outer}" if is_called else str(inner)
 
+    def user_line(self, site: int) -> str:
+        """The outermost source line of a return address: in a user's kernel the user's."""
+        frames = self.frames(site)
+        if not frames:
+            return self.line(site)
+        is_ours = frames[-1].file.startswith(_CSRC)
+        return "a call of its program" if is_ours else str(frames[-1])
+
 
 def _is_primitive(frame: Frame) -> bool:
     path = Path(frame.file)

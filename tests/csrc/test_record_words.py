@@ -114,3 +114,21 @@ def test_the_numbers_mean_what_the_kernel_counts(of_cpp):
         assert told(lib.kKcclTimeout, kernel) == sentence + cure
     lost = told(lib.kKcclPeerLost, lib.kKcclBarrierDirect)
     assert lost.endswith("; the survivors may go on with a Team of their own")
+
+
+def test_an_argument_is_named_with_its_limit(of_cpp):
+    """Also numbers of 64 bits, and negative ones."""
+    values = [0, 3, 64, 2**40, *(2**64 - n for n in (1, 2, 2**40))]
+    limits = [(0, 0), (64, 0), (7, 5)]
+    cases = [
+        ((lib.kKcclBadArgument, 1, 1, kernel, 3, low, high, argument, value), 1)
+        for argument, kernel, (low, high), value in product(
+            abi.ARGUMENTS.values(), KERNELS, limits, values
+        )
+    ]
+    assert of_cpp(cases) == [of_python(*case) for case in cases]
+    case = (lib.kKcclBadArgument, 1, 1, lib.kKcclSignal, 0, 64, 0, lib.kKcclArgumentSignalId, 64)
+    assert of_cpp([(case, 0)]) == [
+        "signal: signal_id is 64, must be below 64, in a call in the kernel on rank 1; all ranks "
+        "may go on with a new Communicator"
+    ]

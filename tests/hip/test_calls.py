@@ -78,6 +78,36 @@ def test_users_kernels_take_arguments_of_any_size(amd):
     assert kccl.run_threads(main, 2, backend="hip") == [([-3, 2.5, 7], {3})] * 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [({"grid": 1, "block": 64}, "grid 1"), ({"grid": 2, "block": 128}, "block 128")],
+)
+def test_checked_launches_of_kernels(amd, monkeypatch, shape, words):
+    """Under KCCL_CHECK=1 the ranks compare what they launch, if it takes a DeviceComm."""
+    monkeypatch.setenv("KCCL_CHECK", "1")
+    module = kccl.compile(SOURCE, ["mixed", "reduce_slices"], target="hip")
+
+    def main(comm):
+        ordinal = ordinal_of(comm)
+        out, x = to_gpu(np.zeros(3), ordinal), to_gpu(np.ones(80, "f4"), ordinal)
+        device_comm = comm.device_comm(channels=2, max_bytes=4096)
+        if comm.rank == 0:
+            module.kernel("mixed")(comm, out, np.int8(-3), Pair(b"x", 2.5), np.int16(7))
+        reduce_slices = module.kernel("reduce_slices")
+        reduce_slices(comm, device_comm, x, 40, grid=2, block=64)
+        mine = shape if comm.rank else {"grid": 2, "block": 64}
+        with pytest.raises(
+            kccl.InvalidArgument, match="the ranks disagree about this call"
+        ) as said:
+            reduce_slices(comm, device_comm, x, 40, **mine)
+        assert "launch of reduce_slices, grid 2, block 64, shared_bytes 0" in str(said.value)
+        assert words in str(said.value)
+        comm.check()
+        return set(from_gpu(x).tolist())
+
+    assert kccl.run_threads(main, 2, backend="hip") == [{2}] * 2
+
+
 def test_one_sided_calls(amd):
     def main(comm):
         window = comm.window(4096)

@@ -65,15 +65,18 @@ INCLUDES = {
     "description.cuh": {"window.cuh"},
     "wait.cuh": {"coop.cuh", "description.cuh"},
     "barrier.cuh": {"wait.cuh"},
-    "grid.cuh": {"wait.cuh"},
+    "refuse.cuh": {"wait.cuh"},
+    "told.cuh": {"coop.cuh"},
+    "one_sided.cuh": {"refuse.cuh", "told.cuh"},
+    "grid.cuh": {"refuse.cuh"},
     "meeting.cuh": {"coop.cuh"},
     "ring.cuh": {"wait.cuh"},
-    "grid_exchange.cuh": {"barrier.cuh", "grid.cuh", "ll16.cuh"},
+    "grid_exchange.cuh": {"barrier.cuh", "grid.cuh", "ll16.cuh", "told.cuh"},
     "publish.cuh": {"grid_exchange.cuh", "reduce.cuh"},
     "scrub.cuh": {"barrier.cuh", "payload.cuh"},
-    "failure_latch.cuh": {"wait.cuh"},
+    "failure_latch.cuh": {"refuse.cuh"},
     "dependent_launch.cuh": {"coop.cuh"},
-    "channel.cuh": {"dependent_launch.cuh", "failure_latch.cuh", "scrub.cuh"},
+    "channel.cuh": {"dependent_launch.cuh", "failure_latch.cuh", "scrub.cuh", "told.cuh"},
     "exchange.cuh": {"channel.cuh", "ll16.cuh"},
     "sentinel.cuh": {"channel.cuh"},
     "rounds.cuh": {"channel.cuh"},
@@ -81,7 +84,7 @@ INCLUDES = {
 }
 GUIDE = (ROOT / "csrc/README.md").read_text()
 KERNELS = {name_of(path) for path in (HEADERS / "kernels").iterdir()}
-FOR_KERNELS = {"wait.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
+FOR_KERNELS = {"wait.cuh", "one_sided.cuh", "channel.cuh", "grid.cuh", "sentinel.cuh", "rounds.cuh"}
 FOR_KERNELS |= {"exchange.cuh", "payload.cuh", "publish.cuh", "reduce.cuh", "same_call.cuh"}
 # A kernel that calls another when it finds, on all ranks alike, that it cannot run.
 FALLS_BACK_TO = {

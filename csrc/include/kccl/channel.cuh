@@ -21,6 +21,7 @@
 #include "dependent_launch.cuh"
 #include "failure_latch.cuh"
 #include "scrub.cuh"
+#include "told.cuh"
 
 namespace kccl {
 
@@ -49,14 +50,24 @@ enum class Opening {
 template <class Coop, int WORLD_SIZE = 0>
 class Channel {
   public:
-    // `channel`: below comm.num_channels. `block`: this block's number in a call of several blocks,
-    // which have a part of the channel each. `comm` outlives this.
+    // `channel`: from 0 to comm.num_channels - 1. `block`: this block's number in a call of several
+    // blocks, which have a part of the channel each; below comm.blocks_per_channel. If they are
+    // not, or WORLD_SIZE is another one's, every call returns a failed status and sends nothing.
+    // `comm` outlives this.
     KCCL_DEVICE Channel(Coop coop, const DeviceComm& comm, int channel, int block = 0,
                         Opening opening = Opening::kManyCalls)
         : coop_(coop), comm_(comm), channel_(channel), launch_(opening == Opening::kLaunch) {
-        index_ = channel * comm.blocks_per_channel + block;
-        latch_.ask(comm);
-        state_ = mem::load_words(channel_state(comm, index_));
+        // The host has checked what it launches.
+        const bool is_checked = opening != Opening::kLaunch;
+        if (is_checked && !may_open(channel, block)) {
+            if (leads(coop)) refuse(comm, kKcclNumKernels, channel, why_not(channel, block));
+            latch_.refuse();
+        } else {
+            index_ = channel * comm.blocks_per_channel + block;
+            if (is_checked) told::channel_opens(coop, comm, channel, index_);
+            latch_.ask(comm);
+            state_ = mem::load_words(channel_state(comm, index_));
+        }
         for (int k = 0; k < kMaxRanks<WORLD_SIZE> && k < world_size(); ++k) {
             outbox_[k] = packet_slot(comm, receiver(k), index_, 0, comm.rank);
         }
@@ -82,11 +93,14 @@ class Channel {
             call_ = &call;
             bytes_per_count_ = bytes_per_count;
         }
+        if constexpr (told::kIsTold) tell_launched(call);
         launch_.set_dependent(call.dependent == kKcclEarlyDependent);
     }
 
     // Stores what the next to open the channel must know.
     KCCL_DEVICE ~Channel() {
+        // Before the sync, behind which another coop may open the channel.
+        if (!launch_.is_launch()) told::channel_closes(coop_, comm_, channel_, index_);
         // After a failure nothing is stored: only reset() may follow, and it clears everything.
         if (launch_.is_stored() || status() != kKcclOk || kernel_ == kKcclNumKernels) return;
         store_state();
@@ -136,6 +150,19 @@ class Channel {
 
     // For the counters of the sentinel protocol.
     KCCL_DEVICE ChannelState& state() { return state_; }
+
+    // This rank makes this call next, here. Called by all threads of the coop.
+    KCCL_DEVICE void tell(told::Call call) const {
+        if constexpr (told::kIsTold) {
+            call.num_blocks = grid_blocks_;
+            // After a failure no call is made.
+            if (leads(coop_) && latch_.is_ok()) {
+                told::call_begins(comm_, channel_, index_, call);
+            }
+        }
+    }
+    // Its calls are parts of calls of the grid.
+    KCCL_DEVICE void tell_of_grid() { grid_blocks_ = platform::blocks_per_grid(); }
 
     // What a wait in this call is for.
     KCCL_DEVICE Awaited awaited() const {
@@ -272,6 +299,31 @@ class Channel {
     }
 
   private:
+    // The count of a reduction is in elements, of others in bytes.
+    KCCL_DEVICE void tell_launched(const Call& call) const {
+        const bool is_reduction = call.kernel <= kKcclReduceScatterPullSimple ||
+                                  call.kernel == kKcclReduceScatterPushSimple ||
+                                  call.kernel == kKcclAllReduceTwoShotSentinel;
+        const uint64_t sizes[kKcclNumDtypes] = {4, 8, 2, 2, 4, 8};
+        tell({static_cast<KcclKernel>(call.kernel),
+              call.count * (is_reduction ? sizes[call.dtype] : 1), call.dtype,
+              is_reduction ? call.op : uint32_t{kKcclNumOps}, call.peer});
+    }
+
+    KCCL_DEVICE bool may_open(int channel, int block) const {
+        return !is_outside(channel, comm_.num_channels) &&
+               !is_outside(block, comm_.blocks_per_channel) && world_size() == comm_.world_size;
+    }
+    KCCL_DEVICE Refused why_not(int channel, int block) const {
+        if (world_size() != comm_.world_size) {
+            return {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm_.world_size)};
+        }
+        if (is_outside(channel, comm_.num_channels)) {
+            return {kKcclArgumentChannel, uint64_t(int64_t{channel}), uint64_t(comm_.num_channels)};
+        }
+        return {kKcclArgumentBlock, uint64_t(int64_t{block}), uint64_t(comm_.blocks_per_channel)};
+    }
+
     KCCL_DEVICE void store_state() const {
         if (leads(coop_)) mem::store_words(channel_state(comm_, index_), state_);
     }
@@ -357,7 +409,7 @@ class Channel {
     const Coop coop_;
     const DeviceComm& comm_;
     const int channel_;
-    int index_;
+    int index_ = 0;
     // Addresses for calls of even parity.
     mem::Packet* outbox_[kMaxRanks<WORLD_SIZE>];
     const mem::Packet* inbox_;
@@ -371,10 +423,11 @@ class Channel {
     bool has_looked_ = false;
     const Call* call_ = nullptr;  // as the host launched it, which outlives this; or none
     uint64_t bytes_per_count_ = 0;
+    uint32_t grid_blocks_ = 0;             // for tell()
     KcclKernel kernel_ = kKcclNumKernels;  // of the last call; none yet
     DependentLaunch launch_;
     FailureLatch latch_;
-    ChannelState state_;
+    ChannelState state_ = {};
 };
 
 }  // namespace kccl

@@ -15,10 +15,11 @@
 // L2 cache. So a kernel of many calls keeps it open.
 //
 // Each coop's message is at most DeviceComm's max_bytes long (in reduce_scatter and all_gather:
-// what one rank sends to another). A longer one is an error. An error stays: whatever is opened
-// after it returns it at once, and so does every later call on what returned it. What was open
-// before may still complete calls whose data has come. It learns of the error in its next wait that
-// is not satisfied at once.
+// what one rank sends to another). A longer one is an error, and so are a channel or a root that
+// does not exist: nothing is sent, and the record names the argument. An error stays: whatever is
+// opened after it returns it at once, and so does every later call on what returned it. What was
+// open before may still complete calls whose data has come. It learns of the error in its next wait
+// that is not satisfied at once.
 #pragma once
 
 #include "grid.cuh"
@@ -30,20 +31,65 @@
 
 namespace kccl {
 
-// Whether there is something to send and it fits. If it does not fit, the call has failed. Called
-// by all threads of the coop.
+// No count or stride of elements of T is larger: more bytes than any memory has.
+template <class T>
+constexpr uint64_t kMostElements = (uint64_t{1} << 60) / sizeof(T);
+
+// Fails the call because of an argument. An earlier failure, which the opening of the channel
+// found, stays. Called by all threads of the coop.
 template <class Coop, int WORLD_SIZE>
-KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t num_bytes) {
-    if (num_bytes - 1 < channel.max_bytes()) return true;
-    // An earlier failure, which the opening of the channel found, stays.
+KCCL_DEVICE Status refuse_on(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel,
+                             const Refused& why) {
     channel.check();
-    if (num_bytes == 0) return false;
     if (channel.status() == kKcclOk && leads(channel.coop())) {
-        refuse_length(channel.comm(), kernel, channel.awaited().channel, num_bytes,
+        refuse(channel.comm(), kernel, channel.awaited().channel, why);
+    }
+    channel.leave(true);
+    return channel.status();
+}
+
+// Whether there is something to send, `count` elements of T, and it fits. If it does not fit, the
+// call has failed. Called by all threads of the coop. `Op` and `root`: for the simulator, which
+// compares the ranks' calls; void and -1 for none.
+template <class T, class Op = void, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t count,
+                      int root = -1) {
+    // Slots have whole elements. In bytes a count that is too large could wrap.
+    const uint64_t most = channel.max_bytes() / sizeof(T);
+    const bool is_plain = count - 1 < most;
+    if (told::kIsTold && (is_plain || count == 0)) {
+        channel.tell({kernel, count * sizeof(T), kDtypeOf<T>, kOpOf<Op>, root});
+    }
+    if (is_plain) return true;
+    if (count > kMostElements<T>) {
+        refuse_on(channel, kernel, {kKcclArgumentCount, count, most});
+        return false;
+    }
+    // As in refuse_on().
+    channel.check();
+    if (count == 0) return false;
+    if (channel.status() == kKcclOk && leads(channel.coop())) {
+        refuse_length(channel.comm(), kernel, channel.awaited().channel, count * sizeof(T),
                       channel.comm().layout.packet_bytes);
     }
     channel.leave(true);
     return false;
+}
+
+// Whether chunks may lie `stride` elements of T apart, at least `least`. If not, the call has
+// failed. Called by all threads of the coop.
+template <class T, class Coop, int WORLD_SIZE>
+KCCL_DEVICE bool fits_stride(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uint64_t least,
+                             uint64_t stride) {
+    if (stride > kMostElements<T>) {
+        refuse_on(channel, kernel, {kKcclArgumentStride, stride, kMostElements<T>});
+        return false;
+    }
+    if (stride < least) {
+        refuse_on(channel, kernel, {kKcclArgumentStride, stride, least});
+        return false;
+    }
+    return true;
 }
 
 // ---- On an open channel: called by all threads of its coop --------------------------------------
@@ -54,7 +100,7 @@ KCCL_DEVICE bool fits(Channel<Coop, WORLD_SIZE>& channel, KcclKernel kernel, uin
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count) {
-    if (!fits(channel, kKcclAllReduceOneShotLl16, count * sizeof(T))) return channel.status();
+    if (!fits<T, Op>(channel, kKcclAllReduceOneShotLl16, count)) return channel.status();
     return all_reduce_one_shot_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count));
 }
 
@@ -64,7 +110,9 @@ KCCL_DEVICE Status all_reduce(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 template <class T, class Op = Sum, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                                   uint64_t count, uint64_t stride) {
-    if (!fits(channel, kKcclReduceScatterDirectLl16, count * sizeof(T))) return channel.status();
+    constexpr KcclKernel kKernel = kKcclReduceScatterDirectLl16;
+    if (!fits<T, Op>(channel, kKernel, count)) return channel.status();
+    if (!fits_stride<T>(channel, kKernel, 0, stride)) return channel.status();
     return reduce_scatter_direct_ll16<T, Op>(channel, out, in, static_cast<uint32_t>(count),
                                              stride);
 }
@@ -76,16 +124,17 @@ KCCL_DEVICE Status reduce_scatter(Channel<Coop, WORLD_SIZE>& channel, T* out, co
 }
 
 // Every rank's `out` gets all ranks' `in`: the `count` elements of T of rank p go to out + p *
-// stride; the default stride is `count`. `in` is this rank's chunk of `out`, or does not overlap
-// it. Otherwise as all_reduce().
+// stride; the default stride is `count`, and no stride is smaller. `in` is this rank's chunk of
+// `out`, or does not overlap it. Otherwise as all_reduce().
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                               uint64_t count, uint64_t stride) {
-    const uint64_t num_bytes = count * sizeof(T);
-    if (!fits(channel, kKcclAllGatherDirectLl16, num_bytes)) return channel.status();
+    constexpr KcclKernel kKernel = kKcclAllGatherDirectLl16;
+    if (!fits<T>(channel, kKernel, count)) return channel.status();
+    if (!fits_stride<T>(channel, kKernel, count, stride)) return channel.status();
     return all_gather_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
                                   reinterpret_cast<const uint8_t*>(in),
-                                  static_cast<uint32_t>(num_bytes), stride * sizeof(T));
+                                  static_cast<uint32_t>(count * sizeof(T)), stride * sizeof(T));
 }
 
 template <class T, class Coop, int WORLD_SIZE>
@@ -99,16 +148,22 @@ KCCL_DEVICE Status all_gather(Channel<Coop, WORLD_SIZE>& channel, T* out, const 
 template <class T, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status broadcast(Channel<Coop, WORLD_SIZE>& channel, T* out, const T* in,
                              uint64_t count, int root) {
-    const uint64_t num_bytes = count * sizeof(T);
-    if (!fits(channel, kKcclBroadcastDirectLl16, num_bytes)) return channel.status();
+    constexpr KcclKernel kKernel = kKcclBroadcastDirectLl16;
+    if (is_outside(root, channel.world_size())) {
+        return refuse_on(
+            channel, kKernel,
+            {kKcclArgumentRoot, uint64_t(int64_t{root}), uint64_t(channel.world_size())});
+    }
+    if (!fits<T>(channel, kKernel, count, root)) return channel.status();
     return broadcast_direct_ll16(channel, reinterpret_cast<uint8_t*>(out),
                                  reinterpret_cast<const uint8_t*>(in),
-                                 static_cast<uint32_t>(num_bytes), root);
+                                 static_cast<uint32_t>(count * sizeof(T)), root);
 }
 
 // Waits for the same coop of every rank: see barrier_direct().
 template <mem::Order order = mem::Order::kAcqRel, class Coop, int WORLD_SIZE>
 KCCL_DEVICE Status barrier(Channel<Coop, WORLD_SIZE>& channel) {
+    channel.tell({kKcclBarrierDirect, 0});
     return barrier_direct<order>(channel);
 }
 
@@ -178,22 +233,33 @@ KCCL_DEVICE Status barrier(Coop coop, const DeviceComm& comm) {
 struct Grid {};
 KCCL_DEVICE Grid grid() { return {}; }
 
+// This block's slice. Of a message that no memory can hold every block gets all, and refuses it.
+template <class T>
+KCCL_DEVICE Slice grid_slice(uint64_t count) {
+    return count > kMostElements<T> ? Slice{0, count} : block_slice<T>(count);
+}
+
 // Complete for the whole message: each block exchanges its slice, then the blocks synchronise, so
 // any block may read all of `out`. The caller synchronises what other blocks wrote to `in`.
 template <class T, class Op = Sum>
 KCCL_DEVICE Status all_reduce(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
-    const Slice slice = block_slice<T>(count);
-    // Its status is the communicator's, which the next line returns.
-    all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, slice.count);
+    const Slice slice = grid_slice<T>(count);
+    {
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
+        // Its status is the communicator's, which the last line returns.
+        all_reduce<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count);
+    }
     return grid_sync(comm);
 }
 
 template <class T, class Op = Sum>
 KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T* in,
                                   uint64_t count) {
-    const Slice slice = block_slice<T>(count);
+    const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
         reduce_scatter<T, Op>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);
@@ -201,9 +267,10 @@ KCCL_DEVICE Status reduce_scatter(Grid, const DeviceComm& comm, T* out, const T*
 
 template <class T>
 KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count) {
-    const Slice slice = block_slice<T>(count);
+    const Slice slice = grid_slice<T>(count);
     {
         Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
         all_gather<T>(opened, out + slice.begin, in + slice.begin, slice.count, count);
     }
     return grid_sync(comm);
@@ -212,8 +279,12 @@ KCCL_DEVICE Status all_gather(Grid, const DeviceComm& comm, T* out, const T* in,
 template <class T>
 KCCL_DEVICE Status broadcast(Grid, const DeviceComm& comm, T* out, const T* in, uint64_t count,
                              int root) {
-    const Slice slice = block_slice<T>(count);
-    broadcast(block(), comm, out + slice.begin, in + slice.begin, slice.count, root);
+    const Slice slice = grid_slice<T>(count);
+    {
+        Channel<Block> opened(block(), comm, default_channel(block()), 0, Opening::kOneCall);
+        opened.tell_of_grid();
+        broadcast(opened, out + slice.begin, in + slice.begin, slice.count, root);
+    }
     return grid_sync(comm);
 }
 

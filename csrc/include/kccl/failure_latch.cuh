@@ -10,7 +10,7 @@
 // clears.
 #pragma once
 
-#include "wait.cuh"
+#include "refuse.cuh"
 
 namespace kccl {
 
@@ -19,6 +19,13 @@ class FailureLatch {
   public:
     // Asks for the communicator's status, at the opening. The load is on its way when this returns.
     KCCL_DEVICE void ask(const DeviceComm& comm) { found_ = status_of(comm); }
+
+    // The coop refuses an argument of the opening and makes no calls. Called by all its threads,
+    // instead of ask(); its leader has made the record.
+    KCCL_DEVICE void refuse() { found_ = kKcclBadArgument; }
+
+    // Whether this thread has found no failure.
+    KCCL_DEVICE bool is_ok() const { return found_ == kKcclOk && status_ == kKcclOk; }
 
     // Ok until fail().
     KCCL_DEVICE Status status() const { return status_; }

@@ -20,7 +20,7 @@
 // Both numbers wrap; no block is ever more than one sync ahead of another.
 #pragma once
 
-#include "wait.cuh"
+#include "refuse.cuh"
 
 namespace kccl {
 

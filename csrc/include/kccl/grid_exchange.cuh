@@ -25,6 +25,7 @@
 #include "barrier.cuh"
 #include "grid.cuh"
 #include "ll16.cuh"
+#include "told.cuh"
 
 namespace kccl {
 
@@ -83,6 +84,12 @@ class GridExchange {
         : comm_(comm), num_blocks_(platform::blocks_per_grid()) {
         if (num_blocks_ > kKcclMaxBlocks) {
             status_ = refuse_grid(comm, kKcclGridExchange, num_blocks_);
+            return;
+        }
+        if (WORLD_SIZE > 0 && WORLD_SIZE != comm.world_size) {
+            status_ = refuse_by(
+                block(), comm, kKcclGridExchange,
+                {kKcclArgumentWorldSize, uint64_t{WORLD_SIZE}, uint64_t(comm.world_size)});
             return;
         }
         const Status status = status_of(comm);
@@ -220,6 +227,20 @@ class GridExchange {
     KCCL_DEVICE Status leave(bool failed) {
         if (block().any(failed)) status_ = status_of(comm_);
         return status_;
+    }
+
+    // This block publishes this slice in this exchange. Called by all threads of the block.
+    KCCL_DEVICE void tell(told::Call call) const {
+        if constexpr (told::kIsTold) {
+            call.num_blocks = num_blocks_;
+            if (leads(block())) told::slice_begins(comm_, REACH, epoch_, call);
+        }
+    }
+
+    // Fails the exchange because of an argument. Called by all threads of the block.
+    KCCL_DEVICE Status refuse(const Refused& why) {
+        if (status_ == kKcclOk && leads(block())) kccl::refuse(comm_, kKcclGridExchange, 0, why);
+        return leave(true);
     }
 
   private:

@@ -36,6 +36,7 @@ KCCL_DEVICE Status publish(GridExchange<REACH, WORLD_SIZE>& exchange, const T* i
                   "an exchange orders both ways or not at all");
     const Status entered = exchange.next(num_slice_packets<T>(count));
     if (entered != kKcclOk) return entered;
+    exchange.tell({kKcclGridExchange, uint64_t{count} * sizeof(T), kDtypeOf<T>});
     const uint32_t num_packets = exchange.num_packets();
     if constexpr (order == mem::Order::kAcqRel) block().sync();
     bool is_fenced = order == mem::Order::kRelaxed;
@@ -115,6 +116,13 @@ KCCL_DEVICE Status collect_rows(GridExchange<REACH, WORLD_SIZE>& exchange, T* ou
     // small exchanges matter most.
     constexpr int kAtOnce = ROWS <= 2 ? 2 : 1;
     if (exchange.status() != kKcclOk) return exchange.status();
+    if constexpr (IS_PART) {
+        const uint32_t most = rows.num == 1 ? exchange.num_slices() : exchange.num_blocks();
+        if (slices.first > most || slices.num > most - slices.first) {
+            const uint64_t end = uint64_t{slices.first} + slices.num;
+            return exchange.refuse({kKcclArgumentSlices, end, most});
+        }
+    }
     const uint32_t size = exchange.num_threads();
     const uint32_t thread = exchange.thread();
     const uint32_t total = slices.num * exchange.num_packets();

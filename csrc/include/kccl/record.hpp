@@ -23,12 +23,13 @@ std::string spelled() {
 
 // The name that Python uses of an enumerator: "barrier_direct", "float32", "sum". Of a kernel it is
 // the name of its file.
+// `prefix`: of the enumerators.
 template <class Enum, std::size_t... values>
-std::string name_of(uint32_t value, std::index_sequence<values...>) {
+std::string name_of(uint32_t value, std::index_sequence<values...>, const char* prefix = "kKccl") {
     const std::string names[] = {spelled<Enum, static_cast<Enum>(values)>()...};
     if (value >= sizeof...(values)) return "a ring of copies";
     std::string name;
-    for (const char letter : names[value].substr(std::strlen("kKccl"))) {
+    for (const char letter : names[value].substr(std::strlen(prefix))) {
         if (std::isupper(letter) != 0 && !name.empty()) name += '_';
         name += static_cast<char>(std::tolower(letter));
     }
@@ -52,6 +53,53 @@ inline std::string call_words(uint32_t call, uint32_t bytes) {
         words += ", " + name_of<KcclOp>(op, std::make_index_sequence<kKcclNumOps>());
     }
     return words;
+}
+
+// The argument that a call in a kernel refuses: its value and its limit.
+inline std::string argument_words(const KcclRecord& record) {
+    const uint32_t argument = record.calls;
+    const auto text = [](auto number) { return std::to_string(number); };
+    const std::string name =
+        argument > kKcclArgumentWorldSize
+            ? "an argument"
+            : name_of<KcclArgument>(argument,
+                                    std::make_index_sequence<kKcclArgumentWorldSize + 1>(),
+                                    "kKcclArgument");
+    if (argument == kKcclArgumentOut || argument == kKcclArgumentIn) {
+        char address[32];
+        std::snprintf(address, sizeof(address), "0x%llx",
+                      static_cast<unsigned long long>(record.waited_ns));
+        return name + " is " + address + ", must be an address in a window";
+    }
+    const auto value = static_cast<int64_t>(record.waited_ns);
+    const uint64_t limit = uint64_t{record.wanted} << 32 | record.seen;
+    if (argument == kKcclArgumentWorldSize) {
+        return "WORLD_SIZE is " + text(value) + ", must be " + text(limit) +
+               ", the number of ranks, or 0";
+    }
+    const bool is_peer_of_wait = record.kernel == kKcclWait && argument == kKcclArgumentPeer;
+    const int least = is_peer_of_wait ? -1 : 0;
+    const bool is_least = argument == kKcclArgumentStride && value >= 0 && record.waited_ns < limit;
+    std::string words = "must be below " + text(limit);
+    if (argument > kKcclArgumentSignalId) {
+        words = std::string("must be at ") + (is_least ? "least " : "most ") + text(limit);
+    } else if (value < least) {
+        words = "must be at least " + text(least) + " and below " + text(limit);
+    }
+    switch (argument) {
+        case kKcclArgumentChannel: words += ", the channels of its Options"; break;
+        case kKcclArgumentBlock: words += ", the blocks of a call"; break;
+        case kKcclArgumentRoot:
+        case kKcclArgumentPeer: words += ", the number of ranks"; break;
+        case kKcclArgumentNumBytes:
+            words += record.kernel == kKcclGet ? ", what the window has from `in` on"
+                                               : ", what the window has from `out` on";
+            break;
+        case kKcclArgumentSlices: words += ", the slices of the exchange"; break;
+        default: break;
+    }
+    const bool is_sum = argument == kKcclArgumentSlices;
+    return (is_sum ? "slices.first + slices.num" : name) + " is " + text(value) + ", " + words;
 }
 
 // How a program goes on after a failure.
@@ -96,6 +144,11 @@ inline std::string sentence(const KcclRecord& record, int reader) {
                ": " + call_words(record.calls >> 16, record.wanted) + kAllGoOn;
     }
     const std::string name = kernel_name(record.kernel);
+    if (record.status == kKcclBadArgument) {
+        const bool is_opening = record.kernel == kKcclNumKernels;
+        return (is_opening ? "Channel" : name) + ": " + argument_words(record) +
+               ", in a call in the kernel on " + rank + kAllGoOn;
+    }
     if (record.status == kKcclUnreadable) {
         const int error = static_cast<int>(record.seen & 0xffff);
         return name + " on channel " + text(record.channel) + ": " + rank +

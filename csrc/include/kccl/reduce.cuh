@@ -19,6 +19,34 @@ struct bf16 {
     uint16_t bits;
 };
 
+// The KcclDtype of T, and the KcclOp of Op; the number of them for other types.
+template <class T>
+constexpr uint32_t kDtypeOf = kKcclNumDtypes;
+template <>
+constexpr uint32_t kDtypeOf<float> = kKcclFloat32;
+template <>
+constexpr uint32_t kDtypeOf<double> = kKcclFloat64;
+template <>
+constexpr uint32_t kDtypeOf<f16> = kKcclFloat16;
+template <>
+constexpr uint32_t kDtypeOf<bf16> = kKcclBfloat16;
+template <>
+constexpr uint32_t kDtypeOf<int32_t> = kKcclInt32;
+template <>
+constexpr uint32_t kDtypeOf<int64_t> = kKcclInt64;
+template <class Op>
+constexpr uint32_t kOpOf = kKcclNumOps;
+template <>
+constexpr uint32_t kOpOf<struct Sum> = kKcclSum;
+template <>
+constexpr uint32_t kOpOf<struct Prod> = kKcclProd;
+template <>
+constexpr uint32_t kOpOf<struct Min> = kKcclMin;
+template <>
+constexpr uint32_t kOpOf<struct Max> = kKcclMax;
+template <>
+constexpr uint32_t kOpOf<struct Avg> = kKcclAvg;
+
 // Element<T>: Acc, the accumulator; widen(T) -> Acc; narrow(Acc) -> T, which canonicalises NaN.
 // Types of 16 bits also have narrow_pair(): the bits of two elements that are not NaN.
 template <class T>

@@ -46,15 +46,6 @@ KCCL_DEVICE_COLD void give_up(const DeviceComm& comm, const Record& record) {
     mem::tell_host(state->idle_context, record.status, record);
 }
 
-// Fails this rank because a call has more bytes than its DeviceComm allows. Called by one thread.
-KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, uint32_t kernel, int32_t channel,
-                                    uint64_t num_bytes, uint64_t most) {
-    constexpr uint64_t kMost = 0xffffffff;
-    give_up(comm, Record{kKcclMessageTooLong, comm.rank, comm.rank, kernel, channel,
-                         static_cast<uint32_t>(num_bytes < kMost ? num_bytes : kMost),
-                         static_cast<uint32_t>(most), 0, 0});
-}
-
 // Fails this rank because `source` gave up, and stores the source's record as the cause. The source
 // itself tells the others.
 KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {

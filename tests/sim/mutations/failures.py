@@ -174,8 +174,8 @@ MUTATIONS = (
         REUSED | STALE,
         Edit(
             COLLECTIVES,
-            "if (num_bytes - 1 < channel.max_bytes()) return true;",
-            "if (num_bytes != 0) return true;",
+            "if (is_plain) return true;",
+            "if (count != 0) return true;",
         ),
     ),
     bug(
@@ -212,9 +212,7 @@ MUTATIONS = (
         "a call of no elements is ok although the communicator has failed",
         "refused while blocks open",
         FAILURE,
-        Edit(
-            COLLECTIVES, "    channel.check();\n    if (num_bytes == 0)", "    if (num_bytes == 0)"
-        ),
+        Edit(COLLECTIVES, "    channel.check();\n    if (count == 0)", "    if (count == 0)"),
     ),
     bug(
         "refused_not_kept",

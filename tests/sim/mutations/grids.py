@@ -100,13 +100,13 @@ MUTATIONS = (
     ),
     bug(
         "fits_one_more",
-        "a message may be one byte longer than a slot",
+        "a message may be one element longer than a slot",
         "longest all_gather",
         TWO_WRITERS,
         Edit(
             COLLECTIVES,
-            "num_bytes - 1 < channel.max_bytes()",
-            "num_bytes - 1 <= channel.max_bytes()",
+            "is_plain = count - 1 < most;",
+            "is_plain = count - 1 <= most;",
         ),
     ),
     *(
@@ -115,24 +115,12 @@ MUTATIONS = (
             f"{collective} takes its message to be one element shorter",
             f"longest {collective}",
             TWO_WRITERS | ACCEPTED_CALL,
-            Edit(
-                COLLECTIVES,
-                f"fits(channel, {kernel}, {num_bytes})",
-                f"fits(channel, {kernel}, {shorter})",
-            ),
+            Edit(COLLECTIVES, f"fits{fits}", f"fits{fits.replace('count', 'count - 1')}"),
         )
-        for collective, kernel, num_bytes, shorter in (
-            (
-                "all_reduce",
-                "kKcclAllReduceOneShotLl16",
-                "count * sizeof(T)",
-                "count * sizeof(T) - sizeof(T)",
-            ),
-            (
-                *("reduce_scatter", "kKcclReduceScatterDirectLl16"),
-                *("count * sizeof(T)", "count * sizeof(T) - sizeof(T)"),
-            ),
-            ("broadcast", "kKcclBroadcastDirectLl16", "num_bytes", "num_bytes - 1"),
+        for collective, fits in (
+            ("all_reduce", "<T, Op>(channel, kKcclAllReduceOneShotLl16, count)"),
+            ("reduce_scatter", "<T, Op>(channel, kKernel, count)"),
+            ("broadcast", "<T>(channel, kKernel, count, root)"),
         )
     ),
     bug(
@@ -143,13 +131,15 @@ MUTATIONS = (
         Edit(
             COLLECTIVES,
             (
-                "all_reduce<T, Op>(block(), comm, out + slice.begin, in + slice.begin, "
+                "        all_reduce<T, Op>(opened, out + slice.begin, in + slice.begin, "
                 "slice.count);\n"
+                "    }\n"
                 "    return grid_sync(comm);"
             ),
             (
-                "return all_reduce<T, Op>(block(), comm, out + slice.begin, in + "
-                "slice.begin, slice.count);"
+                "        return all_reduce<T, Op>(opened, out + slice.begin, in + "
+                "slice.begin, slice.count);\n"
+                "    }"
             ),
         ),
     ),
@@ -187,8 +177,8 @@ MUTATIONS = (
         STALE,
         Edit(
             COLLECTIVES,
-            "comm, out + slice.begin, in + slice.begin, slice.count, root);",
-            "comm, out + slice.begin, in, slice.count, root);",
+            "opened, out + slice.begin, in + slice.begin, slice.count, root);",
+            "opened, out + slice.begin, in, slice.count, root);",
         ),
     ),
     bug(

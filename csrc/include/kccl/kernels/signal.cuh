@@ -5,16 +5,21 @@
 // atomic.
 #pragma once
 
-#include "../wait.cuh"
+#include "../one_sided.cuh"
 
 namespace kccl {
 
+// `peer`: from 0 to world_size - 1. `signal_id`: from 0 to kKcclNumSignals - 1, which is 63. With
+// another one the call returns a failed status and sends nothing.
+//
 // Called by all threads of the coop. One coop at a time signals a peer under an id, because the
 // count of signals sent is plain memory.
 template <class Coop>
 KCCL_DEVICE Status signal(Coop coop, const DeviceComm& comm, int peer, int signal_id) {
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
+    const Status found = check_signal(coop, comm, kKcclSignal, peer, signal_id, 0);
+    if (found != kKcclOk) return found;
     coop.sync();
     if (leads(coop)) {
         const uint32_t sent = ++state_of(comm)->sent[peer][signal_id];

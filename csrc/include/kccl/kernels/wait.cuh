@@ -5,11 +5,13 @@
 // stored in its own memory.
 #pragma once
 
-#include "../wait.cuh"
+#include "../one_sided.cuh"
 
 namespace kccl {
 
-// Waits for `wanted` signals from `peer`; -1: from any ranks. Called by all threads of the coop;
+// Waits for `wanted` signals from `peer`; -1: from any ranks. `signal_id`: from 0 to
+// kKcclNumSignals - 1, which is 63. `wanted`: less than 2^31. With other arguments the call returns
+// a failed status and does not wait. Called by all threads of the coop;
 // its first thread polls. One coop at a time waits under an id, because the counts of consumed
 // signals are plain memory, which the coop's syncs order.
 template <class Coop>
@@ -20,6 +22,12 @@ KCCL_DEVICE Status wait(Coop coop, const DeviceComm& comm, int peer, int signal_
     uint32_t (&consumed)[kKcclMaxWorldSize][kKcclNumSignals] = state_of(comm)->consumed;
     const Status status = status_of(comm);
     if (coop.any(status != kKcclOk)) return status_of(comm);
+    const Status found = check_signal(coop, comm, kKcclWait, peer, signal_id, -1);
+    if (found != kKcclOk) return found;
+    constexpr uint32_t kMostWanted = 0x7fffffff;
+    if (wanted > kMostWanted) {
+        return refuse_by(coop, comm, kKcclWait, {kKcclArgumentWanted, wanted, kMostWanted});
+    }
 
     uint32_t pending[kKcclMaxWorldSize];
     uint32_t total;

@@ -22,6 +22,33 @@ struct KcclSimThread {
     uint64_t argument_bytes;
 };
 
+// A call as one rank makes it, or one block of an exchange of the grid. What all of them must agree
+// on stands behind `epoch`.
+struct KcclSimCall {
+    uint64_t memory;  // address that is the same for all who make the call, and no other's
+    uint64_t state;   // address of the rank's KcclState
+    int32_t stream;   // the scratch channel; of an exchange: -1 - KcclReach
+    int32_t channel;  // as the user counts; -1: none
+    uint32_t rank;
+    uint32_t num_callers;  // ranks, or blocks of all ranks
+    uint32_t epoch;        // of an exchange
+    uint32_t kernel;
+    uint64_t num_bytes;   // of the message; of an exchange: of a slice
+    uint32_t dtype;       // kKcclNumDtypes: not known
+    uint32_t op;          // kKcclNumOps: none
+    int32_t root;         // -1: none
+    uint32_t num_blocks;  // of a call of the grid; 0: of none
+};
+
+// A coop, one of whose threads opens or closes a channel.
+struct KcclSimOpening {
+    uint64_t memory;  // address of the rank's scratch
+    int32_t index;    // the scratch channel
+    int32_t channel;
+    uint32_t first_thread;
+    uint32_t num_threads;
+};
+
 // Orders and scopes are the values of mem::Order and mem::Scope.
 struct KcclSimEngine {
     KcclSimThread* const* self;
@@ -73,6 +100,12 @@ struct KcclSimEngine {
     // The calling thread is in this call from here on. Reports name it, and it decides which words
     // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+
+    // See told.cuh.
+    uint64_t (*window_room)(const void* address);
+    void (*call_begins)(const KcclSimCall* call);
+    void (*channel_opens)(const KcclSimOpening* opening);
+    void (*channel_closes)(const KcclSimOpening* opening);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;

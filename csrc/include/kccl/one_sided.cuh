@@ -1,0 +1,37 @@
+// What the one-sided calls check of their arguments.
+#pragma once
+
+#include "refuse.cuh"
+#include "told.cuh"
+
+namespace kccl {
+
+// Refuses a copy to or from `num_bytes` at `address`, unless they lie in a window of some rank.
+// Called by all threads of the coop; all get the status. Only the simulator knows the windows.
+template <class Coop>
+KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel kernel,
+                                KcclArgument argument, const void* address, uint64_t num_bytes) {
+    const uint64_t room = told::window_room(address);
+    if (num_bytes <= room) return kKcclOk;
+    if (room != 0) return refuse_by(coop, comm, kernel, {kKcclArgumentNumBytes, num_bytes, room});
+    return refuse_by(coop, comm, kernel, {argument, reinterpret_cast<uint64_t>(address), 0});
+}
+
+// Refuses a peer below `least` or outside of the world, or a signal_id that no window has. Called
+// by all threads of the coop; all get the status.
+template <class Coop>
+KCCL_DEVICE Status check_signal(Coop coop, const DeviceComm& comm, KcclKernel kernel, int peer,
+                                int signal_id, int least) {
+    if (peer < least || peer >= comm.world_size) {
+        return refuse_by(coop, comm, kernel,
+                         {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(comm.world_size)});
+    }
+    if (is_outside(signal_id, kKcclNumSignals)) {
+        return refuse_by(
+            coop, comm, kernel,
+            {kKcclArgumentSignalId, uint64_t(int64_t{signal_id}), uint64_t{kKcclNumSignals}});
+    }
+    return kKcclOk;
+}
+
+}  // namespace kccl

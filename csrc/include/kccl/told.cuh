@@ -1,0 +1,102 @@
+// What kernels tell the simulator about their calls, and ask it, so that it finds mistakes which no
+// GPU can notice at no cost. Nothing of it is left on other targets.
+#pragma once
+
+#include "coop.cuh"
+
+namespace kccl::told {
+
+#if defined(KCCL_TARGET_SIM)
+constexpr bool kIsTold = true;
+#else
+constexpr bool kIsTold = false;
+#endif
+
+// How many bytes a window of some rank has from `address` on; 0: it lies in no window. On other
+// targets nobody knows, and every address will do.
+KCCL_DEVICE uint64_t window_room([[maybe_unused]] const void* address) {
+#if defined(KCCL_TARGET_SIM)
+    return kccl_sim_engine->window_room(address);
+#else
+    return ~uint64_t{0};
+#endif
+}
+
+// What all ranks must agree on when they make a call; see KcclSimCall.
+struct Call {
+    KcclKernel kernel;
+    uint64_t num_bytes;
+    uint32_t dtype = kKcclNumDtypes;
+    uint32_t op = kKcclNumOps;
+    int root = -1;
+    uint32_t num_blocks = 0;
+};
+
+// This rank makes the next call on a channel. The simulator compares it with what the other ranks
+// make there. Called by one thread. `index`: the scratch channel.
+KCCL_DEVICE void call_begins([[maybe_unused]] const DeviceComm& comm, [[maybe_unused]] int channel,
+                             [[maybe_unused]] int index, [[maybe_unused]] const Call& call) {
+#if defined(KCCL_TARGET_SIM)
+    const auto rank = static_cast<uint32_t>(comm.rank);
+    const auto ranks = static_cast<uint32_t>(comm.world_size);
+    const KcclSimCall made = {
+        comm.scratch[0], comm.state,     index,      channel, rank,      ranks,          0,
+        call.kernel,     call.num_bytes, call.dtype, call.op, call.root, call.num_blocks};
+    kccl_sim_engine->call_begins(&made);
+#endif
+}
+
+// This block publishes a slice in an exchange of the grid. Called by one thread of each block.
+KCCL_DEVICE void slice_begins([[maybe_unused]] const DeviceComm& comm,
+                              [[maybe_unused]] KcclReach reach, [[maybe_unused]] uint32_t epoch,
+                              [[maybe_unused]] const Call& call) {
+#if defined(KCCL_TARGET_SIM)
+    const bool is_local = reach == kKcclReachRank;
+    const auto rank = static_cast<uint32_t>(comm.rank);
+    const uint32_t ranks = is_local ? 1 : static_cast<uint32_t>(comm.world_size);
+    const KcclSimCall made = {comm.scratch[is_local ? rank : 0],
+                              comm.state,
+                              -1 - static_cast<int32_t>(reach),
+                              -1,
+                              rank,
+                              ranks * call.num_blocks,
+                              epoch,
+                              call.kernel,
+                              call.num_bytes,
+                              call.dtype,
+                              call.op,
+                              call.root,
+                              call.num_blocks};
+    kccl_sim_engine->call_begins(&made);
+#endif
+}
+
+#if defined(KCCL_TARGET_SIM)
+template <class Coop>
+KCCL_DEVICE KcclSimOpening opening_of(Coop coop, const DeviceComm& comm, int channel, int index) {
+    const uint32_t first = platform::thread_in_block() - coop.index();
+    return {comm.scratch[comm.rank], index, channel, first, coop.size()};
+}
+#endif
+
+// The coop opens a channel. Called by all its threads. `index`: the scratch channel.
+template <class Coop>
+KCCL_DEVICE void channel_opens([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
+                               [[maybe_unused]] int channel, [[maybe_unused]] int index) {
+#if defined(KCCL_TARGET_SIM)
+    const KcclSimOpening opening = opening_of(coop, comm, channel, index);
+    kccl_sim_engine->channel_opens(&opening);
+#endif
+}
+
+// The coop closes it; the same of a channel that it could not open. Called by all its threads.
+template <class Coop>
+KCCL_DEVICE void channel_closes([[maybe_unused]] Coop coop, [[maybe_unused]] const DeviceComm& comm,
+                                [[maybe_unused]] int channel, [[maybe_unused]] int index) {
+#if defined(KCCL_TARGET_SIM)
+    const KcclSimOpening opening = opening_of(coop, comm, channel, index);
+    kccl_sim_engine->channel_closes(&opening);
+#endif
+}
+
+}  // namespace kccl::told

@@ -1,0 +1,78 @@
+// Calls that must be alike on all ranks, and channels that only one coop may have open.
+#pragma once
+
+#include <stdint.h>
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "../include/kccl/targets/sim_device.h"
+#include "types.h"
+
+namespace kccl::sim {
+
+// A call that somebody has made.
+struct Made {
+    KcclSimMade what = {};
+    Deed deed;
+};
+
+// The calls that some ranks have made and others have not yet, by stream of calls. On a channel the
+// n-th calls of all ranks belong together, empty ones included; in exchanges of the grid it is the
+// calls of one epoch.
+class Alike {
+  public:
+    void clear() { streams_.clear(); }
+    // The communicator with this KcclState starts anew.
+    void forget(uint64_t state);
+    // What another rank or block made instead; null if nobody did. `mine` is kept for those who
+    // come later.
+    const Made* compare(const KcclSimCall& call, const Made& mine);
+    // Two ranks that make the same call on different channels, when no thread can go on: of some
+    // communicator each rank has made one call that others have not, and these are alike. Null
+    // pointers if there are none.
+    std::pair<const Made*, const Made*> crossed() const;
+
+  private:
+    struct Pending {
+        Made first;
+        uint32_t callers = 0;  // how many have made it
+        uint32_t ranks = 0;    // whose, a bit each
+    };
+    struct Stream {
+        std::map<uint32_t, uint64_t> calls;  // rank -> how many it has made on a channel
+        std::set<uint64_t> states;
+        std::map<uint64_t, Pending> pending;  // by number or epoch
+    };
+    std::map<std::pair<uint64_t, int32_t>, Stream> streams_;  // by memory and stream
+    Made found_;
+};
+
+// The channels that are open, by the threads of the coop that has opened them.
+class Openings {
+  public:
+    void clear() { open_.clear(); }
+    // Who has it open already; null if nobody has. `slot`: of the thread's block.
+    const Made* open(const KcclSimOpening& opening, uint32_t slot, uint32_t thread,
+                     const Made& mine);
+    // Nothing, if another coop has it open, or nobody.
+    void close(const KcclSimOpening& opening, uint32_t slot, uint32_t thread);
+
+  private:
+    struct Open {
+        Made by;
+        uint32_t slot;
+        uint32_t first_thread;
+        uint32_t num_threads;
+        std::set<uint32_t> threads;
+
+        bool is_by(const KcclSimOpening& opening, uint32_t its_slot) const {
+            return slot == its_slot && first_thread == opening.first_thread &&
+                   num_threads == opening.num_threads;
+        }
+    };
+    std::map<std::pair<uint64_t, int32_t>, Open> open_;  // by memory and scratch channel
+};
+
+}  // namespace kccl::sim
