@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from .backends.device_comm import DeviceComm
 from .base import arguments, arrays, scalars
+from .base.abi import ffi
 from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
 from .plan.specs import GPUS, MOST_THREADS
+from .ranks.windows import Window, window_at
 from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
 TARGETS = GPUS
+_WINDOW_BYTES: int = ffi.sizeof("KcclWindow")
 _not_copied = not_copied(
     "compiled code is loaded into its process",
     "call kccl.compile() in each process; it takes the code from the cache on disk",
@@ -112,12 +115,14 @@ class Kernel:
         Args:
             comm: The communicator of this rank. Its backend must be the module's target.
             *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
-                passed by value. A number, Python's or NumPy's, becomes what the parameter is, if
-                it fits it: a fraction fits no integer. An array, which exports a writable buffer
-                or DLPack, becomes a pointer to its first element. On a GPU only the size of a
-                parameter is known: a NumPy scalar of that size is passed as it is, an int and a
-                bool become an integer, and a float becomes a float or a double. So give a `float`
-                parameter a float, as in 2.0, not an int.
+                passed by value, and so is a Window, which the kernel takes as a `kccl::Window`. A
+                number, Python's or NumPy's, becomes what the parameter is, if it fits it: a
+                fraction fits no integer. An array, which exports a writable buffer or DLPack,
+                becomes a pointer to its first element; what comm.empty() returned fits a
+                `kccl::Window`, too. On a GPU only the size of a parameter is known: a NumPy scalar
+                of that size is passed as it is, an int and a bool become an integer, and a float
+                becomes a float or a double. So give a `float` parameter a float, as in 2.0, not an
+                int.
             grid: Number of blocks.
             block: Threads of each block, a multiple of the warp size.
             shared_bytes: Bytes of dynamic shared memory of each block.
@@ -160,9 +165,11 @@ class Kernel:
         for index, (arg, (num_bytes, alignment), kind) in each:
             value, kept = _bytes_of(arg, f"argument {index}", num_bytes, kind, self.module.target)
             if len(value) != num_bytes:
+                is_window = num_bytes == _WINDOW_BYTES
+                hint = ", as a kccl::Window has, which comm.window() returns" if is_window else ""
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is a {type(arg).__name__} of {len(value)} "
-                    f"bytes, the parameter has {num_bytes}"
+                    f"bytes, the parameter has {num_bytes}{hint}"
                 )
             data += bytes(-len(data) % alignment)
             data += value
@@ -176,6 +183,8 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
     if isinstance(arg, DeviceComm):
         return arg.data, None
+    if isinstance(arg, Window):
+        return arg.for_kernels(), arg
     number = _number(arg, name, num_bytes, kind)
     if number is not None:
         value = scalars.scalar_bytes(number, name, num_bytes, kind)
@@ -190,6 +199,9 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
         found = device_arrays.pointer(arg, name)
     else:
         found = arrays.pointer(arg, name)
+    window = window_at(found.address) if num_bytes == _WINDOW_BYTES else None
+    if window is not None:
+        return window.for_kernels(), found
     return bytes(ctypes.c_uint64(found.address)), found
 
 

@@ -148,7 +148,7 @@ class HostBackend(Backend):
         with self._dropping:
             self._scratches.drop()
 
-    def wait_for_calls(self) -> None:
+    def wait_for_calls(self, what: str) -> None:
         """See Backend: a call here returns when it has ended."""
 
     def clear(self) -> None:

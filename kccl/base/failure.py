@@ -74,6 +74,11 @@ def error_of(status: int, record: Any, rank: int, caveat: str = "") -> Error:
             f"{name}: the kernel on rank {record.rank} has opened a second one while one of this "
             f"communicator was open; {_AFTER_RESET}"
         )
+    if record.status == lib.kKcclMessageTooLong and name in ("put", "get"):
+        return InvalidArgument(
+            f"{name}: a call in the kernel on rank {record.rank} ends at byte {record.seen} of a "
+            f"window, must end within its {record.wanted} bytes; {_AFTER_RESET}"
+        )
     if record.status == lib.kKcclMessageTooLong:
         is_exchange = record.kernel == lib.kKcclGridExchange
         limit = "exchange_bytes" if is_exchange else "max_bytes"

@@ -24,6 +24,7 @@ IN_A_KERNEL = {
     "10_monokernel_step": "decode",
 }
 WITH_NVRTC = {**IN_A_KERNEL, "08_fused_rmsnorm": "add_and_normalise"}
+WITH_NVRTC["11_put_signal_in_a_kernel"] = "spread"
 WITH_NVRTC["gpu/cupy_raw_kernel"] = "scaled_sum"
 pytestmark = pytest.mark.timeout(300)
 

@@ -109,6 +109,11 @@ inline std::string sentence(const KcclRecord& record, int reader) {
         return name + ": the kernel on " + rank +
                " has opened a second one while one of this communicator was open" + kAllGoOn;
     }
+    const bool is_copy = record.kernel == kKcclPut || record.kernel == kKcclGet;
+    if (record.status == kKcclMessageTooLong && is_copy) {
+        return name + ": a call in the kernel on " + rank + " ends at byte " + text(record.seen) +
+               " of a window, must end within its " + text(record.wanted) + " bytes" + kAllGoOn;
+    }
     if (record.status == kKcclMessageTooLong) {
         const char* option = record.kernel == kKcclGridExchange ? "exchange_bytes" : "max_bytes";
         return name + ": a call in the kernel on " + rank + " has " + text(record.seen) + " bytes" +

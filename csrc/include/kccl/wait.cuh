@@ -55,6 +55,17 @@ KCCL_DEVICE_COLD void refuse_length(const DeviceComm& comm, uint32_t kernel, int
                          static_cast<uint32_t>(most), 0, 0});
 }
 
+// True when bytes from `offset` on lie in the window. If they do not, this rank has failed. Called
+// by all threads of the coop.
+template <class Coop>
+KCCL_DEVICE bool lies_in_window(Coop coop, const DeviceComm& comm, const Window& window,
+                                uint32_t kernel, uint64_t offset, uint64_t num_bytes) {
+    if (offset <= window.num_bytes && num_bytes <= window.num_bytes - offset) return true;
+    if (leads(coop)) refuse_length(comm, kernel, 0, offset + num_bytes, window.num_bytes);
+    coop.sync();
+    return false;
+}
+
 // Fails this rank because `source` gave up, and stores the source's record as the cause. The source
 // itself tells the others.
 KCCL_DEVICE_COLD void follow(const DeviceComm& comm, int source) {
