@@ -329,6 +329,12 @@ void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch
     machine.trace(kKcclSimEnterCall, 0, epoch);
 }
 
+void fail_assertion(const char* text) {
+    Machine& machine = at(KCCL_SIM_SITE(), text);
+    machine.report_here(kKcclSimFailedAssertion);
+    machine.leave_if_found();
+}
+
 constexpr KcclSimEngine kTable = {
     .self = &self,
     .load = load,
@@ -361,6 +367,7 @@ constexpr KcclSimEngine kTable = {
     .copy_async = copy_async,
     .fence_copies = fence_copies,
     .enter_call = enter_call,
+    .fail_assertion = fail_assertion,
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ from ..base import extras
 from ..base.abi import ABI_VERSION
 from ..base.env import read
 from ..base.errors import BackendError, CompileError, InvalidArgument
-from . import compilers
+from . import compilers, cuda_words
 
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
@@ -210,7 +210,7 @@ def compile_sim(
             "the simulator compiles kernels at run time, and this machine has no C++ compiler. "
             f"{compiler_cure()}"
         )
-    include_dirs = [csrc / "include", *include_dirs]
+    include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
     flags = [*_SIM_FLAGS, f"-DKCCL_SIM_WARP_SIZE={warp_size}", *(f"-I{at}" for at in include_dirs)]
     if compilers.is_zig(cxx):
         flags.append("-fno-sanitize=undefined")
@@ -232,7 +232,19 @@ def compile_sim(
         flags=flags,
         include_dirs=include_dirs,
     )
-    return cached(key, ".so", lambda: _make_sim(unit, name, cxx, linker, flags))
+    cuda_words.check_variables(source, name)
+
+    def make() -> bytes:
+        try:
+            return _make_sim(unit, name, cxx, linker, flags)
+        except CompileError as error:
+            told = cuda_words.explanations(source, name)
+            if not told:
+                raise
+            head, _, log = str(error).partition("\n")
+            raise CompileError(f"{head}\n{told}{log}", log=told + error.log) from None
+
+    return cached(key, ".so", make)
 
 
 @lru_cache(maxsize=8)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import KERNELS, lib, members
+from ..base.abi import KERNELS, ffi, lib, members
 from ..base.errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
@@ -27,6 +27,7 @@ _KINDS = {
     "endless": "endless: after {step} steps the kernels have not ended; {place} is at {site}. A "
     "loop that waits must call kccl::mem::poll_pause(), so that the simulator knows that it waits",
     "invalid_access": "invalid access: {place} at {site} accesses {what}, which no GPU can",
+    "failed_assertion": "assertion failed: {place} at {site}: {what}",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
 }
@@ -101,7 +102,10 @@ class Reporter:
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
-        what = self.regions.name(finding.address)
+        if finding.kind == lib.kKcclSimFailedAssertion:
+            what = ffi.string(ffi.cast("char *", finding.address)).decode()
+        else:
+            what = self.regions.name(finding.address)
         message = _sentence(kind, finding, place, other, what, waiting)
         return ProtocolError(
             f"{message}\nlast steps:\n{timeline}" if timeline else message,

@@ -32,7 +32,7 @@ def name_of(path: Path) -> str:
 
 # The targets' parts of mem.cuh, which includes one of them.
 MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
-MEM |= {"mem_mailbox.cuh"}
+MEM |= {"mem_mailbox.cuh", "cuda_words.h"}
 # Names as name_of() gives them.
 INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
@@ -52,6 +52,7 @@ INCLUDES = {
     "targets/mem_host.cuh": {"targets/mem_cpu.cuh", "targets/host_idle.h"},
     "targets/mem_sim.cuh": {"targets/mem_cpu.cuh", "targets/sim_device.h"},
     "targets/mem_copies.cuh": set(),
+    "targets/cuda_words.h": set(),
     # For programs without Python; device code needs none of these.
     "device_comm.h": {"abi.h"},
     "host_team.hpp": {"abi.h"},
@@ -103,6 +104,8 @@ def may_include(name: str) -> set[str]:
     if name == "kccl.cuh":
         # It also includes what no kernel of the library needs.
         return KERNELS | {"meeting.cuh", "ring.cuh", "collectives.cuh"}
+    if folder == "sim/cuda":
+        return {name_of(path) for path in (CSRC / folder).iterdir()} | {"mem.cuh"}
     if folder in ("host", "sim"):
         own = {name_of(path) for path in (CSRC / folder).iterdir()}
         return own | (FOR_HOST if folder == "host" else FOR_SIM)

@@ -73,6 +73,8 @@ struct KcclSimEngine {
     // The calling thread is in this call from here on. Reports name it, and it decides which words
     // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+    // An assertion of the kernel is false. The text lives as long as the kernel's library.
+    void (*fail_assertion)(const char* text);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;
