@@ -5,6 +5,7 @@
 #     find_package(kccl CONFIG REQUIRED)
 #     target_link_libraries(mine PRIVATE kccl::kccl)
 #
+# kccl::cpu is for <kccl/cpu.hpp>: ranks on CPUs, by threads.
 # <kccl/host.hpp> calls CUDA's driver: find_package(kccl CONFIG REQUIRED COMPONENTS cuda_driver), and link with
 # kccl::cuda_driver besides. That works on a machine without a driver, too.
 if(NOT TARGET kccl::kccl)
@@ -20,6 +21,12 @@ if(NOT TARGET kccl::kccl)
     target_compile_options(kccl::kccl INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
   endif()
   unset(kccl_languages)
+endif()
+if(NOT TARGET kccl::cpu)
+  add_library(kccl::cpu INTERFACE IMPORTED)
+  target_link_libraries(kccl::cpu INTERFACE kccl::kccl)
+  target_compile_options(kccl::cpu INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-pthread>")
+  target_link_options(kccl::cpu INTERFACE -pthread)
 endif()
 foreach(kccl_COMPONENT IN LISTS kccl_FIND_COMPONENTS)
   if(kccl_COMPONENT STREQUAL "cuda_driver")

@@ -58,6 +58,7 @@ INCLUDES = {
     "host_team.hpp": {"abi.h"},
     "record.hpp": {"abi.h"},
     "host.hpp": {"device_comm.h", "host_team.hpp", "record.hpp"},
+    "cpu.hpp": {"device_comm.h", "kccl.cuh", "record.hpp"},
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},

@@ -167,7 +167,7 @@ def test_cmake_and_nvcc_build_the_example_without_python(tmp_path, has_driver):
     run(tool("cmake"), "--build", tmp_path / "out")
     needed = run(tool("readelf"), "-d", tmp_path / "out" / "all_reduce_mpi")
     # Without a driver the program is linked with a library of names, and loads the driver's.
-    assert has_driver or "NEEDED" in needed and "[libcuda.so.1]" in needed
+    assert has_driver or ("NEEDED" in needed and "[libcuda.so.1]" in needed)
 
 
 def test_cmake_refuses_an_unknown_component(tmp_path):
