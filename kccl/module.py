@@ -27,7 +27,9 @@ from .sim.library import load
 if TYPE_CHECKING:
     from .comm import Communicator
 
-TARGETS = GPUS
+# Those that are this machine's CPU.
+_ON_CPU = ("sim", "host")
+TARGETS = (*GPUS, "host")
 _WINDOW_BYTES: int = ffi.sizeof("KcclWindow")
 _not_copied = not_copied(
     "compiled code is loaded into its process",
@@ -39,7 +41,7 @@ class Module:
     """Compiled kernels.
 
     Attributes:
-        target: "sim", "cuda" or "hip".
+        target: "sim", "cuda", "hip" or "host".
         warp_size: Warp size of the target.
         arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
         names: Names of the kernels.
@@ -104,13 +106,13 @@ class Kernel:
         comm: "Communicator",
         *args: Any,
         grid: int = 1,
-        block: int = 64,
+        block: int | None = None,
         shared_bytes: int = 0,
         stream: Any = None,
     ) -> None:
         """Launches the kernel on this rank.
 
-        On a GPU the call returns when the kernel is enqueued, on the simulator when it has ended.
+        On a GPU the call returns when the kernel is enqueued, on a CPU when it has ended.
 
         Args:
             comm: The communicator of this rank. Its backend must be the module's target.
@@ -124,7 +126,8 @@ class Kernel:
                 becomes a float or a double. So give a `float` parameter a float, as in 2.0, not an
                 int.
             grid: Number of blocks.
-            block: Threads of each block, a multiple of the warp size.
+            block: Threads of each block, a multiple of the warp size; 64 when None. On the host it
+                is 1.
             shared_bytes: Bytes of dynamic shared memory of each block.
             stream: As in Communicator.all_reduce, for the first array among the arguments.
 
@@ -138,7 +141,14 @@ class Kernel:
             raise InvalidArgument(
                 f"comm has backend {comm.backend!r}, the kernel is for {self.module.target!r}"
             )
-        grid, block = check_grid(grid, block, self.module.warp_size)
+        if self.module.target == "host":
+            if block not in (None, 1):
+                raise InvalidArgument(
+                    f"block is {block}, must be 1: on the host a block is one OS thread. Loops "
+                    "from kccl::block().index() by kccl::block().size() need no change"
+                )
+            block = 1
+        grid, block = check_grid(grid, 64 if block is None else block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
         current = next((each.stream for each in keep if isinstance(each, arrays.Pointer)), None)
@@ -193,7 +203,7 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
         return arg.tobytes(), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
-    if target != "sim":
+    if target not in _ON_CPU:
         from .gpu import arrays as device_arrays
 
         found = device_arrays.pointer(arg, name)
@@ -260,7 +270,8 @@ def compile(
         source: The source text, or the path of a file.
         kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
         target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's
-            GPUs, "hip" for AMD's.
+            GPUs, "hip" for AMD's; "host" for the CPU itself, where each block is an OS thread and
+            a warp has one.
         warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None. For others None, or
             what their GPUs have.
         arch: Architecture for GPUs, as in "sm_90a" or "gfx942". When "", that of this thread's
@@ -287,10 +298,16 @@ def compile(
             raise InvalidArgument(f"source {path} cannot be read: {error}") from error
         name = str(path)
         folders.insert(0, path.absolute().parent)
-    if target != "sim":
+    if target not in _ON_CPU:
         return _compile_for_gpus(target, source, kernels, arch, name, folders, warp_size)
     if arch:
         raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
+    if target == "host":
+        if warp_size not in (None, 1):
+            raise InvalidArgument(f"warp_size is {warp_size!r}, must be 1: target is 'host'")
+        file = cache.compile_host(source, kernels, name=name, include_dirs=folders)
+        loaded = load(file, len(kernels), on_host=True).entries
+        return Module(target, 1, kernels, lambda: loaded)
     warp_size = 32 if warp_size is None else warp_size
     file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries

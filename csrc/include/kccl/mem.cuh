@@ -254,6 +254,6 @@ KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint3
 #include "targets/mem_copies.cuh"
 #endif
 
-#if defined(KCCL_TARGET_SIM)
+#if defined(KCCL_TARGET_SIM) || defined(KCCL_HOST_GRID)
 #include "targets/cuda_words.h"
 #endif

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define KCCL_WORD inline __attribute__((always_inline))
 // For a function that no CPU target has: what to write instead.
