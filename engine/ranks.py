@@ -203,7 +203,9 @@ def ranks_of_threads(
 
     def run() -> None:
         try:
-            kccl.run_threads(main, world_size=ranks, backend=backend)
+            # What the ranks make lives in one run.
+            once = 0 if backend == "sim" else None
+            kccl.run_threads(main, world_size=ranks, backend=backend, seed=once)
         except BaseException as error:
             errors.append(error)
         finally:

@@ -288,7 +288,7 @@ class Communicator(OneSided, Symmetric):
             # Mesh.reset() relies on this: no call of this rank sends anything until all have come.
             if state.status == lib.kKcclOk:
                 state.status = lib.kKcclAborted
-            self._backend.wait_for_calls()
+            self._backend.wait_for_calls("reset()")
             self._mesh.reset(clear, self.context.limit_s())
             state.status = lib.kKcclOk
 

@@ -21,14 +21,18 @@ from .base.copying import not_copied
 from .base.errors import InvalidArgument
 from .jit import cache
 from .plan.specs import GPUS, MOST_THREADS
+from .ranks.windows import Window, window_at
 from .sim.library import load
 
 if TYPE_CHECKING:
     from .comm import Communicator
 
-TARGETS = GPUS
 _COMM_BYTES = ffi.sizeof("KcclDeviceComm")
 _PASS_IT = "pass comm.device_comm(), by which the kernel reaches its peers"
+# Those that are this machine's CPU.
+_ON_CPU = ("sim", "host")
+TARGETS = (*GPUS, "host")
+_WINDOW_BYTES: int = ffi.sizeof("KcclWindow")
 _not_copied = not_copied(
     "compiled code is loaded into its process",
     "call kccl.compile() in each process; it takes the code from the cache on disk",
@@ -39,7 +43,7 @@ class Module:
     """Compiled kernels.
 
     Attributes:
-        target: "sim", "cuda" or "hip".
+        target: "sim", "cuda", "hip" or "host".
         warp_size: Warp size of the target.
         arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
         names: Names of the kernels.
@@ -104,25 +108,28 @@ class Kernel:
         comm: "Communicator",
         *args: Any,
         grid: int = 1,
-        block: int = 64,
+        block: int | None = None,
         shared_bytes: int = 0,
         stream: Any = None,
     ) -> None:
         """Launches the kernel on this rank.
 
-        On a GPU the call returns when the kernel is enqueued, on the simulator when it has ended.
+        On a GPU the call returns when the kernel is enqueued, on a CPU when it has ended.
 
         Args:
             comm: The communicator of this rank. Its backend must be the module's target.
             *args: The kernel's arguments. A DeviceComm, a NumPy scalar and a ctypes value are
-                passed by value. A number, Python's or NumPy's, becomes what the parameter is, if
-                it fits it: a fraction fits no integer. An array, which exports a writable buffer
-                or DLPack, becomes a pointer to its first element. On a GPU only the size of a
-                parameter is known: a NumPy scalar of that size is passed as it is, an int and a
-                bool become an integer, and a float becomes a float or a double. So give a `float`
-                parameter a float, as in 2.0, not an int.
+                passed by value, and so is a Window, which the kernel takes as a `kccl::Window`. A
+                number, Python's or NumPy's, becomes what the parameter is, if it fits it: a
+                fraction fits no integer. An array, which exports a writable buffer or DLPack,
+                becomes a pointer to its first element; what comm.empty() returned fits a
+                `kccl::Window`, too. On a GPU only the size of a parameter is known: a NumPy scalar
+                of that size is passed as it is, an int and a bool become an integer, and a float
+                becomes a float or a double. So give a `float` parameter a float, as in 2.0, not an
+                int.
             grid: Number of blocks.
-            block: Threads of each block, a multiple of the warp size.
+            block: Threads of each block, a multiple of the warp size; 64 when None. On the host it
+                is 1.
             shared_bytes: Bytes of dynamic shared memory of each block.
             stream: As in Communicator.all_reduce, for the first array among the arguments.
 
@@ -146,7 +153,14 @@ class Kernel:
             raise InvalidArgument(
                 f"comm has backend {comm.backend!r}, the kernel is for {self.module.target!r}"
             )
-        grid, block = check_grid(grid, block, self.module.warp_size)
+        if self.module.target == "host":
+            if block not in (None, 1):
+                raise InvalidArgument(
+                    f"block is {block}, must be 1: on the host a block is one OS thread. Loops "
+                    "from kccl::block().index() by kccl::block().size() need no change"
+                )
+            block = 1
+        grid, block = check_grid(grid, 64 if block is None else block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
         current = next((each.stream for each in keep if isinstance(each, arrays.Pointer)), None)
@@ -193,9 +207,11 @@ class Kernel:
                 )
             value, kept = _bytes_of(arg, f"argument {index}", num_bytes, kind, self.module.target)
             if len(value) != num_bytes:
+                is_window = num_bytes == _WINDOW_BYTES
+                hint = ", as a kccl::Window has, which comm.window() returns" if is_window else ""
                 raise InvalidArgument(
                     f"argument {index} of {self.name} is a {type(arg).__name__} of {len(value)} "
-                    f"bytes, the parameter has {num_bytes}"
+                    f"bytes, the parameter has {num_bytes}{hint}"
                 )
             data += bytes(-len(data) % alignment)
             data += value
@@ -221,6 +237,8 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
 
     if isinstance(arg, DeviceComm):
         return arg.data, None
+    if isinstance(arg, Window):
+        return arg.for_kernels(), arg
     number = _number(arg, name, num_bytes, kind)
     if number is not None:
         value = scalars.scalar_bytes(number, name, num_bytes, kind)
@@ -229,12 +247,15 @@ def _bytes_of(arg: Any, name: str, num_bytes: int, kind: str, target: str) -> tu
         return arg.tobytes(), None
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Union):
         return bytes(arg), None
-    if target != "sim":
+    if target not in _ON_CPU:
         from .gpu import arrays as device_arrays
 
         found = device_arrays.pointer(arg, name)
     else:
         found = arrays.pointer(arg, name)
+    window = window_at(found.address) if num_bytes == _WINDOW_BYTES else None
+    if window is not None:
+        return window.for_kernels(), found
     return bytes(ctypes.c_uint64(found.address)), found
 
 
@@ -293,7 +314,8 @@ def compile(
         source: The source text, or the path of a file.
         kernels: Names of kernels in the source, or of template instances, as in "scale<float>".
         target: "sim" for the simulator, which runs on this machine's CPU; "cuda" for NVIDIA's
-            GPUs, "hip" for AMD's.
+            GPUs, "hip" for AMD's; "host" for the CPU itself, where each block is an OS thread and
+            a warp has one.
         warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None. For others None, or
             what their GPUs have.
         arch: Architecture for GPUs, as in "sm_90a" or "gfx942". When "", that of this thread's
@@ -320,10 +342,16 @@ def compile(
             raise InvalidArgument(f"source {path} cannot be read: {error}") from error
         name = str(path)
         folders.insert(0, path.absolute().parent)
-    if target != "sim":
+    if target not in _ON_CPU:
         return _compile_for_gpus(target, source, kernels, arch, name, folders, warp_size)
     if arch:
         raise InvalidArgument(f'arch is {arch!r}, must be "": target is {target!r}')
+    if target == "host":
+        if warp_size not in (None, 1):
+            raise InvalidArgument(f"warp_size is {warp_size!r}, must be 1: target is 'host'")
+        file = cache.compile_host(source, kernels, name=name, include_dirs=folders)
+        loaded = load(file, len(kernels), on_host=True).entries
+        return Module(target, 1, kernels, lambda: loaded)
     warp_size = 32 if warp_size is None else warp_size
     file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from .backends.openers import OF_PROCESSES, OF_THREADS, opener
 from .base import arguments
 from .base.abi import MAX_WORLD_SIZE
 from .base.env import Env, read, read_what_is_right
-from .base.errors import BackendError, Error, InvalidArgument, WaitFailed
+from .base.errors import BackendError, Error, InvalidArgument, ProtocolError, WaitFailed
 from .comm import Communicator
 from .ranks import bootstrap, job
 from .ranks.mesh import Mesh
@@ -132,6 +132,7 @@ def run_threads(
     *,
     timeout: float | None = None,
     seed: int | None = None,
+    seeds: int | Iterable[int] | None = None,
     warp_size: int | None = None,
     model: str | None = None,
     trace: str | os.PathLike[str] | None = None,
@@ -141,33 +142,39 @@ def run_threads(
     When a rank raises, the waits of the others fail. The first error that is not such a failed wait
     is raised here.
 
-    With backend "sim" the ranks share one simulated machine of GPUs. The seed determines its
-    schedule and what each load returns. `main` may use one thread only. While all ranks wait, the
-    limits of waits count virtual time.
+    With backend "sim" the ranks share one simulated machine of GPUs. A seed determines its schedule
+    and what each load returns. Many bugs show under some seeds only. So the program runs several
+    times, under seeds 0, 1 and so on, each time on a new machine, until one run raises. Hence
+    `main` must make its arrays itself, and do the same each time. Give a seed to run it once.
+    `main` may use one thread only. While all ranks wait, the limits of waits count virtual time.
 
     Args:
         main: The program of each rank.
         world_size: Number of ranks, 1 to 8.
         backend: "auto" or "host", "cuda", "hip" or "sim".
         timeout: As `comm.timeout`; KCCL_TIMEOUT when None.
-        seed: Seed of the simulation; 0 when None. The same seed gives the same run.
+        seed: The only seed of the simulation. The same seed gives the same run.
+        seeds: How many seeds to run under, from 0 on, or the seeds themselves. When None,
+            KCCL_SEEDS, which is 4 by default.
         warp_size: Warp size of the simulated GPUs, 32 or 64; 32 when None.
         model: Memory model of the simulated GPUs, "sm_90" or "gfx942"; "sm_90" when None.
-        trace: Path of a file for the simulation's last steps, for Perfetto or chrome://tracing.
+        trace: Path of a file for the last run's last steps, for Perfetto or chrome://tracing.
 
     Returns:
-        The results of `main`, in rank order.
+        The results of `main` in the last run, in rank order.
 
     Raises:
         InvalidArgument: An argument is wrong.
-        ProtocolError: The simulation found a data race, a deadlock or another bug.
-        Exception: Whatever `main` raised.
+        ProtocolError: The simulation found a data race, a deadlock or another bug. Its `seed` is
+            the one to replay.
+        Exception: Whatever `main` raised. On the simulator a note has the seed.
     """
     _check_backend(backend, OF_THREADS)
     world_size = arguments.between("world_size", world_size, 1, MAX_WORLD_SIZE)
     env = read()
     connect = partial(_connect, env=env, backend=backend)
-    simulated = {"seed": seed, "warp_size": warp_size, "model": model, "trace": trace}
+    simulated: dict[str, Any] = {"seed": seed, "seeds": seeds, "warp_size": warp_size}
+    simulated |= {"model": model, "trace": trace}
     given: dict[str, Any] = {name: value for name, value in simulated.items() if value is not None}
     if backend != "sim":
         for name, value in given.items():
@@ -179,9 +186,37 @@ def run_threads(
     from .sim.machine import simulated_machine
     from .sim.mesh import thread_meshes
 
-    with simulated_machine(world_size, **given) as machine:
-        meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
-        return _run(main, meshes, connect, timeout, machine)
+    results: list[Any] = []
+    tried = _seeds(given.pop("seed", None), given.pop("seeds", None), env.seeds)
+    for each in tried:
+        try:
+            with simulated_machine(world_size, seed=each, **given) as machine:
+                meshes = thread_meshes(machine, bootstrap.thread_streams(world_size))
+                results = _run(main, meshes, connect, timeout, machine)
+        except Exception as error:
+            if not isinstance(error, ProtocolError):
+                error.add_note(f"under seed {each} of the simulation; seed={each} runs it again")
+            raise
+    return results
+
+
+def _seeds(seed: Any, seeds: Any, default: int) -> list[int]:
+    """The seeds that run_threads() runs a program under; its arguments, and KCCL_SEEDS.
+
+    Raises:
+        InvalidArgument: They name no seed, or both are given.
+    """
+    if seed is not None:
+        if seeds is not None:
+            raise InvalidArgument(f"seed is {seed!r} and seeds is {seeds!r}, must be one of them")
+        return [seed]
+    seeds = default if seeds is None else seeds
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        several = list(seeds)
+        if not several:
+            raise InvalidArgument(f"seeds is {seeds!r}, must have a seed")
+        return several
+    return list(range(arguments.between("seeds", seeds, 1, 2**31 - 1)))
 
 
 def _connect(ranks: Mesh, rank: int, env: Env, backend: str) -> Communicator:

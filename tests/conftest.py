@@ -76,6 +76,8 @@ def environment(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("KCCL_TIMEOUT", "20")
     monkeypatch.setenv("KCCL_FIRST_TIMEOUT", "40")
+    # Simulations under one seed, unless a test says which.
+    monkeypatch.setenv("KCCL_SEEDS", "1")
 
 
 @pytest.fixture

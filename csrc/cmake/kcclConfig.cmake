@@ -5,7 +5,9 @@
 #     find_package(kccl CONFIG REQUIRED)
 #     target_link_libraries(mine PRIVATE kccl::kccl)
 #
-# <kccl/host.hpp> calls CUDA's driver: link with CUDA::cuda_driver besides.
+# kccl::cpu is for <kccl/cpu.hpp>: ranks on CPUs, by threads.
+# <kccl/host.hpp> calls CUDA's driver: find_package(kccl CONFIG REQUIRED COMPONENTS cuda_driver), and link with
+# kccl::cuda_driver besides. That works on a machine without a driver, too.
 if(NOT TARGET kccl::kccl)
   add_library(kccl::kccl INTERFACE IMPORTED)
   get_filename_component(kccl_INCLUDE_DIR "${CMAKE_CURRENT_LIST_DIR}/../include" ABSOLUTE)
@@ -20,3 +22,17 @@ if(NOT TARGET kccl::kccl)
   endif()
   unset(kccl_languages)
 endif()
+if(NOT TARGET kccl::cpu)
+  add_library(kccl::cpu INTERFACE IMPORTED)
+  target_link_libraries(kccl::cpu INTERFACE kccl::kccl)
+  target_compile_options(kccl::cpu INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-pthread>")
+  target_link_options(kccl::cpu INTERFACE -pthread)
+endif()
+foreach(kccl_COMPONENT IN LISTS kccl_FIND_COMPONENTS)
+  if(kccl_COMPONENT STREQUAL "cuda_driver")
+    include("${CMAKE_CURRENT_LIST_DIR}/kccl_cuda_driver.cmake")
+  else()
+    set(kccl_FOUND FALSE)
+    set(kccl_NOT_FOUND_MESSAGE "kccl has no component ${kccl_COMPONENT}, only cuda_driver")
+  endif()
+endforeach()

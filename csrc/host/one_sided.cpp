@@ -272,6 +272,14 @@ PyObject* one_sided_learn_window(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+// forget_window(window): a call with this window goes to `_slow` again.
+PyObject* one_sided_forget_window(PyObject* self, PyObject* window) {
+    for (Known& known : as_one_sided(self)->known) {
+        if (known.window != nullptr && PyWeakref_GetObject(known.window) == window) forget(known);
+    }
+    Py_RETURN_NONE;
+}
+
 // forget(): every call goes to `_slow` again.
 PyObject* one_sided_forget(PyObject* self, PyObject*) {
     one_sided_clear(self);
@@ -283,6 +291,8 @@ PyMethodDef one_sided_methods[] = {
      "learn(address, owner, on_failure, num_positional, names): makes this call from now on."},
     {"learn_window", one_sided_learn_window, METH_VARARGS,
      "learn_window(window, num_bytes, addresses, dtype, type): put and get may use it."},
+    {"forget_window", one_sided_forget_window, METH_O,
+     "forget_window(window): put and get take the slow path for it."},
     {"forget", one_sided_forget, METH_NOARGS, "forget(): every call takes the slow path again."},
     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot one_sided_slots[] = {{Py_tp_call, reinterpret_cast<void*>(one_sided_call)},

@@ -329,6 +329,12 @@ void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch
     machine.trace(kKcclSimEnterCall, 0, epoch);
 }
 
+void fail_assertion(const char* text) {
+    Machine& machine = at(KCCL_SIM_SITE(), text);
+    machine.report_here(kKcclSimFailedAssertion);
+    machine.leave_if_found();
+}
+
 constexpr KcclSimEngine kTable = {
     .self = &self,
     .load = load,
@@ -365,6 +371,7 @@ constexpr KcclSimEngine kTable = {
     .call_begins = call_begins,
     .channel_opens = channel_opens,
     .channel_closes = channel_closes,
+    .fail_assertion = fail_assertion,
 };
 
 }  // namespace

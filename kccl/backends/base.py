@@ -197,10 +197,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def wait_for_calls(self) -> None:
+    def wait_for_calls(self, what: str) -> None:
         """Returns when no call of this rank is running.
 
-        Running calls end soon, because the status is an error. Until then a kernel may still push.
+        In reset() running calls end soon, because the status is an error. Until then a kernel may
+        still push.
+
+        Args:
+            what: The call that waits, as in "reset()".
 
         Raises:
             Timeout: Where has_streams: the device's kernels did not end in time.

@@ -354,9 +354,9 @@ class GpuBackend(Backend):
     def drop_memory(self) -> None:
         """See Backend: graphs of calls may still run, and find that the status is closed."""
 
-    def wait_for_calls(self) -> None:
+    def wait_for_calls(self, what: str) -> None:
         """See Backend."""
-        self._wait_for_device("reset()")
+        self._wait_for_device(what)
 
     def _wait_for_device(self, what: str) -> None:
         """Waits for all kernels of the device, because the driver cannot wait for this rank's."""

@@ -10,7 +10,7 @@ from ..base.abi import ffi, lib
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
-from . import host_memory, host_state, no_streams
+from . import host_launch, host_memory, host_state, no_streams
 from .base import Backend
 from .calls import fill_op
 from .device_comm import DeviceComm
@@ -38,8 +38,6 @@ class HostBackend(Backend):
     stream = staticmethod(no_streams.stream)
     # For backends with streams.
     stream_of_prepared = as_graph = intervals_us = shape_of = no_streams.not_here
-    # There is no compile(target="host").
-    launch = no_streams.not_here
 
     def __init__(
         self,
@@ -133,6 +131,19 @@ class HostBackend(Backend):
         """See Backend: calls here have no shape."""
         raise no_streams.no_shape(self.name, blocks, threads)
 
+    def launch(
+        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
+    ) -> None:
+        """See Backend."""
+        host_launch.run(
+            kernel.entry,
+            data,
+            grid=grid,
+            shared_bytes=shared_bytes,
+            context=self.context,
+            abort=self.abort,
+        )
+
     def failure(self) -> None:
         """See Backend: the state says everything."""
 
@@ -151,7 +162,7 @@ class HostBackend(Backend):
         with self._dropping:
             self._scratches.drop()
 
-    def wait_for_calls(self) -> None:
+    def wait_for_calls(self, what: str) -> None:
         """See Backend: a call here returns when it has ended."""
 
     def clear(self) -> None:

@@ -1,6 +1,7 @@
 """The sim backend: ranks are threads of this process on one simulated machine (csrc/sim)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..base import arrays, memory
@@ -70,7 +71,8 @@ class SimMemory:
             machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
             undo.callback(machine.remove_window, address)
             everyone = mesh.allgather(str(address).encode(), what, timeout)
-            return HostWindow(mesh, [machine.windows[int(theirs)] for theirs in everyone])
+            maps = [machine.windows[int(theirs)] for theirs in everyone]
+            return HostWindow(mesh, maps, partial(machine.remove_window, address))
 
 
 class SimBackend(Backend):
@@ -192,7 +194,7 @@ class SimBackend(Backend):
     def drop_memory(self) -> None:
         """See Backend: the machine keeps all memory as long as it lives."""
 
-    def wait_for_calls(self) -> None:
+    def wait_for_calls(self, what: str) -> None:
         """See Backend: a call here returns when it has ended."""
 
     def clear(self) -> None:

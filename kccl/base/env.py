@@ -23,6 +23,7 @@ class Env:
         algorithm: Name of the algorithm to use wherever it can run.
         tuning: Path of a tuning file to use in place of the installed one.
         epoch_bits: Width of epochs in bits, 4 to 32. For tests: narrow epochs wrap soon.
+        seeds: How many seeds kccl.run_threads() tries on the simulator when it is given none.
         cache: Folder of the kernels compiled at run time, and of models that were fetched. ""
             means kccl in $XDG_CACHE_HOME, or in ~/.cache where that is not set.
         windows: How ranks map each other's GPU memory: "vmm", "ipc" (between processes) or "peer"
@@ -42,6 +43,7 @@ class Env:
     algorithm: str = ""
     tuning: str = ""
     epoch_bits: int = 32
+    seeds: int = 4
     cache: str = ""
     windows: str = ""
     dependents: int = 1
@@ -78,6 +80,8 @@ def read(environ: Mapping[str, str] | None = None) -> Env:
         raise InvalidArgument(f"KCCL_WINDOWS={env.windows!r} must be one of {', '.join(WINDOWS)}")
     if not 4 <= env.epoch_bits <= 32:
         raise InvalidArgument(f"KCCL_EPOCH_BITS={env.epoch_bits} must be between 4 and 32")
+    if env.seeds < 1:
+        raise InvalidArgument(f"KCCL_SEEDS={env.seeds} must be at least 1")
     arguments.nanoseconds("KCCL_TIMEOUT", env.timeout)
     arguments.nanoseconds("KCCL_FIRST_TIMEOUT", env.first_timeout)
     return env

@@ -156,13 +156,13 @@ def _bad_argument(record: Any) -> str:
         words = f"must be below {limit}"
         if value < least:
             words = f"must be at least {least} and below {limit}"
-    side = "in" if kernel == lib.kKcclGet else "out"
     meaning = {
         lib.kKcclArgumentChannel: ", the channels of its device_comm()",
         lib.kKcclArgumentBlock: ", the blocks of a call",
         lib.kKcclArgumentRoot: ", the number of ranks",
         lib.kKcclArgumentPeer: ", the number of ranks",
-        lib.kKcclArgumentNumBytes: f", what the window has from `{side}` on",
+        lib.kKcclArgumentNumBytes: ", what the window has from there on",
+        lib.kKcclArgumentOffset: ", the window's bytes",
         lib.kKcclArgumentSlices: ", the slices of the exchange",
     }
     if argument == lib.kKcclArgumentSlices:

@@ -137,7 +137,9 @@ class Put(_Call):
         object keeps x and the window alive.
         """
         view, fields = self._copy(x, peer, window, offset, is_get=False)
-        return self._prepare(fields, None, (view, x, window), stream)
+        prepared = self._prepare(fields, None, (view, x, window), stream)
+        window.ends(prepared)
+        return prepared
 
 
 class Get(_Call):
@@ -164,7 +166,9 @@ class Get(_Call):
         Arguments and errors are those of the call itself. The object keeps x and the window alive.
         """
         view, fields = self._copy(x, peer, window, offset, is_get=True)
-        return self._prepare(fields, x, (view, x, window), stream)
+        prepared = self._prepare(fields, x, (view, x, window), stream)
+        window.ends(prepared)
+        return prepared
 
 
 class Signal(_Call):

@@ -59,6 +59,18 @@ class Prepared(fastcall.Op):
         self._handle = handle
         self._keep = keep
 
+    def end(self, refuse: Callable[[], None]) -> None:
+        """Makes every later run raise what `refuse` raises."""
+
+        def stream() -> int:
+            refuse()
+            return 0
+
+        # C asks for the stream before each run.
+        fastcall.Op.__init__(
+            self, address_of(self._handle), None, self._context.raise_failure, stream
+        )
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """C calls this when `op()` is given arguments."""
         raise TypeError("a prepared call takes no arguments: prepare() has taken them")

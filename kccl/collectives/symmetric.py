@@ -1,6 +1,7 @@
 """window, empty, device_comm: memory that all ranks map."""
 
 import math
+from functools import partial
 from typing import Any
 
 from ..backends.device_comm import DeviceComm
@@ -8,15 +9,21 @@ from ..base import arguments, dtypes
 from ..ranks import windows
 from ..ranks.agreement import agree_on_arguments
 from .context import Context
+from .one_sided import Get, Put
 
 
 class Symmetric:
     """The calls of a communicator that allocate memory on all ranks, a part of Communicator."""
 
     context: Context
+    get: Get
+    put: Put
+    _num_windows = 0
 
     def window(self, nbytes: int) -> windows.Window:
         """Allocates a window of `nbytes` bytes on every rank. Collective.
+
+        put() and get() take it, and kernels take it as `kccl::Window`. Its close() frees it.
 
         Raises:
             InvalidArgument: The size is no positive integer, or differs between ranks.
@@ -27,7 +34,22 @@ class Symmetric:
         """
         with self.context.out_of_band("window") as limit_s:
             nbytes = arguments.integer("nbytes", nbytes)
-            return self.context.backend.allocate(nbytes, limit_s)
+            window = self.context.backend.allocate(nbytes, limit_s)
+            self._num_windows += 1
+            name = f"number {self._num_windows}, of {nbytes} bytes"
+            return window.closes_by(partial(self._close_window, name))
+
+    def _close_window(self, name: str, window: windows.Window) -> None:
+        """See Window.close(). `name` is the same on all ranks."""
+        if not self.context.has_left():
+            with self.context.out_of_band("window.close") as limit_s:
+                self.context.backend.wait_for_calls("window.close()")
+                # From here on no rank's call uses the window.
+                same = {"window": name}
+                agree_on_arguments(self.context.mesh, same, "window.close", limit_s)
+        for call in (self.put, self.get):
+            call.forget_window(window)
+        window.free()
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = dtypes.float32) -> Any:
         """Allocates an array in a window of its own, filled with zeros. Collective.

@@ -283,11 +283,18 @@ class GpuWindow(Window):
     def array(self, shape: tuple[int, ...], dtype: dtypes.Dtype) -> DeviceArray:
         """This rank's part, from its beginning, as an array."""
         address = self.addresses[self.mesh.rank]
-        return DeviceArray(address, shape, dtype, self._device.ordinal, self)
+        # The parts outlive the window's close() as long as an array views them.
+        keep = self, self._parts
+        return DeviceArray(address, shape, dtype, self._device.ordinal, keep)
 
     def clear(self) -> None:
         """See Window."""
         self.fill(0, 0)
+
+    def drop(self) -> None:
+        """See Window."""
+        self._parts = ()
+        release.drain()
 
     def fill(self, begin: int, byte: int) -> None:
         """Writes one byte value over this rank's part, from `begin` to the end."""

@@ -22,7 +22,7 @@ from ..base import extras
 from ..base.abi import ABI_VERSION
 from ..base.env import read
 from ..base.errors import BackendError, CompileError, InvalidArgument
-from . import compilers
+from . import compilers, cuda_words
 
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
@@ -31,6 +31,11 @@ WARP_SIZES = (32, 64)
 _SIM_FLAGS = (
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
+)
+# A block is an OS thread: see platform.cuh.
+_HOST_FLAGS = (
+    *("-std=c++20", "-O2", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-DKCCL_HOST_GRID=1"),
 )
 # Variables that name further folders of system headers.
 _COMPILER_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
@@ -204,14 +209,36 @@ def compile_sim(
     """
     if warp_size not in WARP_SIZES:
         raise InvalidArgument(f"warp_size is {warp_size!r}, must be 32 or 64")
+    flags = (*_SIM_FLAGS, f"-DKCCL_SIM_WARP_SIZE={warp_size}")
+    return _compile("sim", source, kernels, name, include_dirs, csrc, flags)
+
+
+def compile_host(
+    source: str, kernels: Sequence[str], *, name: str = "source", include_dirs: Sequence[Path] = ()
+) -> Path:
+    """Compiles kernels for the host's CPU. Arguments, result and errors as in compile_sim()."""
+    return _compile("host", source, kernels, name, include_dirs, CSRC, _HOST_FLAGS)
+
+
+def _compile(
+    target: str,
+    source: str,
+    kernels: Sequence[str],
+    name: str,
+    include_dirs: Sequence[Path],
+    csrc: Path,
+    options: Sequence[str],
+) -> Path:
+    """See compile_sim(). `options` are flags of the target, "sim" or "host"."""
     cxx = compilers.find_cxx()
     if cxx is None:
         raise BackendError(
-            "the simulator compiles kernels at run time, and this machine has no C++ compiler. "
+            "the simulator and the host compile kernels at run time, and this machine has no C++ "
+            f"compiler. "
             f"{compiler_cure()}"
         )
-    include_dirs = [csrc / "include", *include_dirs]
-    flags = [*_SIM_FLAGS, f"-DKCCL_SIM_WARP_SIZE={warp_size}", *(f"-I{at}" for at in include_dirs)]
+    include_dirs = [csrc / "include", csrc / "sim" / "cuda", *include_dirs]
+    flags = [*options, *(f"-I{at}" for at in include_dirs)]
     if compilers.is_zig(cxx):
         flags.append("-fno-sanitize=undefined")
     unit = "\n".join(
@@ -219,20 +246,32 @@ def compile_sim(
             f"#line 1 {json.dumps(name)}",
             source,
             '#line 1 "entries of the kernels"',
-            f'#include "{csrc}/sim/module.inc"',
-            *(f"KCCL_SIM_ENTRY({index}, ({kernel}))" for index, kernel in enumerate(kernels)),
+            f'#include "{csrc}/{target}/module.inc"',
+            *(f"KCCL_ENTRY({index}, ({kernel}))" for index, kernel in enumerate(kernels)),
             "",
         )
     )
     linker = compilers.linker_of(cxx)
     key = key_of(
         unit,
-        target=f"sim {platform.machine()}",
+        target=f"{target} {platform.machine()}",
         compiler=f"{_version(tuple(cxx))} {linker}",
         flags=flags,
         include_dirs=include_dirs,
     )
-    return cached(key, ".so", lambda: _make_sim(unit, name, cxx, linker, flags))
+    cuda_words.check_variables(source, name)
+
+    def make() -> bytes:
+        try:
+            return _make_sim(unit, name, cxx, linker, flags)
+        except CompileError as error:
+            told = cuda_words.explanations(source, name)
+            if not told:
+                raise
+            head, _, log = str(error).partition("\n")
+            raise CompileError(f"{head}\n{told}{log}", log=told + error.log) from None
+
+    return cached(key, ".so", make)
 
 
 @lru_cache(maxsize=8)

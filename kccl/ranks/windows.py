@@ -4,9 +4,10 @@ import errno
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 from ..base import abi, memory
 from ..base.copying import not_copied
@@ -59,8 +60,7 @@ class Window(ABC):
     Attributes:
         nbytes: Size of each rank's part in bytes.
         mesh: The ranks that share the window.
-        addresses: Addresses in this process of all ranks' parts, in rank order.
-        local: This rank's part, as a writable buffer; None in GPU memory.
+        is_closed: close() has freed it.
     """
 
     __reduce_ex__ = not_copied(
@@ -71,12 +71,101 @@ class Window(ABC):
     def __init__(self, mesh: Mesh, nbytes: int, addresses: Sequence[int], local: Any) -> None:
         self.nbytes = nbytes
         self.mesh = mesh
-        self.addresses = tuple(addresses)
-        self.local = local
+        self.is_closed = False
+        self._addresses = tuple(addresses)
+        self._local = local
+        # The calls that prepare() has made for it.
+        self._prepared: WeakSet[Endable] = WeakSet()
+        self._close: Callable[[Window], None] | None = None
+        _by_address[self._addresses[mesh.rank]] = self
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses in this process of all ranks' parts, in rank order."""
+        self._check_open()
+        return self._addresses
+
+    @property
+    def local(self) -> Any:
+        """This rank's part, as a writable buffer; None in GPU memory."""
+        self._check_open()
+        return self._local
+
+    def for_kernels(self) -> bytes:
+        """The bytes of a KcclWindow, which a kernel takes as `kccl::Window`."""
+        fields = {"num_bytes": self.nbytes, "rank": self.mesh.rank, "address": self.addresses}
+        window = abi.ffi.new("KcclWindow *", {"world_size": self.mesh.world_size, **fields})
+        return bytes(abi.ffi.buffer(window))
 
     @abstractmethod
     def clear(self) -> None:
         """Writes zeros over this rank's part."""
+
+    # ---- The end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees the memory on all ranks. Collective. Idempotent.
+
+        Where arrays still view this rank's part, the part lives until they are gone. On a GPU it
+        first waits for all work on the device, also of other libraries. Later uses of the window
+        raise InvalidArgument, prepared calls included. A graph that uses it must not be replayed.
+        Once the communicator is closed, this gives back what this rank has mapped, and is not
+        collective. A window that is not closed lives until nobody refers to it.
+
+        Raises:
+            InvalidArgument: The ranks close different windows. None is closed.
+            Timeout, PeerLost: A rank did not come, or went. The window is not closed.
+        """
+        assert self._close is not None, "a scratch ends with its communicator"
+        if not self.is_closed:
+            self._close(self)
+
+    def closes_by(self, close: "Callable[[Window], None]") -> "Window":
+        """Sets what close() calls. Returns the window."""
+        self._close = close
+        return self
+
+    def ends(self, call: "Endable") -> None:
+        """Makes close() end a prepared call."""
+        self._prepared.add(call)
+
+    def free(self) -> None:
+        """Ends this rank's use. No kernel of any rank may use the window any more."""
+        self.is_closed = True
+        self._local = None
+        for call in list(self._prepared):
+            call.end(self._check_open)
+        self.drop()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Lets the memory go. It is freed when no array views it."""
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise InvalidArgument(
+                f"window is one of {self.nbytes} bytes that rank {self.mesh.rank} has closed, must "
+                "be open: close() has freed it"
+            )
+
+
+class Endable(Protocol):
+    """A prepared call that uses a window."""
+
+    def end(self, refuse: Callable[[], None]) -> None:
+        """Makes every later run call `refuse`, which raises."""
+
+    def __hash__(self) -> int: ...
+
+
+# This process's part -> the window, for arrays that comm.empty() made.
+_by_address: "WeakValueDictionary[int, Window]" = WeakValueDictionary()
+
+
+def window_at(address: int) -> Window | None:
+    """The open window of which this rank's part begins at an address."""
+    found = _by_address.get(address)
+    return None if found is None or found.is_closed else found
 
 
 def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
@@ -106,10 +195,13 @@ def agree_on_size(mesh: Mesh, nbytes: int, what: str, timeout: float) -> None:
 class HostWindow(Window):
     """A window in host memory."""
 
-    def __init__(self, mesh: Mesh, maps: Sequence[Any]) -> None:
-        """`maps` are all ranks' parts, in rank order."""
+    def __init__(
+        self, mesh: Mesh, maps: Sequence[Any], forget: Callable[[], None] | None = None
+    ) -> None:
+        """`maps` are all ranks' parts, in rank order; drop() first calls `forget`."""
         # The buffers keep the mappings alive. So arrays in a window stay valid after close().
         self._buffers = [abi.ffi.from_buffer(each, require_writable=True) for each in maps]
+        self._forget = forget
         addresses = [int(abi.ffi.cast("uintptr_t", each)) for each in self._buffers]
         local = maps[mesh.rank]
         super().__init__(mesh, len(local), addresses, local)
@@ -117,6 +209,12 @@ class HostWindow(Window):
     def clear(self) -> None:
         """See Window."""
         abi.ffi.memmove(self.local, b"\0" * self.nbytes, self.nbytes)
+
+    def drop(self) -> None:
+        """See Window."""
+        if self._forget is not None:
+            self._forget()
+        self._buffers = []
 
 
 def host_window(mesh: Mesh, nbytes: int, what: str, timeout: float) -> HostWindow:

@@ -16,7 +16,7 @@ _lock = threading.Lock()
 
 
 class _Shape(ctypes.Structure):
-    # kccl::sim::ParameterShape of csrc/sim/module.inc.
+    # kccl::entries::ParameterShape of csrc/sim/entries.inc.
     _fields_ = (("num_bytes", ctypes.c_uint32), ("alignment", ctypes.c_uint32))
 
 
@@ -28,11 +28,13 @@ class Entry:
         address: Address of its entry, a `void (*)(const void* arguments)`.
         parameters: (bytes, alignment) of each parameter, in order.
         kinds: A letter for each: see base/scalars.py.
+        run_block: On the host, a function (address, arguments, block, num_blocks).
     """
 
     address: int
     parameters: tuple[tuple[int, int], ...]
     kinds: str
+    run_block: Any = field(default=None, repr=False, compare=False)
 
     @property
     def argument_bytes(self) -> int:
@@ -60,15 +62,20 @@ class Library:
     _handle: Any = field(repr=False)
 
 
-def load(path: Path, num_kernels: int) -> Library:
+def load(path: Path, num_kernels: int, *, on_host: bool = False) -> Library:
     """Loads a library that cache.compile_sim() made, unless it is loaded already.
+
+    Args:
+        path: Its file.
+        num_kernels: How many kernels it has.
+        on_host: It was made by compile_host().
 
     Raises:
         CompileError: It uses a function that is not defined.
     """
     with _lock:
         if path not in _loaded:
-            _loaded[path] = _load(path, num_kernels)
+            _loaded[path] = _load(path, num_kernels, on_host)
         return _loaded[path]
 
 
@@ -105,7 +112,7 @@ def library_kernel(
     return entry
 
 
-def _load(path: Path, num_kernels: int) -> Library:
+def _load(path: Path, num_kernels: int, on_host: bool) -> Library:
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -114,15 +121,21 @@ def _load(path: Path, num_kernels: int) -> Library:
             "headers only, and must access memory that other threads see through mem.cuh",
             log=str(error),
         ) from error
-    attach = handle.kccl_sim_attach
-    attach.argtypes, attach.restype = (ctypes.c_void_p,), None
-    attach(int(ffi.cast("uintptr_t", lib.kccl_sim_engine_table())))
-    entries = tuple(_entry(handle, index) for index in range(num_kernels))
-    begin, end = _mapping(_address(attach))
+    run_block = None
+    if on_host:
+        function = run_block = handle.kccl_host_run_block
+        numbers = (ctypes.c_uint32, ctypes.c_uint32)
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, *numbers), None
+    else:
+        function = handle.kccl_sim_attach
+        function.argtypes, function.restype = (ctypes.c_void_p,), None
+        function(int(ffi.cast("uintptr_t", lib.kccl_sim_engine_table())))
+    entries = tuple(_entry(handle, index, run_block) for index in range(num_kernels))
+    begin, end = _mapping(_address(function))
     return Library(path, begin, end, entries, handle)
 
 
-def _entry(handle: Any, index: int) -> Entry:
+def _entry(handle: Any, index: int, run_block: Any) -> Entry:
     shapes_of = getattr(handle, f"kccl_sim_shapes_{index}")
     shapes_of.restype = ctypes.POINTER(_Shape)
     shapes = shapes_of()
@@ -132,7 +145,7 @@ def _entry(handle: Any, index: int) -> Entry:
     kinds_of = getattr(handle, f"kccl_sim_kinds_{index}")
     kinds_of.restype = ctypes.c_char_p
     address = _address(getattr(handle, f"kccl_sim_entry_{index}"))
-    return Entry(address, parameters, kinds_of().decode())
+    return Entry(address, parameters, kinds_of().decode(), run_block)
 
 
 def _address(function: Any) -> int:

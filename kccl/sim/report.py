@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
+from ..base.abi import DTYPES, KERNELS, OPS, ffi, kernel_name, lib, members
 from ..base.errors import ProtocolError
 from .regions import Regions
 from .symbols import Symbols
@@ -32,6 +32,7 @@ _KINDS = {
     "opened_twice": "channel opened twice: {place} opens channel {channel} at {line} while "
     "{other_place} has it open, since {other_line}; on each rank one coop at a time has a channel "
     "open, and opens it once",
+    "failed_assertion": "assertion failed: {place} at {site}: {what}",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
 }
@@ -106,7 +107,10 @@ class Reporter:
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
-        what = self.regions.name(finding.address)
+        if finding.kind == lib.kKcclSimFailedAssertion:
+            what = ffi.string(ffi.cast("char *", finding.address)).decode()
+        else:
+            what = self.regions.name(finding.address)
         if kind in ("calls_differ", "opened_twice"):
             message = self._made_sentence(kind, finding, place, other)
         else:

@@ -213,9 +213,8 @@ def _bench(args: argparse.Namespace) -> int:
                 f"{launcher}, and give --ranks"
             )
         world_size = args.ranks or _SIM_RANKS
-        codes = run_threads(
-            lambda comm: cli.main(args, comm), world_size, backend="sim", seed=args.seed
-        )
+        seed = 0 if args.seed is None else args.seed
+        codes = run_threads(lambda comm: cli.main(args, comm), world_size, backend="sim", seed=seed)
         return int(max(codes))
     with init(args.backend) as comm:
         return cli.main(args, comm)

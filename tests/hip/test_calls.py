@@ -1,6 +1,8 @@
 """Calls on the hip backend besides their results: streams, graphs, users' kernels, time-outs."""
 
 import ctypes
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -182,3 +184,60 @@ def test_an_array_of_another_device_is_refused(amd):
             comm.all_reduce(to_gpu(np.ones(1, np.float32), 3))
 
     kccl.run_threads(main, 1, backend="hip")
+
+
+WINDOW_SOURCE = """
+#include <kccl/kccl.cuh>
+
+KCCL_KERNEL void pass(kccl::DeviceComm comm, kccl::Window window, const int* in) {
+    const kccl::Block block = kccl::block();
+    const int next = (comm.rank + 1) % comm.world_size;
+    kccl::put(block, comm, window, next, 16, in, 64 * sizeof(int));
+    kccl::signal(block, comm, next, 0);
+    kccl::wait(block, comm, -1, 0, 1);
+}
+"""
+
+
+@pytest.mark.parametrize("made_by", ["window", "empty"])
+def test_a_window_is_an_argument_of_a_kernel(amd, made_by):
+    module = kccl.compile(WINDOW_SOURCE, ["pass"], target="hip")
+
+    def main(comm):
+        window = comm.window(512) if made_by == "window" else comm.empty(128, kccl.int32)
+        x = to_gpu(np.full(64, comm.rank + 1, np.int32), ordinal_of(comm))
+        device_comm = comm.device_comm(channels=1, max_bytes=64)
+        module.kernel("pass")(comm, device_comm, window, x)
+        driver.synchronize(driver.device(ordinal_of(comm)))
+        comm.check()
+        mine = window.array((128,), kccl.int32) if made_by == "window" else window
+        return set(from_gpu(mine)[4:68].tolist())
+
+    assert kccl.run_threads(main, 3, backend="hip") == [{3}, {1}, {2}]
+
+
+def test_a_window_is_closed_when_the_device_is_idle(amd):
+    """The memory is free at once, except for what an array views; later uses are errors."""
+
+    def main(comm):
+        window, peer = comm.window(512), 1 - comm.rank
+        x = to_gpu(np.full(16, comm.rank + 1, np.int32), ordinal_of(comm))
+        prepared = comm.put.prepare(x, peer, window)
+        prepared()
+        comm.barrier()
+        array = window.array((16,), kccl.int32)
+        parts = [weakref.ref(part) for part in window._parts]
+        window.close()
+        gc.collect()
+        assert set(from_gpu(array).tolist()) == {peer + 1}
+        for use in (prepared, lambda: comm.put(x, peer, window), lambda: window.array((1,), "f4")):
+            with pytest.raises(kccl.InvalidArgument, match=r"window is one of 512 bytes"):
+                use()
+        comm.barrier()
+        driver.synchronize(driver.device(ordinal_of(comm)))
+        del array
+        comm.barrier()
+        gc.collect()
+        return [part() for part in parts]
+
+    assert kccl.run_threads(main, 2, backend="hip") == [[None] * 2] * 2

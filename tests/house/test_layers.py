@@ -32,16 +32,19 @@ def name_of(path: Path) -> str:
 
 # The targets' parts of mem.cuh, which includes one of them.
 MEM = {"mem_cuda.cuh", "mem_hip.cuh", "mem_host.cuh", "mem_sim.cuh", "mem_copies.cuh"}
-MEM |= {"mem_mailbox.cuh"}
+MEM |= {"mem_mailbox.cuh", "cuda_words.h"}
+PLATFORM = ("sim_device", "sim_cuda", "host_floats", "host_grid")
 # Names as name_of() gives them.
 INCLUDES = {
     # The host's side of a wait, and the simulator's of every access.
     "targets/host_idle.h": set(),
     # How the host's threads round, and the simulator's.
     "targets/host_floats.h": set(),
+    # Where the host's blocks stand in their grid.
+    "targets/host_grid.h": set(),
     "targets/sim_device.h": set(),
     "targets/sim_cuda.h": set(),
-    "platform.cuh": {"targets/sim_device.h", "targets/sim_cuda.h", "targets/host_floats.h"},
+    "platform.cuh": {f"targets/{each}.h" for each in PLATFORM},
     "abi.inc": set(),
     "abi.h": {"platform.cuh", "abi.inc"},
     "mem.cuh": {"abi.h", *(f"targets/{name}" for name in MEM)},
@@ -52,11 +55,13 @@ INCLUDES = {
     "targets/mem_host.cuh": {"targets/mem_cpu.cuh", "targets/host_idle.h"},
     "targets/mem_sim.cuh": {"targets/mem_cpu.cuh", "targets/sim_device.h"},
     "targets/mem_copies.cuh": set(),
+    "targets/cuda_words.h": set(),
     # For programs without Python; device code needs none of these.
     "device_comm.h": {"abi.h"},
     "host_team.hpp": {"abi.h"},
     "record.hpp": {"abi.h"},
     "host.hpp": {"device_comm.h", "host_team.hpp", "record.hpp"},
+    "cpu.hpp": {"device_comm.h", "kccl.cuh", "record.hpp"},
     "coop.cuh": {"mem.cuh"},
     "window.cuh": {"mem.cuh"},
     "payload.cuh": {"coop.cuh"},
@@ -92,7 +97,7 @@ FALLS_BACK_TO = {
 }
 # What the host core includes beside its own folder; the build writes its kernel_table.inc.
 FOR_HOST = {"abi.h", "device_comm.h", "targets/host_idle.h", "kccl.cuh", "mem.cuh"}
-FOR_HOST |= {"reduce.cuh", "wait.cuh", "host/kernel_table.inc"}
+FOR_HOST |= {"reduce.cuh", "wait.cuh", "host/kernel_table.inc", "sim/entries.inc"}
 # The simulator runs the calls that the host binds.
 FOR_SIM = {"abi.h", "targets/host_floats.h", "targets/sim_device.h", "host/api.inc"}
 
@@ -107,6 +112,8 @@ def may_include(name: str) -> set[str]:
     if name == "kccl.cuh":
         # It also includes what no kernel of the library needs.
         return KERNELS | {"meeting.cuh", "ring.cuh", "collectives.cuh"}
+    if folder == "sim/cuda":
+        return {name_of(path) for path in (CSRC / folder).iterdir()} | {"mem.cuh"}
     if folder in ("host", "sim"):
         own = {name_of(path) for path in (CSRC / folder).iterdir()}
         return own | (FOR_HOST if folder == "host" else FOR_SIM)

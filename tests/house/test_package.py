@@ -117,7 +117,10 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     assert missing == only_in_checkout()
     # Of csrc what is read at run time. The core's own source is in the sdist.
     csrc = ROOT / "kccl" / "csrc"
-    read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), csrc / "sim/module.inc"]
+    read = [*csrc.glob("cmake/*"), *csrc.glob("include/kccl/**/*.*"), *csrc.glob("sim/cuda/*")]
+    # What a unit that is compiled at run time includes at its end.
+    read += [csrc / "sim" / name for name in ("module.inc", "entries.inc")]
+    read += [csrc / "host" / name for name in ("module.inc", "idle.cpp", "host.h", "api.inc")]
     wanted = {path.relative_to(ROOT).as_posix() for path in read}
     wanted.add("kccl/csrc/cmake/kcclVersion.cmake")
     assert {name for name in names if name.startswith("kccl/csrc/")} == wanted

@@ -24,6 +24,7 @@ IN_A_KERNEL = {
     "10_monokernel_step": "decode",
 }
 WITH_NVRTC = {**IN_A_KERNEL, "08_fused_rmsnorm": "add_and_normalise"}
+WITH_NVRTC["11_put_signal_in_a_kernel"] = "spread"
 WITH_NVRTC["gpu/cupy_raw_kernel"] = "scaled_sum"
 pytestmark = pytest.mark.timeout(300)
 
@@ -86,6 +87,15 @@ def test_nvcc_needs_the_include_dir_only(tmp_path, arch):
     assert b"scaled_sum" in (tmp_path / "mine.cubin").read_bytes()
 
 
+def test_the_readmes_nvcc_line_needs_no_python(tmp_path):
+    tool("nvcc")
+    (line,) = re.findall(r"`(nvcc [^`]+ mine\.cu)`", (ROOT / "README.md").read_text())
+    (tmp_path / "csrc").symlink_to(ROOT / "csrc")
+    (tmp_path / "mine.cu").write_text(source_of("07_all_reduce_in_a_kernel"))
+    run(*line.split(), cwd=tmp_path)
+    assert (tmp_path / "mine.o").is_file()
+
+
 @pytest.mark.parametrize("example", IN_A_KERNEL)
 def test_the_simulator_finds_an_examples_missing_sync(example, tmp_path):
     text = (EXAMPLES / f"{example}.py").read_text()
@@ -139,8 +149,9 @@ def test_cmake_finds_the_headers_for_cxx(tmp_path):
     assert scratch_bytes == regions.scratch_bytes
 
 
-def test_cmake_and_nvcc_build_the_example_without_python(tmp_path):
-    # libcuda comes with the driver, which machines without a GPU lack.
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_cmake_and_nvcc_build_the_example_without_python(tmp_path, has_driver):
+    """libcuda comes with the driver, which machines without a GPU lack."""
     nvcc, mpi, compiler = tool("nvcc"), tool("mpicxx"), tool("g++")
     libcuda = tmp_path / "libcuda.so"
     headers = ["-isystem", find_cuda_headers()]
@@ -151,7 +162,16 @@ def test_cmake_and_nvcc_build_the_example_without_python(tmp_path):
         EXAMPLES / "cpp",
         f"-DCMAKE_CUDA_COMPILER={nvcc}",
         f"-DMPI_CXX_COMPILER={mpi}",
-        f"-DCUDA_cuda_driver_LIBRARY={libcuda}",
+        f"-DCUDA_cuda_driver_LIBRARY={libcuda if has_driver else 'NOTFOUND'}",
     )
     run(tool("cmake"), "--build", tmp_path / "out")
-    assert (tmp_path / "out" / "all_reduce_mpi").is_file()
+    needed = run(tool("readelf"), "-d", tmp_path / "out" / "all_reduce_mpi")
+    # Without a driver the program is linked with a library of names, and loads the driver's.
+    assert has_driver or ("NEEDED" in needed and "[libcuda.so.1]" in needed)
+
+
+def test_cmake_refuses_an_unknown_component(tmp_path):
+    text = PROJECT.replace("CONFIG REQUIRED)", "CONFIG REQUIRED COMPONENTS gpu)", 1)
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    with pytest.raises(AssertionError, match="kccl has no component gpu, only cuda_driver"):
+        configure(tmp_path / "out", tmp_path)

@@ -70,6 +70,11 @@ static void run(const std::string& part, int rank, int world_size) {
         // Every rank writes into the next rank's window.
         const kccl::host::Window window(team, 100, 10);
         const auto place = [&](int of) { return reinterpret_cast<int*>(window.address(of)); };
+        const kccl::Window in_kernel = window.for_kernels();
+        if (in_kernel.num_bytes != window.num_bytes() || in_kernel.local<int>() != place(rank) ||
+            in_kernel.at<int>(world_size - 1, 8) != place(world_size - 1) + 2) {
+            return say(rank, "the kernel's window is another");
+        }
         const bool was_zero = *place(rank) == 0 && window.num_bytes() >= 100;
         MPI_Barrier(MPI_COMM_WORLD);
         *place((rank + 1) % world_size) = 1 + rank;

@@ -124,15 +124,15 @@ CASES = [
     ("for_many", -1, 0, 1, 32, f"wait: wanted is {2**32 - 1}, must be at most {2**31 - 1}"),
     (
         *("put", 0, 256, 1, 32),
-        "put: num_bytes is 256, must be at most 64, what the window has from `out` on",
+        "put: num_bytes is 256, must be at most 64, what the window has from there on",
     ),
     (
         *("put", 48, 17, 1, 32),
-        "put: num_bytes is 17, must be at most 16, what the window has from `out` on",
+        "put: num_bytes is 17, must be at most 16, what the window has from there on",
     ),
     (
         *("get", 0, 2**64 - 8, 1, 32),
-        "get: num_bytes is -8, must be at most 64, what the window has from `in` on",
+        "get: num_bytes is -8, must be at most 64, what the window has from there on",
     ),
     ("put_nowhere", 0, 8, 1, 32, "put: out is 0x"),
     (

@@ -96,6 +96,16 @@ class Window {
     // Where this rank's GPU maps a rank's part.
     CUdeviceptr address(int rank) const { return addresses_[rank]; }
 
+    // For a kernel's argument. Valid as long as this lives.
+    kccl::Window for_kernels() const {
+        kccl::Window window = {};
+        window.num_bytes = num_bytes_;
+        window.rank = team_.rank();
+        window.world_size = team_.world_size();
+        for (int peer = 0; peer < team_.world_size(); ++peer) window.address[peer] = address(peer);
+        return window;
+    }
+
     // Writes one byte value over this rank's part, from `begin` to the end.
     void fill(std::size_t begin, unsigned char value) const {
         const std::size_t num_bytes = num_bytes_ - begin;

@@ -253,3 +253,7 @@ KCCL_DEVICE void overwrite(void* to, const void* from, uint64_t num_bytes, uint3
 #if defined(KCCL_MEM_COPIES_THROUGH_REGISTERS)
 #include "targets/mem_copies.cuh"
 #endif
+
+#if defined(KCCL_TARGET_SIM) || defined(KCCL_HOST_GRID)
+#include "targets/cuda_words.h"
+#endif

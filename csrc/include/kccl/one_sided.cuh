@@ -17,6 +17,25 @@ KCCL_DEVICE Status check_window(Coop coop, const DeviceComm& comm, KcclKernel ke
     return refuse_by(coop, comm, kernel, {argument, reinterpret_cast<uint64_t>(address), 0});
 }
 
+// Refuses a peer outside of the world, or bytes from `offset` on that reach beyond the window.
+// Called by all threads of the coop; all get the status.
+template <class Coop>
+KCCL_DEVICE Status check_part(Coop coop, const DeviceComm& comm, KcclKernel kernel,
+                              const Window& window, int peer, uint64_t offset, uint64_t num_bytes) {
+    if (is_outside(peer, comm.world_size)) {
+        return refuse_by(coop, comm, kernel,
+                         {kKcclArgumentPeer, uint64_t(int64_t{peer}), uint64_t(comm.world_size)});
+    }
+    if (offset > window.num_bytes) {
+        return refuse_by(coop, comm, kernel, {kKcclArgumentOffset, offset, window.num_bytes});
+    }
+    const uint64_t room = window.num_bytes - offset;
+    if (num_bytes > room) {
+        return refuse_by(coop, comm, kernel, {kKcclArgumentNumBytes, num_bytes, room});
+    }
+    return kKcclOk;
+}
+
 // Refuses a peer below `least` or outside of the world, or a signal_id that no window has. Called
 // by all threads of the coop; all get the status.
 template <class Coop>

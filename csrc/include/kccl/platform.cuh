@@ -16,6 +16,7 @@
 #include "targets/sim_device.h"
 #else
 #include "targets/host_floats.h"
+#include "targets/host_grid.h"
 #define KCCL_TARGET_HOST 1
 #endif
 
@@ -277,8 +278,8 @@ constexpr bool kExpectsEnd = true;
 
 KCCL_DEVICE uint32_t thread_in_block() { return 0; }
 KCCL_DEVICE uint32_t threads_per_block() { return 1; }
-KCCL_DEVICE uint32_t block_in_grid() { return 0; }
-KCCL_DEVICE uint32_t blocks_per_grid() { return 1; }
+using host::block_in_grid;
+using host::blocks_per_grid;
 KCCL_DEVICE void sync_block() {}
 KCCL_DEVICE bool sync_block_any(bool mine) { return mine; }
 KCCL_DEVICE void sync_warp() {}
@@ -391,6 +392,6 @@ KCCL_DEVICE float reduce_lanes(float value, F f) {
 
 }  // namespace kccl::platform
 
-#if defined(KCCL_TARGET_SIM)
+#if defined(KCCL_TARGET_SIM) || defined(KCCL_HOST_GRID)
 #include "targets/sim_cuda.h"
 #endif

@@ -91,10 +91,8 @@ inline std::string argument_words(const KcclRecord& record) {
         case kKcclArgumentBlock: words += ", the blocks of a call"; break;
         case kKcclArgumentRoot:
         case kKcclArgumentPeer: words += ", the number of ranks"; break;
-        case kKcclArgumentNumBytes:
-            words += record.kernel == kKcclGet ? ", what the window has from `in` on"
-                                               : ", what the window has from `out` on";
-            break;
+        case kKcclArgumentNumBytes: words += ", what the window has from there on"; break;
+        case kKcclArgumentOffset: words += ", the window's bytes"; break;
         case kKcclArgumentSlices: words += ", the slices of the exchange"; break;
         default: break;
     }

@@ -26,6 +26,16 @@ KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, void* out, const void*
     return kKcclOk;
 }
 
+// Copies from the peer's part of a window, from byte `offset` on. Bytes that reach beyond the
+// window are an error, and nothing is copied. Otherwise as above.
+template <class Coop>
+KCCL_DEVICE Status get(Coop coop, const DeviceComm& comm, const Window& window, int peer,
+                       uint64_t offset, void* out, uint64_t num_bytes) {
+    const Status found = check_part(coop, comm, kKcclGet, window, peer, offset, num_bytes);
+    if (found != kKcclOk) return found;
+    return get(coop, comm, out, window.at(peer, offset), num_bytes);
+}
+
 namespace kernels {
 
 KCCL_KERNEL void get(KCCL_KERNEL_PARAM(KcclCall) parameter) {

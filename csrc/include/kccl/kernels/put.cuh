@@ -26,6 +26,16 @@ KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, void* out, const void*
     return kKcclOk;
 }
 
+// Copies into the peer's part of a window, from byte `offset` on. Bytes that reach beyond the
+// window are an error, and nothing is copied. Otherwise as above.
+template <class Coop>
+KCCL_DEVICE Status put(Coop coop, const DeviceComm& comm, const Window& window, int peer,
+                       uint64_t offset, const void* in, uint64_t num_bytes) {
+    const Status found = check_part(coop, comm, kKcclPut, window, peer, offset, num_bytes);
+    if (found != kKcclOk) return found;
+    return put(coop, comm, window.at(peer, offset), in, num_bytes);
+}
+
 namespace kernels {
 
 KCCL_KERNEL void put(KCCL_KERNEL_PARAM(KcclCall) parameter) {

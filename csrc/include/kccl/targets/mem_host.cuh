@@ -67,6 +67,15 @@ KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
     return __atomic_add_fetch(word, value, __ATOMIC_ACQ_REL);
 }
 
+// For cuda_words.h. A false assertion ends the process, as in any program on a CPU.
+KCCL_DEVICE uint32_t add_and_fetch(uint32_t* word, uint32_t value) {
+    return __atomic_add_fetch(word, value, __ATOMIC_RELAXED);
+}
+KCCL_DEVICE void fail_assertion(const char* text) {
+    __builtin_printf("assertion failed in a kernel on the host: %s\n", text);
+    __builtin_abort();
+}
+
 KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
     return load<Order::kAcquire, Scope::kBlock>(word);
 }

@@ -67,6 +67,14 @@ KCCL_DEVICE uint32_t add_shared(uint32_t* word, uint32_t value) {
                                 static_cast<uint32_t>(Scope::kBlock));
 }
 
+// For cuda_words.h: adds at device scope, relaxed, and returns the sum.
+KCCL_DEVICE uint32_t add_and_fetch(uint32_t* word, uint32_t value) {
+    return kccl_sim_engine->add(word, value, static_cast<uint32_t>(Order::kRelaxed),
+                                static_cast<uint32_t>(Scope::kDevice));
+}
+
+KCCL_DEVICE void fail_assertion(const char* text) { kccl_sim_engine->fail_assertion(text); }
+
 KCCL_DEVICE uint32_t load_shared(const uint32_t* word) {
     return load<Order::kAcquire, Scope::kBlock>(word);
 }

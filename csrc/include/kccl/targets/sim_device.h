@@ -106,6 +106,8 @@ struct KcclSimEngine {
     void (*call_begins)(const KcclSimCall* call);
     void (*channel_opens)(const KcclSimOpening* opening);
     void (*channel_closes)(const KcclSimOpening* opening);
+    // An assertion of the kernel is false. The text lives as long as the kernel's library.
+    void (*fail_assertion)(const char* text);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;

@@ -1,0 +1,37 @@
+# The target kccl::cuda_driver, with which <kccl/host.hpp> links: CUDA's driver library, or on a machine without
+# a driver and without the toolkit's stubs a library of this name, whose functions return
+# CUDA_ERROR_STUB_LIBRARY. The program then loads the real one where it runs.
+if(TARGET kccl::cuda_driver)
+  return()
+endif()
+include(CMakeFindDependencyMacro)
+find_dependency(CUDAToolkit)
+add_library(kccl::cuda_driver INTERFACE IMPORTED)
+if(TARGET CUDA::cuda_driver)
+  target_link_libraries(kccl::cuda_driver INTERFACE CUDA::cuda_driver)
+  return()
+endif()
+# The functions that the headers call. cuda.h says which version of each is meant.
+set(kccl_STUB "${CMAKE_CURRENT_BINARY_DIR}/kccl_cuda_driver_stub.cpp")
+set(kccl_SOURCE "#include <cuda.h>\nextern \"C\" int kccl_stub() { return CUDA_ERROR_STUB_LIBRARY; }\n")
+string(APPEND kccl_SOURCE
+  "#define NAMED(name) __asm__(\".globl \" #name \"\\n.set \" #name \", kccl_stub\\n\");\n")
+string(APPEND kccl_SOURCE "#define STUB(name) NAMED(name)\n")
+foreach(kccl_HEADER host.hpp host_team.hpp)
+  file(READ "${CMAKE_CURRENT_LIST_DIR}/../include/kccl/${kccl_HEADER}" kccl_TEXT)
+  string(REGEX MATCHALL "cu[A-Z][A-Za-z0-9]+\\(" kccl_CALLS "${kccl_TEXT}")
+  string(REPLACE "(" "" kccl_CALLS "${kccl_CALLS}")
+  list(APPEND kccl_FUNCTIONS ${kccl_CALLS})
+endforeach()
+list(REMOVE_DUPLICATES kccl_FUNCTIONS)
+foreach(kccl_FUNCTION IN LISTS kccl_FUNCTIONS)
+  string(APPEND kccl_SOURCE "STUB(${kccl_FUNCTION})\n")
+endforeach()
+file(GENERATE OUTPUT "${kccl_STUB}" CONTENT "${kccl_SOURCE}")
+add_library(kccl_cuda_driver_stub SHARED "${kccl_STUB}")
+target_include_directories(kccl_cuda_driver_stub PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+set_target_properties(kccl_cuda_driver_stub PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+  LIBRARY_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/kccl_cuda_driver_stub")
+target_link_libraries(kccl::cuda_driver INTERFACE kccl_cuda_driver_stub)
+unset(kccl_SOURCE)
+unset(kccl_FUNCTIONS)

@@ -1,0 +1,65 @@
+"""Runs a user's kernel on the host: each block is an OS thread."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..base.abi import MAX_BLOCKS
+from ..base.errors import InvalidArgument
+
+# kDynamicSharedBytes of csrc/include/kccl/platform.cuh.
+_MOST_SHARED_BYTES = 232448
+
+
+def run(
+    entry: Any,
+    data: bytes,
+    *,
+    grid: int,
+    shared_bytes: int,
+    context: Any,
+    abort: Callable[[], None],
+) -> None:
+    """Runs all blocks of a launch at once, and returns when they have ended.
+
+    Args:
+        entry: The kernel's sim.library.Entry.
+        data: Its arguments, as Kernel.pack() lays them out.
+        grid: Number of blocks.
+        shared_bytes: Dynamic shared memory of each block.
+        context: The rank's KcclHostContext.
+        abort: Ends the rank's waits, after Ctrl-C.
+
+    Raises:
+        InvalidArgument: The host cannot run this many blocks, or has less shared memory.
+    """
+    for name, value, most in (
+        ("grid", grid, MAX_BLOCKS),
+        ("shared_bytes", shared_bytes, _MOST_SHARED_BYTES),
+    ):
+        if value > most:
+            raise InvalidArgument(f"{name} is {value}, must be at most {most} on the host")
+    words = (ctypes.c_uint64 * (-(-len(data) // 8) or 1))()
+    ctypes.memmove(words, data, len(data))
+    ended = [threading.Event() for _ in range(grid)]
+
+    def run_block(block: int) -> None:
+        entry.run_block(entry.address, ctypes.addressof(words), block, grid)
+        ended[block].set()
+
+    # The blocks' threads do not hold the interpreter's lock while they wait.
+    holds_gil, context.holds_gil = context.holds_gil, 0
+    try:
+        for block in range(grid):
+            threading.Thread(target=run_block, args=(block,), name=f"kccl block {block}").start()
+        for event in ended:
+            event.wait()
+    except BaseException:
+        # Only the main thread gets Ctrl-C.
+        abort()
+        for event in ended:
+            event.wait()
+        raise
+    finally:
+        context.holds_gil = holds_gil

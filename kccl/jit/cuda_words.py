@@ -1,0 +1,100 @@
+"""What kernels that a CPU runs cannot use of CUDA, and what to write instead.
+
+csrc/include/kccl/targets/cuda_words.h has what they can use.
+"""
+
+import re
+
+from ..base.errors import CompileError
+
+_SHARED = (
+    "in the simulator block-shared memory is declared by KCCL_BLOCK_SHARED(Tile, tile), with "
+    "`using Tile = float[64];` for an array; GPUs take that, too"
+)
+# The words, and what to write instead. Said when a source that has them does not compile.
+_INSTEAD = (
+    (
+        r"extern\s+__shared__",
+        "write `auto* x = reinterpret_cast<float*>(kccl::platform::dynamic_shared());`, and give "
+        "the bytes as shared_bytes at the launch; GPUs take that, too",
+    ),
+    (r"(?<!extern )__shared__", _SHARED),
+    (
+        r"\basm\b(?:\s+volatile)?\s*\(",
+        "the simulator runs no PTX: kccl::mem has loads, stores, fences and copies by order and "
+        "scope",
+    ),
+    (r"<<<", "a program in Python launches: module.kernel(name)(comm, ..., grid=1, block=64)"),
+    (
+        r"\bcuda(?:Malloc|Memcpy|Memset|Free|Stream|Event|Device|Launch|GetLast|Func)\w*\s*\(",
+        "a source for kccl.compile() has kernels only: a program in Python allocates, copies and "
+        "launches",
+    ),
+    (
+        r"#\s*include\s*<(?:cub|thrust|cuda|nv|cutlass|cute)/[^>]*>",
+        "the simulator has none of CUDA's libraries: use kccl::all_reduce and the like, "
+        "__shfl_xor_sync, or a loop",
+    ),
+    (
+        r"#\s*include\s*<(?:mma|cuda_pipeline|cuda_fp8|cuda|curand_kernel)\.h>",
+        "of CUDA's headers the simulator has cuda_runtime.h, cuda_fp16.h and cuda_bf16.h",
+    ),
+    (r"\bcooperative_groups\b|\bcg::", "write kccl::block(), kccl::warp() and their sync()"),
+    (r"\b__(?:shfl|shfl_xor|shfl_up|shfl_down|any|all|ballot)\s*\(", "write it with _sync"),
+    (r"\b__noinline__\b", "write __attribute__((noinline)), which GPUs take, too"),
+    (r"\b__activemask\s*\(", "write __ballot_sync(mask, true), of all threads of the warp"),
+    (
+        r"\batomic\w+_(?:system|block)\s*\(",
+        "write kccl::mem::add<order, scope>() or kccl::mem::store<order, scope>()",
+    ),
+    (r"\b__(?:match|reduce|syncthreads_count)\w*\s*\(", "write a loop over __shfl_xor_sync"),
+    (r"\b__(?:cvta|pipeline|cluster|nv_fp8)\w*", "only GPUs have it: write it with kccl::mem"),
+)
+# Up to what ends the declaration of a variable, or shows that it is none.
+_VARIABLE = re.compile(r"(__device__|__managed__|__constant__)((?:(?!operator)[^(){};=])*)([({;=])")
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def explanations(source: str, name: str) -> str:
+    """What to write instead of words in a source that did not compile, a line each."""
+    text = _without_comments(source)
+    found = []
+    for pattern, instead in _INSTEAD:
+        match = re.search(pattern, text)
+        if match:
+            found.append((match.start(), f"{match[0].strip(' (')}: {instead}"))
+    return "".join(f"{name}:{_line(text, at)}: {words}\n" for at, words in sorted(found))
+
+
+def check_variables(source: str, name: str) -> None:
+    """Refuses variables of which each GPU has its own: a CPU's ranks would share one.
+
+    Raises:
+        CompileError: There is one.
+    """
+    text = _without_comments(source)
+    for match in _VARIABLE.finditer(text):
+        word, declared, end = match.groups()
+        if end == "(" or (end == "{" and re.search(r"\b(struct|class|union|enum)\b", declared)):
+            continue
+        has_value = end in "={"
+        if has_value and (word == "__constant__" or re.search(r"\bconst(expr)?\b", declared)):
+            continue
+        variable = f"{word}{declared}".strip()
+        cure = (
+            "give it its value in the source, or pass an array as a kernel's argument"
+            if word == "__constant__"
+            else "each GPU has one of its own, but here the ranks would share one. Pass an array "
+            "as a kernel's argument"
+        )
+        log = f"{name}:{_line(text, match.start())}: {' '.join(variable.split())}: {cure}"
+        raise CompileError(f"{name} does not compile for a CPU:\n{log}", log=log)
+
+
+def _without_comments(source: str) -> str:
+    """The source with blanks for comments and texts, at the same lines."""
+    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
