@@ -73,6 +73,14 @@ struct KcclSimEngine {
     // The calling thread is in this call from here on. Reports name it, and it decides which words
     // are stale. `state` identifies the communicator.
     void (*enter_call)(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch);
+
+    // memmove() and memset(), which announce nothing.
+    void* (*move_bytes)(void* to, const void* from, uint64_t num_bytes);
+    void* (*fill_bytes)(void* to, int value, uint64_t num_bytes);
+    // The thread cannot go on: it has written beyond the end of a local array, or an assert() does
+    // not hold. They do not return.
+    void (*stop_overrun)(const void* site);
+    void (*stop_assertion)(const char* text, const void* site);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;
