@@ -47,6 +47,7 @@ class Module:
         warp_size: Warp size of the target.
         arch: For GPUs the architecture, as in "sm_90a" or "gfx942"; for "sim" "".
         names: Names of the kernels.
+        source: The source text; "" if it is not kept.
     """
 
     __reduce_ex__ = _not_copied
@@ -58,7 +59,9 @@ class Module:
         names: Sequence[str],
         load: Callable[[], Sequence[Any]],
         arch: str = "",
+        source: str = "",
     ) -> None:
+        self.source = source
         self.target = target
         self.warp_size = warp_size
         self.arch = arch
@@ -163,7 +166,10 @@ class Kernel:
         grid, block = check_grid(grid, 64 if block is None else block, self.module.warp_size)
         shared_bytes = arguments.not_negative("shared_bytes", shared_bytes)
         data, keep = self.pack(args)
-        current = next((each.stream for each in keep if isinstance(each, arrays.Pointer)), None)
+        pointers = [
+            (index, each) for index, each in enumerate(keep) if isinstance(each, arrays.Pointer)
+        ]
+        current = next((each.stream for _, each in pointers), None)
         if stream is None and current is not None:
             stream = current()
         if self.module.target != "sim" and any(isinstance(arg, DeviceComm) for arg in args):
@@ -171,7 +177,13 @@ class Kernel:
                 f"launch of {self.name}, grid {grid}, block {block}, shared_bytes {shared_bytes}"
             )
         comm.context.launch(
-            self, data, grid=grid, block=block, shared_bytes=shared_bytes, stream=stream
+            self,
+            data,
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            stream=stream,
+            arrays=[(at, each.address, each.nbytes, args[at]) for at, each in pointers],
         )
         del keep
 
@@ -355,7 +367,7 @@ def compile(
     warp_size = 32 if warp_size is None else warp_size
     file = cache.compile_sim(source, kernels, warp_size=warp_size, name=name, include_dirs=folders)
     entries = load(file, len(kernels)).entries
-    return Module(target, warp_size, kernels, lambda: entries)
+    return Module(target, warp_size, kernels, lambda: entries, source=source)
 
 
 def _compile_for_gpus(

@@ -34,10 +34,13 @@ SOURCES = [
     "host/kernels_x86_64_v4.cpp",
     "sim/accesses.cpp",
     "sim/api.cpp",
+    "sim/bounds.cpp",
     "sim/calls.cpp",
     "sim/clock.cpp",
     "sim/copies.cpp",
+    "sim/edges.cpp",
     "sim/engine.cpp",
+    "sim/faults.cpp",
     "sim/fiber.cpp",
     "sim/findings.cpp",
     "sim/hosts.cpp",
@@ -49,6 +52,7 @@ SOURCES = [
     "sim/polls.cpp",
     "sim/rules.cpp",
     "sim/schedule.cpp",
+    "sim/shared.cpp",
     "sim/types.cpp",
 ]
 ENGINE_SOURCES = [

@@ -25,11 +25,24 @@ void kccl_sim_destroy(KcclSimMachine* machine) { delete machine; }
 void kccl_sim_add_window(KcclSimMachine* machine, int rank, uint64_t address, uint64_t num_bytes) {
     const std::lock_guard<std::mutex> lock(machine->machine.mutex);
     machine->machine.memory.add_window(rank, address, num_bytes);
+    machine->machine.edges.add({address, num_bytes, kKcclSimEdgeWindow, rank, -1, 0});
 }
 
 void kccl_sim_remove_window(KcclSimMachine* machine, uint64_t address) {
     const std::lock_guard<std::mutex> lock(machine->machine.mutex);
     machine->machine.memory.remove_window(address);
+    machine->machine.edges.remove(address);
+}
+
+void kccl_sim_add_memory(KcclSimMachine* machine, int rank, uint64_t address, uint64_t num_bytes) {
+    const std::lock_guard<std::mutex> lock(machine->machine.mutex);
+    machine->machine.edges.add({address, num_bytes, kKcclSimEdgeWindow, rank, -1, 0, false});
+}
+
+void kccl_sim_forget_array(KcclSimMachine* machine, int rank, const KcclSimArray* array) {
+    const std::lock_guard<std::mutex> lock(machine->machine.mutex);
+    machine->machine.edges.free(
+        {array->address, array->num_bytes, kKcclSimEdgeFreed, rank, -1, array->name});
 }
 
 void kccl_sim_restart(KcclSimMachine* machine, uint64_t seed) { machine->machine.restart(seed); }

@@ -10,11 +10,6 @@ namespace {
 
 KcclSimThread* self = nullptr;
 
-uint8_t* aligned(uint8_t* address, uint64_t alignment) {
-    const auto number = reinterpret_cast<uint64_t>(address);
-    return reinterpret_cast<uint8_t*>((number + alignment - 1) / alignment * alignment);
-}
-
 // The machine that moves now; notes what its thread does.
 Machine& at(uint64_t site, const void* address) {
     Machine& machine = *running;
@@ -27,9 +22,14 @@ Machine& at(uint64_t site, const void* address) {
 bool is_memory(const void* address) { return reinterpret_cast<uint64_t>(address) >= 4096; }
 
 // False: a GPU cannot make this access. Then it must not be made here either.
-bool is_valid(Machine& machine, const void* address, uint32_t num_bytes) {
-    if (is_memory(address) && reinterpret_cast<uint64_t>(address) % num_bytes == 0) return true;
-    machine.report_here(kKcclSimInvalidAccess);
+bool is_valid(Machine& machine, const void* address, uint32_t num_bytes,
+              KcclSimEventKind kind = kKcclSimLoad) {
+    const auto at = reinterpret_cast<uint64_t>(address);
+    if (!is_memory(address) || at % num_bytes != 0) {
+        machine.report_here(kKcclSimInvalidAccess);
+    } else if (machine.may_access(at, num_bytes, kind)) {
+        return true;
+    }
     machine.leave_if_found();
     return false;
 }
@@ -67,7 +67,7 @@ void store(void* address, uint64_t value, uint32_t num_bytes, uint32_t order, ui
     Machine& machine = at(site, address);
     machine.end_poll();
     machine.point();
-    if (!is_valid(machine, address, num_bytes)) return;
+    if (!is_valid(machine, address, num_bytes, kKcclSimStore)) return;
     store_at(machine,
              {reinterpret_cast<uint64_t>(address), num_bytes, static_cast<Order>(order),
               static_cast<Scope>(scope), site, false},
@@ -99,7 +99,7 @@ void store_packet(void* address, const uint64_t* halves, uint32_t unit_bytes, ui
     const uint64_t site = KCCL_SIM_SITE();
     Machine& machine = at(site, address);
     machine.end_poll();
-    if (!is_valid(machine, address, 16)) return;
+    if (!is_valid(machine, address, 16, kKcclSimStore)) return;
     const auto begin = reinterpret_cast<uint64_t>(address);
     const auto* from = reinterpret_cast<const uint8_t*>(halves);
     for (uint32_t offset = 0; offset < 16; offset += unit_bytes) {
@@ -128,7 +128,7 @@ uint32_t claim(uint32_t* address, uint32_t value) {
     Machine& machine = at(site, address);
     machine.end_poll();
     machine.point();
-    if (!is_valid(machine, address, 4)) return 0;
+    if (!is_valid(machine, address, 4, kKcclSimStore)) return 0;
     const Memory::Updated done = update_at(
         machine,
         {reinterpret_cast<uint64_t>(address), 4, Order::kRelaxed, Scope::kDevice, site, false},
@@ -141,7 +141,7 @@ uint32_t add(uint32_t* address, uint32_t value, uint32_t order, uint32_t scope) 
     Machine& machine = at(site, address);
     machine.end_poll();
     machine.point();
-    if (!is_valid(machine, address, 4)) return 0;
+    if (!is_valid(machine, address, 4, kKcclSimStore)) return 0;
     return update_at(machine,
                      {reinterpret_cast<uint64_t>(address), 4, static_cast<Order>(order),
                       static_cast<Scope>(scope), site, false},
@@ -173,7 +173,8 @@ void announce(const void* address, uint64_t num_bytes, uint64_t alignment, const
     Machine& machine = at(reinterpret_cast<uint64_t>(site), address);
     if (!is_memory(address) || reinterpret_cast<uint64_t>(address) % alignment != 0) {
         machine.report_here(kKcclSimInvalidAccess);
-    } else {
+    } else if (machine.may_access(reinterpret_cast<uint64_t>(address), num_bytes,
+                                  is_write ? kKcclSimWrite : kKcclSimRead)) {
         machine.memory.plain(machine.me().knowledge, reinterpret_cast<uint64_t>(address), num_bytes,
                              is_write, reinterpret_cast<uint64_t>(site));
     }
@@ -245,6 +246,7 @@ void launch_dependents() {
 }
 
 void* shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
+    running->me().site = KCCL_SIM_SITE();
     return running->shared(declaration, num_bytes, alignment);
 }
 
@@ -303,6 +305,10 @@ void copy_async(void* to, const void* from, uint32_t num_bytes, void* barrier) {
         !is_valid(machine, barrier, 8)) {
         return;
     }
+    if (!machine.may_access(reinterpret_cast<uint64_t>(to), num_bytes, kKcclSimWrite) ||
+        !machine.may_access(reinterpret_cast<uint64_t>(from), num_bytes, kKcclSimRead)) {
+        machine.leave_if_found();
+    }
     machine.end_poll();
     machine.point();
     machine.copy_async(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), num_bytes,
@@ -329,10 +335,19 @@ void enter_call(uint64_t state, uint32_t kernel, int32_t channel, uint32_t epoch
     machine.trace(kKcclSimEnterCall, 0, epoch);
 }
 
-void fail_assertion(const char* text) {
-    Machine& machine = at(KCCL_SIM_SITE(), text);
-    machine.report_here(kKcclSimFailedAssertion);
-    machine.leave_if_found();
+void* move_bytes(void* to, const void* from, uint64_t num_bytes) {
+    return memmove(to, from, num_bytes);
+}
+
+void* fill_bytes(void* to, int value, uint64_t num_bytes) { return memset(to, value, num_bytes); }
+
+void stop_overrun(const void* site) {
+    running->fault(kKcclSimOverrunLocal, 0, reinterpret_cast<uint64_t>(site), nullptr);
+}
+
+void stop_assertion(const char* text, const void* site) {
+    const uint64_t from = site != nullptr ? reinterpret_cast<uint64_t>(site) : KCCL_SIM_SITE();
+    running->fault(kKcclSimAssertion, 0, from, text);
 }
 
 constexpr KcclSimEngine kTable = {
@@ -371,7 +386,10 @@ constexpr KcclSimEngine kTable = {
     .call_begins = call_begins,
     .channel_opens = channel_opens,
     .channel_closes = channel_closes,
-    .fail_assertion = fail_assertion,
+    .move_bytes = move_bytes,
+    .fill_bytes = fill_bytes,
+    .stop_overrun = stop_overrun,
+    .stop_assertion = stop_assertion,
 };
 
 }  // namespace
@@ -379,18 +397,5 @@ constexpr KcclSimEngine kTable = {
 void show_self(Fiber& fiber) { self = &fiber.self; }
 
 const KcclSimEngine* engine_table() { return &kTable; }
-
-void* Machine::shared(const void* declaration, uint64_t num_bytes, uint64_t alignment) {
-    Block& block = *current_->block;
-    for (const auto& [known, memory_of_it] : block.shared) {
-        if (known == declaration) return aligned(memory_of_it.get(), alignment);
-    }
-    auto bytes = std::make_unique<uint8_t[]>(num_bytes + alignment);
-    // Shared memory is not initialised, so no kernel may rely on zeros.
-    memset(bytes.get(), 0xa5, num_bytes + alignment);
-    memory.forget(reinterpret_cast<uint64_t>(bytes.get()), num_bytes + alignment);
-    block.shared.emplace_back(declaration, std::move(bytes));
-    return aligned(block.shared.back().second.get(), alignment);
-}
 
 }  // namespace kccl::sim

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
+
 namespace kccl::sim {
 namespace {
 
@@ -46,18 +48,41 @@ void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stac
     if (_setjmp(here.registers) == 0) setcontext(&first);
 }
 
+uint64_t interrupted_at(const void* context) {
+    const mcontext_t& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    return static_cast<uint64_t>(machine.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    return machine.pc;
+#else
+#error "which register has the code address?"
+#endif
+}
+
 Stacks::~Stacks() {
-    for (uint8_t* slab : slabs_) munmap(slab, kPerSlab * kBytes);
+    for (uint8_t* slab : slabs_) munmap(slab, kPerSlab * kStride);
 }
 
 uint8_t* Stacks::at(uint64_t index) {
     while (index / kPerSlab >= slabs_.size()) {
-        void* slab = mmap(nullptr, kPerSlab * kBytes, PROT_READ | PROT_WRITE,
+        void* slab = mmap(nullptr, kPerSlab * kStride, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (slab == MAP_FAILED) return nullptr;
         slabs_.push_back(static_cast<uint8_t*>(slab));
     }
-    return slabs_[index / kPerSlab] + index % kPerSlab * kBytes;
+    const auto begin = [this](uint64_t each) {
+        return slabs_[each / kPerSlab] + each % kPerSlab * kStride;
+    };
+    for (; num_guards_ <= index && num_guards_ < kMostGuards; ++num_guards_) {
+        if (mprotect(begin(num_guards_), kGuardBytes, PROT_NONE) != 0) return nullptr;
+    }
+    return begin(index) + kGuardBytes;
+}
+
+bool Stacks::holds(uint64_t address) const {
+    return std::any_of(slabs_.begin(), slabs_.end(), [address](const uint8_t* slab) {
+        return address - reinterpret_cast<uint64_t>(slab) < kPerSlab * kStride;
+    });
 }
 
 }  // namespace kccl::sim

@@ -22,10 +22,15 @@ void switch_context(Context& from, Context& to);
 void make_context(Context& context, Context& here, uint8_t* stack, uint64_t stack_bytes,
                   void (*body)(void*), void* argument);
 
+// The code address at which a signal has come; `context` is what its handler gets.
+uint64_t interrupted_at(const void* context);
+
 // Stacks of one size. They are kept until the end, because the next run needs them again.
 class Stacks {
   public:
     static constexpr uint64_t kBytes = 32768;
+    // In front of a stack, where it would grow on: nobody may access this.
+    static constexpr uint64_t kGuardBytes = 4096;
 
     Stacks() = default;
     Stacks(const Stacks&) = delete;
@@ -34,10 +39,16 @@ class Stacks {
 
     // The lowest address of stack `index`; nullptr when there is no memory.
     uint8_t* at(uint64_t index);
+    // Whether the address lies in one of them, or in a guard.
+    bool holds(uint64_t address) const;
 
   private:
     static constexpr uint64_t kPerSlab = 1024;
+    static constexpr uint64_t kStride = kGuardBytes + kBytes;
+    // A process may have 65,530 mappings, and a guard adds two. The stacks behind these have none.
+    static constexpr uint64_t kMostGuards = 16384;
     std::vector<uint8_t*> slabs_;
+    uint64_t num_guards_ = 0;
 };
 
 }  // namespace kccl::sim

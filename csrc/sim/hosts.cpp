@@ -10,6 +10,7 @@
 #include <chrono>
 
 #include "../include/kccl/targets/host_floats.h"
+#include "faults.h"
 #include "machine.h"
 
 namespace kccl::sim {
@@ -50,6 +51,7 @@ void Machine::move_for_hosts(std::unique_lock<std::mutex>& lock) {
     const uint64_t changes_before = changes_;
     const Halt halt = [this] {
         const std::lock_guard<std::mutex> only(moving);
+        const Faults faults;
         return move();
     }();
     is_moved_ = false;

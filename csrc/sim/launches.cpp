@@ -25,6 +25,15 @@ std::shared_ptr<Grid> Machine::enqueue(const KcclSimLaunch& launch) {
     const auto* from = static_cast<const uint8_t*>(launch.arguments);
     std::copy(from, from + launch.argument_bytes, at);
     grid->launch.arguments = at;
+    grid->launch.arrays = nullptr;
+    grid->owner = edges.new_owner();
+    for (uint32_t i = 0; i < launch.num_arrays; ++i) {
+        const KcclSimArray& each = launch.arrays[i];
+        grid->arrays.push_back(
+            {each.address, each.num_bytes, kKcclSimEdgeArray, launch.rank, -1, each.name});
+    }
+    grid->arrays.push_back({reinterpret_cast<uint64_t>(at), launch.argument_bytes,
+                            kKcclSimEdgeArguments, launch.rank, -1, 0});
     std::deque<Stream>& streams = ranks_[static_cast<size_t>(launch.rank)].streams;
     if (launch.stream >= streams.size()) streams.resize(launch.stream + 1);
     std::deque<std::shared_ptr<Grid>>& launches = streams[launch.stream].launches;
@@ -129,6 +138,7 @@ void Machine::start_thread(Block& block, Warp& warp, uint32_t index) {
     join(fiber.knowledge.packets_released, known.packets);
     fiber.has_turn = false;
     fiber.looked_ns = 0;
+    fiber.owner = block.grid->owner + 1 + block.index;
     begin_poll(fiber);
     fiber.level = level_of(fiber);
     make_ready(&fiber);

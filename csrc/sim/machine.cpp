@@ -3,6 +3,7 @@
 #include "machine.h"
 
 #include "../include/kccl/targets/host_floats.h"
+#include "faults.h"
 
 namespace kccl::sim {
 
@@ -96,6 +97,7 @@ Machine::Halt Machine::move() {
 
 void Machine::run() {
     const host::DefaultFloats floats;
+    const Faults faults;
     while (findings.empty()) {
         switch (move()) {
             case Halt::kAllEnded:

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "../include/kccl/targets/sim_device.h"
 #include "alike.h"
 #include "copies.h"
+#include "edges.h"
 #include "fiber.h"
 #include "memory.h"
 #include "schedule.h"
@@ -49,6 +51,7 @@ struct Fiber {
     uint64_t site = 0;  // code address of what it does or waits in
     uint64_t address = 0;
     uint64_t looked_ns = 0;  // when it last looked at the clock
+    uint64_t owner = 0;      // its block's, in Edges
 };
 
 enum class Meeting : uint8_t { kNone, kSync, kAny, kBallot, kShuffle };
@@ -63,6 +66,12 @@ struct Warp {
     Meeting meeting = Meeting::kNone;
 };
 
+struct SharedVariable {
+    const void* declaration;  // null: dynamic shared memory
+    Region region;
+    std::unique_ptr<uint8_t[]> memory;
+};
+
 struct Block {
     Grid* grid = nullptr;
     uint32_t slot = 0;
@@ -73,7 +82,7 @@ struct Block {
     bool is_fenced = true;
     bool lets_in = false;  // it has let dependents in, or ended
     Meeting meeting = Meeting::kNone;
-    std::vector<std::pair<const void*, std::unique_ptr<uint8_t[]>>> shared;
+    std::vector<SharedVariable> shared;
     Copies copies;
 };
 
@@ -101,6 +110,12 @@ struct Grid {
     uint32_t num_closed = 0;  // blocks that let no dependent in yet
     bool has_begun = false;
     bool has_ended = false;
+    uint64_t owner = 0;          // in Edges
+    std::vector<Region> arrays;  // and the arguments themselves
+    // Memory that the machine does not know: pointers to it, which the program has stored, and the
+    // parts that the program has accessed, which may have pointers to more.
+    std::vector<uint64_t> foreign_pointers;
+    std::map<uint64_t, Region> foreign_parts;
 
     bool lets_in() const { return has_begun && num_closed == 0; }
 };
@@ -187,12 +202,26 @@ class Machine final : public Reporter {
     // The machine is stuck. True: because ranks make their calls on different channels.
     bool report_crossed();
 
+    // ---- Where memory ends (bounds.cpp) ----
+    // Whether the running thread may make this access. If not, there is a finding.
+    bool may_access(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind) {
+        return edges.allows(current_->owner, address, num_bytes) ||
+               may_access_slowly(address, num_bytes, kind);
+    }
+    bool has_thread() const { return current_ != nullptr; }
+    // The running thread cannot go on, and its stack may be broken. Never returns.
+    [[noreturn]] void fault(KcclSimFindingKind kind, uint64_t address, uint64_t site,
+                            const char* text);
+    // What a signal says that the CPU has raised in the running thread. Never returns.
+    [[noreturn]] void fault_by_signal(int signal, uint64_t address, uint64_t code_address);
+
     KcclSimSettings settings;
     Slots slots;
     Calls calls;
     Alike alike;
     Openings openings;
     Memory memory;
+    Edges edges;
     Tape tape;
     uint64_t seed = 0;
     uint64_t steps = 0;
@@ -247,6 +276,13 @@ class Machine final : public Reporter {
     void move_for_hosts(std::unique_lock<std::mutex>& lock);
     bool may_move(uint64_t now_ns, uint64_t* wake_at_ns) const;
     static void body(void* fiber);
+    bool may_access_slowly(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind);
+    const Region* own_region(uint64_t address, uint64_t num_bytes) const;
+    bool is_explained(uint64_t address, uint64_t num_bytes);
+    template <class Visit>
+    void visit_regions(Visit visit) const;
+    void check_shared(const Block& block);
+    void report_edge(uint64_t address, uint64_t num_bytes, KcclSimEventKind kind);
 
     static constexpr size_t kManyLooks = 256;
     // Level of the thread that a seed stops: it moves when nothing else can.

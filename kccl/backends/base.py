@@ -156,7 +156,15 @@ class Backend(ABC):
 
     @abstractmethod
     def launch(
-        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
         """Runs a user's kernel to its end; where has_streams, enqueues it.
 
@@ -166,6 +174,7 @@ class Backend(ABC):
             grid, block: Number of blocks, and threads of each.
             shared_bytes: Dynamic shared memory of each block.
             stream: As stream() returned it.
+            arrays: (position among the arguments, address, bytes, the array) of each array.
 
         Raises:
             InvalidArgument: The kernel cannot run in this shape, or on this device.

@@ -24,6 +24,7 @@ from ..gpu.library import library_kernel
 from ..gpu.memory import GpuWindow
 from ..gpu.state import DeviceState
 from ..gpu.table import DriverError
+from ..plan.limits import check_shared, not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import Window
@@ -280,7 +281,15 @@ class GpuBackend(Backend):
         return int(call.num_blocks), int(call.threads_per_block)
 
     def launch(
-        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
         """See Backend."""
         if kernel.module.arch != self.device.arch:
@@ -289,8 +298,10 @@ class GpuBackend(Backend):
                 f"communicator's device, {self.device.arch}"
             )
         offsets = kernel.entry.offsets
+        check_shared(shared_bytes, self.device.shared_bytes, self.device.arch)
         with self.device.current():
             handle = kernel.entry.function(shared_bytes)
+            _check_registers(kernel, handle, block)
             if any(size == ffi.sizeof("KcclDeviceComm") for _, size in offsets):
                 self._check_resident(kernel.name, handle, grid, block, shared_bytes)
             driver.launch(
@@ -308,10 +319,7 @@ class GpuBackend(Backend):
         """Blocks that may wait for each other must all run at once."""
         room = driver.resident_blocks(handle, block, shared_bytes) * self.device.multiprocessors
         if grid > room:
-            raise InvalidArgument(
-                f"grid is {grid}, must be at most {room}: {name} takes a DeviceComm, so its blocks "
-                f"may wait for each other, and no more blocks of {block} threads run at once"
-            )
+            raise not_resident(grid, room, name, block)
 
     # ---- Failure, recovery, end --------------------------------------------------------------
 
@@ -378,6 +386,17 @@ class GpuBackend(Backend):
 
 
 @cache
+def _check_registers(kernel: Any, handle: int, block: int) -> None:
+    """Refuses blocks for whose threads a multiprocessor has too few registers."""
+    most = kernel.entry.most_threads(handle)
+    if block > most:
+        registers = driver.table().num_registers(handle)
+        raise InvalidArgument(
+            f"block is {block}, must be at most {most}: {kernel.name} needs {registers} registers "
+            f"for each thread. __launch_bounds__({block}) makes the compiler use fewer"
+        )
+
+
 def _resident_blocks(device: driver.Device, function: int, threads: int) -> int:
     """How many blocks of a kernel of the library the device holds at once."""
     with device.current():

@@ -1,6 +1,6 @@
 """The sim backend: ranks are threads of this process on one simulated machine (csrc/sim)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,9 +8,11 @@ from ..base import arrays, memory
 from ..base.abi import ffi, lib
 from ..base.errors import Error, InvalidArgument
 from ..base.mapping import map_shared
+from ..plan.limits import LIMITS, not_resident
 from ..plan.specs import BY_NAME
 from ..ranks.mesh import Mesh
 from ..ranks.windows import HostWindow, Window, agree_on_size
+from ..sim.launch_arrays import parameters_of
 from ..sim.machine import launch_of
 from ..sim.mesh import SimMesh
 from ..sim.regions import Namer, bytes_namer, state_namer, window_namer
@@ -38,12 +40,24 @@ def num_threads(kernel: str, count: int, dtype: str) -> int:
 class SimMemory:
     """See scratch.Memory: windows of which the machine knows the regions by name."""
 
-    channels = HostChannels
     arm = staticmethod(host_memory.arm)
 
     def __init__(self, mesh: SimMesh) -> None:
         self._mesh = mesh
         self._num_windows = 0
+
+    def channels(self, count: int) -> HostChannels:
+        """See scratch.Memory."""
+        made = HostChannels(count)
+        self._mesh.meetings.machine.add_memory(
+            self._mesh.machine_rank,
+            made.address,
+            count * ffi.sizeof("KcclChannelState"),
+            made,
+            bytes_namer(f"the channels' states of rank {self._mesh.rank}"),
+            f"the states of {count} channels of rank",
+        )
+        return made
 
     def window(
         self, nbytes: int, what: str, timeout: float, layout: Mapping[str, int] | None = None
@@ -51,13 +65,15 @@ class SimMemory:
         """See scratch.Memory."""
         mesh = self._mesh
         if layout is not None:
+            whole = f"the communicator's own window of rank {mesh.rank}"
             name = window_namer(layout, mesh.world_size, mesh.rank)
         else:
-            name = bytes_namer(f"window {self._num_windows} of rank {mesh.rank}")
+            whole = f"window {self._num_windows} of rank {mesh.rank}"
+            name = bytes_namer(whole)
             self._num_windows += 1
-        return self._make(nbytes, what, timeout, name)
+        return self._make(nbytes, what, timeout, name, whole)
 
-    def _make(self, nbytes: int, what: str, timeout: float, name: Namer) -> HostWindow:
+    def _make(self, nbytes: int, what: str, timeout: float, name: Namer, whole: str) -> HostWindow:
         """A window of ranks that are threads: all use one mapping, at one address.
 
         The machine knows memory by its address, and keeps the mapping as long as it lives.
@@ -68,7 +84,7 @@ class SimMemory:
             memory.check_room(nbytes, mesh.world_size)
             mine = map_shared(-1, nbytes)
             address = int(ffi.cast("uintptr_t", ffi.from_buffer(mine)))
-            machine.add_window(mesh.machine_rank, address, nbytes, mine, name)
+            machine.add_window(mesh.machine_rank, address, nbytes, mine, name, whole)
             undo.callback(machine.remove_window, address)
             everyone = mesh.allgather(str(address).encode(), what, timeout)
             maps = [machine.windows[int(theirs)] for theirs in everyone]
@@ -110,7 +126,7 @@ class SimBackend(Backend):
         self._scratches = Scratches(
             mesh, settings, self._memory, state=self.state, polls_per_check=1, timeout=timeout
         )
-        self._machine.add_state(self.state, state_namer(mesh.rank))
+        self._machine.add_state(mesh.machine_rank, self.state, state_namer(mesh.rank))
         host_state.leave_when_collected(self, self._scratches, self.state, self.context)
 
     @staticmethod
@@ -159,7 +175,15 @@ class SimBackend(Backend):
         raise no_streams.no_shape(self.name, blocks, threads)
 
     def launch(
-        self, kernel: Any, data: bytes, *, grid: int, block: int, shared_bytes: int, stream: int
+        self,
+        kernel: Any,
+        data: bytes,
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arrays: Sequence[tuple[int, int, int, Any]] = (),
     ) -> None:
         """See Backend."""
         warp_size = self._machine.simulation.warp_size
@@ -168,16 +192,31 @@ class SimBackend(Backend):
                 f"{kernel.name} was compiled with warp_size {kernel.module.warp_size}, must be the "
                 f"simulation's {warp_size}"
             )
+        self._check_limits(kernel, data, grid, block, shared_bytes)
+        parameters = parameters_of(kernel.module.source, kernel.name, len(kernel.entry.parameters))
+        rank = self._mesh.machine_rank
         launch, _arguments = launch_of(
-            self._mesh.machine_rank,
+            rank,
             kernel.entry,
             data,
             grid=grid,
             block=block,
             shared_bytes=shared_bytes,
+            arrays=self._machine.arrays.of_launch(rank, kernel.name, parameters, arrays),
         )
         if not self._machine.launch(launch) and self.state.status == lib.kKcclOk:
             self.state.status = lib.kKcclAborted
+
+    def _check_limits(
+        self, kernel: Any, data: bytes, grid: int, block: int, shared_bytes: int
+    ) -> None:
+        """Refuses what a GPU of this model would refuse."""
+        limits = LIMITS[self._machine.simulation.model]
+        limits.check_launch(shared_bytes, len(data))
+        sizes = {size for size, _ in kernel.entry.parameters}
+        room = limits.resident_blocks(block, shared_bytes)
+        if ffi.sizeof("KcclDeviceComm") in sizes and grid > room:
+            raise not_resident(grid, room, kernel.name, block)
 
     def failure(self) -> Error | None:
         """See Backend: what the simulation has found."""

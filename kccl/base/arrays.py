@@ -52,11 +52,13 @@ class Pointer:
         address: Address of the first element.
         keep: An object that keeps the memory alive.
         stream: Says which stream the array's library uses now; None: there are no streams.
+        nbytes: Size of the memory; 0 if it is not known.
     """
 
     address: int
     keep: Any
     stream: Callable[[], int] | None = None
+    nbytes: int = 0
 
 
 def view(array: Any, name: str, *, writable: bool) -> ArrayView:
@@ -97,7 +99,7 @@ def pointer(array: Any, name: str) -> Pointer:
     except (BufferError, TypeError, ValueError):
         source, memory, _ = _source(array, name)
         buffer = _buffer_of(source, memory, name, writable=True)
-    return Pointer(_address(buffer), buffer)
+    return Pointer(_address(buffer), buffer, nbytes=len(buffer))
 
 
 def _check_unmasked(array: Any, name: str) -> None:

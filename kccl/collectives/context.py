@@ -44,14 +44,14 @@ class Context:
         self.backend = backend
         self.plan = Planner(backend.name, self.world_size, env, can_attach=backend.can_attach)
 
-    def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: int) -> None:
+    def launch(self, kernel: Any, data: bytes, *, stream: Any, **shape: Any) -> None:
         """Runs a module.Kernel to its end, or enqueues it on a GPU.
 
         Args:
             kernel: The kernel.
             data: The bytes of its arguments.
             stream: The stream. When None, that of the array that was used last.
-            shape: grid, block, shared_bytes.
+            shape: grid, block, shared_bytes, and arrays: see Backend.launch().
         """
         with self.alone():
             stream = self.backend.stream(stream, None)

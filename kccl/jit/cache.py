@@ -27,10 +27,14 @@ from . import compilers, cuda_words
 CSRC = Path(__file__).parents[1] / "csrc"
 WARP_SIZES = (32, 64)
 # -fsanitize=thread makes the compiler call a hook at each access. The simulator provides the hooks
-# (csrc/sim/module.inc); ThreadSanitizer's own library is not linked.
+# (csrc/sim/module.inc); ThreadSanitizer's own library is not linked. The others let the simulator
+# see copies, and what is written beyond a local array or the stack.
 _SIM_FLAGS = (
     *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fsanitize=thread", "-DKCCL_TARGET_SIM=1"),
+    *("-fno-builtin-memcpy", "-fno-builtin-memmove", "-fno-builtin-memset"),
+    "-fno-builtin-abort",
+    *("-fstack-protector-strong", "-fstack-clash-protection"),
 )
 # A block is an OS thread: see platform.cuh.
 _HOST_FLAGS = (

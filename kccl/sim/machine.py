@@ -12,7 +12,9 @@ from ..base import arguments
 from ..base.abi import ffi, lib, members
 from ..base.errors import BackendError, InvalidArgument, ProtocolError
 from ..jit import cache
+from ..plan.limits import LIMITS
 from . import trace_file
+from .launch_arrays import LaunchArrays
 from .library import Entry, library_kernel
 from .regions import Namer, Regions
 from .report import Reporter
@@ -72,6 +74,7 @@ class Machine:
     Attributes:
         simulation: Its settings.
         regions: Names of address ranges, for reports.
+        arrays: The arrays among the arguments of users' kernels.
         windows: Address -> memory of each window.
         has_left: The ranks that make no more launches.
     """
@@ -82,11 +85,15 @@ class Machine:
         self._csrc = csrc
         self._kernels: dict[tuple[str, str, str, int], Entry] = {}
         self.regions = Regions()
-        self._reporter = Reporter(self.regions)
+        self.arrays = LaunchArrays()
+        self._reporter = Reporter(self.regions, self.arrays, simulation.model)
         settings = ffi.new("KcclSimSettings *")
         settings.world_size = world_size
         settings.model = MODELS[simulation.model]
         settings.schedule = SCHEDULES[simulation.schedule]
+        limits = LIMITS[simulation.model]
+        settings.most_shared = limits.shared_bytes
+        settings.most_static_shared = limits.static_shared_bytes
         for name in (
             *("seed", "warp_size", "is_weak", "checks", "ends_when_stuck"),
             *("trace_events", "most_blocks", "max_steps"),
@@ -101,6 +108,7 @@ class Machine:
         self.windows: dict[int, Any] = {}
         self.has_left: set[int] = set()
         self._states: list[Any] = []
+        self._memory: list[Any] = []
 
     @property
     def handle(self) -> Any:
@@ -117,7 +125,9 @@ class Machine:
 
     # ---- Memory ------------------------------------------------------------------------------
 
-    def add_window(self, rank: int, address: int, num_bytes: int, memory: Any, name: Namer) -> None:
+    def add_window(
+        self, rank: int, address: int, num_bytes: int, memory: Any, name: Namer, whole: str = ""
+    ) -> None:
         """Tells the machine about memory that kernels of several ranks access.
 
         Args:
@@ -125,10 +135,11 @@ class Machine:
             address, num_bytes: Its range of addresses.
             memory: An object that keeps the memory alive.
             name: Names its bytes in reports.
+            whole: Names all of them together.
         """
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         self.windows[address] = memory
-        self.regions.add(address, num_bytes, name)
+        self.regions.add(address, num_bytes, name, whole)
 
     def remove_window(self, address: int) -> None:
         """Takes back add_window(). No kernel may access the memory any more."""
@@ -145,11 +156,25 @@ class Machine:
         lib.kccl_sim_add_window(self.handle, rank, address, num_bytes)
         lib.kccl_sim_forget_calls(self.handle, int(ffi.cast("uintptr_t", state)))
 
-    def add_state(self, state: Any, name: Namer) -> None:
-        """Adds a communicator's KcclState. destroy() sets its status to closed."""
+    def add_state(self, rank: int, state: Any, name: Namer) -> None:
+        """Adds a communicator's KcclState of a rank. destroy() sets its status to closed."""
         self._states.append(state)
         address = int(ffi.cast("uintptr_t", state))
-        self.regions.add(address, ffi.sizeof("KcclState"), name)
+        self.add_memory(rank, address, ffi.sizeof("KcclState"), state, name, "the state of rank")
+
+    def add_memory(
+        self, rank: int, address: int, num_bytes: int, memory: Any, name: Namer, whole: str
+    ) -> None:
+        """Tells the machine about memory that kernels of one rank access as long as it lives.
+
+        Args:
+            rank, address, num_bytes, name: See add_window().
+            memory: An object that keeps the memory alive, as the machine does.
+            whole: What it is of the rank, as in "the state of rank".
+        """
+        self._memory.append(memory)
+        lib.kccl_sim_add_memory(self.handle, rank, address, num_bytes)
+        self.regions.add(address, num_bytes, name, f"{whole} {rank}")
 
     # ---- Launches ----------------------------------------------------------------------------
 
@@ -169,6 +194,8 @@ class Machine:
 
     def launch(self, launch: Any) -> bool:
         """Runs a KcclSimLaunch to its end. Returns False if the machine has a finding."""
+        for rank, array in self.arrays.take_freed():
+            lib.kccl_sim_forget_array(self.handle, rank, array)
         return bool(lib.kccl_sim_launch(self.handle, launch) == 0)
 
     def leave(self, rank: int) -> None:
@@ -299,7 +326,14 @@ def _step(event: Any) -> int:
 
 
 def launch_of(
-    rank: int, entry: Entry, data: bytes, *, grid: int, block: int, shared_bytes: int = 0
+    rank: int,
+    entry: Entry,
+    data: bytes,
+    *,
+    grid: int,
+    block: int,
+    shared_bytes: int = 0,
+    arrays: Any = None,
 ) -> tuple[Any, Any]:
     """A KcclSimLaunch, and an object that keeps its arguments alive.
 
@@ -309,6 +343,8 @@ def launch_of(
         data: Its arguments one after another, each aligned.
         grid, block: Number of blocks, and threads of each.
         shared_bytes: Bytes of dynamic shared memory of each block.
+        arrays: KcclSimArrays of the arrays among the arguments; None: the machine does not know
+            where they end.
     """
     arguments_ = ffi.new("uint64_t[]", -(-len(data) // 8) or 1)
     ffi.memmove(arguments_, data, len(data))
@@ -320,4 +356,6 @@ def launch_of(
     launch.threads_per_block = block
     launch.shared_bytes = shared_bytes
     launch.rank = rank
-    return launch, arguments_
+    if arrays is not None:
+        launch.arrays, launch.num_arrays = arrays, len(arrays)
+    return launch, (arguments_, arrays)

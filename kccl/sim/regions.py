@@ -20,13 +20,27 @@ class Regions:
         self._lock = threading.Lock()
         self._begins: list[int] = []
         self._known: dict[int, tuple[int, Namer]] = {}
+        # First address -> the name of all bytes together. Also of ranges that have been removed.
+        self._wholes: dict[int, str] = {}
 
-    def add(self, address: int, num_bytes: int, name: Namer) -> None:
-        """Adds a range of addresses with its names."""
+    def add(self, address: int, num_bytes: int, name: Namer, whole: str = "") -> None:
+        """Adds a range of addresses with its names.
+
+        Args:
+            address, num_bytes: The range.
+            name: Names its bytes.
+            whole: Names all of them together, as in "window 0 of rank 1".
+        """
         with self._lock:
             if address not in self._known:
                 bisect.insort(self._begins, address)
             self._known[address] = num_bytes, name
+            self._wholes[address] = whole
+
+    def whole(self, address: int) -> str:
+        """The name of the range that begins here, or that began here; "" if it has none."""
+        with self._lock:
+            return self._wholes.get(address, "")
 
     def remove(self, address: int) -> None:
         """Forgets the range that begins here."""

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.abi import DTYPES, KERNELS, OPS, ffi, kernel_name, lib, members
+from ..base.abi import DTYPES, KERNELS, OPS, kernel_name, lib, members
 from ..base.errors import ProtocolError
+from .edges import edge_of
+from .launch_arrays import LaunchArrays
 from .regions import Regions
 from .symbols import Symbols
 
@@ -32,9 +34,17 @@ _KINDS = {
     "opened_twice": "channel opened twice: {place} opens channel {channel} at {line} while "
     "{other_place} has it open, since {other_line}; on each rank one coop at a time has a channel "
     "open, and opens it once",
-    "failed_assertion": "assertion failed: {place} at {site}: {what}",
     "undrained": "copy not drained: {place} at {site} starts a copy to {what}, and its block ends "
     "before the copy is there",
+    "out_of_bounds": "out of bounds: {place} at {site} {does} {edge}",
+    "stack_overflow": "stack overflow: {place} at {site} needs more than the 32,768 bytes that a "
+    "thread of the simulator has for local variables and calls: put large arrays into block-shared "
+    "memory or into an argument, and make no deep recursion",
+    "overrun_local": "overrun local array: {place} has written beyond the end of a local array of "
+    "the function that ends at {site}",
+    "trap": "trap: {place} at {site} {edge}",
+    "assertion": "assertion: {place} at {site}: {edge}",
+    "too_much_shared": "too much shared memory: {place} at {site} {edge}",
 }
 # Kind of event -> its verb in the present and in the past.
 _VERBS = {
@@ -80,8 +90,10 @@ class Place:
 class Reporter:
     """Turns the machine's records into text."""
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: Regions, arrays: LaunchArrays, model: str) -> None:
         self.regions = regions
+        self._arrays = arrays
+        self._model = model
         self.symbols = Symbols()
         self._kinds = {
             value: name for name, value in members("KcclSimFindingKind", "kKcclSim").items()
@@ -107,14 +119,12 @@ class Reporter:
         waiting = "; ".join(f"{who} at {who.site}" for who in map(self.place, named))
         other = self.place(finding.other) if finding.other.rank >= 0 else None
         timeline = self.timeline(_relevant(finding, events))
-        if finding.kind == lib.kKcclSimFailedAssertion:
-            what = ffi.string(ffi.cast("char *", finding.address)).decode()
-        else:
-            what = self.regions.name(finding.address)
+        what = self.regions.name(finding.address)
+        edge = edge_of(kind, finding, self.regions, self._arrays, self._model)
         if kind in ("calls_differ", "opened_twice"):
             message = self._made_sentence(kind, finding, place, other)
         else:
-            message = _sentence(kind, finding, place, other, what, waiting)
+            message = _sentence(kind, finding, place, other, what, waiting, edge)
         return ProtocolError(
             f"{message}\nlast steps:\n{timeline}" if timeline else message,
             kind=kind,
@@ -193,7 +203,7 @@ _WITH_ADDRESS = (
 
 
 def _sentence(
-    kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str
+    kind: str, finding: Any, place: Place, other: Place | None, what: str, waiting: str, edge: str
 ) -> str:
     text = _KINDS[kind].format(
         place=place,
@@ -204,6 +214,7 @@ def _sentence(
         what=what,
         num_waiting=finding.num_waiting,
         waiting=waiting,
+        edge=edge,
         step=finding.step,
     )
     calls = [

@@ -37,6 +37,7 @@ namespace {
 
 constexpr int kStreams = 128;  // that launch
 constexpr int kHipFuncAttributeMaxThreadsPerBlock = 0;
+constexpr int kHipFuncAttributeNumRegs = 4;
 
 struct Module {
     void* library;
@@ -224,8 +225,13 @@ HIP_API int hipModuleGetFunction(Function** function, Module* module, const char
 
 HIP_API int hipFuncGetAttribute(int* value, int attribute, Function*) {
     HIP_MAY_FAIL();
-    if (attribute != kHipFuncAttributeMaxThreadsPerBlock) return kHipErrorInvalidValue;
-    *value = kMostThreads;
+    if (attribute == kHipFuncAttributeMaxThreadsPerBlock) {
+        *value = kMostThreads;
+    } else if (attribute == kHipFuncAttributeNumRegs) {
+        *value = kRegisters;
+    } else {
+        return kHipErrorInvalidValue;
+    }
     return kHipSuccess;
 }
 

@@ -106,8 +106,14 @@ struct KcclSimEngine {
     void (*call_begins)(const KcclSimCall* call);
     void (*channel_opens)(const KcclSimOpening* opening);
     void (*channel_closes)(const KcclSimOpening* opening);
-    // An assertion of the kernel is false. The text lives as long as the kernel's library.
-    void (*fail_assertion)(const char* text);
+    // memmove() and memset(), which announce nothing.
+    void* (*move_bytes)(void* to, const void* from, uint64_t num_bytes);
+    void* (*fill_bytes)(void* to, int value, uint64_t num_bytes);
+    // The thread cannot go on: it has written beyond the end of a local array, or an assert() does
+    // not hold. They do not return. A site of null is where the call comes from. The text lives as
+    // long as the kernel's library.
+    void (*stop_overrun)(const void* site);
+    void (*stop_assertion)(const char* text, const void* site);
 };
 
 extern const KcclSimEngine* kccl_sim_engine;

@@ -1,0 +1,90 @@
+#include "faults.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "machine.h"
+
+namespace kccl::sim {
+namespace {
+
+constexpr size_t kStackBytes = 65536;
+
+// What was there before. Faults has one instance at a time, and its handler needs this.
+struct sigaction before[Faults::kCount];
+pthread_t mover;
+// A kernel's stack may have no room left, so the handler has another one.
+alignas(64) uint8_t handler_stack[kStackBytes];
+
+void on_signal(int signal, siginfo_t* info, void* context) {
+    const bool is_raised_by_cpu = info->si_code > 0;
+    if (is_raised_by_cpu && running != nullptr && pthread_equal(pthread_self(), mover) != 0 &&
+        running->has_thread()) {
+        sigset_t these;
+        sigemptyset(&these);
+        sigaddset(&these, signal);
+        pthread_sigmask(SIG_UNBLOCK, &these, nullptr);
+        running->fault_by_signal(signal, reinterpret_cast<uint64_t>(info->si_addr),
+                                 interrupted_at(context));
+    }
+    // The instruction runs again and meets the handler that was there before.
+    for (size_t i = 0; i < Faults::kCount; ++i) {
+        if (Faults::kSignals[i] == signal) sigaction(signal, &before[i], nullptr);
+    }
+    if (!is_raised_by_cpu) raise(signal);
+}
+
+}  // namespace
+
+Faults::Faults() {
+    mover = pthread_self();
+    stack_t stack = {};
+    stack.ss_sp = handler_stack;
+    stack.ss_size = kStackBytes;
+    sigaltstack(&stack, &stack_before_);
+    struct sigaction mine = {};
+    mine.sa_sigaction = on_signal;
+    mine.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&mine.sa_mask);
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &mine, &before[i]);
+}
+
+Faults::~Faults() {
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &before[i], nullptr);
+    sigaltstack(&stack_before_, nullptr);
+}
+
+void Machine::fault(KcclSimFindingKind kind, uint64_t address, uint64_t site, const char* text) {
+    Fiber& mine = *current_;
+    mine.site = site;
+    mine.address = address;
+    report_here(kind);
+    findings.back().text = text;
+    switch_away();
+    __builtin_unreachable();
+}
+
+void Machine::fault_by_signal(int signal, uint64_t address, uint64_t code) {
+    Fiber& mine = *current_;
+    Dl_info here;
+    Dl_info kernel;
+    // Outside of the kernel's own code the last line that called the engine says more.
+    const bool is_in_kernel =
+        dladdr(reinterpret_cast<void*>(code), &here) != 0 &&
+        dladdr(reinterpret_cast<void*>(mine.block->grid->entry), &kernel) != 0 &&
+        here.dli_fbase == kernel.dli_fbase;
+    // Sites are return addresses, which lie behind the instruction.
+    if (is_in_kernel) mine.site = code + 1;
+    mine.address = address;
+    if (signal == SIGSEGV || signal == SIGBUS) {
+        if (mine.self.stack - address <= Stacks::kGuardBytes) {
+            fault(kKcclSimStackOverflow, address, mine.site, nullptr);
+        }
+        // The signal does not tell the size of the access.
+        report_edge(address, 0, kKcclSimRead);
+        switch_away();
+    }
+    fault(kKcclSimTrap, address, mine.site, signal == SIGFPE ? "SIGFPE" : "SIGILL");
+}
+
+}  // namespace kccl::sim

@@ -1,0 +1,121 @@
+"""The arrays among the arguments of users' kernels: where they end, what they are called, and
+when they are freed.
+"""
+
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from ..base.abi import ffi
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+class LaunchArrays:
+    """Numbers names of arrays, which findings repeat, and knows which arrays have been freed."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = [""]
+        self._numbers: dict[str, int] = {"": 0}
+        # List's append() and pop() are atomic, because an array may be freed at any moment.
+        self._freed: list[tuple[int, tuple[int, int, int]]] = []
+        # What is watched: (rank, fields of the KcclSimArray).
+        self._watched: set[tuple[int, tuple[int, int, int]]] = set()
+
+    def name(self, number: int) -> str:
+        """The name with this number, as in "`x` (argument 2 of mine)"."""
+        return self._names[number]
+
+    def of_launch(
+        self, rank: int, kernel: str, parameters: Sequence[str], arrays: Sequence[Any]
+    ) -> Any:
+        """The KcclSimArrays of a launch.
+
+        Args:
+            rank: The machine's rank that launches.
+            kernel: Name of the kernel.
+            parameters: Names of its parameters; empty if they are not known.
+            arrays: (position among the arguments, address, bytes, the array) of each.
+        """
+        made = ffi.new("KcclSimArray[]", len(arrays))
+        for each, (position, address, nbytes, array) in zip(made, arrays, strict=True):
+            of = f"argument {position} of {kernel}"
+            number = self._number(f"`{parameters[position]}` ({of})" if parameters else of)
+            each.address, each.num_bytes, each.name = address, nbytes, number
+            self._watch(rank, array, (address, nbytes, number))
+        return made
+
+    def take_freed(self) -> list[tuple[int, Any]]:
+        """(rank, KcclSimArray) of each array that has been freed since the last call."""
+        taken = []
+        while self._freed:
+            rank, fields = self._freed.pop()
+            taken.append((rank, ffi.new("KcclSimArray *", fields)))
+        return taken
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return self._numbers[name]
+
+    def _watch(self, rank: int, array: Any, fields: tuple[int, int, int]) -> None:
+        """Notes when the memory is freed: with the array that owns it, not with a view of it."""
+        owner = array
+        while type(getattr(owner, "base", None)) is type(array):
+            owner = owner.base
+        if getattr(owner, "base", None) is not None:
+            return  # the memory is somebody else's
+        if (rank, fields) in self._watched:
+            return
+        try:
+            finalizer = weakref.finalize(owner, self._free, (rank, fields))
+        except TypeError:
+            return  # nothing tells when such an object goes
+        finalizer.atexit = False
+        self._watched.add((rank, fields))
+
+    def _free(self, which: tuple[int, tuple[int, int, int]]) -> None:
+        self._watched.discard(which)
+        self._freed.append(which)
+
+
+def parameters_of(source: str, kernel: str, count: int) -> tuple[str, ...]:
+    """The names of a kernel's parameters, as its source has them; () if they are not found.
+
+    Args:
+        source: The kernel's source text.
+        kernel: Its name, or that of a template instance.
+        count: Number of its parameters.
+    """
+    name = kernel.partition("<")[0].rpartition("::")[2].strip()
+    text = _COMMENT.sub(" ", source)
+    for found in re.finditer(rf"\bvoid\s+{re.escape(name)}\s*\(", text):
+        names = [_last_word(each) for each in _split(text[found.end() :])]
+        if len(names) == count and all(names):
+            return tuple(names)
+    return ()
+
+
+def _split(text: str) -> list[str]:
+    """What stands between the commas up to the closing parenthesis."""
+    parts, depth = [""], 0
+    for letter in text:
+        if letter in "([{<":
+            depth += 1
+        elif letter == ")" and depth == 0:
+            return parts
+        elif letter in ")]}>":
+            depth -= 1
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return []
+
+
+def _last_word(declaration: str) -> str:
+    """The name that a declaration declares; "" if it has none."""
+    words = re.findall(r"\w+", declaration.partition("=")[0])
+    return words[-1] if len(words) > 1 else ""
